@@ -1,0 +1,14 @@
+"""What every part shares: types, layout, keys, plan, events, clock, errors. No torch, no network, no database."""
+
+from thinwire.core.clock import Clock, RealClock, VirtualClock
+from thinwire.core.errors import ThinwireError
+from thinwire.core.keys import Key, derive
+from thinwire.core.layout import Layout, Segment, Tensor
+from thinwire.core.plan import RunPlan
+from thinwire.core.registry import Registry
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, State, UpdateId, Vector, Verdict
+
+__all__ = [
+    "Ask", "Clock", "Failure", "Key", "Layout", "Part", "RealClock", "Registry", "ReplyHead", "RunPlan", "Segment",
+    "State", "Tensor", "ThinwireError", "UpdateId", "Vector", "Verdict", "VirtualClock", "derive",
+]  # fmt: skip

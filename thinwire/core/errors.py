@@ -1,0 +1,86 @@
+"""What went wrong, why, and what to try: the one form in which Thinwire refuses."""
+
+from __future__ import annotations
+
+
+class ThinwireError(Exception):
+    """A refusal that a person can act on; `exit_code` is the process's (design, exit codes).
+
+    >>> print(ThinwireError("no codec 'topq'", why="it is not registered", hint="topk(0.01)").text())
+    error: no codec 'topq'
+    why:   it is not registered
+    try:   topk(0.01)
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what, self.why, self.hint = what, why, hint
+
+    def text(self) -> str:
+        rows = [("error: ", self.what), ("why:   ", self.why), ("try:   ", self.hint)]
+        return "\n".join(label + said.replace("\n", "\n       ") for label, said in rows if said)
+
+    def __str__(self) -> str:
+        return self.what if not self.why else f"{self.what} ({self.why})"
+
+
+class UsageError(ThinwireError):
+    """The command line cannot be understood."""
+
+    exit_code = 2
+
+
+class PlanError(ThinwireError):
+    """The plan holds a key or a value that cannot be."""
+
+    exit_code = 3
+
+
+class CodecError(PlanError):
+    """A codec's spec names no codec, or one with an impossible argument."""
+
+
+class TaskError(ThinwireError):
+    """The task's code cannot be imported, raises, or answers with what a task may not."""
+
+    exit_code = 3
+
+
+class Unreachable(ThinwireError):
+    """The other end does not answer."""
+
+    exit_code = 4
+
+
+class Refused(ThinwireError):
+    """The other end answers, and does not let us in."""
+
+    exit_code = 5
+
+
+class TooFewClients(ThinwireError):
+    """Fewer clients answered than the plan demands."""
+
+    exit_code = 6
+
+
+class DataLost(ThinwireError):
+    """What is on disk is damaged, missing, or newer than this program."""
+
+    exit_code = 8
+
+
+class NotFound(ThinwireError):
+    """There is no such run, device or round."""
+
+    exit_code = 9
+
+
+class NonFiniteUpdate(ThinwireError):
+    """An update holds NaN or infinity; nothing was changed."""
+
+
+class BadPayload(ThinwireError):
+    """Received bytes are not what their header says; nothing was changed and nothing allocated."""

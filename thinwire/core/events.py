@@ -1,0 +1,188 @@
+"""The facts of a run. What is journalled is what is shown, and what a resume replays.
+
+Each event is a frozen dataclass of plain JSON values; times are wall-clock seconds since 1970 (shown, never
+decided by), `elapsed_s` counts on the run's own clock, which stands still while the aggregator is down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped"]
+RunStatus = Literal["preparing", "queued", "waiting", "running", "done", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened; `at` is when."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class RunStatusChanged(Event):
+    """The run's status, with one sentence that says why ("waiting: 3 of 8 devices (missing pi-04)")."""
+
+    status: RunStatus
+    text: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class ModelStored(Event):
+    """A model version is durable in `file`, whose `parts` (name, length, SHA-256) are also what devices are sent.
+
+    `digest` is the SHA-256 over its trained float32 bytes; `counters` are its integer buffers.
+    """
+
+    version: int
+    digest: str
+    file: str
+    parts: list[tuple[str, int, str]] = field(default_factory=list)
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundOpened(Event):
+    """Everything that was decided about a round, before any ask of it leaves."""
+
+    round: int
+    elapsed_s: float
+    base_version: int
+    base_digest: str
+    candidates: list[str]
+    asks: dict[str, str]  # device -> ask_id, in the order asked
+    codec: str
+    deadline_s: float
+    target: int
+    floor: int
+    reasons: dict[str, str] = field(default_factory=dict)  # device not asked -> why
+
+
+@dataclass(frozen=True)
+class ClientAsked(Event):
+    round: int
+    device: str
+    ask_id: str
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
+class UpdateAccepted(Event):
+    """An answer counts for this round; the order of these is the order of folding. `head` is its JSON."""
+
+    round: int
+    asked_round: int
+    device: str
+    ask_id: str
+    update_id: str
+    staleness: int
+    discount: float
+    late: bool
+    elapsed_s: float
+    head: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class UpdateFolded(Event):
+    round: int
+    update_id: str
+    fold_s: float
+
+
+@dataclass(frozen=True)
+class UpdateDropped(Event):
+    """An answer does not count, and why: late, stale, bad-payload, too-few, duplicate, stopped."""
+
+    round: int
+    asked_round: int
+    device: str
+    ask_id: str
+    update_id: str
+    reason: str
+    elapsed_s: float
+    head: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientFailed(Event):
+    round: int
+    device: str
+    ask_id: str
+    kind: str
+    text: str
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class RoundClosed(Event):
+    """A round's end. `version` is the model after it (unchanged after too-few); `spent` says where the time went."""
+
+    round: int
+    reason: CloseReason
+    version: int
+    folded: list[str]  # update_ids in fold order
+    dropped: list[str]
+    outstanding: list[str]  # devices that had not answered
+    elapsed_s: float
+    seconds: float
+    metrics: dict[str, float]  # of training: what the devices measured while they trained
+    spent: dict[str, float] = field(default_factory=dict)
+    slowest: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """The model that round `round` made, measured on the clients' test splits: pooled, with the clients' spread."""
+
+    round: int
+    version: int
+    metrics: dict[str, float]
+    spread: dict[str, list[float]]  # name -> [least, greatest] over clients
+    examples: int
+    clients: int
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceJoined(Event):
+    device: str
+
+
+@dataclass(frozen=True)
+class DeviceLeft(Event):
+    device: str
+    why: str
+
+
+@dataclass(frozen=True)
+class BudgetSpent(Event):
+    """Privacy spent so far; nothing is spent without a ledger."""
+
+    round: int
+    epsilon: float
+    delta: float
+
+
+KINDS: Mapping[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        RunStatusChanged, ModelStored, RoundOpened, ClientAsked, UpdateAccepted, UpdateFolded, UpdateDropped,
+        ClientFailed, RoundClosed, Evaluated, DeviceJoined, DeviceLeft, BudgetSpent,
+    )
+}  # fmt: skip
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event's fields and its kind, as JSON values."""
+    return {"kind": type(event).__name__, **dataclasses.asdict(event)}
+
+
+def from_json(raw: Mapping[str, Any]) -> Event:
+    """The event back; keys that a newer version wrote are ignored."""
+    kind = KINDS[raw["kind"]]
+    names = {f.name for f in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in raw.items() if name in names})

@@ -1,0 +1,151 @@
+"""How an aggregator reaches its devices (Fleet), how a device reaches its aggregator (Link), and who may (Roster).
+
+Neither end knows a network: `flower/` gives both over Flower's SuperLink, `simulation/` in process, and one
+conformance suite holds them to these texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead, UpdateId
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What a device has installed under a task's name. `error` says why it cannot be used, else it is empty."""
+
+    name: str
+    version: str = ""
+    source_digest: str = ""
+    layout_digest: str = ""
+    codecs: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A device's first words. `process` is drawn anew at each start: two live ones of one name are refused."""
+
+    name: str
+    process: str
+    tasks: tuple[TaskReport, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)  # thinwire, python, torch, ...
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The answer: the highest sequence seen from this device for each run that goes on (it goes on above it)."""
+
+    name: str
+    sequences: Mapping[str, int] = field(default_factory=dict)
+    poll_s: float = 25.0
+    server_time: float = 0.0
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """An ask, the device it goes to, and the file in which its parts stand one after the other."""
+
+    device: str
+    ask: Ask
+    bundle: Path | None = None
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """An ask as a device gets it, with the file that its parts were streamed to (digests already checked)."""
+
+    ask: Ask
+    bundle: Path | None = None
+    download_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodeJoined:
+    device: str
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class NodeLeft:
+    device: str
+    why: str
+
+
+Arrival = ReplyHead | Failure | NodeJoined | NodeLeft
+
+
+class Fleet(Protocol):
+    """The only way to reach clients. One thread calls it.
+
+    Laws: an ask that was sent is delivered again after a lost connection, until a head or a failure for it arrives
+    or it is cancelled; a head is polled only when all its parts are durable in the spool and their digests match;
+    a head polled and not acked comes again after a restart; the same update_id with another digest never arrives
+    as a head but as Failure("state-lost"); NodeLeft comes for a device that has not been heard of for `grace`.
+    """
+
+    def send(self, asks: Sequence[Envelope]) -> None: ...
+    def poll(self, wait_s: float) -> Sequence[Arrival]: ...
+    def open(self, update_id: UpdateId) -> Iterator[bytes]: ...  # its parts in order, one at a time in memory
+    def ack(self, update_ids: Sequence[UpdateId]) -> None: ...  # after the commit
+    def cancel(self, ask_ids: Sequence[str]) -> None: ...  # takes effect at the device's next call
+    def close(self) -> None: ...
+
+
+class Link(Protocol):
+    """A device's end. Two threads call it: one keeps a pull open, one pushes.
+
+    `pull` waits until an ask is there and returns None after `wait_s` without one. `push` returns when the other
+    end holds everything durably; a push of what it has already is answered as the first was. All three raise
+    `Unreachable` (try again later) or `Refused` (stop).
+    """
+
+    def hello(self, hello: Hello) -> Welcome: ...
+    def pull(self, wait_s: float) -> Delivery | None: ...
+    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None: ...
+    def cancelled(self) -> frozenset[str]: ...  # ask_ids that the aggregator has withdrawn
+    def close(self) -> None: ...
+
+
+DeviceState = Literal["pending", "approved", "revoked"]
+How = Literal["loopback", "invitation", "manual", "stock"]
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device that may, might or may no longer reach us. `fingerprint`: SHA-256 (hex) of the DER public key."""
+
+    name: str
+    fingerprint: str
+    public_key: bytes  # DER SubjectPublicKeyInfo
+    state: DeviceState
+    how: How
+    created_at: float
+
+
+class Roster(Protocol):
+    """Who may reach the door: kept in the store, read at every request, called from the door's threads."""
+
+    def rows(self) -> Sequence[DeviceRow]: ...
+    def by_fingerprint(self, fingerprint: str) -> DeviceRow | None: ...
+    def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow: ...  # Refused: name taken
+    def seen(self, hello: Hello, at: float) -> None: ...
+    def sequences(self, name: str) -> Mapping[str, int]: ...
+
+
+class Spool(Protocol):
+    """Where bodies of answers lie until they are folded: `spool/RUN/DEVICE-SEQUENCE`, parts one after the other."""
+
+    def path(self, update_id: UpdateId) -> Path: ...
+    def draft(self, update_id: UpdateId) -> Path: ...  # a new file to stream to, not visible yet
+    def commit(self, draft: Path, head: ReplyHead) -> None: ...  # fsync file and head, then visible
+    def head(self, update_id: UpdateId) -> ReplyHead | None: ...
+    def heads(self) -> Sequence[ReplyHead]: ...  # all that are visible, oldest first
+    def open(self, update_id: UpdateId) -> Iterator[bytes]: ...
+    def delete(self, update_id: UpdateId) -> None: ...

@@ -1,0 +1,166 @@
+"""The state folder: where everything lies, who holds it, and how a file is replaced without ever being half there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.errors import DataLost, ThinwireError
+
+
+def find_home(given: str | Path | None = None) -> Path:
+    """`--home`, else THINWIRE_HOME, else the XDG state folder."""
+    if given:
+        return Path(given).expanduser().absolute()
+    if env := os.environ.get("THINWIRE_HOME"):
+        return Path(env).expanduser().absolute()
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser().absolute() / "thinwire"
+
+
+@dataclass(frozen=True)
+class AggregatorHome:
+    """`HOME/aggregator/`: database, spool, and one folder a run with its models and downlink bundles."""
+
+    root: Path
+
+    @classmethod
+    def under(cls, home: Path) -> AggregatorHome:
+        return cls(private_folder(home / "aggregator"))
+
+    @property
+    def database(self) -> Path:
+        return self.root / "store.sqlite3"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def spool(self) -> Path:
+        return private_folder(self.root / "spool")
+
+    def run(self, run_id: str) -> Path:
+        return private_folder(self.root / "runs" / run_id)
+
+
+def client_home(home: Path, name: str) -> Path:
+    """`HOME/clients/NAME/`: key, residuals and outbox of one client."""
+    return private_folder(home / "clients" / name)
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made with mode 0700 where it is missing."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, path) from error
+    return path
+
+
+def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) -> None:
+    """Replace a file by `data`: after a crash at any moment the old or the new one is there, whole and durable."""
+    try:
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def sync_folder(path: Path) -> None:
+    """Make a rename in this folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def disk_error(error: OSError, path: Path) -> ThinwireError:
+    """A disk's refusal in words that name the way out."""
+    hint = {
+        errno.ENOSPC: "free some space, or use another disk: --home FOLDER",
+        errno.EROFS: "the disk is read-only: --home FOLDER on one that is not",
+        errno.EACCES: "run as the folder's owner, or use another: --home FOLDER",
+    }.get(error.errno or 0, "look at the disk, or use another: --home FOLDER")
+    return DataLost(f"cannot write {path}", why=error.strerror or str(error), hint=hint)
+
+
+class Held(ThinwireError):
+    """Another process holds the folder; `holder` is what it wrote about itself."""
+
+    def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
+        super().__init__(
+            f"{path.parent} is in use by process {holder.get('pid', '?')}",
+            why="two processes on one state folder would write over each other",
+            hint="stop the other one, or give this one a folder of its own: --home FOLDER",
+        )
+        self.holder = dict(holder)
+
+
+@contextlib.contextmanager
+def hold(path: Path, about: Mapping[str, Any]) -> Iterator[None]:
+    """Hold a folder through its lock file and write `about` (with our pid) into it; raises `Held`."""
+    with lock_file(path) as descriptor:
+        write_about(descriptor, about)
+        yield
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[int]:
+    """An exclusive lock that the system releases when this process ends, however it ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise disk_error(error, path) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Held(path, _read(path)) from None
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def write_about(descriptor: int, about: Mapping[str, Any]) -> None:
+    """What others may know of the holder: its pid and addresses."""
+    data = json.dumps({"pid": os.getpid(), **about}).encode()
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))
+
+
+def holder(path: Path) -> dict[str, Any] | None:
+    """What the process that holds this lock wrote about itself, or None when nobody holds it."""
+    if not path.exists():
+        return None
+    try:
+        with lock_file(path):
+            return None
+    except Held as held:
+        return held.holder
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(path.read_bytes() or b"{}"))
+    return {}

@@ -1,0 +1,162 @@
+"""Where each tensor of a model lies in one flat vector, and how that vector is cut into segments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+Role = Literal["trained", "buffer", "frozen"]
+
+SEGMENT_FLOATS = 64 * 2**20 // 4  # a segment holds at most 64 MiB of float32
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of the model: its place `offset` (in elements) among those of the same role."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    role: Role = "trained"
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def row(self) -> int:
+        """Elements in one row: what a slice may not cut through."""
+        return math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements `start` to `stop` of one tensor, lying at `at` in their segment."""
+
+    tensor: Tensor
+    start: int
+    stop: int
+    at: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of whole tensors of at most 64 MiB, or a slice of at most 64 MiB of one larger tensor.
+
+    One segment is one Vector, one State, one Payload and one Frame: trained elements `start` to `stop`.
+    """
+
+    index: int
+    start: int
+    stop: int
+    slices: tuple[Slice, ...]
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All tensors of a model in their order; tied weights stand once, their other names in `aliases`.
+
+    >>> layout = Layout.of({"w": (3, 2), "b": (2,)})
+    >>> layout.size, [(t.name, t.offset) for t in layout.trained]
+    (8, [('w', 0), ('b', 6)])
+    """
+
+    tensors: tuple[Tensor, ...]
+    aliases: tuple[tuple[str, str], ...] = ()  # (other name, name in `tensors`)
+    frozen_digest: str = ""  # SHA-256 over the frozen tensors' bytes: they are never sent
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Sequence[int]]) -> Layout:
+        """A layout of trained float32 tensors, for tests and examples."""
+        return cls.build([Tensor(name, tuple(shape)) for name, shape in shapes.items()])
+
+    @classmethod
+    def build(
+        cls, tensors: Sequence[Tensor], aliases: Sequence[tuple[str, str]] = (), frozen_digest: str = ""
+    ) -> Layout:
+        """Lay tensors one after the other within their roles; raises ValueError for a name that stands twice."""
+        ends: dict[str, int] = {}
+        placed = []
+        for t in tensors:
+            at = ends.get(t.role, 0)
+            placed.append(Tensor(t.name, tuple(int(n) for n in t.shape), t.dtype, t.role, at))
+            ends[t.role] = at + t.size
+        names = [t.name for t in placed] + [other for other, _ in aliases]
+        if twice := {n for n in names if names.count(n) > 1} if len(set(names)) < len(names) else set():
+            raise ValueError(f"tensor names stand twice in the layout: {', '.join(sorted(twice))}")
+        return cls(tuple(placed), tuple(aliases), frozen_digest)
+
+    def of_role(self, role: Role) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role == role)
+
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        return self.of_role("trained")
+
+    @cached_property
+    def buffers(self) -> tuple[Tensor, ...]:
+        return self.of_role("buffer")
+
+    @cached_property
+    def size(self) -> int:
+        """Trained elements: the length of the whole vector."""
+        return sum(t.size for t in self.trained)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The cuts of the trained vector, in order, without gap or overlap."""
+        cuts: list[Segment] = []
+        run: list[Slice] = []
+
+        def close() -> None:
+            if run:
+                start = run[0].tensor.offset + run[0].start
+                cuts.append(Segment(len(cuts), start, start + sum(s.size for s in run), tuple(run)))
+                run.clear()
+
+        for t in self.trained:
+            if t.size > SEGMENT_FLOATS:
+                close()
+                whole_rows = SEGMENT_FLOATS // t.row * t.row
+                step = whole_rows or SEGMENT_FLOATS  # one row alone may be larger than a segment
+                for start in range(0, t.size, step):
+                    run.append(Slice(t, start, min(start + step, t.size), 0))
+                    close()
+                continue
+            if sum(s.size for s in run) + t.size > SEGMENT_FLOATS:
+                close()
+            run.append(Slice(t, 0, t.size, sum(s.size for s in run)))
+        close()
+        return tuple(cuts)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hex over names, shapes, dtypes, roles, aliases and the frozen tensors' digest."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [[t.name, list(t.shape), t.dtype, t.role] for t in self.tensors]
+        return {"tensors": rows, "aliases": [list(pair) for pair in self.aliases], "frozen": self.frozen_digest}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Layout:
+        tensors = [Tensor(name, tuple(shape), dtype, role) for name, shape, dtype, role in raw["tensors"]]
+        return cls.build(tensors, [(a, b) for a, b in raw["aliases"]], raw["frozen"])

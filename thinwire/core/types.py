@@ -1,0 +1,182 @@
+"""The central types: what an aggregator asks, what a device answers, what both of them count by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.core.errors import BadPayload
+
+PROTOCOL = 1
+
+Vector: TypeAlias = NDArray[np.float32]  # contiguous, 1-D: trained parameters of a segment or a model, or their change
+State: TypeAlias = dict[str, NDArray[Any]]  # named arrays that a step carries from call to call
+Payload: TypeAlias = bytes  # what an encoder made: one binary frame (aggregation/frame.py)
+Metrics: TypeAlias = Mapping[str, tuple[float, float]]  # name -> (sum, count); the value shown is sum / count
+AskKind = Literal["describe", "init", "train", "evaluate", "stop"]
+
+DEVICE_NAME = re.compile(r"[a-z0-9-]{1,63}")
+
+
+@dataclass(frozen=True, order=True)
+class UpdateId:
+    """The key of exactly-once: the `sequence`-th update that a device made for a run.
+
+    >>> UpdateId.parse("digits-1/pi-03/7").sequence
+    7
+    """
+
+    run: str
+    device: str
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.device}/{self.sequence}"
+
+    @classmethod
+    def parse(cls, text: str) -> UpdateId:
+        run, device, sequence = text.split("/")
+        return cls(run, device, int(sequence))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of a message's body: `length` bytes with this SHA-256 (hex), sent from byte `offset` on."""
+
+    name: str
+    length: int
+    sha256: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of an update: folded (forget it), dropped (give it back), unknown (keep it and send it again).
+
+    `version` is the first model version that contains it, when folded.
+    """
+
+    update_id: UpdateId
+    outcome: Literal["folded", "dropped", "unknown"]
+    version: int = -1
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much a device is asked to do; 0 means that the plan decides (`epochs`)."""
+
+    steps: int = 0
+    batch: int = 32
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request to one device. `plan` is the resolved plan, or its digest once the device holds it.
+
+    `parts` are the frames of the downlink, in the order in which they stand in the body: either every segment of
+    the full model (`full/SEGMENT`), or the versions' changes after the device's own (`VERSION/SEGMENT`), then
+    `buffers`. `base_digest` is the SHA-256 of the model at `base_version` after they are applied.
+    """
+
+    ask_id: str
+    run: str
+    task: str
+    kind: AskKind
+    plan: Mapping[str, Any] | str
+    round: int = 0
+    base_version: int = 0
+    base_digest: str = ""
+    layout_digest: str = ""
+    codec: str = "identity"
+    work: Work = field(default_factory=Work)
+    deadline_s: float = 0.0  # runs on the device from taking the ask up
+    parts: tuple[Part, ...] = ()
+    vectors: tuple[str, ...] = ()  # names of further shared vectors (control variates); none yet
+    verdicts: tuple[Verdict, ...] = ()
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds that a device spent on one ask, by its own clock."""
+
+    download_s: float = 0.0
+    queue_s: float = 0.0
+    evaluate_s: float = 0.0
+    train_s: float = 0.0
+    encode_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What the aggregator saw of one exchange. Wall-clock seconds since 1970; bytes on the device's TCP socket.
+
+    `sent_bytes` and `received_bytes` are the aggregator's: down to and up from the device. None where no wire is.
+    """
+
+    pulled_at: float = 0.0  # the ask was handed to the device
+    began_at: float = 0.0  # the first byte of the answer
+    arrived_at: float = 0.0  # the last byte of the answer is durable
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    requests: int = 0
+
+
+@dataclass(frozen=True)
+class ReplyHead:
+    """All of an answer but its frames, which follow in `parts` (`frame/SEGMENT` each, then `buffers`).
+
+    `a` is the normaliser that the change was divided by (0 for an evaluation); `norm` the L2 norm of the change;
+    `counters` the largest values of integer buffers. `transfer` is filled in where the answer arrives.
+    """
+
+    ask_id: str
+    update_id: UpdateId
+    base_version: int
+    examples: int
+    steps: int = 0
+    a: float = 0.0
+    norm: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+    timings: Timings = field(default_factory=Timings)
+    parts: tuple[Part, ...] = ()
+    codec: str = "identity"
+    counters: Mapping[str, int] = field(default_factory=dict)
+    residual_norm: float = 0.0
+    protocol: int = PROTOCOL
+    transfer: Transfer | None = None
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    def arrived(self, transfer: Transfer) -> ReplyHead:
+        return replace(self, transfer=transfer)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a device did not answer an ask: a kind of docs/reference/failures.md, and a text that holds no data.
+
+    Kinds: task-error, task-missing, task-mismatch, layout-mismatch, base-mismatch, non-finite, need-plan, declined,
+    state-lost, protocol, worker, disk, left (the aggregator says this one when a device has gone).
+    """
+
+    kind: str
+    text: str
+    ask_id: str
+    device: str = ""
+    protocol: int = PROTOCOL
+    transfer: Transfer | None = None
+
+
+def finite(value: float, what: str) -> float:
+    """`value`, or BadPayload when it is NaN or infinite: heads come from strangers."""
+    if not np.isfinite(value):
+        raise BadPayload(f"{what} is {value}", why="a reply's numbers must be finite")
+    return float(value)

@@ -1,0 +1,90 @@
+"""Who is asked: which devices could be, why others could not, and which of them the seed picks."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.keys import Key, derive, seed63
+from thinwire.core.plan import RunPlan
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Those who are asked, in the order of asking, and of all others the reason."""
+
+    candidates: tuple[str, ...]
+    asked: tuple[str, ...]
+    target: int
+    reasons: Mapping[str, str]
+
+
+def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello) -> str:
+    """Why a device cannot take part in this run, or "" when it can (task_match, design section 6)."""
+    named = {task.name: task for task in hello.tasks}
+    own = named.get(plan.run.task)
+    if own is None:
+        return "task-missing"
+    if own.error:
+        return f"task-error: {own.error}"
+    if own.layout_digest and own.layout_digest != wanted.layout_digest:
+        return "task-mismatch: another model"
+    if plan.run.task_match == "version" and own.version != wanted.version:
+        return f"task-mismatch: version {own.version or 'none'}, the run has {wanted.version or 'none'}"
+    if plan.run.task_match == "digest" and own.source_digest != wanted.source_digest:
+        return "task-mismatch: another source"
+    return ""
+
+
+def wanted_count(plan: RunPlan, there: int) -> int:
+    """How many of `there` devices a round wants."""
+    clients = plan.cohort.clients
+    if clients == "all":
+        return there
+    if isinstance(clients, float):
+        return max(1, math.ceil(clients * there - 1e-9))
+    return min(clients, there)
+
+
+def choose(plan: RunPlan, round_number: int, present: Sequence[str], unable: Mapping[str, str], busy: Mapping[str, int]) -> Cohort:
+    """Draw a round's cohort, uniformly and by the run's seed, from those who are there, able and idle.
+
+    `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates) only.
+    """
+    reasons = dict(unable)
+    reasons |= {device: f"busy with round {number}" for device, number in busy.items() if device not in reasons}
+    candidates = tuple(sorted(set(present) - set(reasons)))
+    count = min(wanted_count(plan, len(present)), len(candidates))
+    target = count
+    if plan.cohort.over_select and plan.cohort.clients != "all":
+        count = min(len(candidates), math.ceil(count * (1 + plan.cohort.over_select)))
+    if count == len(candidates):
+        return Cohort(candidates, candidates, target, reasons)
+    draw = random.Random(seed63(derive(Key(plan.run.seed), "cohort", round_number)))
+    asked = tuple(sorted(draw.sample(candidates, count)))
+    reasons |= {device: "not drawn" for device in candidates if device not in asked}
+    return Cohort(candidates, asked, target, reasons)
+
+
+def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str]) -> str | None:
+    """One sentence on who is waited for, or None when a round can open.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nwait_for=["a","b"]')
+    >>> missing(plan, ["a"], {})
+    'waiting: 1 of 2 devices (missing b)'
+    """
+    able = [device for device in present if device not in unable]
+    wait_for = plan.cohort.wait_for
+    absent: list[str] = []
+    if isinstance(wait_for, int):
+        have, want = len(able), max(wait_for, plan.cohort.clients if isinstance(plan.cohort.clients, int) else 1)
+    else:
+        absent = [device for device in wait_for if device not in present]
+        have, want = sum(device in able for device in wait_for), len(wait_for)
+    if have >= want:
+        return None
+    notes = ([f"missing {', '.join(absent)}"] if absent else []) + [f"{d} {unable[d]}" for d in sorted(unable)]
+    return f"waiting: {have} of {want} devices" + (f" ({'; '.join(notes)})" if notes else "")

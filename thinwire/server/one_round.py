@@ -1,0 +1,307 @@
+"""One round over a fleet: arrivals go into the state machine, its actions go to the journal, the fold and the fleet.
+
+An answer is journalled before it is folded and acked only when its round is closed, so after a kill it is either
+in the journal (and folded again from the spool, in the same order) or the spool or the device still has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from thinwire.core.events import (
+    ClientAsked,
+    ClientFailed,
+    Evaluated,
+    Event,
+    RoundClosed,
+    RoundOpened,
+    UpdateAccepted,
+    UpdateDropped,
+    UpdateFolded,
+)
+from thinwire.core.fleet import Arrival, NodeJoined, NodeLeft
+from thinwire.core.messages import reply_from_json, reply_to_json
+from thinwire.core.types import Failure, ReplyHead, UpdateId
+from thinwire.server import round as machine
+from thinwire.server.cohort import choose
+from thinwire.server.deadline import auto_deadline
+from thinwire.server.folding import Folds
+from thinwire.server.measured import better, pooled, spread
+from thinwire.server.round import Closed, Round, Terms, floor_of
+from thinwire.server.running import POLL_S, Running
+from thinwire.server.spent import where_time_went
+from thinwire.server.step import Fold
+
+FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
+RETURN_S = 30.0  # after a restart devices get this long to come back before they count as gone
+
+
+class OneRound:
+    """From `open` or `resume` to `run`, which returns when the round is closed and recorded."""
+
+    def __init__(self, running: Running, opened: RoundOpened) -> None:
+        self.running, self.opened, self.plan = running, opened, running.plan
+        self.machine = Round(
+            Terms(
+                opened.round, opened.base_version, opened.asks, opened.target, opened.floor, opened.elapsed_s,
+                opened.deadline_s, self.plan.cohort.late, self.plan.cohort.max_staleness,
+                self.plan.cohort.staleness_exponent,
+            )
+        )  # fmt: skip
+        self.heads: dict[UpdateId, ReplyHead] = {}
+        self.fold = Fold(self.plan, running.layout)
+        self.folds = Folds()
+        self.fold_s = 0.0
+        self.return_by = running.elapsed
+        self.later: list[Event] = []  # facts that decide nothing: recorded with the next decision
+
+    @classmethod
+    def open(cls, running: Running) -> OneRound | None:
+        """Decide a round and record it before any ask leaves; None when nobody can be asked now."""
+        past, plan = running.past, running.plan
+        number = past.rounds_opened + 1
+        for device, (_, asked) in list(past.busy.items()):
+            if number - asked > plan.cohort.max_staleness:
+                running.lose(device, "stale", f"no answer for {number - asked} rounds")
+        busy = {device: asked for device, (_, asked) in past.busy.items()}
+        cohort = choose(plan, number, running.presence.devices, running.unable(), busy)
+        if not cohort.asked:
+            return None
+        deadline = plan.cohort.deadline_s
+        stored = past.model
+        assert stored is not None
+        opened = RoundOpened(
+            at=running.clock.wall(),
+            round=number,
+            elapsed_s=running.elapsed,
+            base_version=stored.version,
+            base_digest=stored.digest,
+            candidates=list(cohort.candidates),
+            asks={device: f"{running.run_id}.{number}.{device}" for device in cohort.asked},
+            codec=plan.uplink.codec,
+            deadline_s=auto_deadline(past.slowest) if deadline == "auto" else deadline,
+            target=cohort.target,
+            floor=floor_of(plan.cohort.min_replies, len(cohort.asked)),
+            reasons=dict(cohort.reasons),
+        )
+        size = sum(length for _, length, _ in stored.parts)
+        asked = [ClientAsked(opened.at, number, device, ask_id, size) for device, ask_id in opened.asks.items()]
+        running.record(opened, *asked)
+        return cls(running, opened)
+
+    @classmethod
+    def resume(cls, running: Running) -> OneRound:
+        """The round that was open when the aggregator ended: what it had accepted is folded again, in its order."""
+        opened = running.past.open_round
+        assert opened is not None
+        again = cls(running, opened)
+        again.return_by += RETURN_S
+        for event in running.past.accepted:
+            head = reply_from_json(event.head)
+            assert isinstance(head, ReplyHead)
+            seen = machine.Head(head.update_id, head.ask_id, event.device, head.base_version)
+            again.machine.on(seen, event.elapsed_s)
+            again._begin(head, event.discount)
+        for device, (kind, text) in running.past.lost_now.items():
+            again.machine.on(machine.Failed(device, opened.asks[device], kind, text), opened.elapsed_s)
+        return again
+
+    def run(self) -> Closed:
+        """Send what is unanswered, take what comes, close for one reason."""
+        running = self.running
+        open_asks = {device: self.opened.asks[device] for device in self.machine.outstanding}
+        deadline = self.opened.deadline_s
+        running.fleet.send(
+            [running.envelope(d, ask_id, "train", self.opened.round, deadline) for d, ask_id in open_asks.items()]
+        )
+        deferred, running.deferred = running.deferred, []
+        self._take(deferred)
+        try:
+            while not self.machine.closed:
+                self._take(running.poll(self._wait()))
+                self._folded(FOLD_WAIT_S)
+                self._miss(open_asks)
+                if not self.machine.closed:
+                    self._on(machine.Stop() if running.stop_ordered() else machine.Tick())
+                if running.stopped == "service":
+                    break
+        finally:
+            self.folds.close()
+        return self._finish() if self.machine.closed else Closed("stopped", (), (), self.machine.outstanding)
+
+    def _miss(self, asked: Iterable[str]) -> None:
+        """Count as gone who was asked before a restart and did not come back."""
+        if self.running.elapsed >= self.return_by:
+            for device in set(asked) - set(self.running.presence.hellos):
+                self._on(machine.Left(device, "did not come back"))
+
+    def _wait(self) -> float:
+        if self.folds.running:
+            return 0.0
+        return max(0.0, min(POLL_S, self.machine.deadline_at - self.running.elapsed))
+
+    def _take(self, arrivals: Iterable[Arrival]) -> None:
+        """Everything that came in one poll: accepted answers share one commit, then are acked and folded."""
+        accepted: list[tuple[ReplyHead, machine.Fold]] = []
+        for arrival in arrivals:
+            match arrival:
+                case ReplyHead():
+                    self._head(arrival, accepted)
+                case Failure(kind, text, ask_id, device):
+                    self._earlier(device, kind, text, ask_id)
+                    self._on(machine.Failed(device, ask_id, kind, text))
+                case NodeJoined(device):
+                    self._on(machine.Joined(device))
+                case NodeLeft(device, why):
+                    self._earlier(device, "left", why)
+                    self._on(machine.Left(device, why))
+        if not accepted:
+            return
+        self._record(*(self._accepted(head, action) for head, action in accepted))
+        for head, action in accepted:
+            self._begin(head, action.discount)
+
+    def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
+        """An earlier round's ask will not be answered either."""
+        busy_with, _ = self.running.past.busy.get(device, ("", 0))
+        if busy_with and busy_with != self.opened.asks.get(device) and ask_id in ("", busy_with):
+            self.running.lose(device, kind, text)
+
+    def _head(self, head: ReplyHead, accepted: list[tuple[ReplyHead, machine.Fold]]) -> None:
+        running, update_id = self.running, head.update_id
+        if update_id in self.heads:
+            return  # it comes again after a restart; it is acked when the round is closed
+        if update_id.run != running.run_id or str(update_id) in running.past.decided or not head.parts:
+            running.fleet.ack([update_id])  # of a run that is over, decided already, or no update at all
+            return
+        if self.machine.closed:
+            running.deferred.append(head)
+            return
+        self.heads[update_id] = head
+        seen = machine.Head(update_id, head.ask_id, update_id.device, head.base_version)
+        for action in self._act(seen):
+            if isinstance(action, machine.Fold):
+                accepted.append((head, action))
+
+    def _on(self, event: machine.Input) -> None:
+        if not self.machine.closed:
+            self._act(event)
+
+    def _act(self, event: machine.Input) -> list[machine.Action]:
+        """Feed the machine and carry out what needs no batching."""
+        actions = self.machine.on(event, self.running.elapsed)
+        now, elapsed = self.running.clock.wall(), self.running.elapsed
+        for action in actions:
+            match action:
+                case machine.Drop(update_id, reason):
+                    self._drop(update_id, reason)
+                case machine.Defer(update_id):
+                    self.running.deferred.append(self.heads.pop(update_id))
+                case machine.Lose(device, ask_id, kind, text):
+                    self._record(ClientFailed(now, self.opened.round, device, ask_id, kind, text, elapsed))
+        return actions
+
+    def _accepted(self, head: ReplyHead, action: machine.Fold) -> UpdateAccepted:
+        return UpdateAccepted(
+            self.running.clock.wall(), self.opened.round, _asked_round(head), head.update_id.device, head.ask_id,
+            str(head.update_id), action.staleness, action.discount, action.late, self.running.elapsed,
+            reply_to_json(head),
+        )  # fmt: skip
+
+    def _drop(self, update_id: UpdateId, reason: str) -> None:
+        head = self.heads[update_id]
+        if str(update_id) in self.running.past.dropped:
+            return  # refolding found again what the journal knows
+        self._record(
+            UpdateDropped(
+                self.running.clock.wall(), self.opened.round, _asked_round(head), update_id.device, head.ask_id,
+                str(update_id), reason, self.running.elapsed, reply_to_json(head),
+            )
+        )  # fmt: skip
+
+    def _begin(self, head: ReplyHead, discount: float) -> None:
+        self.heads[head.update_id] = head
+        fleet = self.running.fleet
+        self.folds.begin(head.update_id, lambda: self.fold.add(head, lambda: fleet.open(head.update_id), discount))
+
+    def _folded(self, wait_s: float) -> None:
+        for outcome in self.folds.finished(wait_s):
+            self.fold_s += outcome.seconds
+            if outcome.refused:
+                self._on(machine.Refused(outcome.update_id, outcome.refused))
+            else:
+                self.later.append(
+                    UpdateFolded(self.running.clock.wall(), self.opened.round, str(outcome.update_id), outcome.seconds)
+                )
+                self._on(machine.Folded(outcome.update_id))
+
+    def _record(self, *events: Event) -> None:
+        later, self.later = self.later, []
+        self.running.record(*later, *events)
+
+    def _finish(self) -> Closed:
+        """Make the step, make the model durable, and record the round's end in one commit."""
+        running, closed = self.running, self.machine.closed
+        assert closed is not None and running.past.model is not None
+        start = time.perf_counter()
+        version, events = running.past.version, list[Event]()
+        now = running.clock.wall()
+        if closed.reason not in ("too-few", "stopped"):
+            version += 1
+            self.fold.step(running.model)
+            stepped = time.perf_counter()
+            model = running.model
+            events.append(running.versions.write(version, model.params, model.buffers, model.counters, now))
+            step_s, store_s = stepped - start, time.perf_counter() - stepped
+        else:
+            step_s = store_s = 0.0
+        if evaluated := self._evaluated(now):
+            events.append(evaluated)
+        counted = [self.heads[update_id] for update_id in closed.folded]
+        seconds = running.elapsed - self.opened.elapsed_s
+        slowest, spent = where_time_went(self.opened, counted, self.fold_s, step_s, store_s)
+        events.append(
+            RoundClosed(
+                now, self.opened.round, closed.reason, version, [str(u) for u in closed.folded],
+                [str(u) for u in closed.dropped], list(closed.outstanding), running.elapsed, seconds,
+                pooled((head.metrics for head in counted), "train/"), spent, slowest,
+            )
+        )  # fmt: skip
+        self._record(*events)
+        lost = [self.opened.asks[device] for device, kind in self.machine.lost.items() if kind == "left"]
+        running.fleet.ack(list(self.heads))
+        running.fleet.cancel(lost if closed.reason != "stopped" else list(self.opened.asks.values()))
+        return closed
+
+    def _evaluated(self, now: float) -> Evaluated | None:
+        """The base model as the devices measured it before they trained."""
+        base = self.opened.base_version
+        if base in self.running.past.evaluated:
+            return None
+        heads = [h for u, h in self.heads.items() if u in self.machine.in_time and h.base_version == base]
+        return evaluation(self.running, base, heads, now)
+
+
+def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float) -> Evaluated | None:
+    """Pool what devices measured of one version; None when nobody measured anything."""
+    measured = [head.metrics for head in heads if any(name.startswith("eval/") for name in head.metrics)]
+    metrics = pooled(measured, "eval/")
+    if not metrics:
+        return None
+    metric = running.plan.run.metric
+    best = running.past.best.metrics.get(metric) if running.past.best else None
+    examples = int(max(n for found in measured for name, (_, n) in found.items() if name.startswith("eval/")))
+    total = sum(int(found.get("eval/loss", (0.0, 0.0))[1]) for found in measured) or examples
+    return Evaluated(
+        now, running.past.made_by.get(version, 0), version, metrics, spread(measured, "eval/"), total, len(measured),
+        best=metric in metrics and better(metric, metrics[metric], best),
+    )  # fmt: skip
+
+
+def _asked_round(head: ReplyHead) -> int:
+    """The round that an ask belonged to stands in its id: RUN.ROUND.DEVICE."""
+    try:
+        return int(head.ask_id.split(".")[1])
+    except (IndexError, ValueError):
+        return 0

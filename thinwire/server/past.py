@@ -1,0 +1,116 @@
+"""What a run has decided so far, as a fold over its journal.
+
+The driver applies each event here as it records it, and a resume applies the same events from the journal: so a
+run that goes on knows exactly what the one that was killed knew. Nothing is decided in this file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from thinwire.core.events import (
+    ClientFailed,
+    Evaluated,
+    Event,
+    ModelStored,
+    RoundClosed,
+    RoundOpened,
+    RunStatus,
+    RunStatusChanged,
+    UpdateAccepted,
+    UpdateDropped,
+)
+from thinwire.core.types import UpdateId, Verdict
+
+
+@dataclass
+class Past:
+    """The state of a run between two events."""
+
+    status: RunStatus = "queued"
+    status_text: str = ""
+    model: ModelStored | None = None
+    rounds_opened: int = 0
+    steps_made: int = 0
+    too_few_in_a_row: int = 0
+    open_round: RoundOpened | None = None
+    accepted: list[UpdateAccepted] = field(default_factory=list)  # of the open round, in fold order
+    lost_now: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the open round: device -> (kind, text)
+    decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
+    dropped: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)  # every ask_id that was answered
+    busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
+    barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
+    verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
+    made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
+    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
+    best: Evaluated | None = None
+    slowest: list[float] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    _slowest_now: float = 0.0
+
+    @property
+    def version(self) -> int:
+        return self.model.version if self.model else 0
+
+    def apply(self, event: Event) -> None:
+        """Take in one event of the journal."""
+        self.elapsed_s = max(self.elapsed_s, getattr(event, "elapsed_s", 0.0))
+        match event:
+            case RunStatusChanged():
+                self.status, self.status_text = event.status, event.text
+            case ModelStored():
+                self.model = event
+            case RoundOpened():
+                self.open_round, self.rounds_opened = event, event.round
+                self.busy |= {device: (ask_id, event.round) for device, ask_id in event.asks.items()}
+            case UpdateAccepted():
+                self._answer(event.device, event.ask_id, event.update_id)
+                self.accepted.append(event)
+                if not event.late and self.open_round:
+                    self._slowest_now = max(self._slowest_now, event.elapsed_s - self.open_round.elapsed_s)
+            case UpdateDropped():
+                self._answer(event.device, event.ask_id, event.update_id)
+                self.dropped.add(event.update_id)
+                self.verdicts[event.device].append(Verdict(UpdateId.parse(event.update_id), "dropped"))
+            case ClientFailed():
+                self.lost_now[event.device] = (event.kind, event.text)
+                if self.busy.get(event.device, ("", 0))[0] == event.ask_id:
+                    del self.busy[event.device]
+                if event.kind in ("task-missing", "task-mismatch", "layout-mismatch", "declined", "protocol"):
+                    self.barred[event.device] = f"{event.kind}: {event.text}"
+            case RoundClosed():
+                self._close(event)
+            case Evaluated():
+                self.evaluated[event.version] = event.metrics
+                if event.best:
+                    self.best = event
+
+    def _answer(self, device: str, ask_id: str, update_id: str) -> None:
+        self.decided.add(update_id)
+        self.answered.add(ask_id)
+        if self.busy.get(device, ("", 0))[0] == ask_id:
+            del self.busy[device]
+
+    def _close(self, event: RoundClosed) -> None:
+        stepped = event.reason not in ("too-few", "stopped")
+        for text in event.folded:
+            update_id = UpdateId.parse(text)
+            self.verdicts[update_id.device].append(Verdict(update_id, "folded", event.version))
+        for text in event.dropped:
+            if text not in self.dropped:
+                self.dropped.add(text)
+                update_id = UpdateId.parse(text)
+                self.verdicts[update_id.device].append(Verdict(update_id, "dropped"))
+        self.steps_made += stepped
+        self.too_few_in_a_row = 0 if stepped else self.too_few_in_a_row + 1
+        if stepped:
+            self.made_by[event.version] = event.round
+        if self._slowest_now:
+            self.slowest.append(self._slowest_now)
+        self.open_round, self.accepted, self.lost_now, self._slowest_now = None, [], {}, 0.0
+
+    def verdicts_for(self, device: str, most: int) -> tuple[Verdict, ...]:
+        """The device's last `most` verdicts: told again until they are old, since being told twice does no harm."""
+        return tuple(self.verdicts[device][-most:]) if device in self.verdicts else ()

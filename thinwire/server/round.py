@@ -1,0 +1,273 @@
+"""One round as a state machine without I/O: what happened goes in, what to do comes out.
+
+It sees heads, never payloads. A head that arrived before the deadline is in time however late its fold ends; a
+round closes when all heads that it accepted are folded or refused, for one reason, which everybody who looks at
+the round is shown. The table of states is short:
+
+    open      answers are accepted until `target` of them are here, nobody is outstanding, the deadline passes,
+              or a person stops the run
+    shut      nothing more is accepted (what comes is deferred to the next round); folds are still running
+    closed    the reason is fixed
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from thinwire.core.events import CloseReason
+from thinwire.core.types import UpdateId
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was decided about a round when it opened. `asks`: device -> ask_id; times on the run's clock, seconds."""
+
+    number: int
+    base_version: int
+    asks: Mapping[str, str]
+    target: int  # folded updates that are enough
+    floor: int  # fewest that make a step
+    opened_s: float
+    deadline_s: float
+    late: Literal["fold", "drop"] = "fold"
+    max_staleness: int = 5
+    staleness_exponent: float = 0.5
+
+
+# What happens to a round.
+
+
+@dataclass(frozen=True)
+class Head:
+    """An answer has arrived and is durable in the spool."""
+
+    update_id: UpdateId
+    ask_id: str
+    device: str
+    base_version: int
+
+
+@dataclass(frozen=True)
+class Folded:
+    update_id: UpdateId
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A payload that could not be folded, and why."""
+
+    update_id: UpdateId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    device: str
+    ask_id: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    device: str
+
+
+@dataclass(frozen=True)
+class Left:
+    device: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A person stops the run."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Input = Head | Folded | Refused | Failed | Joined | Left | Stop | Tick
+
+
+# What is to be done.
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Journal this answer as the round's next, then fold it with this discount."""
+
+    update_id: UpdateId
+    staleness: int
+    discount: float
+    late: bool
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The answer does not count; its sender gets it back."""
+
+    update_id: UpdateId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Defer:
+    """The round is shut: the answer belongs to the next one."""
+
+    update_id: UpdateId
+
+
+@dataclass(frozen=True)
+class Lose:
+    """A device will not answer in this round, and why."""
+
+    device: str
+    ask_id: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The round is over for this reason; `outstanding` devices had not answered."""
+
+    reason: CloseReason
+    folded: tuple[UpdateId, ...]
+    dropped: tuple[UpdateId, ...]
+    outstanding: tuple[str, ...]
+
+
+Action = Fold | Drop | Defer | Lose | Closed
+
+
+@dataclass
+class Round:
+    """See the module. `on` is the only way in; after `Closed` came out nothing more goes in.
+
+    >>> r = Round(Terms(1, 0, {"a": "ask-a"}, target=1, floor=1, opened_s=0, deadline_s=60))
+    >>> r.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
+    1.0
+    >>> r.on(Folded(UpdateId("run", "a", 1)), now=2.1)[0].reason
+    'all'
+    """
+
+    terms: Terms
+    accepted: list[UpdateId] = field(default_factory=list)
+    folding: set[UpdateId] = field(default_factory=set)
+    folded: list[UpdateId] = field(default_factory=list)
+    dropped: list[UpdateId] = field(default_factory=list)
+    answered: dict[str, UpdateId] = field(default_factory=dict)  # ask_id -> the update that answered it
+    in_time: set[UpdateId] = field(default_factory=set)  # answers to this round's own asks
+    lost: dict[str, str] = field(default_factory=dict)  # device -> kind
+    shut: CloseReason | None = None
+    closed: Closed | None = None
+
+    @property
+    def deadline_at(self) -> float:
+        return self.terms.opened_s + self.terms.deadline_s
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        """Devices asked that have neither answered nor been lost."""
+        return tuple(d for d, ask in self.terms.asks.items() if ask not in self.answered and d not in self.lost)
+
+    def on(self, event: Input, now: float) -> list[Action]:
+        """Take one event in; `now` is on the run's clock, in seconds."""
+        if self.closed:
+            raise RuntimeError(f"round {self.terms.number} is closed: {event}")
+        actions = self._take(event, now)
+        self.shut = self.shut or self._shutting(now)
+        if self.shut and not self.folding:
+            actions.append(self._close())
+        return actions
+
+    def _take(self, event: Input, now: float) -> list[Action]:
+        match event:
+            case Head():
+                return self._head(event, now)
+            case Folded(update_id):
+                self.folding.discard(update_id)
+                self.folded.append(update_id)
+            case Refused(update_id, reason):
+                self.folding.discard(update_id)
+                self.dropped.append(update_id)
+                return [Drop(update_id, reason)]
+            case Failed(device, ask_id, kind, text):
+                return self._lose(device, ask_id, kind, text)
+            case Left(device, why):
+                return self._lose(device, self.terms.asks.get(device, ""), "left", why)
+            case Joined(device):
+                if self.lost.get(device) == "left" and not self.shut:
+                    del self.lost[device]  # it is back in time, and its ask is delivered again
+            case Stop():
+                self.shut = self.shut or "stopped"
+            case Tick():
+                pass
+        return []
+
+    def _head(self, head: Head, now: float) -> list[Action]:
+        terms = self.terms
+        if self.shut or now >= self.deadline_at:
+            return [Defer(head.update_id)]
+        if head.ask_id in self.answered:
+            return self._drop(head.update_id, "duplicate")
+        in_time = terms.asks.get(head.device) == head.ask_id
+        staleness = max(0, terms.base_version - head.base_version)
+        if not in_time and terms.late == "drop":
+            return self._drop(head.update_id, "late")
+        if staleness > terms.max_staleness:
+            return self._drop(head.update_id, "stale")
+        self.answered[head.ask_id] = head.update_id
+        self.lost.pop(head.device, None)
+        self.accepted.append(head.update_id)
+        self.folding.add(head.update_id)
+        if in_time:
+            self.in_time.add(head.update_id)
+        discount = (1.0 + staleness) ** -terms.staleness_exponent
+        return [Fold(head.update_id, staleness, discount, late=not in_time)]
+
+    def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
+        self.dropped.append(update_id)
+        return [Drop(update_id, reason)]
+
+    def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
+        if self.terms.asks.get(device) != ask_id or ask_id in self.answered or device in self.lost:
+            return []
+        self.lost[device] = kind
+        return [Lose(device, ask_id, kind, text)]
+
+    def _shutting(self, now: float) -> CloseReason | None:
+        """The reason for which no more answers are accepted, or None while the round stays open."""
+        if not self.outstanding:
+            return "enough" if self.lost else "all"
+        if sum(update_id in self.in_time for update_id in self.folded) >= self.terms.target:
+            return "enough"
+        if now >= self.deadline_at:
+            return "deadline"
+        return None
+
+    def _close(self) -> Closed:
+        assert self.shut is not None
+        reason: CloseReason = self.shut
+        if reason != "stopped" and len(self.folded) < self.terms.floor:
+            reason = "too-few"
+        if reason in ("stopped", "too-few"):  # no step is made: all goes back to its senders
+            self.dropped += self.folded
+            self.folded = []
+        self.closed = Closed(reason, tuple(self.folded), tuple(self.dropped), self.outstanding)
+        return self.closed
+
+
+def floor_of(min_replies: float, asked: int) -> int:
+    """The fewest replies that make a step: a share of those asked (rounded up), or from 1 on a count.
+
+    >>> floor_of(0.5, 7), floor_of(1.0, 7), floor_of(3, 7)
+    (4, 1, 3)
+    """
+    return max(1, math.ceil(min_replies * asked - 1e-9) if min_replies < 1 else int(min_replies))

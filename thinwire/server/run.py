@@ -1,0 +1,167 @@
+"""One run from its first round, or from where it was, to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.core.clock import Clock, RealClock
+from thinwire.core.errors import ThinwireError, TooFewClients
+from thinwire.core.events import Event
+from thinwire.core.fleet import Fleet, NodeLeft
+from thinwire.core.home import AggregatorHome
+from thinwire.core.types import Failure, ReplyHead
+from thinwire.server.cohort import missing
+from thinwire.server.deadline import auto_deadline
+from thinwire.server.measured import reached
+from thinwire.server.one_round import OneRound, evaluation
+from thinwire.server.presence import Presence
+from thinwire.server.running import POLL_S, Running, StopOrder
+from thinwire.store import RunRow, Store
+
+
+def drive(
+    run_id: str,
+    *,
+    store: Store,
+    fleet: Fleet,
+    home: AggregatorHome,
+    clock: Clock | None = None,
+    presence: Presence | None = None,
+    stop: Callable[[], StopOrder] = lambda: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> RunRow:
+    """Make or go on with a run until it is done, failed or stopped; gives its row.
+
+    `stop` is asked often: "run" ends the run for good, "service" leaves it as it is, to go on at the next start. A
+    ThinwireError ends the run as failed, with the reason in its status; anything else is raised.
+    """
+    running = Running(run_id, store, fleet, home, clock or RealClock(), presence or Presence(), stop, on_event)
+    try:
+        _rounds(running)
+        if running.stopped != "service":
+            _end(running)
+    except ThinwireError as error:
+        running.status("failed", str(error), error.exit_code)
+    if running.past.status in ("done", "failed", "stopped"):
+        _dismiss(running)
+    return store.run(run_id)
+
+
+def _rounds(running: Running) -> None:
+    plan, past = running.plan, running.past
+    if past.open_round:
+        running.status("running", f"round {past.open_round.round} goes on")
+        _one(running, OneRound.resume(running))
+    while past.steps_made < plan.run.rounds and not _reached(running):
+        if past.too_few_in_a_row > plan.cohort.retry_limit:
+            raise TooFewClients(
+                f"{past.too_few_in_a_row} rounds in a row had too few replies",
+                why=f"the plan allows {plan.cohort.retry_limit}",
+                hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_replies",
+            )
+        if running.stop_ordered() or not _gather(running):
+            return
+        if (one := OneRound.open(running)) is None:
+            _listen(running, POLL_S)  # all who are there are busy with earlier rounds
+            continue
+        running.status("running", f"round {one.opened.round} of {plan.run.rounds}")
+        _one(running, one)
+
+
+def _one(running: Running, one: OneRound) -> None:
+    one.run()
+    past, keep = running.past, running.plan.run.keep
+    if "all" not in keep:
+        held = {past.version, past.version - 1, 0, *(past.made_by.keys() & _held_versions(running))}
+        running.versions.prune(held | ({past.best.version} if past.best else set()))
+
+
+def _held_versions(running: Running) -> set[int]:
+    """Versions that a device may still be downloading."""
+    oldest = min((asked for _, asked in running.past.busy.values()), default=running.past.rounds_opened)
+    return {version for version, made in running.past.made_by.items() if made >= oldest - 1}
+
+
+def _gather(running: Running) -> bool:
+    """Wait until enough devices are there; False when a person stopped the run meanwhile."""
+    began = running.elapsed
+    wait_s = running.plan.cohort.wait_s
+    while (sentence := missing(running.plan, running.presence.devices, running.unable())) is not None:
+        running.status("waiting", sentence)
+        if running.stop_ordered():
+            return False
+        if wait_s and running.elapsed - began > wait_s:
+            raise TooFewClients(sentence, why=f"the plan waits {wait_s:g} s", hint="start more clients, or raise [cohort] wait_s")
+        _listen(running, POLL_S)
+    return True
+
+
+def _listen(running: Running, wait_s: float) -> None:
+    """Between rounds: who comes and goes is noted, answers are kept for the next round."""
+    for arrival in running.poll(wait_s):
+        if isinstance(arrival, ReplyHead):
+            mine = arrival.update_id.run == running.run_id and arrival.parts
+            if mine and str(arrival.update_id) not in running.past.decided:
+                running.deferred.append(arrival)
+                running.past.busy.pop(arrival.update_id.device, None)
+            else:
+                running.fleet.ack([arrival.update_id])
+        elif isinstance(arrival, Failure) and running.past.busy.get(arrival.device, ("", 0))[0] == arrival.ask_id:
+            running.lose(arrival.device, arrival.kind, arrival.text)
+        elif isinstance(arrival, NodeLeft) and arrival.device in running.past.busy:
+            running.lose(arrival.device, "left", arrival.why)
+
+
+def _reached(running: Running) -> bool:
+    target = running.plan.run.target
+    metrics = running.past.evaluated.get(max(running.past.evaluated, default=-1), {})
+    return target is not None and reached(metrics, target.metric, target.value)
+
+
+def _end(running: Running) -> None:
+    plan, past = running.plan, running.past
+    if running.stopped == "run":
+        running.status("stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
+        return
+    if plan.run.evaluate == "clients" and past.version not in past.evaluated:
+        _evaluate_last(running)
+    if running.stopped == "service":
+        return
+    said = f"{past.steps_made} rounds"
+    if (target := plan.run.target) and _reached(running):
+        said += f", {target.metric} reached {target.value:g}"
+    elif target:
+        said += f", {target.metric} did not reach {target.value:g}"
+    running.status("done", said)
+
+
+def _evaluate_last(running: Running) -> None:
+    """Have the last model measured: every other one was measured by the round after it."""
+    version = running.past.version
+    deadline = auto_deadline(running.past.slowest)
+    asks = {d: f"{running.run_id}.eval{version}.{d}" for d in running.presence.devices if d not in running.unable()}
+    running.status("running", f"measuring the last model on {len(asks)} devices")
+    running.fleet.send([running.envelope(d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()])
+    until, open_asks, heads = running.elapsed + deadline, dict(asks), list[ReplyHead]()
+    while open_asks and running.elapsed < until and not running.stop_ordered():
+        for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
+            if isinstance(arrival, ReplyHead):
+                running.fleet.ack([arrival.update_id])
+                if open_asks.get(arrival.update_id.device) == arrival.ask_id:
+                    del open_asks[arrival.update_id.device]
+                    heads.append(arrival)
+            elif isinstance(arrival, Failure) and open_asks.get(arrival.device) == arrival.ask_id:
+                del open_asks[arrival.device]
+        for device in set(open_asks) - set(running.presence.hellos):
+            del open_asks[device]
+    running.fleet.cancel(list(open_asks.values()))
+    if evaluated := evaluation(running, version, heads, running.clock.wall()):
+        running.record(evaluated)
+
+
+def _dismiss(running: Running) -> None:
+    """Tell all devices that the run is over, with their last verdicts."""
+    running.fleet.cancel([ask_id for ask_id, _ in running.past.busy.values()])
+    running.fleet.ack([head.update_id for head in running.deferred])
+    stops = {device: f"{running.run_id}.stop.{device}" for device in running.presence.devices}
+    running.fleet.send([running.envelope(d, a, "stop", running.past.rounds_opened, 0.0) for d, a in stops.items()])

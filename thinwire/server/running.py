@@ -1,0 +1,121 @@
+"""What one run needs while it goes on: its plan, its past, its model, and the ways to store, fleet and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import DataLost
+from thinwire.core.events import ClientFailed, Event, RunStatus, RunStatusChanged
+from thinwire.core.fleet import Arrival, Envelope, Fleet
+from thinwire.core.home import AggregatorHome
+from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import Ask, AskKind, ReplyHead, Work
+from thinwire.server.cohort import mismatch
+from thinwire.server.past import Past
+from thinwire.server.presence import Presence
+from thinwire.server.step import Model
+from thinwire.server.versions import Versions, parts_of
+from thinwire.store import Store
+
+StopOrder = Literal["run", "service"] | None
+POLL_S = 0.25  # how long an order of a person or the deadline may go unnoticed
+
+
+class Running:
+    """A run in the driver's hands. Built from the store alone, so a resumed run is built like a new one."""
+
+    def __init__(
+        self,
+        run_id: str,
+        store: Store,
+        fleet: Fleet,
+        home: AggregatorHome,
+        clock: Clock,
+        presence: Presence,
+        stop: Callable[[], StopOrder],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
+        self.on_event, self._stop, self.stopped = on_event, stop, None
+        row = store.run(run_id)
+        self.plan, self.layout, self.report = RunPlan.from_json(row.plan), Layout.from_json(row.layout), row.task_report
+        self.versions = Versions(home.run(run_id), self.layout)
+        self.past = Past()
+        for _, event in store.events(run_id):
+            self.past.apply(event)
+        if self.past.model is None:
+            raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
+        params, buffers = self.versions.read(self.past.model)
+        self.model = Model(self.layout, params, buffers, dict(self.past.model.counters))
+        self.deferred: list[ReplyHead] = []  # answers that came when no round was open
+        self._clock_base = self.past.elapsed_s - clock.now()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds on the run's own clock, which stands still while the aggregator is down."""
+        return self._clock_base + self.clock.now()
+
+    def record(self, *events: Event) -> None:
+        """Make events durable together, then let them be known."""
+        self.store.record(self.run_id, events)
+        for event in events:
+            self.past.apply(event)
+            self.on_event(event)
+
+    def status(self, status: RunStatus, text: str, exit_code: int = 0) -> None:
+        """Record what the run is doing, once for each change."""
+        if (self.past.status, self.past.status_text) != (status, text):
+            self.record(RunStatusChanged(self.clock.wall(), status, text, exit_code))
+
+    def stop_ordered(self) -> bool:
+        """Whether a person stopped the run or the service is closing; once true it stays true."""
+        self.stopped = self.stopped or self._stop()
+        return self.stopped is not None
+
+    def poll(self, wait_s: float) -> Iterable[Arrival]:
+        """What came in, presence already noted; a device that comes anew is no longer barred."""
+        arrivals = self.fleet.poll(wait_s)
+        for arrival in arrivals:
+            self.presence.take(arrival)
+            if hasattr(arrival, "hello"):
+                self.past.barred.pop(arrival.device, None)
+        return arrivals
+
+    def lose(self, device: str, kind: str, text: str) -> None:
+        """Give up on an answer to an earlier round's ask, so that the device can be asked again."""
+        ask_id, asked = self.past.busy[device]
+        self.record(ClientFailed(self.clock.wall(), asked, device, ask_id, kind, text, self.elapsed))
+        self.fleet.cancel([ask_id])
+
+    def unable(self) -> dict[str, str]:
+        """Devices that are there and cannot take part, with the reason."""
+        found = {name: mismatch(self.plan, self.report, hello) for name, hello in self.presence.hellos.items()}
+        return {name: why for name, why in found.items() if why} | {
+            name: why for name, why in self.past.barred.items() if name in self.presence.hellos
+        }
+
+    def envelope(self, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float) -> Envelope:
+        """An ask on the newest model for one device, with its verdicts and the model's file."""
+        stored = self.past.model
+        assert stored is not None
+        steps = self.plan.local.steps
+        ask = Ask(
+            ask_id=ask_id,
+            run=self.run_id,
+            task=self.plan.run.task,
+            kind=kind,
+            plan=self.plan.to_json(),
+            round=round_number,
+            base_version=stored.version,
+            base_digest=stored.digest,
+            layout_digest=self.layout.digest,
+            codec=self.plan.uplink.codec,
+            work=Work(steps if isinstance(steps, int) else 0, self.plan.local.batch),
+            deadline_s=deadline_s,
+            parts=() if kind == "stop" else parts_of(stored),
+            verdicts=self.past.verdicts_for(device, most=self.plan.cohort.max_staleness + 2),
+        )
+        return Envelope(device, ask, None if kind == "stop" else self.versions.folder / stored.file)

@@ -1,0 +1,80 @@
+"""The aggregator's service: it takes runs from the queue, one after the other, and what people order, until told to end."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from thinwire.core.clock import Clock, RealClock
+from thinwire.core.errors import ThinwireError
+from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RunStatusChanged
+from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft, ReplyHead
+from thinwire.core.home import AggregatorHome
+from thinwire.server.orders import Orders
+from thinwire.server.presence import Presence
+from thinwire.server.run import drive
+from thinwire.server.running import POLL_S, StopOrder
+from thinwire.store import Store
+
+
+class NotedFleet:
+    """A fleet whose comings and goings are noted in the store, whichever run is polling it."""
+
+    def __init__(self, fleet: Fleet, store: Store, clock: Clock) -> None:
+        self._fleet, self._store, self._clock = fleet, store, clock
+        self.send, self.open, self.ack, self.cancel, self.close = fleet.send, fleet.open, fleet.ack, fleet.cancel, fleet.close
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        arrivals = list(self._fleet.poll(wait_s))
+        for arrival in arrivals:
+            if isinstance(arrival, NodeJoined):
+                self._store.record_device(DeviceJoined(self._clock.wall(), arrival.device))
+            elif isinstance(arrival, NodeLeft):
+                self._store.record_device(DeviceLeft(self._clock.wall(), arrival.device, arrival.why))
+        return arrivals
+
+
+def serve(
+    fleet: Fleet,
+    store: Store,
+    home: AggregatorHome,
+    *,
+    clock: Clock | None = None,
+    ending: threading.Event | None = None,
+    on_event: Callable[[str, Event], None] = lambda run_id, event: None,
+) -> int:
+    """Serve until `ending` is set or a person orders `stop-service`; a run in progress goes on at the next start.
+
+    Gives the exit code. A run that fails through a defect of ours is marked failed, with the traceback on stderr,
+    and the next one is begun.
+    """
+    clock, ending = clock or RealClock(), ending or threading.Event()
+    noted, presence, orders = NotedFleet(fleet, store, clock), Presence(), Orders(store)
+    while not (ending.is_set() or orders.stop_service()):
+        row = store.next_run()
+        if row is None:
+            for arrival in noted.poll(POLL_S):
+                presence.take(arrival)
+                if isinstance(arrival, ReplyHead):
+                    noted.ack([arrival.update_id])  # of a run that is over
+            continue
+
+        def stop(run_id: str = row.run_id) -> StopOrder:
+            if ending.is_set() or orders.stop_service():
+                return "service"
+            return "run" if orders.stop_run(run_id) else None
+
+        def tell(event: Event, run_id: str = row.run_id) -> None:
+            on_event(run_id, event)
+
+        try:
+            drive(row.run_id, store=store, fleet=noted, home=home, clock=clock, presence=presence, stop=stop, on_event=tell)
+        except ThinwireError as error:  # it could not even be begun
+            store.record(row.run_id, [RunStatusChanged(time.time(), "failed", str(error), error.exit_code)])
+        except Exception as error:
+            traceback.print_exc()
+            said = f"a defect of Thinwire: {type(error).__name__}: {error}"
+            store.record(row.run_id, [RunStatusChanged(time.time(), "failed", said, 1)])
+    return 0

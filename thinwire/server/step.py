@@ -1,0 +1,79 @@
+"""From accepted updates to the next model: fold each as it comes, then step once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from thinwire.aggregation import BufferMean, WeightedMean, optimizers, parse
+from thinwire.core.errors import BadPayload, ThinwireError
+from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import ReplyHead, State, Vector
+
+Frames = Callable[[], Iterator[bytes]]
+
+
+@dataclass
+class Model:
+    """What the aggregator trains: `params` and `buffers` are flat float32 vectors of the layout."""
+
+    layout: Layout
+    params: Vector
+    buffers: Vector
+    counters: dict[str, int]
+    state: State = field(default_factory=dict)  # the server optimizer's
+
+
+class Fold:
+    """One round's tally: takes updates in the journal's order, one at a time, each wholly or not at all."""
+
+    def __init__(self, plan: RunPlan, layout: Layout) -> None:
+        self.plan, self.layout = plan, layout
+        self.changes = WeightedMean(parse(plan.uplink.codec).bind(layout), layout)
+        self.buffers = BufferMean(layout)
+
+    def add(self, head: ReplyHead, frames: Frames, discount: float) -> None:
+        """Fold one update; BadPayload leaves the tally as it was."""
+        segments = len(self.layout.segments)
+        expected = [f"frame/{i}" for i in range(segments)]
+        names = [part.name for part in head.parts]
+        if names not in (expected, [*expected, "buffers"]):
+            raise BadPayload(f"an update with the parts {', '.join(names)[:80]}", why=f"expected {segments} frames")
+        if not (head.examples > 0 and head.a > 0):
+            raise BadPayload(f"an update of {head.examples} examples with a = {head.a}", why="both must be positive")
+        statistics = self._last(frames) if len(names) > segments else None
+        if statistics is not None:
+            self.buffers.check(statistics)
+        self.changes.fold(lambda: _first(frames(), segments), head.examples, discount, head.a)
+        if statistics is not None:
+            self.buffers.fold(statistics, head.examples * discount)
+        self.buffers.count(head.counters)
+
+    def _last(self, frames: Frames) -> bytes:
+        last = b""
+        for last in frames():
+            pass
+        return last
+
+    def step(self, model: Model) -> None:
+        """Move the model by what was folded; `model.params` is overwritten."""
+        change = self.changes.close()
+        if change is None or not np.isfinite(change.sum(dtype=np.float64)):
+            raise ThinwireError(
+                "the updates of this round add up to NaN or infinity",
+                why="one client's training diverged",
+                hint="a smaller [local] lr, or [local] clip_grad = 1.0",
+            )
+        optimizer = optimizers.find(self.plan.server.optimizer)(lr=self.plan.server.lr)
+        model.params, model.state = optimizer.step(model.params, change, model.state)
+        if self.plan.local.buffers == "average":
+            model.buffers = self.buffers.close(model.buffers)
+            model.counters |= self.buffers.counters
+
+
+def _first(frames: Iterator[bytes], count: int) -> Iterator[bytes]:
+    for _, frame in zip(range(count), frames, strict=False):
+        yield frame

@@ -1,0 +1,50 @@
+"""Handing a run over: its row, its first model, then its place in the queue, where the service finds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from thinwire.aggregation import codecs
+from thinwire.core.errors import PlanError
+from thinwire.core.events import RunStatusChanged
+from thinwire.core.fleet import TaskReport
+from thinwire.core.home import AggregatorHome
+from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import Vector
+from thinwire.server.versions import Versions
+from thinwire.store import Store
+
+LARGEST = 200_000_000  # trained float32 on 24 GiB: x, the tally, one update in flight and a copy being written
+
+
+def submit(
+    store: Store,
+    home: AggregatorHome,
+    plan: RunPlan,
+    layout: Layout,
+    params: Vector,
+    buffers: Vector,
+    counters: Mapping[str, int],
+    report: TaskReport,
+    source: Literal["devices", "sim"] = "devices",
+) -> str:
+    """Check everything, store the first model and queue the run; gives its id.
+
+    A crash in between leaves a row that is still `preparing`: it is never begun.
+    """
+    if found := plan.check(codecs):
+        raise found[0].error()
+    if layout.size > LARGEST:
+        raise PlanError(
+            f"a model of {layout.size / 1e6:.0f} M trained parameters is more than this aggregator takes",
+            why=f"a round needs about {layout.size * 16 / 2**30:.0f} GiB; the stated limit is {LARGEST / 1e6:.0f} M",
+            hint="train fewer of them (LoRA: freeze the base)",
+        )
+    run_id = store.create_run(plan.run.task, plan, layout, report, source=source)
+    now = time.time()
+    stored = Versions(home.run(run_id), layout).write(0, params, buffers, counters, now)
+    store.record(run_id, [stored, RunStatusChanged(now, "queued", "in the queue")])
+    return run_id

@@ -73,7 +73,8 @@ def _unbuilt(plan: RunPlan) -> Iterator[Refusal]:
         ("[uplink] ladder", "[uplink] codec"): bool(up.ladder),
         (f'[downlink] codec = "{down.codec}"', '[downlink] codec = "identity"'): down.codec != "identity",
         ("[downlink] full_every", "leave it out"): down.full_every != 0,
-        (f'[server] optimizer = "{plan.server.optimizer}"', '[server] optimizer = "fedavg"'): plan.server.optimizer != "fedavg",
+        (f'[server] optimizer = "{plan.server.optimizer}"', '[server] optimizer = "fedavg"'): plan.server.optimizer
+        != "fedavg",
         (f'[server] reduce = "{plan.server.reduce}"', '[server] reduce = "mean"'): plan.server.reduce != "mean",
         ("[server] threads", "leave it out"): plan.server.threads != 0,
         ("[secure] enabled = true", "[secure] enabled = false"): plan.secure.enabled,
@@ -86,18 +87,36 @@ def _unbuilt(plan: RunPlan) -> Iterator[Refusal]:
 
 def _work(plan: RunPlan) -> Iterator[Refusal]:
     if plan.local.steps is not None and plan.local.epochs is not None:
-        yield Refusal("[local] steps and epochs are both given", "each says how long a device trains", "leave one of them out")
+        yield Refusal(
+            "[local] steps and epochs are both given", "each says how long a device trains", "leave one of them out"
+        )
     if plan.local.momentum and plan.local.optimizer != "sgd":
         yield Refusal(
-            f"[local] momentum with optimizer = {plan.local.optimizer!r}", "momentum is sgd's", '[local] optimizer = "sgd"'
+            f"[local] momentum with optimizer = {plan.local.optimizer!r}",
+            "momentum is sgd's",
+            '[local] optimizer = "sgd"',
         )
-    if plan.run.init and not (plan.run.init.endswith(".safetensors") or plan.run.init.startswith("run:")) and plan.run.init != "device":
-        yield Refusal(f"[run] init = {plan.run.init!r} cannot be", "a first model is a file or a run's", '[run] init = "model.safetensors"')
+    if (
+        plan.run.init
+        and not (plan.run.init.endswith(".safetensors") or plan.run.init.startswith("run:"))
+        and plan.run.init != "device"
+    ):
+        yield Refusal(
+            f"[run] init = {plan.run.init!r} cannot be",
+            "a first model is a file or a run's",
+            '[run] init = "model.safetensors"',
+        )
     if unknown := set(plan.run.keep.split(",")) - {"last", "best", "all"}:
-        yield Refusal(f"[run] keep = {plan.run.keep!r} cannot be", f"unknown: {', '.join(sorted(unknown))}", '[run] keep = "last,best"')
+        yield Refusal(
+            f"[run] keep = {plan.run.keep!r} cannot be",
+            f"unknown: {', '.join(sorted(unknown))}",
+            '[run] keep = "last,best"',
+        )
     if plan.cohort.min_replies > 1 and plan.cohort.min_replies != int(plan.cohort.min_replies):
         yield Refusal(
-            f"[cohort] min_replies = {plan.cohort.min_replies} cannot be", "up to 1 it is a share, above it a count", "[cohort] min_replies = 2"
+            f"[cohort] min_replies = {plan.cohort.min_replies} cannot be",
+            "up to 1 it is a share, above it a count",
+            "[cohort] min_replies = 2",
         )
 
 

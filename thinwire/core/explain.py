@@ -23,12 +23,16 @@ def explain(plan: type[BaseModel], details: Mapping[str, Any]) -> tuple[str, str
     if kind == "missing":
         return f"{name} is missing", "every plan needs it", _example(place)
     said = str(details["msg"]).replace("Input should be", "it should be")
-    return f"{name} = {details.get('input')!r} cannot be", said, f"thinwire plan keys {place[0] if place else ''}".strip()
+    return (
+        f"{name} = {details.get('input')!r} cannot be",
+        said,
+        f"thinwire plan keys {place[0] if place else ''}".strip(),
+    )
 
 
 def _is_branch(part: str) -> bool:
     """Pydantic adds the tried member of a union to the place; it is not a key of ours."""
-    return part in ("int", "float", "str") or "[" in part or "(" in part
+    return part in ("int", "float", "str") or part.startswith(("constrained-", "literal[", "list[", "function-"))
 
 
 def _shown(place: tuple[str, ...]) -> str:
@@ -55,5 +59,5 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _example(place: tuple[str, ...]) -> str:
-    examples = {"run": '[run] task = "digits"', "local": "[local] lr = 0.1"}
-    return examples.get(place[0], "") if place else ""
+    examples = {("run", "task"): '[run] task = "digits"', ("local", "lr"): "[local] lr = 0.1"}
+    return next((line for key, line in examples.items() if key[: len(place)] == place), f"{_shown(place)} = ...")

@@ -30,7 +30,9 @@ def ask_from_bytes(data: bytes) -> Ask:
             work=Work(**_scalars(Work, raw["work"])),
             parts=_parts(raw["parts"]),
             vectors=tuple(raw.get("vectors", ())),
-            verdicts=tuple(Verdict(UpdateId.parse(v["update_id"]), v["outcome"], int(v["version"])) for v in raw["verdicts"]),
+            verdicts=tuple(
+                Verdict(UpdateId.parse(v["update_id"]), v["outcome"], int(v["version"])) for v in raw["verdicts"]
+            ),
         )
 
 

@@ -41,7 +41,9 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self._named:
             return self._named[name]
         near = difflib.get_close_matches(name, self._named, n=3, cutoff=0.4) or sorted(self._named)
-        raise CodecError(f"no {self.kind} {name!r}", why=f"known: {', '.join(sorted(self._named))}", hint=" or ".join(near))
+        raise CodecError(
+            f"no {self.kind} {name!r}", why=f"known: {', '.join(sorted(self._named))}", hint=" or ".join(near)
+        )
 
     def __getitem__(self, name: str) -> T:
         return self._named[name]

@@ -49,7 +49,9 @@ def wanted_count(plan: RunPlan, there: int) -> int:
     return min(clients, there)
 
 
-def choose(plan: RunPlan, round_number: int, present: Sequence[str], unable: Mapping[str, str], busy: Mapping[str, int]) -> Cohort:
+def choose(
+    plan: RunPlan, round_number: int, present: Sequence[str], unable: Mapping[str, str], busy: Mapping[str, int]
+) -> Cohort:
     """Draw a round's cohort, uniformly and by the run's seed, from those who are there, able and idle.
 
     `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates) only.

@@ -23,12 +23,14 @@ from thinwire.core.events import (
 from thinwire.core.fleet import Arrival, NodeJoined, NodeLeft
 from thinwire.core.messages import reply_from_json, reply_to_json
 from thinwire.core.types import Failure, ReplyHead, UpdateId
-from thinwire.server import round as machine
+from thinwire.server import moves
 from thinwire.server.cohort import choose
 from thinwire.server.deadline import auto_deadline
+from thinwire.server.evaluation import evaluation
 from thinwire.server.folding import Folds
-from thinwire.server.measured import better, pooled, spread
-from thinwire.server.round import Closed, Round, Terms, floor_of
+from thinwire.server.measured import pooled
+from thinwire.server.moves import Closed, Terms
+from thinwire.server.round import Round, floor_of
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spent import where_time_went
 from thinwire.server.step import Fold
@@ -100,11 +102,11 @@ class OneRound:
         for event in running.past.accepted:
             head = reply_from_json(event.head)
             assert isinstance(head, ReplyHead)
-            seen = machine.Head(head.update_id, head.ask_id, event.device, head.base_version)
+            seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version)
             again.machine.on(seen, event.elapsed_s)
             again._begin(head, event.discount)
         for device, (kind, text) in running.past.lost_now.items():
-            again.machine.on(machine.Failed(device, opened.asks[device], kind, text), opened.elapsed_s)
+            again.machine.on(moves.Failed(device, opened.asks[device], kind, text), opened.elapsed_s)
         return again
 
     def run(self) -> Closed:
@@ -123,7 +125,7 @@ class OneRound:
                 self._folded(FOLD_WAIT_S)
                 self._miss(open_asks)
                 if not self.machine.closed:
-                    self._on(machine.Stop() if running.stop_ordered() else machine.Tick())
+                    self._on(moves.Stop() if running.stop_ordered() else moves.Tick())
                 if running.stopped == "service":
                     break
         finally:
@@ -134,7 +136,7 @@ class OneRound:
         """Count as gone who was asked before a restart and did not come back."""
         if self.running.elapsed >= self.return_by:
             for device in set(asked) - set(self.running.presence.hellos):
-                self._on(machine.Left(device, "did not come back"))
+                self._on(moves.Left(device, "did not come back"))
 
     def _wait(self) -> float:
         if self.folds.running:
@@ -143,19 +145,19 @@ class OneRound:
 
     def _take(self, arrivals: Iterable[Arrival]) -> None:
         """Everything that came in one poll: accepted answers share one commit, then are acked and folded."""
-        accepted: list[tuple[ReplyHead, machine.Fold]] = []
+        accepted: list[tuple[ReplyHead, moves.Fold]] = []
         for arrival in arrivals:
             match arrival:
                 case ReplyHead():
                     self._head(arrival, accepted)
                 case Failure(kind, text, ask_id, device):
                     self._earlier(device, kind, text, ask_id)
-                    self._on(machine.Failed(device, ask_id, kind, text))
+                    self._on(moves.Failed(device, ask_id, kind, text))
                 case NodeJoined(device):
-                    self._on(machine.Joined(device))
+                    self._on(moves.Joined(device))
                 case NodeLeft(device, why):
                     self._earlier(device, "left", why)
-                    self._on(machine.Left(device, why))
+                    self._on(moves.Left(device, why))
         if not accepted:
             return
         self._record(*(self._accepted(head, action) for head, action in accepted))
@@ -168,7 +170,7 @@ class OneRound:
         if busy_with and busy_with != self.opened.asks.get(device) and ask_id in ("", busy_with):
             self.running.lose(device, kind, text)
 
-    def _head(self, head: ReplyHead, accepted: list[tuple[ReplyHead, machine.Fold]]) -> None:
+    def _head(self, head: ReplyHead, accepted: list[tuple[ReplyHead, moves.Fold]]) -> None:
         running, update_id = self.running, head.update_id
         if update_id in self.heads:
             return  # it comes again after a restart; it is acked when the round is closed
@@ -179,30 +181,30 @@ class OneRound:
             running.deferred.append(head)
             return
         self.heads[update_id] = head
-        seen = machine.Head(update_id, head.ask_id, update_id.device, head.base_version)
+        seen = moves.Head(update_id, head.ask_id, update_id.device, head.base_version)
         for action in self._act(seen):
-            if isinstance(action, machine.Fold):
+            if isinstance(action, moves.Fold):
                 accepted.append((head, action))
 
-    def _on(self, event: machine.Input) -> None:
+    def _on(self, event: moves.Input) -> None:
         if not self.machine.closed:
             self._act(event)
 
-    def _act(self, event: machine.Input) -> list[machine.Action]:
+    def _act(self, event: moves.Input) -> list[moves.Action]:
         """Feed the machine and carry out what needs no batching."""
         actions = self.machine.on(event, self.running.elapsed)
         now, elapsed = self.running.clock.wall(), self.running.elapsed
         for action in actions:
             match action:
-                case machine.Drop(update_id, reason):
+                case moves.Drop(update_id, reason):
                     self._drop(update_id, reason)
-                case machine.Defer(update_id):
+                case moves.Defer(update_id):
                     self.running.deferred.append(self.heads.pop(update_id))
-                case machine.Lose(device, ask_id, kind, text):
+                case moves.Lose(device, ask_id, kind, text):
                     self._record(ClientFailed(now, self.opened.round, device, ask_id, kind, text, elapsed))
         return actions
 
-    def _accepted(self, head: ReplyHead, action: machine.Fold) -> UpdateAccepted:
+    def _accepted(self, head: ReplyHead, action: moves.Fold) -> UpdateAccepted:
         return UpdateAccepted(
             self.running.clock.wall(), self.opened.round, _asked_round(head), head.update_id.device, head.ask_id,
             str(head.update_id), action.staleness, action.discount, action.late, self.running.elapsed,
@@ -229,12 +231,12 @@ class OneRound:
         for outcome in self.folds.finished(wait_s):
             self.fold_s += outcome.seconds
             if outcome.refused:
-                self._on(machine.Refused(outcome.update_id, outcome.refused))
+                self._on(moves.Refused(outcome.update_id, outcome.refused))
             else:
                 self.later.append(
                     UpdateFolded(self.running.clock.wall(), self.opened.round, str(outcome.update_id), outcome.seconds)
                 )
-                self._on(machine.Folded(outcome.update_id))
+                self._on(moves.Folded(outcome.update_id))
 
     def _record(self, *events: Event) -> None:
         later, self.later = self.later, []
@@ -281,22 +283,6 @@ class OneRound:
             return None
         heads = [h for u, h in self.heads.items() if u in self.machine.in_time and h.base_version == base]
         return evaluation(self.running, base, heads, now)
-
-
-def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float) -> Evaluated | None:
-    """Pool what devices measured of one version; None when nobody measured anything."""
-    measured = [head.metrics for head in heads if any(name.startswith("eval/") for name in head.metrics)]
-    metrics = pooled(measured, "eval/")
-    if not metrics:
-        return None
-    metric = running.plan.run.metric
-    best = running.past.best.metrics.get(metric) if running.past.best else None
-    examples = int(max(n for found in measured for name, (_, n) in found.items() if name.startswith("eval/")))
-    total = sum(int(found.get("eval/loss", (0.0, 0.0))[1]) for found in measured) or examples
-    return Evaluated(
-        now, running.past.made_by.get(version, 0), version, metrics, spread(measured, "eval/"), total, len(measured),
-        best=metric in metrics and better(metric, metrics[metric], best),
-    )  # fmt: skip
 
 
 def _asked_round(head: ReplyHead) -> int:

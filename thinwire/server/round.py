@@ -13,137 +13,28 @@ the round is shown. The table of states is short:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from thinwire.core.events import CloseReason
 from thinwire.core.types import UpdateId
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What was decided about a round when it opened. `asks`: device -> ask_id; times on the run's clock, seconds."""
-
-    number: int
-    base_version: int
-    asks: Mapping[str, str]
-    target: int  # folded updates that are enough
-    floor: int  # fewest that make a step
-    opened_s: float
-    deadline_s: float
-    late: Literal["fold", "drop"] = "fold"
-    max_staleness: int = 5
-    staleness_exponent: float = 0.5
-
-
-# What happens to a round.
-
-
-@dataclass(frozen=True)
-class Head:
-    """An answer has arrived and is durable in the spool."""
-
-    update_id: UpdateId
-    ask_id: str
-    device: str
-    base_version: int
-
-
-@dataclass(frozen=True)
-class Folded:
-    update_id: UpdateId
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A payload that could not be folded, and why."""
-
-    update_id: UpdateId
-    reason: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    device: str
-    ask_id: str
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Joined:
-    device: str
-
-
-@dataclass(frozen=True)
-class Left:
-    device: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A person stops the run."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-Input = Head | Folded | Refused | Failed | Joined | Left | Stop | Tick
-
-
-# What is to be done.
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Journal this answer as the round's next, then fold it with this discount."""
-
-    update_id: UpdateId
-    staleness: int
-    discount: float
-    late: bool
-
-
-@dataclass(frozen=True)
-class Drop:
-    """The answer does not count; its sender gets it back."""
-
-    update_id: UpdateId
-    reason: str
-
-
-@dataclass(frozen=True)
-class Defer:
-    """The round is shut: the answer belongs to the next one."""
-
-    update_id: UpdateId
-
-
-@dataclass(frozen=True)
-class Lose:
-    """A device will not answer in this round, and why."""
-
-    device: str
-    ask_id: str
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The round is over for this reason; `outstanding` devices had not answered."""
-
-    reason: CloseReason
-    folded: tuple[UpdateId, ...]
-    dropped: tuple[UpdateId, ...]
-    outstanding: tuple[str, ...]
-
-
-Action = Fold | Drop | Defer | Lose | Closed
+from thinwire.server.moves import (
+    Action,
+    Closed,
+    Defer,
+    Drop,
+    Failed,
+    Fold,
+    Folded,
+    Head,
+    Input,
+    Joined,
+    Left,
+    Lose,
+    Refused,
+    Stop,
+    Terms,
+    Tick,
+)
 
 
 @dataclass

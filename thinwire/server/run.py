@@ -12,8 +12,9 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.server.cohort import missing
 from thinwire.server.deadline import auto_deadline
+from thinwire.server.evaluation import evaluation
 from thinwire.server.measured import reached
-from thinwire.server.one_round import OneRound, evaluation
+from thinwire.server.one_round import OneRound
 from thinwire.server.presence import Presence
 from thinwire.server.running import POLL_S, Running, StopOrder
 from thinwire.store import RunRow, Store
@@ -91,7 +92,9 @@ def _gather(running: Running) -> bool:
         if running.stop_ordered():
             return False
         if wait_s and running.elapsed - began > wait_s:
-            raise TooFewClients(sentence, why=f"the plan waits {wait_s:g} s", hint="start more clients, or raise [cohort] wait_s")
+            raise TooFewClients(
+                sentence, why=f"the plan waits {wait_s:g} s", hint="start more clients, or raise [cohort] wait_s"
+            )
         _listen(running, POLL_S)
     return True
 
@@ -141,7 +144,9 @@ def _evaluate_last(running: Running) -> None:
     deadline = auto_deadline(running.past.slowest)
     asks = {d: f"{running.run_id}.eval{version}.{d}" for d in running.presence.devices if d not in running.unable()}
     running.status("running", f"measuring the last model on {len(asks)} devices")
-    running.fleet.send([running.envelope(d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()])
+    running.fleet.send(
+        [running.envelope(d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()]
+    )
     until, open_asks, heads = running.elapsed + deadline, dict(asks), list[ReplyHead]()
     while open_asks and running.elapsed < until and not running.stop_ordered():
         for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):

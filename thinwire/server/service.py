@@ -1,4 +1,4 @@
-"""The aggregator's service: it takes runs from the queue, one after the other, and what people order, until told to end."""
+"""The aggregator's service: it makes the runs of the queue, one after the other, and does what people order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ class NotedFleet:
 
     def __init__(self, fleet: Fleet, store: Store, clock: Clock) -> None:
         self._fleet, self._store, self._clock = fleet, store, clock
-        self.send, self.open, self.ack, self.cancel, self.close = fleet.send, fleet.open, fleet.ack, fleet.cancel, fleet.close
+        self.send, self.open, self.ack, self.cancel, self.close = (
+            fleet.send,
+            fleet.open,
+            fleet.ack,
+            fleet.cancel,
+            fleet.close,
+        )
 
     def poll(self, wait_s: float) -> list[Arrival]:
         arrivals = list(self._fleet.poll(wait_s))
@@ -70,7 +76,16 @@ def serve(
             on_event(run_id, event)
 
         try:
-            drive(row.run_id, store=store, fleet=noted, home=home, clock=clock, presence=presence, stop=stop, on_event=tell)
+            drive(
+                row.run_id,
+                store=store,
+                fleet=noted,
+                home=home,
+                clock=clock,
+                presence=presence,
+                stop=stop,
+                on_event=tell,
+            )
         except ThinwireError as error:  # it could not even be begun
             store.record(row.run_id, [RunStatusChanged(time.time(), "failed", str(error), error.exit_code)])
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -44,19 +45,13 @@ class Fold:
             raise BadPayload(f"an update with the parts {', '.join(names)[:80]}", why=f"expected {segments} frames")
         if not (head.examples > 0 and head.a > 0):
             raise BadPayload(f"an update of {head.examples} examples with a = {head.a}", why="both must be positive")
-        statistics = self._last(frames) if len(names) > segments else None
+        statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
             self.buffers.check(statistics)
         self.changes.fold(lambda: _first(frames(), segments), head.examples, discount, head.a)
         if statistics is not None:
             self.buffers.fold(statistics, head.examples * discount)
         self.buffers.count(head.counters)
-
-    def _last(self, frames: Frames) -> bytes:
-        last = b""
-        for last in frames():
-            pass
-        return last
 
     def step(self, model: Model) -> None:
         """Move the model by what was folded; `model.params` is overwritten."""

@@ -28,11 +28,15 @@ class Versions:
     def path(self, version: int) -> Path:
         return self.folder / f"v{version:06d}.model"
 
-    def write(self, version: int, params: Vector, buffers: Vector, counters: Mapping[str, int], at: float) -> ModelStored:
+    def write(
+        self, version: int, params: Vector, buffers: Vector, counters: Mapping[str, int], at: float
+    ) -> ModelStored:
         """Make a version durable; `params` and `buffers` are the flat float32 vectors of the layout."""
         path = self.path(version)
         parts, digest = write_model(path, self.layout, params, buffers)
-        return ModelStored(at, version, digest, path.name, [(p.name, p.length, p.sha256) for p in parts], dict(counters))
+        return ModelStored(
+            at, version, digest, path.name, [(p.name, p.length, p.sha256) for p in parts], dict(counters)
+        )
 
     def read(self, stored: ModelStored) -> tuple[Vector, Vector]:
         """(params, buffers) of a version; `DataLost` when the file is gone or not what was recorded."""
@@ -40,7 +44,9 @@ class Versions:
         try:
             params, buffers, digest = read_model(path, self.layout, parts_of(stored))
         except OSError as error:
-            raise DataLost(f"model version {stored.version} cannot be read", why=str(error), hint="restore a backup") from error
+            raise DataLost(
+                f"model version {stored.version} cannot be read", why=str(error), hint="restore a backup"
+            ) from error
         if digest != stored.digest:
             raise DataLost(
                 f"model version {stored.version} is damaged",

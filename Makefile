@@ -1,0 +1,70 @@
+# One command a line of `make help`. TORCH_INDEX=URL takes torch from that index first (a CPU-only build, for instance).
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench chromium clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?= --preset small --json
+
+help:  ## this list
+	@echo "make TARGET [TORCH_INDEX=URL]   (TORCH_INDEX: where pip takes $(TORCH) from, e.g. an index of CPU-only builds)"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(VENV)/.ready  ## build .venv here with everything that `thinwire demo` needs
+
+demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine (DEMO_ARGS="--no-browser --json")
+	@$(BIN)/thinwire demo $(DEMO_ARGS)
+
+test: $(VENV)/.dev chromium  ## run every test (PYTEST_ARGS="-x tests/cli")
+	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --config pyproject.toml
+
+bench: $(VENV)/.ready  ## every benchmark, small preset, one JSON document each (BENCH_ARGS="--preset full --json")
+	@for file in benchmarks/[a-z]*.py; do \
+	  grep -q __main__ "$$file" || continue; name=$$(basename "$$file" .py); \
+	  echo "benchmarks.$$name" >&2; $(BIN)/python -m "benchmarks.$$name" $(BENCH_ARGS) || exit 1; done
+
+clean:  ## remove .venv and caches
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# The stamps make a second call instant; a change of what is installed makes them stale.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@set -eu; \
+	found=; for python in python3.11 python3.12 python3.13 python3; do \
+	  if "$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	  then found=$$python; break; fi; done; \
+	if [ -z "$$found" ]; then \
+	  echo "error: no Python 3.11, 3.12 or 3.13 was found" >&2; \
+	  echo "why:   Thinwire needs one, as python3.11 or python3 on the PATH" >&2; \
+	  echo "try:   apt-get install python3 python3-venv" >&2; exit 1; fi; \
+	if [ ! -x $(BIN)/python ]; then \
+	  "$$found" -m venv $(VENV) || { rm -rf $(VENV); \
+	    echo "error: $$found cannot make a virtual environment" >&2; \
+	    echo "try:   apt-get install python3-venv" >&2; exit 1; }; fi; \
+	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q '$(TORCH)' --index-url '$(TORCH_INDEX)'; fi; \
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[client,server,demo]'; \
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.ready
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[client,server,demo,dev]'
+	@touch $@
+
+chromium:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	  echo "installing chromium for the tests of the page" >&2; \
+	  apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	else \
+	  echo "error: chromium is not installed" >&2; \
+	  echo "why:   the tests of the page look at it in a browser" >&2; \
+	  echo "try:   sudo apt-get install chromium" >&2; exit 1; fi

@@ -1,0 +1,104 @@
+"""Keys, clocks, registries and the state folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.core import Key, Registry, VirtualClock, derive
+from thinwire.core.errors import CodecError, DataLost
+from thinwire.core.events import KINDS, RoundClosed, UpdateDropped, from_json, to_json
+from thinwire.core.home import Held, disk_error, find_home, hold, holder, write_atomically
+from thinwire.core.keys import word32
+
+labels = st.lists(st.text(max_size=5) | st.integers(-(2**70), 2**70), max_size=4)
+
+
+@given(labels, labels)
+def test_keys_are_equal_only_where_their_labels_are(first: list[str | int], second: list[str | int]) -> None:
+    assert (derive(Key(7), *first) == derive(Key(7), *second)) == (first == second)
+
+
+def test_derivation_is_the_same_on_every_machine() -> None:
+    assert derive(Key(1, 2), "encode", "pi-03", 7) == Key(5588163751422699333, 10050841150665040876)
+    assert word32(Key(1, 2), "int8", 3) == 4273386151
+
+
+def test_a_key_outside_64_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="64-bit"):
+        Key(2**64)
+
+
+def test_a_virtual_clock_never_runs_backwards() -> None:
+    clock = VirtualClock()
+    clock.advance(1.5)
+    assert clock.wall() - clock.origin == clock.now() == 1.5
+    with pytest.raises(ValueError, match="backwards"):
+        clock.advance(-1)
+
+
+def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+    shapes: Registry[int] = Registry("codec")
+    shapes.add("ternary", 1)
+    with pytest.raises(CodecError) as error:
+        shapes.find("ternery")
+    assert error.value.hint == "ternary"
+
+
+def test_events_come_back_from_json() -> None:
+    closed = RoundClosed(1.0, 3, "deadline", 4, ["r/a/1"], [], ["b"], 9.0, 2.5, {"loss": 0.5}, {"fold_s": 0.1}, "a")
+    assert from_json(to_json(closed)) == closed
+    assert from_json({**to_json(closed), "added_later": 1}) == closed
+    assert KINDS["UpdateDropped"] is UpdateDropped
+
+
+def test_an_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "state"
+    write_atomically(target, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataLost) as error:
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert "free some space" in error.value.hint
+
+
+def test_files_and_folders_are_private(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "key", b"x")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_read_only_disk_says_so() -> None:
+    assert "read-only" in disk_error(OSError(errno.EROFS, "Read-only file system"), Path("x")).hint
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with hold(lock, {"listen": "127.0.0.1:9090"}):
+        assert (holder(lock) or {})["listen"] == "127.0.0.1:9090"
+        code = f"from pathlib import Path\nfrom thinwire.core.home import hold\nwith hold(Path({str(lock)!r}), {{}}): pass"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert f"in use by process {os.getpid()}" in other.stderr
+        with pytest.raises(Held), hold(lock, {}):
+            pass
+    assert holder(lock) is None
+
+
+def test_the_home_is_the_flag_then_the_environment_then_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THINWIRE_HOME", str(tmp_path / "env"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert find_home(tmp_path / "flag") == tmp_path / "flag"
+    assert find_home() == tmp_path / "env"
+    monkeypatch.delenv("THINWIRE_HOME")
+    assert find_home() == tmp_path / "xdg" / "thinwire"

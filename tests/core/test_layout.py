@@ -1,0 +1,74 @@
+"""Layouts: where tensors lie, and how the vector is cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.core.layout import SEGMENT_FLOATS, Layout, Tensor
+
+shapes = st.dictionaries(
+    st.text("abcdef.", min_size=1, max_size=6), st.lists(st.integers(1, 40), min_size=0, max_size=3), max_size=8
+)
+
+
+@given(shapes)
+def test_segments_cover_the_vector_without_gap_or_overlap(shapes: dict[str, list[int]]) -> None:
+    layout = Layout.of(shapes)
+    ends = [0]
+    for segment in layout.segments:
+        assert segment.start == ends[-1]
+        assert segment.size == sum(s.size for s in segment.slices)
+        ends.append(segment.stop)
+    assert ends[-1] == layout.size
+
+
+def test_small_tensors_share_a_segment_until_64_mib() -> None:
+    third = SEGMENT_FLOATS // 3
+    layout = Layout.of({name: (third,) for name in "abcd"})
+    assert [len(segment.slices) for segment in layout.segments] == [3, 1]
+
+
+def test_a_tensor_larger_than_a_segment_is_cut_at_row_borders() -> None:
+    layout = Layout.of({"small": (5,), "large": (1000, 40_000), "after": (7,)})
+    names = [[s.tensor.name for s in segment.slices] for segment in layout.segments]
+    assert names == [["small"], ["large"], ["large"], ["large"], ["after"]]
+    for segment in layout.segments:
+        assert segment.size <= SEGMENT_FLOATS
+        assert all(s.start % s.tensor.row == 0 for s in segment.slices)
+
+
+def test_a_single_row_larger_than_a_segment_is_cut_all_the_same() -> None:
+    layout = Layout.of({"row": (1, 2 * SEGMENT_FLOATS + 1)})
+    assert [segment.size for segment in layout.segments] == [SEGMENT_FLOATS, SEGMENT_FLOATS, 1]
+
+
+@given(shapes)
+def test_a_layout_comes_back_from_json_with_its_digest(shapes: dict[str, list[int]]) -> None:
+    layout = Layout.of(shapes)
+    assert Layout.from_json(layout.to_json()).digest == layout.digest
+
+
+def test_the_digest_binds_names_shapes_roles_aliases_and_frozen_values() -> None:
+    base = [Tensor("w", (2, 3)), Tensor("m", (3,), role="buffer")]
+    digests = {
+        Layout.build(base).digest,
+        Layout.build([Tensor("v", (2, 3)), base[1]]).digest,
+        Layout.build([Tensor("w", (3, 2)), base[1]]).digest,
+        Layout.build([base[0], Tensor("m", (3,))]).digest,
+        Layout.build(base, aliases=[("tied", "w")]).digest,
+        Layout.build(base, frozen_digest="00").digest,
+    }
+    assert len(digests) == 6
+
+
+def test_roles_have_offsets_of_their_own() -> None:
+    layout = Layout.build([Tensor("w", (4,)), Tensor("m", (3,), role="buffer"), Tensor("b", (2,))])
+    assert [(t.name, t.offset) for t in layout.tensors] == [("w", 0), ("m", 0), ("b", 4)]
+    assert layout.size == 6
+
+
+def test_a_name_that_stands_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="twice.*w"):
+        Layout.build([Tensor("w", (2,)), Tensor("w", (3,))])

@@ -1,0 +1,86 @@
+"""Asks and replies travel as JSON and come back equal; whatever else arrives is BadPayload."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.core.errors import BadPayload
+from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, ask_to_bytes, reply_from_bytes, reply_to_bytes
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work
+
+names = st.from_regex(r"[a-z0-9-]{1,12}", fullmatch=True)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(0, 1e30)
+update_ids = st.builds(UpdateId, names, names, st.integers(0, 2**40))
+parts = st.builds(Part, names, st.integers(0, 2**40), names)
+asks = st.builds(
+    Ask,
+    ask_id=names, run=names, task=names, kind=st.sampled_from(["train", "evaluate", "stop"]),
+    plan=st.one_of(names, st.dictionaries(names, st.integers())), round=st.integers(0, 10**6),
+    work=st.builds(Work, st.integers(0, 100), st.integers(1, 100)), deadline_s=positive,
+    parts=st.lists(parts, max_size=3).map(tuple), vectors=st.just(()),
+    verdicts=st.lists(
+        st.builds(Verdict, update_ids, st.sampled_from(["folded", "dropped", "unknown"]), st.integers(-1, 99)), max_size=3
+    ).map(tuple),
+)  # fmt: skip
+heads = st.builds(
+    ReplyHead,
+    ask_id=names, update_id=update_ids, base_version=st.integers(0, 99), examples=st.integers(0, 10**9),
+    steps=st.integers(0, 10**6), a=positive, norm=positive,
+    metrics=st.dictionaries(names, st.tuples(floats, positive), max_size=3),
+    timings=st.builds(Timings, positive, positive, positive, positive, positive),
+    parts=st.lists(parts, max_size=3).map(tuple), counters=st.dictionaries(names, st.integers(), max_size=2),
+    residual_norm=positive,
+    transfer=st.none() | st.builds(Transfer, positive, positive, positive, st.none() | st.integers(0), st.integers(0)),
+)  # fmt: skip
+
+
+@given(asks)
+def test_an_ask_comes_back_equal(ask: Ask) -> None:
+    assert ask_from_bytes(ask_to_bytes(ask)) == ask
+
+
+@given(heads)
+def test_a_reply_head_comes_back_equal(head: ReplyHead) -> None:
+    assert reply_from_bytes(reply_to_bytes(head)) == head
+
+
+@given(names, names)
+def test_a_failure_comes_back_equal(kind: str, ask_id: str) -> None:
+    failure = Failure(kind, "in task.py:3", ask_id, device="pi-03")
+    assert reply_from_bytes(reply_to_bytes(failure)) == failure
+
+
+@given(st.binary(max_size=200) | st.text(max_size=50).map(str.encode))
+def test_arbitrary_bytes_are_bad_payload(data: bytes) -> None:
+    for read in (ask_from_bytes, reply_from_bytes):
+        with pytest.raises(BadPayload):
+            read(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("a", float("nan")), ("norm", float("inf")), ("examples", -1), ("steps", -3), ("update_id", "x"), ("parts", 3),
+     ("metrics", {"loss": [float("nan"), 1]}), ("parts", [{"name": "f", "length": -1, "sha256": "", "offset": 0}]),
+     ("parts", [{"name": "f", "length": 1, "sha256": "", "offset": 8}]), ("timings", None)],
+)  # fmt: skip
+def test_a_head_with_an_impossible_field_is_bad_payload(field: str, value: object) -> None:
+    raw = json.loads(reply_to_bytes(ReplyHead("a", UpdateId("r", "d", 1), 0, 5)))
+    raw[field] = value
+    with pytest.raises(BadPayload):
+        reply_from_bytes(json.dumps(raw).encode())
+
+
+def test_an_oversized_head_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(BadPayload, match="bytes"):
+        reply_from_bytes(b"[" * (MAX_HEAD_BYTES + 1))
+
+
+def test_fields_of_a_newer_version_are_ignored() -> None:
+    raw = json.loads(ask_to_bytes(Ask("a", "r", "t", "train", "digest")))
+    raw["added_later"] = 1
+    assert ask_from_bytes(json.dumps(raw).encode()).ask_id == "a"

@@ -1,0 +1,101 @@
+"""The plan: two lines are enough, and everything wrong is named with why and what to try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.aggregation import codecs
+from thinwire.core import RunPlan
+from thinwire.core.check import DeviceTimes
+from thinwire.core.errors import PlanError
+
+TWO_LINES = '[run]\ntask = "digits"\n[local]\nlr = 0.5\n'
+
+
+def refusals(more: str) -> list[str]:
+    return [refusal.what for refusal in RunPlan.parse(TWO_LINES + more).check(codecs)]
+
+
+def test_two_lines_make_a_valid_plan() -> None:
+    plan = RunPlan.parse(TWO_LINES)
+    assert plan.check(codecs) == []
+    assert (plan.run.rounds, plan.uplink.codec, plan.cohort.late) == (20, "topk(0.01) > int8 > zstd", "fold")
+
+
+def test_a_resolved_plan_comes_back_with_its_digest() -> None:
+    plan = RunPlan.parse(TWO_LINES + "[cohort]\nclients = 0.5\n[uplink.layers]\n'*.bias' = 'fp16'\n")
+    assert RunPlan.from_json(plan.to_json()).digest == plan.digest
+    assert RunPlan.parse(TWO_LINES).digest != plan.digest
+
+
+def test_overrides_are_toml_values_or_bare_words() -> None:
+    plan = RunPlan.parse(TWO_LINES, overrides={"local.lr": "0.1", "uplink.codec": "int8", "run.target.value": "0.9"})
+    assert (plan.local.lr, plan.uplink.codec, plan.run.target and plan.run.target.value) == (0.1, "int8", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ('[run]\ntask="d"\nround=3\n[local]\nlr=1', "unknown key [run] round", "[run] rounds"),
+        ('[run]\ntask="d"\n[locl]\nlr=1', "unknown key [locl]", "[local] lr"),
+        ('[run]\ntask="d"', "[local] is missing", "[local] lr"),
+        ('[run]\ntask="d"\n[local]\n', "[local] lr is missing", "[local] lr = 0.1"),
+        ('[run]\ntask="d"\n[local]\nlr=-1', "[local] lr = -1 cannot be", "thinwire plan keys local"),
+        ('[run]\ntask="d"\n[local]\nlr=nan', "[local] lr", "thinwire plan keys local"),
+        ('[run]\ntask="../x"\n[local]\nlr=1', "[run] task = '../x' cannot be", "thinwire plan keys run"),
+        ('[run]\ntask="d"\n[local]\nlr=1\n[cohort]\nclients="most"', "[cohort] clients = 'most'", "plan keys cohort"),
+        ("[run", "is not TOML", 'key = "value"'),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_what_to_try(text: str, what: str, hint: str) -> None:
+    with pytest.raises(PlanError) as error:
+        RunPlan.parse(text)
+    assert what in error.value.what
+    assert error.value.why
+    assert hint in error.value.hint
+    assert error.value.exit_code == 3
+
+
+def test_all_wrong_keys_are_named_at_once() -> None:
+    with pytest.raises(PlanError) as error:
+        RunPlan.parse('[run]\ntask="d"\nround=3\n[local]\nlr=1\nbatchsize=2')
+    assert "[run] round" in error.value.what
+    assert "[local] batchsize" in error.value.what
+
+
+def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot read"):
+        RunPlan.load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("[uplink]\ncodec = 'topq(0.1)'", "no codec 'topq'"),
+        ("[uplink]\ncodec = 'topk(2)'", "topk(2)"),
+        ("[uplink]\ncodec = 'int8 > topk(0.1)'", "int8 > topk(0.1)"),
+        ("[uplink.layers]\n'*.bias' = 'nope'", '[uplink.layers] "*.bias"'),
+        ("[secure]\nenabled = true", "[secure] enabled"),
+        ("[privacy]\nmode = 'central'", "[privacy] mode"),
+        ("[cohort]\nmode = 'buffered'", "[cohort] mode"),
+        ("[server]\nreduce = 'median'", "[server] reduce"),
+        ("[run.target]\nvalue = 0.9\n[cohort]\nmin_replies = 2.5", "min_replies"),
+    ],
+)
+def test_what_cannot_hold_together_is_refused(more: str, what: str) -> None:
+    found = refusals(more)
+    assert any(what in refusal for refusal in found), found
+
+
+def test_steps_and_epochs_exclude_each_other() -> None:
+    plan = RunPlan.parse('[run]\ntask="d"\n[local]\nlr=1\nsteps=5\nepochs=2')
+    assert "both given" in plan.check(codecs)[0].what
+
+
+def test_a_deadline_under_every_devices_best_is_refused() -> None:
+    plan = RunPlan.parse(TWO_LINES + "[cohort]\ndeadline_s = 3")
+    slow, quick = DeviceTimes(2, 4, 1), DeviceTimes(0.1, 0.5, 0.1)
+    assert "deadline_s" in plan.check(codecs, {"a": slow})[0].what
+    assert plan.check(codecs, {"a": slow, "b": quick}) == []

@@ -1,0 +1,94 @@
+"""Who is asked, who is waited for, and for how long."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.core import RunPlan
+from thinwire.core.fleet import Hello, TaskReport
+from thinwire.server.cohort import choose, mismatch, missing
+from thinwire.server.deadline import auto_deadline
+from thinwire.server.measured import better, pooled, reached, spread
+
+
+def plan(**cohort: object) -> RunPlan:
+    return RunPlan.from_json({"run": {"task": "digits", "seed": 3}, "local": {"lr": 1}, "cohort": cohort})
+
+
+devices = st.lists(st.sampled_from([f"pi-{i:02}" for i in range(20)]), unique=True, min_size=1)
+
+
+@given(devices, st.integers(1, 50), st.integers(1, 8))
+def test_the_draw_depends_on_seed_round_and_candidates_only(present: list[str], number: int, count: int) -> None:
+    first = choose(plan(clients=count), number, present, {}, {})
+    assert first == choose(plan(clients=count), number, list(reversed(present)), {}, {})
+    assert len(first.asked) == min(count, len(present))
+    assert set(first.asked) <= set(present)
+
+
+def test_every_device_is_drawn_about_as_often() -> None:
+    present = [f"pi-{i}" for i in range(10)]
+    counts = dict.fromkeys(present, 0)
+    for number in range(1000):
+        for device in choose(plan(clients=3), number, present, {}, {}).asked:
+            counts[device] += 1
+    assert all(230 <= count <= 370 for count in counts.values()), counts  # 300 +- 5 sigma
+
+
+def test_those_not_asked_have_a_reason() -> None:
+    cohort = choose(plan(clients=1), 4, ["a", "b", "c", "d"], {"a": "task-missing"}, {"b": 3})
+    assert cohort.reasons["a"] == "task-missing"
+    assert cohort.reasons["b"] == "busy with round 3"
+    assert set(cohort.asked) | set(cohort.reasons) == {"a", "b", "c", "d"}
+
+
+def test_a_fraction_is_of_those_present_and_over_selection_asks_more_than_it_wants() -> None:
+    present = [f"pi-{i}" for i in range(10)]
+    assert len(choose(plan(clients=0.25), 1, present, {}, {}).asked) == 3
+    wide = choose(plan(clients=4, over_select=0.5), 1, present, {}, {})
+    assert (len(wide.asked), wide.target) == (6, 4)
+
+
+def test_waiting_names_the_missing_and_the_unable() -> None:
+    said = missing(plan(wait_for=["pi-04", "pi-05", "pi-07"]), ["pi-05", "pi-07"], {"pi-07": "task-mismatch"})
+    assert said == "waiting: 1 of 3 devices (missing pi-04; pi-07 task-mismatch)"
+    assert missing(plan(wait_for=2), ["a", "b"], {}) is None
+
+
+def test_a_device_is_matched_by_layout_version_or_digest() -> None:
+    wanted = TaskReport("digits", version="2", source_digest="s2", layout_digest="L")
+    same_layout = Hello("a", "p", (TaskReport("digits", version="1", source_digest="s1", layout_digest="L"),))
+    other = Hello("a", "p", (TaskReport("digits", layout_digest="M"),))
+    broken = Hello("a", "p", (TaskReport("digits", error="ImportError in task.py:3"),))
+
+    def why(match: str, hello: Hello) -> str:
+        raw = {"run": {"task": "digits", "task_match": match}, "local": {"lr": 1}}
+        return mismatch(RunPlan.from_json(raw), wanted, hello)
+
+    assert why("layout", same_layout) == ""
+    assert "version 1, the run has 2" in why("version", same_layout)
+    assert "another source" in why("digest", same_layout)
+    assert "another model" in why("layout", other)
+    assert why("layout", Hello("a", "p")) == "task-missing"
+    assert "ImportError" in why("layout", broken)
+
+
+def test_an_automatic_deadline_follows_the_slowest_reply_of_three_rounds() -> None:
+    assert auto_deadline([]) == 60.0
+    assert auto_deadline([100.0, 4.0, 6.0, 5.0]) == 18.0
+    assert auto_deadline([0.01]) == 5.0
+
+
+def test_metrics_are_pooled_by_their_counts() -> None:
+    both = [{"eval/accuracy": (9.0, 10.0), "train/loss": (1.0, 1.0)}, {"eval/accuracy": (0.0, 90.0)}]
+    assert pooled(both, "eval/") == {"accuracy": 0.09}
+    assert spread(both, "eval/") == {"accuracy": [0.0, 0.9]}
+    assert pooled([{"eval/loss": (0.0, 0.0)}], "eval/") == {}
+
+
+def test_loss_is_minimised_and_everything_else_maximised() -> None:
+    assert better("loss", 0.1, 0.2) and not better("loss", 0.3, 0.2)
+    assert better("accuracy", 0.3, 0.2) and better("accuracy", 0.1, None)
+    assert not better("loss", float("nan"), None)
+    assert reached({"loss": 0.1}, "loss", 0.2) and not reached({"accuracy": 0.1}, "accuracy", 0.2)

@@ -1,0 +1,210 @@
+"""The round against lists of events: it closes for one reason, and never waits when nobody can answer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.core.types import UpdateId
+from thinwire.server.moves import (
+    Action, Closed, Defer, Drop, Failed, Fold, Folded, Head, Joined, Left, Lose, Refused, Stop, Terms, Tick,
+)  # fmt: skip
+from thinwire.server.round import Round, floor_of
+
+
+def update(device: str, sequence: int = 1) -> UpdateId:
+    return UpdateId("run-1", device, sequence)
+
+
+def new_round(devices: str = "abc", **terms: object) -> Round:
+    given = {"target": len(devices), "floor": 1, "opened_s": 100.0, "deadline_s": 10.0, **terms}
+    return Round(Terms(7, 6, {d: f"ask-{d}" for d in devices}, **given))  # type: ignore[arg-type]  # tests vary them
+
+
+def head(device: str, ask: str | None = None, base: int = 6, sequence: int = 1) -> Head:
+    return Head(update(device, sequence), ask or f"ask-{device}", device, base)
+
+
+def play(round: Round, *script: tuple[float, object]) -> list[Action]:
+    """Feed (seconds after opening, event); folds succeed at once where an answer is accepted."""
+    actions: list[Action] = []
+    for after, event in script:
+        done = round.on(event, round.terms.opened_s + after)  # type: ignore[arg-type]  # the script holds inputs
+        for action in list(done):
+            if isinstance(action, Fold):
+                done += round.on(Folded(action.update_id), round.terms.opened_s + after)
+        actions += done
+    return actions
+
+
+def closed(actions: list[Action]) -> Closed:
+    assert isinstance(actions[-1], Closed), actions
+    return actions[-1]
+
+
+def test_it_closes_with_all_when_everybody_answered() -> None:
+    end = closed(play(new_round("ab"), (1, head("a")), (2, head("b"))))
+    assert (end.reason, end.folded, end.outstanding) == ("all", (update("a"), update("b")), ())
+
+
+def test_it_closes_with_enough_when_the_target_came_from_a_larger_cohort() -> None:
+    end = closed(play(new_round("abc", target=2), (1, head("a")), (2, head("c"))))
+    assert (end.reason, end.outstanding) == ("enough", ("b",))
+
+
+def test_it_closes_with_enough_when_the_others_are_lost() -> None:
+    end = closed(play(new_round("ab"), (1, head("a")), (2, Left("b", "gone"))))
+    assert end.reason == "enough"
+
+
+def test_it_closes_at_the_deadline_with_what_it_has() -> None:
+    end = closed(play(new_round("ab"), (1, head("a")), (9.9, Tick()), (10, Tick())))
+    assert (end.reason, end.folded, end.outstanding) == ("deadline", (update("a"),), ("b",))
+
+
+def test_too_few_make_no_step_and_give_all_back() -> None:
+    end = closed(play(new_round("abc", floor=2), (1, head("a")), (10, Tick())))
+    assert (end.reason, end.folded, end.dropped) == ("too-few", (), (update("a"),))
+
+
+def test_it_does_not_wait_for_its_deadline_when_everybody_is_lost() -> None:
+    end = closed(play(new_round("ab"), (1, Left("a", "gone")), (1, Failed("b", "ask-b", "task-error", "x"))))
+    assert end.reason == "too-few"
+
+
+def test_a_stop_gives_all_back() -> None:
+    end = closed(play(new_round("ab"), (1, head("a")), (2, Stop())))
+    assert (end.reason, end.dropped) == ("stopped", (update("a"),))
+
+
+def test_an_answer_before_the_deadline_is_in_time_however_late_its_fold_ends() -> None:
+    r = new_round("a")
+    assert isinstance(r.on(head("a"), 109.9)[0], Fold)
+    assert r.on(Tick(), 150.0) == []
+    assert closed(r.on(Folded(update("a")), 160.0)).reason == "all"
+
+
+def test_an_answer_after_the_deadline_is_deferred_while_folds_run() -> None:
+    r = new_round("ab")
+    r.on(head("a"), 109.0)
+    assert r.on(head("b"), 110.0) == [Defer(update("b"))]
+    assert closed(r.on(Folded(update("a")), 111.0)).reason == "deadline"
+
+
+def test_a_late_answer_is_folded_with_its_discount_and_counts_for_no_target() -> None:
+    r = new_round("ab", target=2, staleness_exponent=0.5)
+    late = Fold(update("z", 3), staleness=3, discount=0.5, late=True)
+    assert play(r, (1, head("z", "ask-old", base=3, sequence=3))) == [late]
+    assert not r.closed
+    assert closed(play(r, (2, head("a")), (3, head("b")))).folded == (update("z", 3), update("a"), update("b"))
+
+
+def test_a_late_answer_is_dropped_where_the_plan_says_so() -> None:
+    assert play(new_round(late="drop"), (1, head("z", "ask-old", base=5))) == [Drop(update("z"), "late")]
+
+
+def test_an_answer_that_is_too_old_is_dropped() -> None:
+    assert play(new_round(max_staleness=2), (1, head("z", "ask-old", base=3))) == [Drop(update("z"), "stale")]
+
+
+def test_a_second_answer_to_one_ask_is_dropped() -> None:
+    actions = play(new_round("ab"), (1, head("a")), (2, head("a", sequence=2)))
+    assert actions[-1] == Drop(update("a", 2), "duplicate")
+
+
+def test_a_payload_that_cannot_be_folded_is_dropped_and_the_round_closes() -> None:
+    r = new_round("a")
+    r.on(head("a"), 101.0)
+    actions = r.on(Refused(update("a"), "bad-payload"), 102.0)
+    assert actions[0] == Drop(update("a"), "bad-payload")
+    assert closed(actions).reason == "too-few"
+
+
+def test_a_device_that_left_and_came_back_in_time_is_waited_for_again() -> None:
+    r = new_round("ab")
+    assert isinstance(play(r, (1, Left("a", "gone")))[0], Lose)
+    play(r, (2, Joined("a")), (3, head("b")))
+    assert not r.closed
+    assert closed(play(r, (4, head("a")))).reason == "all"
+
+
+def test_an_answer_of_a_device_that_was_given_up_still_counts() -> None:
+    r = new_round("ab")
+    play(r, (1, Left("a", "gone")), (2, head("a")))
+    assert r.outstanding == ("b",)
+
+
+def test_nothing_goes_into_a_closed_round() -> None:
+    r = new_round("a")
+    play(r, (1, head("a")))
+    with pytest.raises(RuntimeError, match="closed"):
+        r.on(Tick(), 200.0)
+
+
+@pytest.mark.parametrize(("share", "asked", "floor"), [(0.5, 8, 4), (0.5, 7, 4), (0.01, 3, 1), (3, 8, 3), (0.75, 4, 3)])
+def test_the_floor_is_a_share_or_a_count(share: float, asked: int, floor: int) -> None:
+    assert floor_of(share, asked) == floor
+
+
+events = st.one_of(
+    st.builds(lambda d, s, base: ("head", d, s, base), st.sampled_from("abcde"), st.integers(1, 3), st.integers(0, 6)),
+    st.builds(lambda d: ("left", d), st.sampled_from("abcde")),
+    st.builds(lambda d: ("joined", d), st.sampled_from("abcde")),
+    st.builds(lambda d: ("failed", d), st.sampled_from("abcde")),
+    st.builds(lambda bad: ("fold", bad), st.booleans()),
+    st.builds(lambda s: ("wait", s), st.floats(0.1, 4)),
+    st.just(("stop",)),
+)
+
+
+@given(st.lists(events, max_size=40), st.integers(1, 4), st.integers(1, 4), st.sampled_from(["fold", "drop"]))
+def test_every_answer_has_one_outcome_and_a_round_always_closes(
+    script: list[tuple[object, ...]], target: int, floor: int, late: str
+) -> None:
+    r = new_round("abcd", target=target, floor=floor, late=late)
+    now, folding, outcomes, deferred = 100.0, list[UpdateId](), dict[UpdateId, str](), set[UpdateId]()
+
+    def feed(event: object) -> None:
+        for action in r.on(event, now):  # type: ignore[arg-type]  # the script holds inputs
+            match action:
+                case Fold(update_id):
+                    assert update_id not in outcomes
+                    outcomes[update_id] = "accepted"
+                    folding.append(update_id)
+                case Drop(update_id):
+                    assert outcomes.get(update_id) in (None, "accepted")
+                    outcomes[update_id] = "dropped"
+                case Defer(update_id):
+                    deferred.add(update_id)
+
+    for step in [*script, ("wait", 50.0)]:
+        if r.closed:
+            break
+        match step:
+            case ("head", str(d), int(s), int(base)):
+                if (u := update(d, s)) not in outcomes:  # the driver acks what it has decided
+                    feed(Head(u, f"ask-{d}", d, base))
+            case ("left", str(d)):
+                feed(Left(d, "gone"))
+            case ("joined", str(d)):
+                feed(Joined(d))
+            case ("failed", str(d)):
+                feed(Failed(d, f"ask-{d}", "task-error", "x"))
+            case ("fold", bool(bad)) if folding:
+                u = folding.pop(0)
+                feed(Refused(u, "bad-payload") if bad else Folded(u))
+            case ("wait", float(seconds)):
+                now += seconds
+                feed(Tick())
+            case ("stop",):
+                feed(Stop())
+    while folding and not r.closed:
+        feed(Folded(folding.pop(0)))
+    assert r.closed, "a round must close once its deadline has passed and its folds have ended"
+    assert set(r.closed.folded) | set(r.closed.dropped) == set(outcomes)
+    assert not set(r.closed.folded) & set(r.closed.dropped)
+    assert len(set(r.closed.folded)) == len(r.closed.folded)
+    assert r.closed.reason in ("all", "enough", "deadline", "too-few", "stopped")
+    if r.closed.reason not in ("too-few", "stopped"):
+        assert len(r.closed.folded) >= floor

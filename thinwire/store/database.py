@@ -1,0 +1,141 @@
+"""Short transactions on one database, and its refusals in words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+
+from thinwire.core.errors import DataLost, ThinwireError, Unreachable
+from thinwire.core.home import disk_error
+
+BUSY_S = 15.0  # how long a transaction waits for another process's; ours take milliseconds
+
+
+class Database:
+    """An engine with two ways in. Any thread may use it; within a process writers queue up here, not in SQLite.
+
+    A transaction that raises leaves nothing behind. What the disk or the server refuses comes out as `DataLost`,
+    or as `Unreachable` for a server that does not answer.
+    """
+
+    def __init__(self, url: URL, read_only: bool) -> None:
+        self.url, self.read_only = url, read_only
+        self.engine = _engine(url, read_only)
+        self._writers = threading.RLock()
+        self._for_writing = self.engine.execution_options(thinwire_write=True)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """One consistent view for a few quick reads."""
+        with self._in_words(), self.engine.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """All of it durable at the end, or none of it."""
+        if self.read_only:
+            raise DataLost(f"cannot write {self.name}", why="it was opened for reading only")
+        with self._in_words(), self._writers, self._for_writing.begin() as connection:
+            yield connection
+
+    @property
+    def name(self) -> str:
+        """The file, or the server's address without its password."""
+        return str(self.url.database) if self.sqlite else self.url.render_as_string(hide_password=True)
+
+    @property
+    def sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except (DBAPIError, sqlite3.Error) as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: DBAPIError | sqlite3.Error) -> ThinwireError:
+        said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+        if not self.sqlite and isinstance(error, (OperationalError, InterfaceError)):
+            return Unreachable(f"cannot reach the database {self.name}", said, "start it, or check the address")
+        hints = {
+            "full": "free some space, or use another disk: --home FOLDER",
+            "readonly": "the disk or the file is read-only: --home FOLDER on one that is not",
+            "unable to open": "look at the folder and its owner, or use another: --home FOLDER",
+            "not a database": "restore a backup, or start anew with another folder: --home FOLDER",
+            "malformed": "restore a backup, or start anew with another folder: --home FOLDER",
+            "locked": "another process keeps it busy: end that one, or wait",
+        }
+        hint = next((hint for sign, hint in hints.items() if sign in said), "look at the disk, or restore a backup")
+        return DataLost(f"cannot use the database {self.name}", why=said, hint=hint)
+
+
+def database_url(path_or_url: str | Path) -> URL:
+    """A URL as it is; anything else is a SQLite file."""
+    if "://" not in str(path_or_url):
+        return URL.create("sqlite", database=str(Path(path_or_url).absolute()))
+    url = make_url(str(path_or_url))
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+
+
+def _engine(url: URL, read_only: bool) -> Engine:
+    dumps = partial(json.dumps, separators=(",", ":"))
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, json_serializer=dumps, pool_pre_ping=True)
+    path = str(url.database)
+    if not read_only:
+        _private_file(Path(path))
+    address = url.set(database=f"file:{quote(path)}", query={"uri": "true", "mode": "ro" if read_only else "rw"})
+    engine = create_engine(address, json_serializer=dumps, connect_args={"timeout": BUSY_S})
+    event.listen(engine, "connect", _reader if read_only else _writer)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _private_file(path: Path) -> None:
+    """SQLite gives its side files the mode of this one."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _reader(connection: sqlite3.Connection, record: object) -> None:
+    connection.isolation_level = None  # the driver would begin by itself, and too late for a reader's one view
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _writer(connection: sqlite3.Connection, record: object) -> None:
+    _reader(connection, record)
+    connection.execute("PRAGMA synchronous=FULL")
+    until = time.monotonic() + BUSY_S
+    while True:  # readers and the writer do not wait for each other; only this switch does, and SQLite not for it
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
+def _begin(connection: Connection) -> None:
+    """A writer takes its turn at once: one that began as a reader could be refused when it first writes."""
+    writes = connection.get_execution_options().get("thinwire_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,27 @@
+"""The journal as it is read: what happened, in the order in which it became durable."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+
+from thinwire.core.events import Event, from_json
+from thinwire.store.database import Database
+from thinwire.store.tables import Journal
+
+
+def events(database: Database, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
+    """(seq, event) of one run, or with None of the devices, behind `after`."""
+    wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id, Journal.seq > after)
+    with database.reading() as connection:
+        rows = connection.execute(wanted.order_by(Journal.seq).limit(limit)).all()
+    return [(seq, from_json({**body, "kind": kind})) for seq, kind, body in rows]
+
+
+_LAST = select(func.coalesce(func.max(Journal.seq), 0))
+
+
+def last_seq(database: Database, run_id: str | None = None) -> int:
+    """The newest event's number, of one run or of all; 0 before the first."""
+    wanted = _LAST if run_id is None else _LAST.where(Journal.run_id == run_id)
+    with database.reading() as connection:
+        return int(connection.scalar(wanted) or 0)

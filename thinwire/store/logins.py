@@ -1,0 +1,63 @@
+"""Who may use the page: a code opens one session, once. The database holds only SHA-256 of codes and tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+from sqlalchemy import delete, insert, select, update
+
+from thinwire.core.clock import Clock
+from thinwire.store.database import Database
+from thinwire.store.tables import Login, Session
+
+LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"  # none that is taken for another one
+CODE_LETTERS = 16  # 78 bits: cannot be guessed from its hash while it is valid
+SESSION_S = 7 * 24 * 3600.0
+
+
+class Logins:
+    """Codes and sessions."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def new_code(self, valid_s: float) -> str:
+        """A fresh code, in groups of four letters; codes whose time has passed are forgotten."""
+        code = "".join(secrets.choice(LETTERS) for _ in range(CODE_LETTERS))
+        now = self._clock.wall()
+        with self._database.writing() as connection:
+            connection.execute(delete(Login).where(Login.expires_at <= now))
+            connection.execute(insert(Login), {"code_hash": _hash(code), "expires_at": now + valid_s})
+        return "-".join(code[i : i + 4] for i in range(0, CODE_LETTERS, 4))
+
+    def redeem(self, code: str) -> str | None:
+        """A session's token for a code that is valid and unused, else None; takes as long for a wrong one."""
+        given, now = _hash(code.replace("-", "").replace(" ", "").upper()), self._clock.wall()
+        with self._database.writing() as connection:
+            live = connection.scalars(select(Login.code_hash).where(Login.expires_at > now, Login.used_at.is_(None)))
+            matches = [hmac.compare_digest(kept, given) for kept in live]
+            token = secrets.token_urlsafe(32)
+            if not any(matches):
+                return None
+            connection.execute(update(Login).where(Login.code_hash == given), {"used_at": now})
+            connection.execute(delete(Session).where(Session.expires_at <= now))
+            row = {"token_hash": _hash(token), "created_at": now, "expires_at": now + SESSION_S}
+            connection.execute(insert(Session), row)
+        return token
+
+    def valid(self, token: str) -> bool:
+        """Whether a session of that token is open."""
+        wanted = select(Session.expires_at).where(Session.token_hash == _hash(token))
+        with self._database.reading() as connection:
+            expires_at = connection.scalar(wanted)
+        return expires_at is not None and expires_at > self._clock.wall()
+
+    def end(self, token: str) -> None:
+        with self._database.writing() as connection:
+            connection.execute(delete(Session).where(Session.token_hash == _hash(token)))
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()

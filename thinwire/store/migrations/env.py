@@ -1,0 +1,14 @@
+"""Alembic's entry: it works on the connection, and in the transaction, that store/schema.py hands it."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from thinwire.store.tables import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    transactional_ddl=True,  # SQLite can, once the driver does not commit behind our back
+)
+context.run_migrations()

@@ -1,0 +1,213 @@
+"""The first tables."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+COUNTER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "commands",
+        sa.Column("id", COUNTER, nullable=False),
+        sa.Column("kind", sa.String(length=40), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("args", sa.JSON(), nullable=False),
+        sa.Column("who", sa.Text(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("answered_at", sa.Double(), nullable=True),
+        sa.Column("result", sa.JSON(none_as_null=True), nullable=True),
+        sa.PrimaryKeyConstraint("id", name="pk_commands"),
+    )
+    op.create_index("ix_commands_answered_at", "commands", ["answered_at"], unique=False)
+    op.create_table(
+        "devices",
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("fingerprint", sa.String(length=64), nullable=False),
+        sa.Column("public_key", sa.LargeBinary(), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("how", sa.String(length=16), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("change", sa.BigInteger(), nullable=False),
+        sa.Column("online", sa.Boolean(), nullable=False),
+        sa.Column("seen_at", sa.Double(), nullable=True),
+        sa.Column("hello", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_devices"),
+        sa.UniqueConstraint("fingerprint", name="uq_devices_fingerprint"),
+    )
+    op.create_index("ix_devices_change", "devices", ["change"], unique=False)
+    op.create_table(
+        "logins",
+        sa.Column("code_hash", sa.String(length=64), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
+        sa.Column("used_at", sa.Double(), nullable=True),
+        sa.PrimaryKeyConstraint("code_hash", name="pk_logins"),
+    )
+    op.create_table(
+        "runs",
+        sa.Column("number", COUNTER, nullable=False),
+        sa.Column("run_id", sa.String(length=80), nullable=False),
+        sa.Column("task", sa.String(length=63), nullable=False),
+        sa.Column("task_number", sa.BigInteger(), nullable=False),
+        sa.Column("source", sa.String(length=16), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("status_text", sa.Text(), nullable=False),
+        sa.Column("exit_code", sa.BigInteger(), nullable=False),
+        sa.Column("plan", sa.JSON(), nullable=False),
+        sa.Column("layout", sa.JSON(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("task_report", sa.JSON(), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("started_at", sa.Double(), nullable=True),
+        sa.Column("finished_at", sa.Double(), nullable=True),
+        sa.Column("rounds_total", sa.BigInteger(), nullable=False),
+        sa.Column("rounds_closed", sa.BigInteger(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("model_digest", sa.Text(), nullable=False),
+        sa.Column("model_file", sa.Text(), nullable=False),
+        sa.Column("best_version", sa.BigInteger(), nullable=True),
+        sa.Column("best_value", sa.Double(), nullable=True),
+        sa.Column("metrics", sa.JSON(), nullable=False),
+        sa.Column("metrics0", sa.JSON(), nullable=False),
+        sa.Column("spread0", sa.JSON(), nullable=False),
+        sa.Column("dense_up", sa.BigInteger(), nullable=False),
+        sa.Column("dense_down", sa.BigInteger(), nullable=False),
+        sa.Column("payload_up", sa.BigInteger(), nullable=False),
+        sa.Column("payload_down", sa.BigInteger(), nullable=False),
+        sa.Column("wire_up", sa.BigInteger(), nullable=True),
+        sa.Column("wire_down", sa.BigInteger(), nullable=True),
+        sa.Column("folded_count", sa.BigInteger(), nullable=False),
+        sa.Column("late", sa.BigInteger(), nullable=False),
+        sa.Column("dropped", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("number", name="pk_runs"),
+        sa.UniqueConstraint("run_id", name="uq_runs_run_id"),
+        sa.UniqueConstraint("task", "task_number", name="uq_runs_task_task_number"),
+    )
+    op.create_index("ix_runs_status", "runs", ["status"], unique=False)
+    op.create_table(
+        "sessions",
+        sa.Column("token_hash", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("token_hash", name="pk_sessions"),
+    )
+    op.create_table(
+        "checkpoints",
+        sa.Column("run_id", sa.String(length=80), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("file", sa.Text(), nullable=False),
+        sa.Column("parts", sa.JSON(), nullable=False),
+        sa.Column("counters", sa.JSON(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name="fk_checkpoints_run_id"),
+        sa.PrimaryKeyConstraint("run_id", "version", name="pk_checkpoints"),
+    )
+    op.create_table(
+        "clients",
+        sa.Column("run_id", sa.String(length=80), nullable=False),
+        sa.Column("device", sa.String(length=63), nullable=False),
+        sa.Column("asked", sa.BigInteger(), nullable=False),
+        sa.Column("arrived", sa.BigInteger(), nullable=False),
+        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.Column("last_outcome", sa.Text(), nullable=False),
+        sa.Column("last_at", sa.Double(), nullable=True),
+        sa.Column("payload_up", sa.BigInteger(), nullable=False),
+        sa.Column("payload_down", sa.BigInteger(), nullable=False),
+        sa.Column("wire_up", sa.BigInteger(), nullable=True),
+        sa.Column("wire_down", sa.BigInteger(), nullable=True),
+        sa.Column("folded_count", sa.BigInteger(), nullable=False),
+        sa.Column("late", sa.BigInteger(), nullable=False),
+        sa.Column("dropped", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name="fk_clients_run_id"),
+        sa.PrimaryKeyConstraint("run_id", "device", name="pk_clients"),
+    )
+    op.create_index("ix_clients_device", "clients", ["device"], unique=False)
+    op.create_table(
+        "journal",
+        sa.Column("seq", COUNTER, nullable=False),
+        sa.Column("run_id", sa.String(length=80), nullable=True),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("kind", sa.String(length=40), nullable=False),
+        sa.Column("body", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name="fk_journal_run_id"),
+        sa.PrimaryKeyConstraint("seq", name="pk_journal"),
+    )
+    op.create_index("ix_journal_run_id_seq", "journal", ["run_id", "seq"], unique=False)
+    op.create_table(
+        "rounds",
+        sa.Column("run_id", sa.String(length=80), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=False),
+        sa.Column("opened_at", sa.Double(), nullable=False),
+        sa.Column("closed_at", sa.Double(), nullable=True),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("base_version", sa.BigInteger(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=True),
+        sa.Column("deadline_s", sa.Double(), nullable=False),
+        sa.Column("codec", sa.Text(), nullable=False),
+        sa.Column("target", sa.BigInteger(), nullable=False),
+        sa.Column("floor", sa.BigInteger(), nullable=False),
+        sa.Column("candidates", sa.JSON(), nullable=False),
+        sa.Column("asked", sa.JSON(), nullable=False),
+        sa.Column("not_asked", sa.JSON(), nullable=False),
+        sa.Column("folded", sa.JSON(), nullable=False),
+        sa.Column("seconds", sa.Double(), nullable=True),
+        sa.Column("metrics", sa.JSON(), nullable=False),
+        sa.Column("spread", sa.JSON(), nullable=False),
+        sa.Column("train_metrics", sa.JSON(), nullable=False),
+        sa.Column("spent", sa.JSON(), nullable=False),
+        sa.Column("slowest", sa.Text(), nullable=False),
+        sa.Column("payload_up", sa.BigInteger(), nullable=False),
+        sa.Column("payload_down", sa.BigInteger(), nullable=False),
+        sa.Column("wire_up", sa.BigInteger(), nullable=True),
+        sa.Column("wire_down", sa.BigInteger(), nullable=True),
+        sa.Column("folded_count", sa.BigInteger(), nullable=False),
+        sa.Column("late", sa.BigInteger(), nullable=False),
+        sa.Column("dropped", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name="fk_rounds_run_id"),
+        sa.PrimaryKeyConstraint("run_id", "round", name="pk_rounds"),
+    )
+    op.create_table(
+        "updates",
+        sa.Column("run_id", sa.String(length=80), nullable=False),
+        sa.Column("ask_id", sa.String(length=255), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=False),
+        sa.Column("device", sa.String(length=63), nullable=False),
+        sa.Column("update_id", sa.Text(), nullable=False),
+        sa.Column("outcome", sa.String(length=16), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("late_answer", sa.Boolean(), nullable=False),
+        sa.Column("folded_round", sa.Integer(), nullable=True),
+        sa.Column("staleness", sa.BigInteger(), nullable=False),
+        sa.Column("asked_at", sa.Double(), nullable=True),
+        sa.Column("pulled_at", sa.Double(), nullable=True),
+        sa.Column("began_at", sa.Double(), nullable=True),
+        sa.Column("arrived_at", sa.Double(), nullable=True),
+        sa.Column("download_s", sa.Double(), nullable=True),
+        sa.Column("queue_s", sa.Double(), nullable=True),
+        sa.Column("evaluate_s", sa.Double(), nullable=True),
+        sa.Column("train_s", sa.Double(), nullable=True),
+        sa.Column("encode_s", sa.Double(), nullable=True),
+        sa.Column("examples", sa.BigInteger(), nullable=False),
+        sa.Column("steps", sa.BigInteger(), nullable=False),
+        sa.Column("norm", sa.Double(), nullable=True),
+        sa.Column("residual_norm", sa.Double(), nullable=True),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("metrics", sa.JSON(), nullable=False),
+        sa.Column("payload_up", sa.BigInteger(), nullable=False),
+        sa.Column("payload_down", sa.BigInteger(), nullable=False),
+        sa.Column("wire_up", sa.BigInteger(), nullable=True),
+        sa.Column("wire_down", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name="fk_updates_run_id"),
+        sa.PrimaryKeyConstraint("run_id", "ask_id", name="pk_updates"),
+    )
+    op.create_index("ix_updates_run_id_round", "updates", ["run_id", "round"], unique=False)
+    op.create_index("ix_updates_run_id_update_id", "updates", ["run_id", "update_id"], unique=False)

@@ -1,0 +1,191 @@
+"""From events to the tables that are read: what the journal says, laid out to be shown.
+
+A law: after any number of events each count and each sum of bytes in `rounds`, `clients` and `runs` equals that
+over the rows of `updates`. An event that tells nothing new (a fold repeated after a restart) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+
+from thinwire.core.events import (
+    ClientAsked, ClientFailed, Evaluated, Event, ModelStored, RoundClosed, RoundOpened, RunStatusChanged,
+    UpdateAccepted, UpdateDropped, UpdateFolded,
+)  # fmt: skip
+from thinwire.core.types import UpdateId
+from thinwire.store.answers import ANSWER, columns
+from thinwire.store.sums import Sums
+from thinwire.store.tables import Checkpoint, Round, Run, Update
+
+MANY = 500  # names in one query
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What never changes about a run."""
+
+    run_id: str
+    size: int
+    metric: str
+
+
+@dataclass
+class Projection:
+    """The events of one transaction; `finish` writes what they add up to."""
+
+    connection: Connection
+    facts: Facts
+    sums: Sums = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sums = Sums(self.connection, self.facts.run_id)
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case RunStatusChanged():
+                self._status(event)
+            case ModelStored():
+                self._model(event)
+            case RoundOpened():
+                self._opened(event)
+            case ClientAsked():
+                self._asked(event)
+            case UpdateAccepted():
+                self._answered(event, "accepted", late_answer=event.late, staleness=event.staleness)
+            case UpdateFolded():
+                self._settle([event.update_id], "folded", event.round)
+            case UpdateDropped():
+                self._answered(event, "dropped", reason=event.reason)
+            case ClientFailed():
+                self._failed(event)
+            case RoundClosed():
+                self._closed(event)
+            case Evaluated():
+                self._evaluated(event)
+
+    def finish(self) -> None:
+        self.sums.write()
+
+    def _run(self, **values: Any) -> None:
+        self.connection.execute(update(Run).where(Run.run_id == self.facts.run_id), values)
+
+    def _round(self, number: int, **values: Any) -> None:
+        where = (Round.run_id == self.facts.run_id, Round.round == number)
+        self.connection.execute(update(Round).where(*where), values)
+
+    def _status(self, event: RunStatusChanged) -> None:
+        self._run(status=event.status, status_text=event.text, exit_code=event.exit_code)
+        column = {
+            "running": Run.started_at,
+            "done": Run.finished_at,
+            "failed": Run.finished_at,
+            "stopped": Run.finished_at,
+        }
+        if moment := column.get(event.status):
+            first = update(Run).where(Run.run_id == self.facts.run_id, moment.is_(None))
+            self.connection.execute(first, {moment.key: event.at})
+
+    def _model(self, event: ModelStored) -> None:
+        key = {"run_id": self.facts.run_id, "version": event.version}
+        self.connection.execute(delete(Checkpoint).filter_by(**key))
+        row = {"digest": event.digest, "file": event.file, "parts": event.parts, "counters": dict(event.counters)}
+        self.connection.execute(insert(Checkpoint), {**key, **row, "at": event.at})
+        self._run(version=event.version, model_digest=event.digest, model_file=event.file)
+
+    def _opened(self, event: RoundOpened) -> None:
+        row = {
+            name: getattr(event, name)
+            for name in ("round", "base_version", "deadline_s", "codec", "target", "floor", "candidates")
+        }
+        row |= {"run_id": self.facts.run_id, "opened_at": event.at}
+        self.connection.execute(insert(Round), {**row, "asked": list(event.asks), "not_asked": dict(event.reasons)})
+
+    def _asked(self, event: ClientAsked) -> None:
+        self._new_row(event.round, event.device, event.ask_id, asked_at=event.at, payload_down=event.payload_bytes)
+        dense = self.facts.size * FLOAT_BYTES
+        self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
+        self.sums.run["dense_down"] += dense
+
+    def _new_row(self, round_number: int, device: str, ask_id: str, **values: Any) -> None:
+        row = {"run_id": self.facts.run_id, "round": round_number, "device": device, "ask_id": ask_id}
+        self.connection.execute(insert(Update), {**row, **ANSWER, **values})
+        self.sums.ask(device)
+
+    def _find(self, ask_id: str) -> RowMapping | None:
+        where = (Update.run_id == self.facts.run_id, Update.ask_id == ask_id)
+        return self.connection.execute(select(*_KNOWN).where(*where)).mappings().first()
+
+    def _answered(self, event: UpdateAccepted | UpdateDropped, outcome: str, **values: Any) -> None:
+        """An answer's row: its numbers are taken once, its outcome may change (accepted, then found to be bad)."""
+        sequence = UpdateId.parse(event.update_id).sequence
+        if (row := self._find(event.ask_id)) is None:
+            self._new_row(event.asked_round, event.device, event.ask_id)
+            row = self._find(event.ask_id)
+            assert row is not None
+        self.sums.saw(event.device, sequence)
+        if row["update_id"] not in ("", event.update_id):
+            return  # another answer to an ask that has one: it stays in the journal
+        fresh = {} if row["update_id"] else {**columns(event.head), "update_id": event.update_id}
+        if fresh:
+            names = ("payload_up", "wire_up", "wire_down")
+            self.sums.add(row["round"], row["device"], arrived=1, **{name: fresh[name] for name in names})
+            self.sums.run["dense_up"] += self.facts.size * FLOAT_BYTES if event.head.get("parts") else 0
+        self._turn(row, outcome, event.at, **fresh, **values)
+
+    def _failed(self, event: ClientFailed) -> None:
+        row = self._find(event.ask_id)
+        if row is not None and row["outcome"] == "asked":
+            self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}")
+
+    def _settle(
+        self, update_ids: Iterable[str], outcome: str, round_number: int, at: float | None = None, reason: str = ""
+    ) -> None:
+        """Folded or dropped: late answers that were folded are called late."""
+        for row in self._by_update(update_ids):
+            if outcome == "folded":
+                self._turn(row, "late" if row["late_answer"] else "folded", at, folded_round=round_number)
+            elif row["outcome"] != "dropped":
+                self._turn(row, "dropped", at, reason=reason, folded_round=None)
+
+    def _by_update(self, update_ids: Iterable[str]) -> list[RowMapping]:
+        wanted, found = list(update_ids), list[RowMapping]()
+        for start in range(0, len(wanted), MANY):
+            where = (Update.run_id == self.facts.run_id, Update.update_id.in_(wanted[start : start + MANY]))
+            found += self.connection.execute(select(*_KNOWN).where(*where)).mappings().all()
+        return found
+
+    def _turn(self, row: RowMapping, outcome: str, at: float | None, **values: Any) -> None:
+        """Give a row its outcome, and count it there instead of where it was."""
+        if row["outcome"] == outcome and not values.keys() - {"folded_round", "late_answer", "staleness", "reason"}:
+            return
+        self.sums.turn(row["round"], row["device"], row["outcome"], outcome, values.get("reason", ""), at)
+        where = (Update.run_id == self.facts.run_id, Update.ask_id == row["ask_id"])
+        self.connection.execute(update(Update).where(*where), {"outcome": outcome, **values})
+
+    def _closed(self, event: RoundClosed) -> None:
+        self._settle(event.folded, "folded", event.round, event.at)
+        self._settle(event.dropped, "dropped", event.round, event.at, event.reason)
+        self._round(
+            event.round, closed_at=event.at, reason=event.reason, version=event.version, folded=list(event.folded),
+            seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,
+        )  # fmt: skip
+        self.sums.run["rounds_closed"] += 1
+
+    def _evaluated(self, event: Evaluated) -> None:
+        best: Mapping[str, Any] = {}
+        if event.best:
+            best = {"best_version": event.version, "best_value": event.metrics.get(self.facts.metric)}
+        self._run(metrics=dict(event.metrics), **best)
+        if event.round:
+            self._round(event.round, metrics=dict(event.metrics), spread=dict(event.spread))
+        else:
+            self._run(metrics0=dict(event.metrics), spread0=dict(event.spread))
+
+
+_KNOWN = (Update.ask_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_answer)

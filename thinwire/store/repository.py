@@ -1,0 +1,119 @@
+"""What there is to read, as plain rows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from sqlalchemy import RowMapping, Select, case, func, select
+
+from thinwire.core.errors import NotFound
+from thinwire.core.fleet import DeviceRow, TaskReport
+from thinwire.store.database import Database
+from thinwire.store.rows import ClientRow, DeviceInfo, ModelRow, RoundRow, RunRow, UpdateRow
+from thinwire.store.tables import Base, Checkpoint, Client, Device, Round, Run, Update
+
+Row = TypeVar("Row", RoundRow, UpdateRow, ClientRow)
+
+
+def runs(database: Database) -> list[RunRow]:
+    """All runs, newest first."""
+    return [_run(found) for found in _all(database, _columns(Run, RunRow).order_by(Run.number.desc()))]
+
+
+def run(database: Database, name: str) -> RunRow:
+    """The run of that id, of that unique beginning of one, or the `latest`; `NotFound` names near ones."""
+    with database.reading() as connection:
+        ids = list(connection.scalars(select(Run.run_id).order_by(Run.number)))
+        found = _named(name, ids)
+        return _run(connection.execute(_columns(Run, RunRow).where(Run.run_id == found)).mappings().one())
+
+
+def next_run(database: Database) -> RunRow | None:
+    """The run on devices to serve now: one that was begun goes on first, then the oldest in the queue."""
+    turn = case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status)
+    there = Run.status.in_(("running", "waiting", "queued")) & (Run.source == "devices")
+    found = _all(database, _columns(Run, RunRow).where(there).order_by(turn, Run.number).limit(1))
+    return _run(found[0]) if found else None
+
+
+def rounds(database: Database, run_id: str) -> list[RoundRow]:
+    """The run's rounds from 1 on."""
+    wanted = _columns(Round, RoundRow).where(Round.run_id == run_id).order_by(Round.round)
+    return [RoundRow(**found) for found in _all(database, wanted)]
+
+
+def updates(database: Database, run_id: str, round_number: int | None = None) -> list[UpdateRow]:
+    """One row an ask, by round and device: of the whole run, or of one round's asks."""
+    wanted = _columns(Update, UpdateRow).where(Update.run_id == run_id)
+    if round_number is not None:
+        wanted = wanted.where(Update.round == round_number)
+    return [UpdateRow(**found) for found in _all(database, wanted.order_by(Update.round, Update.device))]
+
+
+def clients(database: Database, run_id: str) -> list[ClientRow]:
+    """Each device's part in a run, by name."""
+    wanted = _columns(Client, ClientRow).where(Client.run_id == run_id).order_by(Client.device)
+    return [ClientRow(**found) for found in _all(database, wanted)]
+
+
+def models(database: Database, run_id: str) -> list[ModelRow]:
+    """The versions that were stored, oldest first (the files of some may have been pruned)."""
+    wanted = _columns(Checkpoint, ModelRow).where(Checkpoint.run_id == run_id).order_by(Checkpoint.version)
+    return [
+        ModelRow(**{**found, "parts": [(name, length, digest) for name, length, digest in found["parts"]]})
+        for found in _all(database, wanted)
+    ]
+
+
+def devices(database: Database) -> list[DeviceInfo]:
+    """All devices by name, with what they did in runs on devices."""
+    with database.reading() as connection:
+        known = connection.execute(select(*Device.__table__.c).order_by(Device.name)).mappings().all()
+        parts = select(Client.device, Client.arrived, Client.payload_up, Client.last_outcome).join(
+            Run, (Run.run_id == Client.run_id) & (Run.source == "devices")
+        )
+        done = connection.execute(parts.order_by(func.coalesce(Client.last_at, 0.0))).all()
+    sums: dict[str, tuple[int, int, str]] = {}
+    for device, arrived, payload, outcome in done:
+        before = sums.get(device, (0, 0, ""))
+        sums[device] = (before[0] + arrived, before[1] + payload, outcome or before[2])
+    return [
+        DeviceInfo(device_row(d), d["online"], d["seen_at"], d["hello"], *sums.get(d["name"], (0, 0, "")))
+        for d in known
+    ]
+
+
+def device_row(found: Mapping[str, Any] | RowMapping) -> DeviceRow:
+    return DeviceRow(**{name: found[name] for name in DeviceRow.__dataclass_fields__})
+
+
+def _columns(table: type[Base], row: type[Any]) -> Select[Any]:
+    return select(*(getattr(table, name) for name in row.__dataclass_fields__))
+
+
+def _all(database: Database, wanted: Select[Any]) -> list[dict[str, Any]]:
+    with database.reading() as connection:
+        return [dict(found) for found in connection.execute(wanted).mappings()]
+
+
+def _run(found: Mapping[str, Any] | RowMapping) -> RunRow:
+    report = dict(found["task_report"])
+    return RunRow(**{**found, "task_report": TaskReport(**{**report, "codecs": tuple(report["codecs"])})})
+
+
+def _named(name: str, ids: list[str]) -> str:
+    if name in ids:
+        return name
+    if name == "latest" and ids:
+        return ids[-1]
+    found = [run_id for run_id in ids if name and run_id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise NotFound(f"{name!r} begins the names of {len(found)} runs", hint=" or ".join(found[-3:]))
+    if not ids:
+        raise NotFound(f"no run {name!r}", why="there are no runs yet", hint="thinwire run PLAN")
+    near = difflib.get_close_matches(name, ids, n=3, cutoff=0.4) or ids[-3:]
+    raise NotFound(f"no run {name!r}", why="no run's id is that, or begins so", hint=" or ".join(near))

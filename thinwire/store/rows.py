@@ -1,0 +1,194 @@
+"""What is read from the store: plain frozen values, free of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from thinwire.core.events import RunStatus
+from thinwire.core.fleet import DeviceRow, TaskReport
+
+Source = Literal["devices", "sim"]
+Outcome = Literal["asked", "accepted", "folded", "late", "dropped", "failed"]
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as it is now. Times are wall-clock seconds; `wire_*` is None where no wire is (simulation).
+
+    `dense_*`: bytes of the same exchange in plain float32. `late`, `dropped`, `failed`: asks that ended so.
+    """
+
+    run_id: str
+    task: str
+    source: Source
+    status: RunStatus
+    status_text: str
+    exit_code: int
+    plan: dict[str, Any]
+    layout: dict[str, Any]
+    size: int
+    task_report: TaskReport
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    rounds_total: int
+    rounds_closed: int
+    version: int
+    model_digest: str
+    model_file: str
+    best_version: int | None
+    best_value: float | None
+    metrics: dict[str, float]  # of the version measured last
+    metrics0: dict[str, float]  # of the initial model
+    spread0: dict[str, list[float]]
+    folded_count: int
+    late: int
+    dropped: int
+    failed: int
+    payload_up: int
+    payload_down: int
+    wire_up: int | None
+    wire_down: int | None
+    dense_up: int
+    dense_down: int
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """One round. `late`, `dropped`, `failed` count this round's asks by what became of them, whenever it did.
+
+    `folded` are the updates that made its step (late ones of earlier rounds among them); `metrics` and `spread`
+    measure the version that it made. Bytes are those of this round's asks and their answers.
+    """
+
+    run_id: str
+    round: int
+    opened_at: float
+    closed_at: float | None
+    reason: str
+    base_version: int
+    version: int | None
+    deadline_s: float
+    codec: str
+    target: int
+    floor: int
+    candidates: list[str]
+    asked: list[str]
+    not_asked: dict[str, str]  # device -> why
+    folded: list[str]
+    folded_count: int  # this round's own asks that were folded in time
+    late: int
+    dropped: int
+    failed: int
+    seconds: float | None
+    payload_up: int
+    payload_down: int
+    wire_up: int | None
+    wire_down: int | None
+    metrics: dict[str, float]
+    spread: dict[str, list[float]]
+    train_metrics: dict[str, float]
+    spent: dict[str, float]
+    slowest: str
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """One ask and what came of it. `*_at`: wall clock of the aggregator; `*_s`: the device's own stopwatch.
+
+    `began_at` is the first byte of the answer. `metrics`: each sum over its count, as the device measured it.
+    """
+
+    run_id: str
+    round: int
+    device: str
+    ask_id: str
+    update_id: str
+    outcome: Outcome
+    reason: str
+    folded_round: int | None
+    staleness: int
+    asked_at: float | None
+    pulled_at: float | None
+    began_at: float | None
+    arrived_at: float | None
+    download_s: float | None
+    queue_s: float | None
+    evaluate_s: float | None
+    train_s: float | None
+    encode_s: float | None
+    examples: int
+    steps: int
+    norm: float | None
+    residual_norm: float | None
+    payload_up: int
+    payload_down: int
+    wire_up: int | None
+    wire_down: int | None
+    requests: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """A device's part in one run."""
+
+    run_id: str
+    device: str
+    asked: int
+    arrived: int
+    folded_count: int
+    late: int
+    dropped: int
+    failed: int
+    sequence: int
+    last_outcome: str
+    last_at: float | None
+    payload_up: int
+    payload_down: int
+    wire_up: int | None
+    wire_down: int | None
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A model version; `file` lies in the run's folder."""
+
+    run_id: str
+    version: int
+    digest: str
+    file: str
+    parts: list[tuple[str, int, str]]
+    counters: dict[str, int]
+    at: float
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device with what it did: `hello` as JSON, `updates` and `payload_up` over all runs on devices."""
+
+    row: DeviceRow
+    online: bool
+    seen_at: float | None
+    hello: dict[str, Any]
+    updates: int
+    payload_up: int
+    last_outcome: str
+
+    @property
+    def tasks(self) -> list[dict[str, Any]]:
+        return list(self.hello.get("tasks", ()))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a person wants done."""
+
+    id: int
+    kind: str
+    run_id: str
+    args: Mapping[str, Any]
+    who: str
+    at: float

@@ -1,0 +1,128 @@
+"""Where the frames of answers lie from their arrival until they are folded: plain files, durable before visible."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.home import disk_error, private_folder, sync_folder, write_atomically
+from thinwire.core.messages import reply_from_bytes, reply_to_bytes
+from thinwire.core.types import ReplyHead, UpdateId
+
+DRAFT = ".draft-"
+
+
+class FileSpool:
+    """core.fleet.Spool in a folder: `RUN/DEVICE-SEQUENCE.parts` and, written last, its `.head`. Any thread may call it.
+
+    What has a head is whole and durable; a file without one is the rest of a crash, removed at the next start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = private_folder(folder)
+        self._drafts = itertools.count()
+        self._lock = threading.Lock()
+        self._heads: dict[UpdateId, ReplyHead] = {}  # in the order of arrival
+        self._tidy()
+
+    def path(self, update_id: UpdateId) -> Path:
+        """The file of its parts, one after the other."""
+        return self.folder / update_id.run / f"{update_id.device}-{update_id.sequence}.parts"
+
+    def draft(self, update_id: UpdateId) -> Path:
+        """A new file to stream to, not visible yet; each call gives another one."""
+        folder = private_folder(self.path(update_id).parent)
+        return folder / f"{DRAFT}{update_id.device}-{update_id.sequence}-{next(self._drafts)}"
+
+    def commit(self, draft: Path, head: ReplyHead) -> None:
+        """Make a draft and its head durable, then visible. What is there already stays: the first one counts."""
+        path = self.path(head.update_id)
+        with self._lock:
+            if head.update_id in self._heads:
+                draft.unlink(missing_ok=True)
+                return
+        try:
+            _check(draft, head)
+            descriptor = os.open(draft, os.O_RDWR)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(draft, path)
+        except OSError as error:
+            raise disk_error(error, path) from error
+        write_atomically(path.with_suffix(".head"), reply_to_bytes(head))  # its fsync of the folder covers both
+        with self._lock:
+            self._heads[head.update_id] = head
+
+    def head(self, update_id: UpdateId) -> ReplyHead | None:
+        with self._lock:
+            return self._heads.get(update_id)
+
+    def heads(self) -> Sequence[ReplyHead]:
+        """All that are visible, in the order of arrival."""
+        with self._lock:
+            return list(self._heads.values())
+
+    def open(self, update_id: UpdateId) -> Iterator[bytes]:
+        """Its parts in order, one at a time in memory; `DataLost` when the file is not what the head says."""
+        head = self.head(update_id)
+        if head is None:
+            raise DataLost(f"update {update_id} is not in the spool", why="its file is missing")
+        return _parts(self.path(update_id), head)
+
+    def delete(self, update_id: UpdateId) -> None:
+        """Forget an answer; of one that is not there too. The head goes first: no head without its parts."""
+        with self._lock:
+            self._heads.pop(update_id, None)
+        path = self.path(update_id)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.with_suffix(".head").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+
+    def _tidy(self) -> None:
+        """At a start: read the heads, oldest first, and remove what an earlier life left half done."""
+        found: list[tuple[float, ReplyHead]] = []
+        for path in sorted(self.folder.glob("*/*")):
+            if path.name.startswith("."):
+                path.unlink(missing_ok=True)
+            elif path.suffix == ".head":
+                found.append((path.stat().st_mtime_ns, _read(path)))
+            elif path.suffix == ".parts" and not path.with_suffix(".head").exists():
+                path.unlink(missing_ok=True)
+        for _, head in sorted(found, key=lambda pair: pair[0]):
+            self._heads[head.update_id] = head
+
+
+def _check(draft: Path, head: ReplyHead) -> None:
+    if (size := draft.stat().st_size) != head.payload_bytes:
+        raise BadPayload(f"{size} bytes came", why=f"the head speaks of {head.payload_bytes}")
+
+
+def _read(path: Path) -> ReplyHead:
+    try:
+        head = reply_from_bytes(path.read_bytes())
+    except (OSError, BadPayload) as error:
+        raise DataLost(
+            f"cannot read {path}", why=str(error), hint="remove it: the device sends its answer again"
+        ) from error
+    if not isinstance(head, ReplyHead):
+        raise DataLost(f"cannot read {path}", why="it is not the head of an answer", hint="remove it")
+    return head
+
+
+def _parts(path: Path, head: ReplyHead) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            for part in head.parts:
+                data = file.read(part.length)
+                if len(data) != part.length:
+                    raise DataLost(f"{path} is cut short", why=f"part {part.name} should have {part.length} bytes")
+                yield data
+    except OSError as error:
+        raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error

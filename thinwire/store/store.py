@@ -1,0 +1,159 @@
+"""The store: one object through which everything durable but models and frames is written and read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import func, insert, select
+
+from thinwire.core.clock import Clock, RealClock
+from thinwire.core.events import DeviceJoined, DeviceLeft, Event
+from thinwire.core.fleet import TaskReport
+from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
+from thinwire.store import commands, journal, repository, schema
+from thinwire.store.database import Database, database_url
+from thinwire.store.logins import Logins
+from thinwire.store.recorder import Recorder
+from thinwire.store.roster import StoredRoster
+from thinwire.store.rows import ClientRow, DeviceInfo, ModelRow, Order, RoundRow, RunRow, Source, UpdateRow
+from thinwire.store.tables import Run
+
+
+class Store:
+    """Used by several threads and processes at once; every call is one short transaction.
+
+    A write is durable when it returns (SQLite: WAL, synchronous=FULL) and leaves nothing when it raises. Disk
+    trouble is `DataLost`, a database server that does not answer `Unreachable`.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+        self._recorder, self._logins = Recorder(database), Logins(database, clock)
+        self.roster = StoredRoster(database, clock)
+
+    @classmethod
+    def open(cls, path_or_url: str | Path, *, read_only: bool = False, clock: Clock | None = None) -> Self:
+        """Open a SQLite file or a database's URL; it is made and upgraded as needed.
+
+        `DataLost` when it is damaged, newer than this program, or cannot be written (and is not `read_only`).
+        """
+        database = Database(database_url(path_or_url), read_only)
+        try:
+            schema.prepare(database)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database, clock or RealClock())
+
+    @property
+    def url(self) -> str:
+        """What `open` takes, in this or another process; it holds the password where there is one."""
+        return self._database.url.render_as_string(hide_password=False)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # Writing what happens.
+
+    def create_run(
+        self, task: str, plan: RunPlan, layout: Layout, task_report: TaskReport, *, source: Source = "devices"
+    ) -> str:
+        """A new run `TASK-N` that is `preparing` until its status says otherwise."""
+        with self._database.writing() as connection:
+            number = int(connection.scalar(select(func.max(Run.task_number)).where(Run.task == task)) or 0) + 1
+            run_id = f"{task}-{number}"
+            row = {
+                "run_id": run_id, "task": task, "task_number": number, "source": source, "status": "preparing",
+                "plan": plan.to_json(), "layout": layout.to_json(), "size": layout.size,
+                "task_report": dataclasses.asdict(task_report), "created_at": self._clock.wall(),
+                "rounds_total": plan.run.rounds,
+            }  # fmt: skip
+            connection.execute(insert(Run), row)
+        return run_id
+
+    def record(self, run_id: str, events: Sequence[Event]) -> None:
+        """Append events to the journal and to all that is read from it, together."""
+        self._recorder.record(run_id, events)
+
+    def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
+        self._recorder.record_device(event)
+
+    def record_restart(self) -> None:
+        """The aggregator starts: every device counts as away until it says hello."""
+        self._recorder.record_restart(self._clock.wall())
+
+    # Reading it.
+
+    def events(self, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
+        """(seq, event) behind `after`; `seq` rises over all runs. None: those of the devices."""
+        return journal.events(self._database, run_id, after, limit)
+
+    def last_seq(self, run_id: str | None = None) -> int:
+        """The newest event's seq, of a run or of all; cheap enough to ask ten times a second."""
+        return journal.last_seq(self._database, run_id)
+
+    def runs(self) -> list[RunRow]:
+        return repository.runs(self._database)
+
+    def run(self, name: str) -> RunRow:
+        """By id, unique beginning of one, or `latest`; raises `NotFound`."""
+        return repository.run(self._database, name)
+
+    def next_run(self) -> RunRow | None:
+        """The run to serve now: a begun one goes on, then the oldest that is queued."""
+        return repository.next_run(self._database)
+
+    def rounds(self, run_id: str) -> list[RoundRow]:
+        return repository.rounds(self._database, run_id)
+
+    def updates(self, run_id: str, round: int | None = None) -> list[UpdateRow]:
+        return repository.updates(self._database, run_id, round)
+
+    def clients(self, run_id: str) -> list[ClientRow]:
+        return repository.clients(self._database, run_id)
+
+    def models(self, run_id: str) -> list[ModelRow]:
+        return repository.models(self._database, run_id)
+
+    def devices(self) -> list[DeviceInfo]:
+        return repository.devices(self._database)
+
+    # Orders of people.
+
+    def order(self, kind: str, run_id: str = "", args: Mapping[str, Any] | None = None, who: str = "operator") -> int:
+        return commands.order(self._database, kind, run_id, args or {}, who, self._clock.wall())
+
+    def pending_orders(self) -> list[Order]:
+        return commands.pending(self._database)
+
+    def answer(self, order_id: int, result: Mapping[str, Any]) -> None:
+        commands.answer(self._database, order_id, result, self._clock.wall())
+
+    def result(self, order_id: int) -> dict[str, Any] | None:
+        """What came of an order; None while it waits."""
+        return commands.result(self._database, order_id)
+
+    # The page's door.
+
+    def new_login_code(self, valid_s: float = 600) -> str:
+        return self._logins.new_code(valid_s)
+
+    def redeem(self, code: str) -> str | None:
+        """A session's token for a valid code, once."""
+        return self._logins.redeem(code)
+
+    def session(self, token: str) -> bool:
+        return self._logins.valid(token)
+
+    def end_session(self, token: str) -> None:
+        self._logins.end(token)

@@ -1,0 +1,259 @@
+"""What the database holds: one journal that is only ever added to, and tables to read that follow from it.
+
+`runs`, `rounds`, `updates` and `clients` are projections of the journal (store/projection.py): they are written in
+the transaction that appends the events, so at every commit they say what the journal says. Sums of bytes are kept
+in them, never added up on reading. `devices`, `commands`, `logins` and `sessions` stand on their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Boolean, Double, ForeignKey, Index, Integer, LargeBinary, MetaData, String
+from sqlalchemy import Text, TypeDecorator, UniqueConstraint
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+LARGEST = 2**63 - 1
+
+
+class Words(TypeDecorator[str]):
+    """Text that may come from a device: what a database cannot hold (NUL, half a surrogate pair) is replaced."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value.encode("utf-8", "replace").decode().replace("\0", "?")
+
+
+class Whole(TypeDecorator[int]):
+    """An integer that may come from a device: held at the ends of 64 bits."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
+        return None if value is None else max(-LARGEST, min(LARGEST, value))
+
+
+Counter = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in a column of type INTEGER
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {str: Words, int: Whole, float: Double, bool: Boolean, dict[str, Any]: JSON, list[Any]: JSON}
+
+
+def _run() -> Mapped[str]:
+    return mapped_column(String(80), ForeignKey("runs.run_id"), primary_key=True)
+
+
+class Traffic:
+    """Bytes both ways: `payload` in frames, `wire` on the devices' sockets (null where no wire is)."""
+
+    payload_up: Mapped[int] = mapped_column(default=0)
+    payload_down: Mapped[int] = mapped_column(default=0)
+    wire_up: Mapped[int | None]
+    wire_down: Mapped[int | None]
+
+
+class Outcomes:
+    """How many asks ended in each way; what is still out is `asked` less all others."""
+
+    folded_count: Mapped[int] = mapped_column(default=0)
+    late: Mapped[int] = mapped_column(default=0)
+    dropped: Mapped[int] = mapped_column(default=0)
+    failed: Mapped[int] = mapped_column(default=0)
+
+
+class Run(Traffic, Outcomes, Base):
+    __tablename__ = "runs"
+    __table_args__ = (UniqueConstraint("task", "task_number"),)
+
+    number: Mapped[int] = mapped_column(Counter, primary_key=True)  # the order in which runs were made
+    run_id: Mapped[str] = mapped_column(String(80), unique=True)
+    task: Mapped[str] = mapped_column(String(63))
+    task_number: Mapped[int]
+    source: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(16), index=True)
+    status_text: Mapped[str] = mapped_column(default="")
+    exit_code: Mapped[int] = mapped_column(default=0)
+    plan: Mapped[dict[str, Any]]
+    layout: Mapped[dict[str, Any]]
+    size: Mapped[int]  # trained elements
+    task_report: Mapped[dict[str, Any]]
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    rounds_total: Mapped[int]
+    rounds_closed: Mapped[int] = mapped_column(default=0)
+    version: Mapped[int] = mapped_column(default=0)
+    model_digest: Mapped[str] = mapped_column(default="")
+    model_file: Mapped[str] = mapped_column(default="")
+    best_version: Mapped[int | None]
+    best_value: Mapped[float | None]
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)  # newest
+    metrics0: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of the initial model
+    spread0: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    dense_up: Mapped[int] = mapped_column(default=0)  # what the same exchange takes in plain float32
+    dense_down: Mapped[int] = mapped_column(default=0)
+
+
+class Round(Traffic, Outcomes, Base):
+    __tablename__ = "rounds"
+
+    run_id: Mapped[str] = _run()
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    opened_at: Mapped[float]
+    closed_at: Mapped[float | None]
+    reason: Mapped[str] = mapped_column(default="")
+    base_version: Mapped[int]
+    version: Mapped[int | None]
+    deadline_s: Mapped[float]
+    codec: Mapped[str]
+    target: Mapped[int]
+    floor: Mapped[int]
+    candidates: Mapped[list[Any]]
+    asked: Mapped[list[Any]]
+    not_asked: Mapped[dict[str, Any]]
+    folded: Mapped[list[Any]] = mapped_column(default=list)
+    seconds: Mapped[float | None]
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    spread: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    slowest: Mapped[str] = mapped_column(default="")
+
+
+class Client(Traffic, Outcomes, Base):
+    """One device's part in one run."""
+
+    __tablename__ = "clients"
+
+    run_id: Mapped[str] = _run()
+    device: Mapped[str] = mapped_column(String(63), primary_key=True, index=True)
+    asked: Mapped[int] = mapped_column(default=0)
+    arrived: Mapped[int] = mapped_column(default=0)
+    sequence: Mapped[int] = mapped_column(default=0)  # the highest that was seen
+    last_outcome: Mapped[str] = mapped_column(default="")
+    last_at: Mapped[float | None]
+
+
+class Update(Traffic, Base):
+    """One ask, and what came of it."""
+
+    __tablename__ = "updates"
+    __table_args__ = (Index(None, "run_id", "update_id"), Index(None, "run_id", "round"))
+
+    run_id: Mapped[str] = _run()
+    ask_id: Mapped[str] = mapped_column(String(255), primary_key=True)
+    round: Mapped[int] = mapped_column(Integer)
+    device: Mapped[str] = mapped_column(String(63))
+    update_id: Mapped[str] = mapped_column(default="")
+    outcome: Mapped[str] = mapped_column(String(16), default="asked")
+    reason: Mapped[str] = mapped_column(default="")
+    late_answer: Mapped[bool] = mapped_column(default=False)
+    folded_round: Mapped[int | None] = mapped_column(Integer)
+    staleness: Mapped[int] = mapped_column(default=0)
+    asked_at: Mapped[float | None]
+    pulled_at: Mapped[float | None]
+    began_at: Mapped[float | None]
+    arrived_at: Mapped[float | None]
+    download_s: Mapped[float | None]
+    queue_s: Mapped[float | None]
+    evaluate_s: Mapped[float | None]
+    train_s: Mapped[float | None]
+    encode_s: Mapped[float | None]
+    examples: Mapped[int] = mapped_column(default=0)
+    steps: Mapped[int] = mapped_column(default=0)
+    norm: Mapped[float | None]
+    residual_norm: Mapped[float | None]
+    requests: Mapped[int] = mapped_column(default=0)
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Journal(Base):
+    """Every event of every run, and of the devices (with no run), in the order in which they became durable."""
+
+    __tablename__ = "journal"
+    __table_args__ = (Index(None, "run_id", "seq"),)
+
+    seq: Mapped[int] = mapped_column(Counter, primary_key=True)
+    run_id: Mapped[str | None] = mapped_column(String(80), ForeignKey("runs.run_id"))
+    at: Mapped[float]
+    kind: Mapped[str] = mapped_column(String(40))
+    body: Mapped[dict[str, Any]]
+
+
+class Checkpoint(Base):
+    """A model version that is durable in a file of its run's folder."""
+
+    __tablename__ = "checkpoints"
+
+    run_id: Mapped[str] = _run()
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    file: Mapped[str]
+    parts: Mapped[list[Any]]
+    counters: Mapped[dict[str, Any]]
+    at: Mapped[float]
+
+
+class Device(Base):
+    """Who may reach us. `change` counts all changes of approval: its maximum tells a cache that it is old."""
+
+    __tablename__ = "devices"
+
+    name: Mapped[str] = mapped_column(String(63), primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
+    public_key: Mapped[bytes] = mapped_column(LargeBinary)
+    state: Mapped[str] = mapped_column(String(16))
+    how: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float]
+    change: Mapped[int] = mapped_column(index=True)
+    online: Mapped[bool] = mapped_column(default=False)
+    seen_at: Mapped[float | None]
+    hello: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Command(Base):
+    """What a person ordered and what came of it: the queue and the audit log in one."""
+
+    __tablename__ = "commands"
+
+    id: Mapped[int] = mapped_column(Counter, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(40))
+    run_id: Mapped[str] = mapped_column(default="")
+    args: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    who: Mapped[str] = mapped_column(default="")
+    at: Mapped[float]
+    answered_at: Mapped[float | None] = mapped_column(index=True)
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
+class Login(Base):
+    """A code that opens one session, once."""
+
+    __tablename__ = "logins"
+
+    code_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    expires_at: Mapped[float]
+    used_at: Mapped[float | None]
+
+
+class Session(Base):
+    __tablename__ = "sessions"
+
+    token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[float]
+    expires_at: Mapped[float]

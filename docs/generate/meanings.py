@@ -1,0 +1,103 @@
+"""Exit codes, failure kinds and closing reasons: their names are the code's, what each means stands here.
+
+A name that the code has and this file lacks, or the other way round, stops the writing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from typing import get_args
+
+from docs.generate.table import table
+from thinwire.core import errors
+from thinwire.core.errors import ThinwireError
+from thinwire.core.events import CloseReason
+from thinwire.core.types import Failure
+
+EXIT_CODES = {
+    0: "done",
+    1: "failed",
+    2: "the command line cannot be understood",
+    3: "the plan or the task is wrong",
+    4: "the other end does not answer",
+    5: "the other end answers, and refuses",
+    6: "too few clients",
+    7: "the privacy budget is spent (nothing spends one yet)",
+    8: "data lost, damaged, or newer than this program",
+    9: "no such run, device or round",
+    10: "stopped by a person",
+    124: "timed out",
+    130: "interrupted (Ctrl-C); a run that was followed goes on",
+}
+
+CLOSING = {
+    "all": "every device that was asked has answered, and all that counts is folded.",
+    "enough": "as many answers as were wanted are folded, or nobody is outstanding any more and at least one device "
+    "that was asked had failed or gone.",
+    "deadline": "the deadline passed while somebody was outstanding; at least the fewest replies that make a step were "
+    "folded (`[cohort] min_replies`).",
+    "too-few": "fewer answers than make a step. The model stays as it was, and what had been folded goes back to its "
+    "senders. After `[cohort] retry_limit` such rounds in a row the run fails with exit code 6.",
+    "buffer": "a buffer of asynchronous updates was full. Buffered runs do not exist yet, so no round closes for it.",
+    "stopped": "a person stopped the run. No step is made.",
+}
+
+FAILURES = {
+    "task-error": "the task's code raised. The kind of exception and its place in the task are sent; its text and the "
+    "traceback stay on the device: `thinwire client logs --last-error`",
+    "task-missing": "nothing of the task's name is installed on the device: start its client with `--task NAME=MODULE`",
+    "task-mismatch": "the device's task differs from the run's in what `[run] task_match` compares",
+    "layout-mismatch": "the device's model has other tensors than the run's",
+    "base-mismatch": "the model as it arrived does not have the digest that the ask names",
+    "non-finite": "the local training came out with NaN or infinity; nothing was sent, the residual is as it was",
+    "need-plan": "the device does not hold the plan of which it was sent the digest; it is sent again",
+    "declined": "the device's own policy refuses the plan",
+    "state-lost": "the device used a sequence number again for other bytes: its state folder was lost or copied back",
+    "protocol": "the two ends speak protocols that are too far apart: update the older one",
+    "worker": "the process that trains has died",
+    "disk": "the device cannot write its state",
+    "left": "said by the aggregator: the device has not been heard of, or the person there stopped it",
+}
+
+
+def _same(what: str, code: set[str], here: Mapping[str, str]) -> None:
+    if code != set(here):
+        sys.exit(f"docs/generate: {what} that differ between the code and here: {sorted(code ^ set(here))}")
+
+
+def exit_codes_page() -> str:
+    kinds: dict[int, list[str]] = {}
+    for name, kind in vars(errors).items():
+        if inspect.isclass(kind) and issubclass(kind, ThinwireError):
+            kinds.setdefault(kind.exit_code, []).append(f"`{name}`")
+    if strange := set(kinds) - set(EXIT_CODES):
+        sys.exit(f"docs/generate: exit codes without a meaning here: {sorted(strange)}")
+    rows = [(str(code), meaning, ", ".join(kinds.get(code, []))) for code, meaning in EXIT_CODES.items()]
+    said = "Errors are printed to stderr in three lines: `error:` what went wrong, `why:` and `try:`."
+    return "\n\n".join(["# Exit codes", said, table(("code", "meaning", "raised as"), rows)])
+
+
+def failures_page() -> str:
+    told = re.search(r"Kinds: (.*?)\.\s*$", inspect.getdoc(Failure) or "", re.DOTALL)
+    kinds = re.sub(r"\(.*?\)", "", told[1] if told else "", flags=re.DOTALL)
+    _same("failure kinds", {kind.strip() for kind in kinds.split(",")}, FAILURES)
+    said = (
+        "Why a device did not answer an ask. A failure says its kind and a text that holds no data of the device: for "
+        "an error in the task, the class of the exception and its place in the task's code."
+    )
+    rows = [(f"`{kind}`", meaning) for kind, meaning in FAILURES.items()]
+    return "\n\n".join(["# Failure kinds", said, table(("kind", "meaning"), rows)])
+
+
+def closing_page() -> str:
+    _same("closing reasons", set(get_args(CloseReason)), CLOSING)
+    said = (
+        "A round closes for exactly one reason. It is in the journal, on the page and in `thinwire runs show`. See "
+        "also [a round](../explain/a-round.md)."
+    )
+    return "\n\n".join(
+        ["# Closing reasons", said, table(("reason", "meaning"), [(f"`{k}`", v) for k, v in CLOSING.items()])]
+    )

@@ -15,8 +15,8 @@ from thinwire.core.plan import RunPlan
 def plan_page() -> str:
     schema = RunPlan.model_json_schema()
     said = (
-        "A plan is a TOML file. `[run] task` and `[local] lr` are needed; everything else has a default. `thinwire plan "
-        "check PLAN` says what is wrong with one, `thinwire plan keys` prints this list. Keys that a later version "
+        "A plan is a TOML file. `[run] task` and `[local] lr` are needed; everything else has a default. `thinwire "
+        "plan check PLAN` says what is wrong with one, `thinwire plan keys` prints this list. Keys that a later version "
         "honours are in the format already; a value that this version cannot honour is refused, never ignored."
     )
     text = ["# The plan", said]
@@ -113,14 +113,14 @@ def _samples(annotation: Any) -> list[Any]:
     """Some values of a type, wrong ones among them."""
     options = get_args(annotation) or (annotation,)
     values: list[Any] = [option for option in options if isinstance(option, str)]
-    plain: dict[str, Any] = {"bool": True, "int": 7, "float": 0.25}
-    values += [some for word, some in plain.items() if word in str(annotation)]
     values += [
         [_samples(inner)[0]]
         for option in (annotation, *options)
         if get_origin(option) is list
         for inner in get_args(option)
     ]
+    plain: dict[str, Any] = {"bool": True, "int": 7, "float": 0.25}
+    values += [some for word, some in plain.items() if word in str(annotation)]
     values += ["device", "x"] if annotation is str else []
     for option in options:
         if inspect.isclass(option) and hasattr(option, "model_fields"):

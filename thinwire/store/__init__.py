@@ -1,4 +1,4 @@
-"""Everything durable of an aggregator but its models: journal, read tables, orders, devices, sessions; and the spool."""
+"""Everything durable of an aggregator but its models: journal, read tables, orders, devices, logins, spool."""
 
 from thinwire.store.rows import ClientRow, DeviceInfo, ModelRow, Order, RoundRow, RunRow, UpdateRow
 from thinwire.store.spool import FileSpool

@@ -29,7 +29,8 @@ def columns(head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def means(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """
+    """Each metric's sum over its count; what counted nothing is left out.
+
     >>> means({"eval/loss": (3.0, 2.0), "eval/accuracy": (0.0, 0.0)})
     {'eval/loss': 1.5}
     """

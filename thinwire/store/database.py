@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from thinwire.core.errors import DataLost, ThinwireError, Unreachable
 from thinwire.core.home import disk_error
 
+WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
 BUSY_S = 15.0  # how long a transaction waits for another process's; ours take milliseconds
 
 
@@ -33,12 +34,15 @@ class Database:
         self.url, self.read_only = url, read_only
         self.engine = _engine(url, read_only)
         self._writers = threading.RLock()
+        self._for_reading = self.engine
+        if not self.sqlite:  # SQLite's readers have one view from their BEGIN on
+            self._for_reading = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._for_writing = self.engine.execution_options(thinwire_write=True)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """One consistent view for a few quick reads."""
-        with self._in_words(), self.engine.begin() as connection:
+        with self._in_words(), self._for_reading.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -97,7 +101,9 @@ def database_url(path_or_url: str | Path) -> URL:
 def _engine(url: URL, read_only: bool) -> Engine:
     dumps = partial(json.dumps, separators=(",", ":"))
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, json_serializer=dumps, pool_pre_ping=True)
+        engine = create_engine(url, json_serializer=dumps, pool_pre_ping=True)
+        event.listen(engine, "begin", _begin)
+        return engine
     path = str(url.database)
     if not read_only:
         _private_file(Path(path))
@@ -116,13 +122,13 @@ def _private_file(path: Path) -> None:
         raise disk_error(error, path) from error
 
 
-def _reader(connection: sqlite3.Connection, record: object) -> None:
+def _reader(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # the driver would begin by itself, and too late for a reader's one view
     connection.execute("PRAGMA foreign_keys=ON")
 
 
-def _writer(connection: sqlite3.Connection, record: object) -> None:
-    _reader(connection, record)
+def _writer(connection: sqlite3.Connection, _record: object) -> None:
+    _reader(connection, _record)
     connection.execute("PRAGMA synchronous=FULL")
     until = time.monotonic() + BUSY_S
     while True:  # readers and the writer do not wait for each other; only this switch does, and SQLite not for it
@@ -138,4 +144,7 @@ def _writer(connection: sqlite3.Connection, record: object) -> None:
 def _begin(connection: Connection) -> None:
     """A writer takes its turn at once: one that began as a reader could be refused when it first writes."""
     writes = connection.get_execution_options().get("thinwire_write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    elif writes:  # one writer at a time here too: a journal's numbers rise in the order of commits
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")

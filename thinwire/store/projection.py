@@ -6,7 +6,6 @@ over the rows of `updates`. An event that tells nothing new (a fold repeated aft
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +13,18 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from thinwire.core.events import (
-    ClientAsked, ClientFailed, Evaluated, Event, ModelStored, RoundClosed, RoundOpened, RunStatusChanged,
-    UpdateAccepted, UpdateDropped, UpdateFolded,
-)  # fmt: skip
+    ClientAsked,
+    ClientFailed,
+    Evaluated,
+    Event,
+    ModelStored,
+    RoundClosed,
+    RoundOpened,
+    RunStatusChanged,
+    UpdateAccepted,
+    UpdateDropped,
+    UpdateFolded,
+)
 from thinwire.core.types import UpdateId
 from thinwire.store.answers import ANSWER, columns
 from thinwire.store.sums import Sums

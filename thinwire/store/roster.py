@@ -79,7 +79,7 @@ class StoredRoster:
         wanted = select(Client.run_id, Client.sequence).join(Run, Run.run_id == Client.run_id)
         with self._database.reading() as connection:
             rows = connection.execute(wanted.where(Client.device == name, Client.sequence > 0, going)).all()
-        return {run_id: sequence for run_id, sequence in rows}
+        return {row.run_id: row.sequence for row in rows}
 
     def _known(self) -> Mapping[str, DeviceRow]:
         with self._database.reading() as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
@@ -10,7 +11,7 @@ from thinwire.core.errors import DataLost
 from thinwire.store.database import Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-ADVISORY_LOCK = 0x7468696E77697265  # "thinwire": PostgreSQL's lock for those who migrate
+_UPGRADING = threading.Lock()  # Alembic keeps what it works on in a global
 
 
 def revisions() -> list[str]:
@@ -33,8 +34,6 @@ def prepare(database: Database) -> None:
     if database.read_only:
         raise DataLost(f"{database.name} is older than this program", hint="start the aggregator once: it upgrades it")
     with database.writing() as connection:
-        if not database.sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
         if _revision(database, connection) != revisions()[-1]:
             upgrade(connection)
 
@@ -47,7 +46,8 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    with _UPGRADING:
+        command.upgrade(config, revision)
 
 
 def _revision(database: Database, connection: Connection) -> str | None:

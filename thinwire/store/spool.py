@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.home import disk_error, private_folder, sync_folder, write_atomically
+from thinwire.core.home import disk_error, private_folder, write_atomically
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHead, UpdateId
 

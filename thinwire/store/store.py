@@ -116,7 +116,8 @@ class Store:
     def rounds(self, run_id: str) -> list[RoundRow]:
         return repository.rounds(self._database, run_id)
 
-    def updates(self, run_id: str, round: int | None = None) -> list[UpdateRow]:
+    def updates(self, run_id: str, round: int | None = None) -> list[UpdateRow]:  # noqa: A002
+        """One row an ask, of the whole run or of one round."""
         return repository.updates(self._database, run_id, round)
 
     def clients(self, run_id: str) -> list[ClientRow]:

@@ -108,7 +108,7 @@ _ADD_TO_CLIENT = (
     .values(
         _adding(Client, OF_CLIENTS)
         | {
-            "sequence": case((_SEEN > Client.sequence, _SEEN), else_=Client.sequence),
+            "sequence": case((Client.sequence < _SEEN, _SEEN), else_=Client.sequence),
             "last_outcome": func.coalesce(_OUTCOME, Client.last_outcome),
             "last_at": func.coalesce(_AT, Client.last_at),
         }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from thinwire.store.tables import Base
+from thinwire.store import tables
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=tables.Run.metadata,
     transactional_ddl=True,  # SQLite can, once the driver does not commit behind our back
 )
 context.run_migrations()

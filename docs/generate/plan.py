@@ -15,9 +15,10 @@ from thinwire.core.plan import RunPlan
 def plan_page() -> str:
     schema = RunPlan.model_json_schema()
     said = (
-        "A plan is a TOML file. `[run] task` and `[local] lr` are needed; everything else has a default. `thinwire "
-        "plan check PLAN` says what is wrong with one, `thinwire plan keys` prints this list. Keys that a later version "
-        "honours are in the format already; a value that this version cannot honour is refused, never ignored."
+        "A plan is a TOML file. `[run] task` and `[local] lr` are needed; everything else has a default. "
+        "`thinwire plan check PLAN` says what is wrong with one, `thinwire plan keys` prints this list. Keys that a "
+        "later version honours are in the format already; a value that this version cannot honour is refused, never "
+        "ignored."
     )
     text = ["# The plan", said]
     for name, field in RunPlan.model_fields.items():

@@ -1,0 +1,32 @@
+"""What all pages keep: links lead somewhere, and nothing names a machine's folders or a package registry."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.blocks import PAGES, ROOT
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+MACHINE = re.compile(r"/work/|/root/|/tmp/|pypi\.org|pythonhosted|download\.pytorch|conda\.anaconda")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_within_the_repository_lead_somewhere(name):
+    page = ROOT / name
+    targets = [link.partition("#")[0] for link in LINK.findall(page.read_text()) if "://" not in link]
+    assert [target for target in targets if target and not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_names_a_machine_or_a_registry(name):
+    assert MACHINE.findall((ROOT / name).read_text()) == []
+
+
+def test_every_page_of_docs_is_linked_from_another():
+    linked = set()
+    for name in PAGES:
+        folder = (ROOT / name).parent
+        linked |= {(folder / link.partition("#")[0]).resolve() for link in LINK.findall((ROOT / name).read_text())}
+    assert [name for name in PAGES if name.startswith("docs/") and (ROOT / name).resolve() not in linked] == []

@@ -23,8 +23,8 @@ class Section(BaseModel):
 class Target(Section):
     """Stop as soon as `metric` reaches `value` (loss: at most, others: at least)."""
 
-    metric: str = "accuracy"
-    value: float
+    metric: str = Field(default="accuracy", description="a metric of the task, or loss")
+    value: float = Field(description="where to stop: loss at most, others at least this")
 
 
 class RunSection(Section):
@@ -51,9 +51,9 @@ class RunSection(Section):
 class Requires(Section):
     """What a device must have to be asked."""
 
-    memory_gb: NotNegative = 0.0
-    mains: bool = False
-    unmetered: bool = False
+    memory_gb: NotNegative = Field(default=0.0, description="free memory in GiB")
+    mains: bool = Field(default=False, description="on mains power")
+    unmetered: bool = Field(default=False, description="on a link that is not paid by volume")
 
 
 class CohortSection(Section):
@@ -81,17 +81,23 @@ class CohortSection(Section):
     retry_limit: Annotated[int, Field(ge=0)] = Field(
         default=3, description="rounds in a row with too few replies before the run fails"
     )
-    mode: Literal["sync", "buffered"] = "sync"
-    buffer: Count = 10
-    max_concurrency: Annotated[int, Field(ge=0)] = 0
-    selection: Literal["uniform", "speed", "link"] = "uniform"
-    requires: Requires = Requires()
+    mode: Literal["sync", "buffered"] = Field(
+        default="sync", description="rounds, or a buffer that fills as replies come"
+    )
+    buffer: Count = Field(default=10, description='replies that fill the buffer of mode = "buffered"')
+    max_concurrency: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="devices that may be at work at once; 0: no limit"
+    )
+    selection: Literal["uniform", "speed", "link"] = Field(
+        default="uniform", description="how a round's devices are drawn"
+    )
+    requires: Requires = Field(default=Requires(), description="what a device must have to be asked")
 
 
 class Overlap(Section):
     """Delayed averaging: training goes on while updates travel."""
 
-    max_delay: Count = 1
+    max_delay: Count = Field(default=1, description="rounds that a change may be under way while training goes on")
 
 
 class LocalSection(Section):
@@ -104,31 +110,33 @@ class LocalSection(Section):
     epochs: Positive | None = Field(
         default=None, description="passes over the device's data a round; default 1 where no steps are given"
     )
-    min_steps: Count = 1
-    codec_threads: Annotated[int, Field(ge=0)] = 0
+    min_steps: Count = Field(default=1, description="fewest steps of partial work that count")
+    codec_threads: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="threads that encode; 0: as many as cores"
+    )
     batch: Count = Field(default=32, description="examples a batch")
     accumulate: Count = Field(default=1, description="batches whose gradients make one step")
     optimizer: Literal["sgd", "adam", "adamw", "task"] = Field(
         default="sgd", description='"task": the task\'s own optimizer()'
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of sgd")
-    weight_decay: NotNegative = 0.0
-    schedule: Literal["constant"] = "constant"
+    weight_decay: NotNegative = Field(default=0.0, description="of the optimizer")
+    schedule: Literal["constant"] = Field(default="constant", description="how lr moves over the rounds")
     clip_grad: Positive | None = Field(default=None, description="largest L2 norm of a step's gradient")
     prox: NotNegative = Field(default=0.0, description="FedProx's mu")
     buffers: Literal["average", "local", "frozen"] = Field(
         default="average", description="BatchNorm statistics and the like"
     )
-    partial: bool = False
-    overlap: Overlap | None = None
+    partial: bool = Field(default=False, description="send what was done when the deadline comes")
+    overlap: Overlap | None = Field(default=None, description="delayed averaging: train on while updates travel")
     durability: Literal["round", "exit"] = Field(default="round", description="when a device makes its state durable")
 
 
 class Warmup(Section):
     """Milder ratios for the first rounds."""
 
-    rounds: Count
-    ratios: list[Share]
+    rounds: Count = Field(description="rounds until the codec's own ratio holds")
+    ratios: list[Share] = Field(description="ratios on the way there")
 
 
 class UplinkSection(Section):
@@ -141,25 +149,27 @@ class UplinkSection(Section):
     feedback: Literal["classic", "ef21", "none"] = Field(
         default="classic", description="what becomes of what was not sent"
     )
-    feedback_decay: Share = 1.0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    warmup: Warmup | None = None
-    ladder: list[str] = []
+    feedback_decay: Share = Field(default=1.0, description="what is left of the residual after each round")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of the feedback")
+    warmup: Warmup | None = Field(default=None, description="milder ratios for the first rounds")
+    ladder: list[str] = Field(default=[], description="codecs to choose from by link and deadline")
 
 
 class DownlinkSection(Section):
     """How the model travels to the devices."""
 
-    codec: str = "identity"
-    feedback: Literal["shadow"] = "shadow"
-    full_every: Annotated[int, Field(ge=0)] = 0
-    log_rounds: Count = 20
+    codec: str = Field(default="identity", description="a chain of codecs for the model's changes")
+    feedback: Literal["shadow"] = Field(
+        default="shadow", description="the server keeps the model that the devices have"
+    )
+    full_every: Annotated[int, Field(ge=0)] = Field(default=0, description="rounds between two full models; 0: never")
+    log_rounds: Count = Field(default=20, description="rounds that a device may be behind and still get changes only")
 
 
 class ServerSection(Section):
     """What the aggregator does with the replies."""
 
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
     optimizer: str = Field(default="fedavg", description="how the mean change becomes a step")
     lr: Positive = Field(default=1.0, description="of the server's step")
     reduce: str = Field(default="mean", description="how changes are put together")
@@ -168,24 +178,24 @@ class ServerSection(Section):
 class SecureSection(Section):
     """Secure sums: the server sees only the sum."""
 
-    enabled: bool = False
-    adversary: Literal["curious", "malicious"] = "curious"
-    max_corrupt: Share = 0.1
-    max_dropout: Share = 0.1
-    min_survivors: Annotated[int, Field(ge=0)] = 0
-    bits: Annotated[int, Field(ge=2, le=32)] = 8
-    support: Positive = 1.0
-    rotate: bool = False
-    post_quantum: bool = False
+    enabled: bool = Field(default=False, description="sum under masks")
+    adversary: Literal["curious", "malicious"] = Field(default="curious", description="the server that is withstood")
+    max_corrupt: Share = Field(default=0.1, description="share of devices that may collude with it")
+    max_dropout: Share = Field(default=0.1, description="share of devices that may be lost in a round")
+    min_survivors: Annotated[int, Field(ge=0)] = Field(default=0, description="fewest devices in a sum")
+    bits: Annotated[int, Field(ge=2, le=32)] = Field(default=8, description="of one value before it is masked")
+    support: Positive = Field(default=1.0, description="share of coordinates, the same for all devices")
+    rotate: bool = Field(default=False, description="rotate before rounding")
+    post_quantum: bool = Field(default=False, description="keys from X25519 and ML-KEM together")
 
 
 class PrivacySection(Section):
     """Differential privacy."""
 
-    mode: Literal["off", "central", "distributed", "example"] = "off"
-    clip: Positive | None = None
-    adaptive: bool = False
-    noise_multiplier: Positive | None = None
-    target_epsilon: Positive | None = None
-    delta: Positive = 1e-5
-    budget: Positive | None = None
+    mode: Literal["off", "central", "distributed", "example"] = Field(default="off", description="who adds the noise")
+    clip: Positive | None = Field(default=None, description="largest L2 norm of a device's change")
+    adaptive: bool = Field(default=False, description="clip follows a quantile of the norms")
+    noise_multiplier: Positive | None = Field(default=None, description="noise over clip")
+    target_epsilon: Positive | None = Field(default=None, description="epsilon of the whole run, instead of the noise")
+    delta: Positive = Field(default=1e-5, description="the probability outside epsilon")
+    budget: Positive | None = Field(default=None, description="epsilon at which the run stops")

@@ -1,0 +1,137 @@
+"""A roster and a spool as small as their protocols allow, and what builds a fleet and its links on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.errors import Refused
+from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How
+from thinwire.core.messages import reply_from_bytes, reply_to_bytes
+from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.flower import FlowerFleet, FlowerLink, device_key
+
+
+@dataclass
+class MemoryRoster:
+    """Devices in a dict."""
+
+    devices: dict[str, DeviceRow] = field(default_factory=dict)
+    hellos: list[Hello] = field(default_factory=list)
+
+    def rows(self) -> Sequence[DeviceRow]:
+        return list(self.devices.values())
+
+    def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
+        return next((row for row in self.devices.values() if row.fingerprint == fingerprint), None)
+
+    def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow:
+        if name in self.devices:
+            raise Refused(f"the name {name!r} is taken", why="another key has it")
+        return self.devices.setdefault(name, DeviceRow(name, fingerprint, public_key, "approved", how, time.time()))
+
+    def seen(self, hello: Hello, at: float) -> None:
+        self.hellos.append(hello)
+
+    def sequences(self, name: str) -> Mapping[str, int]:
+        return {}
+
+    def put(self, name: str, state: DeviceState) -> None:
+        self.devices[name] = replace(self.devices[name], state=state)
+
+
+@dataclass
+class FolderSpool:
+    """Files in a folder: `ID` with the parts, `ID.head` beside it once it is visible."""
+
+    folder: Path
+
+    def path(self, update_id: UpdateId) -> Path:
+        return self.folder / f"{update_id.run}-{update_id.device}-{update_id.sequence}"
+
+    def draft(self, update_id: UpdateId) -> Path:
+        self.folder.mkdir(exist_ok=True)
+        return self.folder / f".{uuid.uuid4().hex}"
+
+    def commit(self, draft: Path, head: ReplyHead) -> None:
+        os.replace(draft, self.path(head.update_id))
+        self._head(head.update_id).write_bytes(reply_to_bytes(head))
+
+    def head(self, update_id: UpdateId) -> ReplyHead | None:
+        path = self._head(update_id)
+        return _read(path) if path.exists() else None
+
+    def heads(self) -> Sequence[ReplyHead]:
+        paths = sorted(self.folder.glob("*.head"), key=lambda path: path.stat().st_mtime_ns)
+        return [_read(path) for path in paths]
+
+    def open(self, update_id: UpdateId) -> Iterator[bytes]:
+        head = self.head(update_id)
+        assert head is not None
+        with open(self.path(update_id), "rb") as file:
+            for part in head.parts:
+                yield file.read(part.length)
+
+    def delete(self, update_id: UpdateId) -> None:
+        self.path(update_id).unlink(missing_ok=True)
+        self._head(update_id).unlink(missing_ok=True)
+
+    def drafts(self) -> list[Path]:
+        return list(self.folder.glob(".*"))
+
+    def _head(self, update_id: UpdateId) -> Path:
+        path = self.path(update_id)
+        return path.with_name(f"{path.name}.head")
+
+
+def _read(path: Path) -> ReplyHead:
+    head = reply_from_bytes(path.read_bytes())
+    assert isinstance(head, ReplyHead)
+    return head
+
+
+class Place:
+    """A fleet with its roster and spool; `restart` is what a restart of the aggregator is."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        self.roster, self.spool = MemoryRoster(), FolderSpool(folder / "spool")
+        self.options: dict[str, Any] = {"grace_s": 0.2, **options}
+        self.fleet = FlowerFleet(self.roster, self.spool, **self.options)
+        self.links: list[FlowerLink] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.fleet.address}"
+
+    def link(self, name: str) -> FlowerLink:
+        folder = self.folder / "clients" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        link = FlowerLink(self.url, device_key(folder), name, folder)
+        self.links.append(link)
+        return link
+
+    def restart(self) -> None:
+        port = int(self.fleet.address.rsplit(":", 1)[1])
+        self.fleet.close()
+        self.fleet = FlowerFleet(self.roster, self.spool, port=port, **self.options)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self.fleet.close()
+
+
+@contextlib.contextmanager
+def place(folder: Path, **options: Any) -> Iterator[Place]:
+    made = Place(folder, **options)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,180 @@
+"""The door: the one address that devices reach. It passes the lane's paths and answers 404 to everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from thinwire.core.errors import ThinwireError
+from thinwire.flower.refusals import Refusal
+from thinwire.flower.requests import Gone, Receive, Request, Send
+from thinwire.flower.wire import WireProtocol
+
+Route = Callable[[Request], Awaitable[None]]
+BACKLOG = 1024
+KEEP_ALIVE_S = 120  # of an idle connection: longer than the poll, so that a push seldom needs a new one
+CLOSING_S = 3  # what is in progress when the door closes gets so long
+
+log = logging.getLogger("thinwire.door")
+
+
+class Door:
+    """The ASGI app. A route raises `Refusal`; whatever else goes wrong in it is ours, and stays here."""
+
+    def __init__(self, routes: Mapping[str, Route]) -> None:
+        self._routes = routes
+        self.answers: Counter[str] = Counter()  # "path" and "path status" for what was refused
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive, send)
+        route = self._routes.get(request.path) if request.method == "POST" else None
+        try:
+            if route is None:
+                self.answers["404"] += 1
+                await request.answer(404)
+                return
+            self.answers[request.path] += 1
+            await self._serve(route, request)
+        except (Gone, TimeoutError):
+            request.wire.close()
+
+    async def _serve(self, route: Route, request: Request) -> None:
+        try:
+            await route(request)
+        except Refusal as refusal:
+            self.answers[f"{request.path} {refusal.status}"] += 1
+            await request.answer(refusal.status, refusal.body(), b"application/json")
+        except (Gone, TimeoutError):
+            raise
+        except Exception:
+            log.exception("a defect of Thinwire at %s", request.path)
+            if request.answered:
+                raise Gone from None
+            await request.answer(503, Refusal(503, "internal", "the aggregator met a defect").body())
+
+
+class Serving:
+    """The door's thread: its loop, the SuperLink's lifespan in it, and uvicorn on a socket that we bound.
+
+    `background` runs in that loop beside it, until the end.
+    """
+
+    def __init__(
+        self,
+        app: Door,
+        host: str,
+        port: int,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]],
+        background: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._socket = _bound(host, port)
+        self._lifespan, self._background = lifespan, background
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app, http=WireProtocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+                server_header=False, date_header=False, timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CLOSING_S,
+            )
+        )  # fmt: skip
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._failure: BaseException | None = None
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="thinwire-door", daemon=True)
+
+    @property
+    def address(self) -> str:
+        host, port = self._socket.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def start(self) -> None:
+        self._address = self.address
+        self._thread.start()
+        self._up.wait()
+        if self._failure is not None:
+            raise ThinwireError("the door for devices did not open", why=repr(self._failure)) from self._failure
+
+    def soon(self, call: Callable[..., None], *args: Any) -> None:
+        """Call something in the door's loop; after its end, nothing."""
+        try:
+            self.loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            if self._thread.is_alive():
+                raise
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+            log.debug("the door ended", exc_info=True)
+        finally:
+            self._up.set()
+
+    async def _serve(self) -> None:
+        async with self._lifespan():
+            background = asyncio.ensure_future(self._background())
+            up = asyncio.ensure_future(self._say_when_up())
+            try:
+                await self._server.serve(sockets=[self._socket])
+            finally:
+                for task in (background, up):
+                    task.cancel()
+                await asyncio.gather(background, up, return_exceptions=True)
+
+    async def _say_when_up(self) -> None:
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.002)
+        self._up.set()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A listening socket, or why there is none."""
+    where = f"{host}:{port}"
+    if not _is_loopback(host):
+        raise ThinwireError(
+            f"the door cannot be opened on {where}",
+            why="devices on other machines need TLS, and this version does not have it yet",
+            hint="--listen 127.0.0.1:9090",
+        )
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind(address)
+            made.listen(BACKLOG)
+        except OSError:
+            made.close()
+            raise
+    except (OSError, OverflowError) as error:
+        raise ThinwireError(
+            f"cannot listen on {where}",
+            why=getattr(error, "strerror", None) or str(error),
+            hint="another aggregator may run (thinwire aggregator status); or another port: --listen 127.0.0.1:0",
+        ) from error
+    return made
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,163 @@
+"""What is asked of whom and what came back: the one thing that the fleet's thread and the door's thread share."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from thinwire.core.fleet import Arrival, Envelope
+from thinwire.core.messages import ask_to_bytes, reply_from_bytes, reply_to_bytes
+from thinwire.core.types import Failure, ReplyHead, UpdateId
+from thinwire.flower.grid import Grid, Message
+
+T, V = TypeVar("T"), TypeVar("V")
+REMEMBERED = 65_536  # withdrawn asks, and answers that left the spool
+
+
+@dataclass
+class Outstanding:
+    """An ask without an answer yet, and its Flower message. `pulled_at` is wall-clock, 0 before the first pull."""
+
+    envelope: Envelope
+    message: Message
+    data: bytes
+    pulled_at: float = 0.0
+
+
+class Exchange:
+    """Asks by device, in the order sent; arrivals in the order they came.
+
+    Law: an ask stays until it is answered or cancelled, whatever becomes of connections and processes.
+    """
+
+    def __init__(self, grid: Grid, wake: Callable[[Iterable[str]], None]) -> None:
+        self._grid, self._wake = grid, wake
+        self._changed = threading.Condition()
+        self._nodes: dict[str, int] = {}
+        self._asks: dict[str, dict[str, Outstanding]] = {}
+        self._asked: dict[str, str] = {}  # ask_id -> device
+        self._withdrawn: OrderedDict[str, None] = OrderedDict()
+        self._answers: OrderedDict[UpdateId, bytes] = OrderedDict()
+        self._arrivals: deque[Arrival | Message] = deque()
+
+    # The fleet's thread
+
+    def send(self, envelopes: Sequence[Envelope]) -> None:
+        with self._changed:
+            for envelope in envelopes:
+                device, ask = envelope.device, envelope.ask
+                if (node_id := self._nodes.get(device)) is None:
+                    self._arrived(Failure("left", "no such device", ask.ask_id, device))
+                    continue
+                self._settle(ask.ask_id)
+                self._withdrawn.pop(ask.ask_id, None)
+                data = ask_to_bytes(ask)
+                message = self._grid.ask(node_id, data, group=f"{ask.run}/{ask.round}")
+                self._asks.setdefault(device, {})[ask.ask_id] = Outstanding(envelope, message, data)
+                self._asked[ask.ask_id] = device
+        self._wake({envelope.device for envelope in envelopes})
+
+    def cancel(self, ask_ids: Sequence[str]) -> None:
+        with self._changed:
+            known = all(ask_id in self._asked for ask_id in ask_ids)  # else a device may hold it from before a restart
+            devices = {self._asked[ask_id] for ask_id in ask_ids} if known else set(self._nodes)
+            for ask_id in ask_ids:
+                self._settle(ask_id)
+                _remember(self._withdrawn, ask_id, None)
+        self._wake(devices)
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._arrivals), wait_s)
+            came, self._arrivals = list(self._arrivals), deque()
+        replies = [entry for entry in came if isinstance(entry, Message)]
+        heads = iter([reply_from_bytes(data) for data in self._grid.collect(replies)])
+        return [next(heads) if isinstance(entry, Message) else entry for entry in came]
+
+    # The door's thread
+
+    def register(self, device: str, node_id: int) -> None:
+        with self._changed:
+            self._nodes[device] = node_id
+
+    def node_of(self, device: str) -> int:
+        with self._changed:
+            return self._nodes.get(device, 0)
+
+    def next_for(self, device: str, held: set[str]) -> Outstanding | None:
+        """The oldest ask that the device does not hold."""
+        with self._changed:
+            asks = self._asks.get(device, {})
+            for ask_id in [a for a in held if a in asks and asks[a].envelope.ask.kind == "stop"]:
+                self._settle(ask_id)  # nobody answers a stop: that it is held is all there is to know
+            return next((asks[ask_id] for ask_id in asks if ask_id not in held), None)
+
+    def withdrawn(self, held: set[str]) -> list[str]:
+        with self._changed:
+            return [ask_id for ask_id in held if ask_id in self._withdrawn]
+
+    def pulled(self, outstanding: Outstanding, at: float) -> None:
+        self._grid.delivered(outstanding.message)
+        outstanding.pulled_at = at
+
+    def pulled_at(self, ask_id: str) -> float:
+        with self._changed:
+            outstanding = self._asks.get(self._asked.get(ask_id, ""), {}).get(ask_id)
+            return outstanding.pulled_at if outstanding else 0.0
+
+    def answered(self, device: str, reply: ReplyHead | Failure) -> None:
+        """An answer is durable: its ask is settled, and the fleet polls it as a Flower reply.
+
+        An answer to an ask that this process never sent (it was restarted) gets an ask of its own in Flower's state.
+        """
+        with self._changed:
+            outstanding = self._asks.get(device, {}).get(reply.ask_id)
+            message = outstanding.message if outstanding else self._grid.ask(self._nodes[device], b"")
+            self._settle(reply.ask_id, forget=False)
+            if isinstance(reply, ReplyHead):
+                _remember(self._answers, reply.update_id, answer_digest(reply))
+            self._arrived(self._grid.reply(message, reply_to_bytes(reply)))
+
+    def settle(self, ask_id: str) -> None:
+        """Its answer was here before."""
+        with self._changed:
+            self._settle(ask_id)
+
+    def seen(self, update_id: UpdateId) -> bytes | None:
+        """The digest of the answer that came under this id, also after it was acked."""
+        with self._changed:
+            return self._answers.get(update_id)
+
+    def arrived(self, arrival: Arrival) -> None:
+        """Something to poll that is no answer to a Flower message."""
+        with self._changed:
+            if isinstance(arrival, ReplyHead):
+                _remember(self._answers, arrival.update_id, answer_digest(arrival))
+            self._arrived(arrival)
+
+    def _arrived(self, arrival: Arrival | Message) -> None:
+        self._arrivals.append(arrival)
+        self._changed.notify_all()
+
+    def _settle(self, ask_id: str, forget: bool = True) -> None:
+        device = self._asked.pop(ask_id, None)
+        if device is not None:
+            outstanding = self._asks[device].pop(ask_id)
+            if forget:
+                self._grid.forget(outstanding.message)
+
+
+def answer_digest(head: ReplyHead) -> bytes:
+    """What two answers under one update_id must share to be one answer: all but the times they took."""
+    said = (head.parts, head.base_version, head.examples, head.steps, head.a, head.codec, sorted(head.metrics.items()))
+    return hashlib.sha256(repr(said).encode()).digest()
+
+
+def _remember(memory: OrderedDict[T, V], key: T, value: V) -> None:
+    memory[key] = value
+    while len(memory) > REMEMBERED:
+        memory.popitem(last=False)

@@ -1,0 +1,80 @@
+"""A Grid on Flower's state: asks and reply heads are Flower Messages. Frames never enter its object store.
+
+`Message` is given its metadata whole: Flower's own way to fill it goes through a process-wide identity.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from thinwire.flower.superlink import SuperLink  # first: it sets what flwr reads when it is imported
+
+from flwr.app import ConfigRecord, Message, RecordDict  # isort: skip
+from flwr.app.metadata import Metadata  # isort: skip
+from flwr.common.constant import SUPERLINK_NODE_ID  # isort: skip
+
+RECORD = "thinwire"
+ASK, REPLY = "ask", "reply"
+TTL_S = 10 * 365 * 86400.0  # the round decides when an ask is too old, not Flower
+
+
+class Grid:
+    """Messages of one Flower run. Called from the fleet's thread and the door's; Flower's state has its own lock."""
+
+    def __init__(self, superlink: SuperLink) -> None:
+        self._state, self._run_id, self._task_id = superlink.state, superlink.run_id, superlink.task_id
+
+    def ask(self, node_id: int, data: bytes, group: str = "") -> Message:
+        """Store an ask for a node."""
+        message = self._message(ASK, data, SUPERLINK_NODE_ID, node_id, group=group)
+        if self._state.store_message_ins(message) is None:
+            raise RuntimeError(f"Flower did not take an ask for node {node_id}")
+        return message
+
+    def delivered(self, message: Message) -> None:
+        """Mark an ask as handed out, as Flower does at a node's pull. Re-delivery is ours, so this only informs.
+
+        Flower's own `get_message_ins` looks at every message of every node at each call.
+        """
+        message.metadata.delivered_at = datetime.now(UTC).isoformat()
+
+    def reply(self, ask: Message, data: bytes) -> Message:
+        """Store the reply to an ask."""
+        meta = ask.metadata
+        reply = self._message(REPLY, data, meta.dst_node_id, SUPERLINK_NODE_ID, meta.message_id, meta.group_id)
+        reply.metadata.ttl = meta.created_at + meta.ttl - reply.metadata.created_at
+        if self._state.store_message_res(reply) is None:
+            raise RuntimeError(f"Flower did not take the reply to {meta.message_id}")
+        return reply
+
+    def collect(self, replies: Sequence[Message]) -> list[bytes]:
+        """Take replies out of Flower's state, which forgets them and their asks.
+
+        Flower's own `get_message_res` puts an error in the place of a reply whose node has gone offline since.
+        """
+        self._state.delete_messages(message_ins_ids={reply.metadata.reply_to_message_id for reply in replies})
+        return [reply.content[RECORD][REPLY] for reply in replies]
+
+    def forget(self, message: Message) -> None:
+        """Delete an ask that is withdrawn."""
+        self._state.delete_messages(message_ins_ids={message.metadata.message_id})
+
+    def _message(
+        self, kind: str, data: bytes, src_node_id: int, dst_node_id: int, reply_to: str = "", group: str = ""
+    ) -> Message:
+        metadata = Metadata(
+            run_id=self._run_id,
+            message_id=uuid.uuid4().hex,
+            src_node_id=src_node_id,
+            dst_node_id=dst_node_id,
+            reply_to_message_id=reply_to,
+            group_id=group,
+            created_at=time.time(),
+            ttl=TTL_S,
+            message_type="query",
+            src_task_id=self._task_id,
+        )
+        return Message(content=RecordDict({RECORD: ConfigRecord({kind: data})}), metadata=metadata)

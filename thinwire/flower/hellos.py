@@ -1,0 +1,50 @@
+"""Hello and Welcome as JSON bytes, and what a hello must be to be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from thinwire.core.errors import BadPayload
+from thinwire.core.fleet import Hello, TaskReport, Welcome
+from thinwire.core.types import DEVICE_NAME, PROTOCOL
+
+MAX_TASKS = 256
+MAX_TEXT = 4096
+
+
+def to_bytes(said: Hello | Welcome) -> bytes:
+    return json.dumps(dataclasses.asdict(said), separators=(",", ":")).encode()
+
+
+def hello_from_bytes(data: bytes) -> Hello:
+    """Read a stranger's hello: texts and lists are bounded, the name is one that a device may have."""
+    try:
+        raw: Any = json.loads(data)
+        if int(raw["protocol"]) != PROTOCOL:
+            raise BadPayload(f"protocol {raw['protocol']!r} is not spoken here", why=f"this is version {PROTOCOL}")
+        name, process = str(raw["name"]), str(raw["process"])
+        if not DEVICE_NAME.fullmatch(name):
+            raise BadPayload(f"{name[:80]!r} cannot be a device's name", why="a-z, 0-9 and -, at most 63")
+        if not 1 <= len(process) <= 64:
+            raise BadPayload("a process is named by 1 to 64 characters")
+        tasks = tuple(_task(task) for task in raw["tasks"][:MAX_TASKS])
+        versions = {str(k)[:64]: str(v)[:64] for k, v in list(raw["versions"].items())[:64]}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
+    return Hello(name, process, tasks, versions)
+
+
+def welcome_from_bytes(data: bytes) -> Welcome:
+    try:
+        raw: Any = json.loads(data)
+        sequences = {str(run): int(sequence) for run, sequence in raw["sequences"].items()}
+        return Welcome(str(raw["name"]), sequences, float(raw["poll_s"]), float(raw["server_time"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error
+
+
+def _task(raw: Any) -> TaskReport:
+    texts = {name: str(raw[name])[:MAX_TEXT] for name in ("name", "version", "source_digest", "layout_digest", "error")}
+    return TaskReport(**texts, codecs=tuple(str(codec)[:MAX_TEXT] for codec in raw["codecs"][:MAX_TASKS]))

@@ -1,0 +1,113 @@
+"""The route on which a device waits for asks: answered when there is one, or when the wait is over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.core.clock import Clock
+from thinwire.flower.entry import Entry
+from thinwire.flower.exchange import Exchange, Outstanding
+from thinwire.flower.framing import MAX_PULL_BYTES, STREAM_BYTES, block
+from thinwire.flower.refusals import Refusal
+from thinwire.flower.requests import Gone, Request
+from thinwire.flower.sessions import Session, Sessions
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a pull says: which process it is, how long it waits, and which asks it holds already.
+
+    What it holds decides what it gets, so an answer that was lost on the way is simply given again.
+    """
+
+    process: str
+    wait_s: float
+    held: frozenset[str]
+
+    @classmethod
+    def read(cls, data: bytes) -> Wanted:
+        try:
+            raw = json.loads(data)
+            return cls(str(raw["process"]), float(raw["wait_s"]), frozenset(str(held) for held in raw["held"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Refusal(400, "protocol", f"cannot read the pull: {error}") from error
+
+
+class PullRoute:
+    """A waiting pull costs one timer and one event; hundreds of them cost nothing while nothing happens."""
+
+    def __init__(self, entry: Entry, exchange: Exchange, sessions: Sessions, clock: Clock, poll_s: float) -> None:
+        self._entry, self._exchange, self._sessions = entry, exchange, sessions
+        self._clock, self._poll_s = clock, poll_s
+        self.closing = False
+
+    async def __call__(self, request: Request) -> None:
+        self._entry.known(request)
+        head = await request.head(MAX_PULL_BYTES)
+        row = self._entry.admit(request, head)
+        wanted = Wanted.read(head)
+        session = self._sessions.of(row.name)
+        if session is None or session.hello.process != wanted.process:
+            raise Refusal(401, "hello", "this process has not said hello here")
+        self._sessions.listen(session, request.wire)
+        session.held, session.turn = set(wanted.held), session.turn + 1
+        with self._sessions.call(row.name):
+            outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._poll_s))
+            await self._answer(request, outstanding, withdrawn)
+
+    async def _wait(self, request: Request, session: Session, wait_s: float) -> tuple[Outstanding | None, list[str]]:
+        """Until there is something to say, or the wait is over. A newer pull of the same process ends this one."""
+        loop, turn = asyncio.get_running_loop(), session.turn
+        until = loop.time() + wait_s
+        while True:
+            if self.closing:
+                raise Refusal(503, "closing", "the aggregator is closing")
+            if not request.wire.open:
+                raise Gone
+            if session.turn != turn:
+                return None, []
+            outstanding = self._exchange.next_for(session.device, session.held)
+            withdrawn = self._exchange.withdrawn(session.held)
+            if outstanding or withdrawn or loop.time() >= until:
+                return outstanding, withdrawn
+            session.woken.clear()
+            timer = loop.call_at(until, session.woken.set)
+            try:
+                await session.woken.wait()
+            finally:
+                timer.cancel()
+
+    async def _answer(self, request: Request, outstanding: Outstanding | None, withdrawn: list[str]) -> None:
+        control = block(json.dumps({"cancelled": withdrawn}).encode() if withdrawn else b"{}")
+        if outstanding is None:
+            await request.answer(200, control + block(b""))
+            return
+        parts, bundle = outstanding.envelope.ask.parts, outstanding.envelope.bundle
+        heads = control + block(outstanding.data)
+        self._exchange.pulled(outstanding, self._clock.wall())
+        length = sum(part.length for part in parts)
+        await request.begin(200, [(b"content-length", str(len(heads) + length).encode())])
+        await request.write(heads, more=bool(length))
+        if length and bundle is not None:
+            async for data, more in _read(bundle, length):
+                await request.write(data, more)
+
+
+async def _read(path: Path, length: int) -> AsyncIterator[tuple[bytes, bool]]:
+    """A file in pieces, the next one read while this one is sent, and whether more follow."""
+    with await asyncio.to_thread(open, path, "rb", 0) as file:
+        ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(STREAM_BYTES, length)))
+        try:
+            while length:
+                data = await ahead
+                if not data:
+                    raise OSError(f"{path} is shorter than its ask says")
+                length -= len(data)
+                ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(STREAM_BYTES, length)))
+                yield data, length > 0
+        finally:
+            await asyncio.wait([ahead])

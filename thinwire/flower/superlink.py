@@ -1,0 +1,155 @@
+"""Flower's SuperLink inside this process: its app, its state, one run. It listens nowhere; only grid.py talks to it.
+
+`create_app` and all behind it are private to flwr: they stand in this file and grid.py, `PRIVATE_NAMES` lists them,
+and tests/flower/test_flwr_contract.py fails with the name of whatever moved.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+os.environ.update(  # read by flwr when it is imported: nothing leaves this machine on its own
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+)
+
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SubStatus
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+from flwr.superlink.main import create_app
+
+from thinwire.core.errors import ThinwireError
+
+logging.getLogger("flwr").setLevel(logging.ERROR)  # its notes on starting and stopping are not for our users
+
+TASK_HEARTBEAT_S = 20.0  # Flower fails a task after 60 s without one
+NODE_HEARTBEAT_S = 30.0  # a node counts as online for twice this after its last call
+
+# What we use of flwr that it does not document: where it is, and the parameters that we pass.
+PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "flwr.superlink.main:create_app": ("config", "superlink_lifespan_class"),
+    "flwr.superlink.config_loader:SuperLinkLifespanConfig": (
+        "control_address", "health_server_address", "host", "port", "insecure", "certificates",
+        "superexec_auth_secret", "authn_plugin", "event_log_plugin", "fleet_event_log_plugin", "enable_event_log",
+        "artifact_provider", "enable_supernode_auth", "fleet_api_type", "fleet_api_address", "simulation",
+        "ssl_ca_certfile", "ssl_certfile", "ssl_keyfile", "database", "isolation", "runtime_dependency_install",
+    ),
+    "flwr.superlink.config_loader:load_control_authn_plugin": (),
+    "flwr.superlink.cli.flower_superlink:SuperLinkLifespan": ("config", "state_factory"),
+    "flwr.server.superlink.linkstate:LinkStateFactory.state": ("self",),
+    "flwr.server.superlink.linkstate:LinkState.create_run": (
+        "self", "fab_id", "fab_version", "fab_hash", "override_config", "federation_id", "federation_config",
+        "flwr_aid", "primary_task_type",
+    ),
+    "flwr.server.superlink.linkstate:LinkState.get_run_info": ("self", "run_ids"),
+    "flwr.server.superlink.linkstate:LinkState.claim_task": ("self", "task_id"),
+    "flwr.server.superlink.linkstate:LinkState.activate_task": ("self", "task_id"),
+    "flwr.server.superlink.linkstate:LinkState.acknowledge_task_heartbeat": ("self", "task_id"),
+    "flwr.server.superlink.linkstate:LinkState.finish_task": ("self", "task_id", "sub_status", "details"),
+    "flwr.server.superlink.linkstate:LinkState.create_node": (
+        "self", "owner_aid", "owner_name", "public_key", "heartbeat_interval", "name",
+    ),
+    "flwr.server.superlink.linkstate:LinkState.get_node_id_by_public_key": ("self", "public_key"),
+    "flwr.server.superlink.linkstate:LinkState.get_node_info": ("self", "node_ids", "statuses"),
+    "flwr.server.superlink.linkstate:LinkState.acknowledge_node_heartbeat": ("self", "node_id", "heartbeat_interval"),
+    "flwr.server.superlink.linkstate:LinkState.deactivate_node": ("self", "node_id"),
+    "flwr.server.superlink.linkstate:LinkState.store_message_ins": ("self", "message"),
+    "flwr.server.superlink.linkstate:LinkState.store_message_res": ("self", "message"),
+    "flwr.server.superlink.linkstate:LinkState.delete_messages": ("self", "message_ins_ids"),
+    "flwr.app.metadata:Metadata": (
+        "run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id", "created_at", "ttl",
+        "message_type", "src_task_id",
+    ),
+    "flwr.app:Message": ("content", "metadata"),
+}  # fmt: skip
+
+
+class SuperLink:
+    """The app, its in-memory state, and the one Flower run (without a FAB) that all our asks belong to.
+
+    The state is disposable: nodes are registered again from our roster at each start.
+    """
+
+    def __init__(self) -> None:
+        self.app = create_app(_config(), SuperLinkLifespan)
+        self.state: Any = self.app.state.linkstate_factory.state()
+        self.run_id: int = self.state.create_run(
+            "thinwire/aggregator", "1", None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        )
+        runs = self.state.get_run_info(run_ids=[self.run_id])
+        self.task_id: int = runs[0].primary_task_id if runs else 0
+        if not (self.state.claim_task(self.task_id) and self.state.activate_task(self.task_id)):
+            raise ThinwireError(
+                "Flower's SuperLink did not take our run",
+                why="is another release of flwr installed?",
+                hint="flwr>=1.41,<1.42",
+            )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Its lifespan, as a server that held it would enter it; the run is finished at the end."""
+        async with self.app.router.lifespan_context(self.app):
+            try:
+                yield
+            finally:
+                self.state.finish_task(self.task_id, SubStatus.COMPLETED, "")
+
+    def beat(self) -> None:
+        """Say that our task is alive."""
+        self.state.acknowledge_task_heartbeat(self.task_id)
+
+    def node(self, name: str, public_pem: bytes) -> int:
+        """The node of a key. A new one is offline, not merely registered: Flower takes no message for those."""
+        known: int | None = self.state.get_node_id_by_public_key(public_pem)
+        if known:
+            return known
+        made: int = self.state.create_node(
+            owner_aid=NOOP_FLWR_AID,
+            owner_name=NOOP_ACCOUNT_NAME,
+            public_key=public_pem,
+            heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL,
+            name=name,
+        )
+        self.node_is_here(made)
+        self.node_has_left(made)
+        return made
+
+    def node_is_here(self, node_id: int) -> None:
+        self.state.acknowledge_node_heartbeat(node_id, NODE_HEARTBEAT_S)
+
+    def node_has_left(self, node_id: int) -> None:
+        self.state.deactivate_node(node_id)
+
+
+def _config() -> SuperLinkLifespanConfig:
+    """Isolation "process" starts no SuperExec; with no address given, nothing listens."""
+    return SuperLinkLifespanConfig(
+        control_address="",
+        health_server_address=None,
+        host="127.0.0.1",
+        port=0,
+        insecure=True,
+        certificates=None,
+        superexec_auth_secret=None,
+        authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=True,
+        fleet_api_type="grpc-rere",
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=None,
+        ssl_certfile=None,
+        ssl_keyfile=None,
+        database=FLWR_IN_MEMORY_DB_NAME,
+        isolation="process",
+        runtime_dependency_install=False,
+    )

@@ -177,12 +177,12 @@ KINDS: Mapping[str, type[Event]] = {
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event's fields and its kind, as JSON values."""
-    return {"kind": type(event).__name__, **dataclasses.asdict(event)}
+    """The event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
+    return {"event": type(event).__name__, **dataclasses.asdict(event)}
 
 
 def from_json(raw: Mapping[str, Any]) -> Event:
     """The event back; keys that a newer version wrote are ignored."""
-    kind = KINDS[raw["kind"]]
+    kind = KINDS[raw["event"]]
     names = {f.name for f in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in raw.items() if name in names})

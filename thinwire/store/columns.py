@@ -9,18 +9,23 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase
 
 LARGEST = 2**63 - 1
+LONGEST = 4000  # letters; the journal has all of it
 
 
 class Words(TypeDecorator[str]):
-    """Text that may come from a device: what a database cannot hold (NUL, half a surrogate pair) is replaced."""
+    """Text that may come from a device: cut at `longest`; NUL and halves of surrogate pairs are replaced."""
 
     impl = Text
     cache_ok = True
 
+    def __init__(self, longest: int = LONGEST) -> None:
+        super().__init__()
+        self.longest = longest
+
     def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
         if value is None:
             return None
-        return value.encode("utf-8", "replace").decode().replace("\0", "?")
+        return value[: self.longest].encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 class Whole(TypeDecorator[int]):

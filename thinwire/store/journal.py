@@ -14,7 +14,7 @@ def events(database: Database, run_id: str | None, after: int = 0, limit: int | 
     wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id, Journal.seq > after)
     with database.reading() as connection:
         rows = connection.execute(wanted.order_by(Journal.seq).limit(limit)).all()
-    return [(seq, from_json({**body, "kind": kind})) for seq, kind, body in rows]
+    return [(seq, from_json({**body, "event": kind})) for seq, kind, body in rows]
 
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))

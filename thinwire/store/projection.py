@@ -67,7 +67,7 @@ class Projection:
             case UpdateAccepted():
                 self._answered(event, "accepted", late_answer=event.late, staleness=event.staleness)
             case UpdateFolded():
-                self._settle([event.update_id], "folded", event.round)
+                self._settle([event.update_id], "folded", event)
             case UpdateDropped():
                 self._answered(event, "dropped", reason=event.reason)
             case ClientFailed():
@@ -152,33 +152,33 @@ class Projection:
             self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}")
 
     def _settle(
-        self, update_ids: Iterable[str], outcome: str, round_number: int, at: float | None = None, reason: str = ""
+        self, update_ids: Iterable[str], outcome: str, event: UpdateFolded | RoundClosed, reason: str = ""
     ) -> None:
         """Folded or dropped: late answers that were folded are called late."""
         for row in self._by_update(update_ids):
             if outcome == "folded":
-                self._turn(row, "late" if row["late_answer"] else "folded", at, folded_round=round_number)
+                self._turn(row, "late" if row["late_answer"] else "folded", event.at, folded_round=event.round)
             elif row["outcome"] != "dropped":
-                self._turn(row, "dropped", at, reason=reason, folded_round=None)
+                self._turn(row, "dropped", event.at, reason=reason, folded_round=None)
 
     def _by_update(self, update_ids: Iterable[str]) -> list[RowMapping]:
         wanted, found = list(update_ids), list[RowMapping]()
         for start in range(0, len(wanted), MANY):
             where = (Update.run_id == self.facts.run_id, Update.update_id.in_(wanted[start : start + MANY]))
-            found += self.connection.execute(select(*_KNOWN).where(*where)).mappings().all()
+            found += self.connection.execute(select(*_KNOWN).where(*where).order_by(*_ORDER)).mappings().all()
         return found
 
-    def _turn(self, row: RowMapping, outcome: str, at: float | None, **values: Any) -> None:
+    def _turn(self, row: RowMapping, outcome: str, at: float, **values: Any) -> None:
         """Give a row its outcome, and count it there instead of where it was."""
-        if row["outcome"] == outcome and not values.keys() - {"folded_round", "late_answer", "staleness", "reason"}:
-            return
+        if row["outcome"] == outcome and "update_id" not in values:
+            return  # said before
         self.sums.turn(row["round"], row["device"], row["outcome"], outcome, values.get("reason", ""), at)
         where = (Update.run_id == self.facts.run_id, Update.ask_id == row["ask_id"])
         self.connection.execute(update(Update).where(*where), {"outcome": outcome, **values})
 
     def _closed(self, event: RoundClosed) -> None:
-        self._settle(event.folded, "folded", event.round, event.at)
-        self._settle(event.dropped, "dropped", event.round, event.at, event.reason)
+        self._settle(event.folded, "folded", event)
+        self._settle(event.dropped, "dropped", event, event.reason)
         self._round(
             event.round, closed_at=event.at, reason=event.reason, version=event.version, folded=list(event.folded),
             seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,
@@ -196,4 +196,5 @@ class Projection:
             self._run(metrics0=dict(event.metrics), spread0=dict(event.spread))
 
 
+_ORDER = (Update.round, Update.ask_id)
 _KNOWN = (Update.ask_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_answer)

@@ -59,4 +59,4 @@ class Recorder:
 
 def _row(run_id: str | None, event: Event) -> dict[str, object]:
     body = to_json(event)
-    return {"run_id": run_id, "at": event.at, "kind": body.pop("kind"), "body": body}
+    return {"run_id": run_id, "at": event.at, "kind": body.pop("event"), "body": body}

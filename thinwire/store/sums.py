@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Double, Text, bindparam, case, func, insert, select, update
+from sqlalchemy import Connection, Double, bindparam, case, func, insert, select, update
 
+from thinwire.store.columns import Whole, Words
 from thinwire.store.tables import Client, Round, Run
 
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
@@ -28,7 +29,7 @@ class Sums:
     rounds: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     clients: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     sequences: dict[str, int] = field(default_factory=dict)
-    outcomes: dict[str, tuple[str, float | None]] = field(default_factory=dict)
+    outcomes: dict[str, tuple[str, float]] = field(default_factory=dict)
     new: set[str] = field(default_factory=set)  # devices that may have no row yet
 
     def add(self, round_number: int, device: str, *, arrived: int = 0, **amounts: int | None) -> None:
@@ -45,7 +46,7 @@ class Sums:
         self.sequences[device] = max(sequence, self.sequences.get(device, 0))
         self.clients[device]["arrived"] += 0  # so that its row is written
 
-    def turn(self, round_number: int, device: str, old: str, new: str, reason: str, at: float | None) -> None:
+    def turn(self, round_number: int, device: str, old: str, new: str, reason: str, at: float) -> None:
         """One ask's outcome changes."""
         for counter in (self.run, self.rounds[round_number], self.clients[device]):
             if old in OUTCOMES:
@@ -83,7 +84,7 @@ def _amounts(counter: Counter[str], names: tuple[str, ...]) -> dict[str, int | N
 
 def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """Each column plus its amount; where there is none yet, the amount; where nothing was measured, as it is."""
-    amounts = {name: bindparam(f"add_{name}", type_=BigInteger) for name in names}
+    amounts = {name: bindparam(f"add_{name}", type_=Whole) for name in names}
     columns = {name: getattr(table, name) for name in names}
     return {
         name: func.coalesce(columns[name] + amount, amount, columns[name]) if name in WIRE else columns[name] + amount
@@ -92,8 +93,8 @@ def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 _SEEN, _OUTCOME, _AT = (
-    bindparam("seen", type_=BigInteger),
-    bindparam("outcome", type_=Text),
+    bindparam("seen", type_=Whole),
+    bindparam("outcome", type_=Words),
     bindparam("at", type_=Double),
 )
 _ADD_TO_RUN = update(Run).where(Run.run_id == bindparam("the_run")).values(_adding(Run, OF_RUNS))

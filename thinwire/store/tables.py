@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, Index, Integer, LargeBinary, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from thinwire.store.columns import Base, Counter
+from thinwire.store.columns import Base, Counter, Words
 
 
 def _run() -> Mapped[str]:
@@ -117,7 +117,7 @@ class Update(Traffic, Base):
     __table_args__ = (Index(None, "run_id", "update_id"), Index(None, "run_id", "round"))
 
     run_id: Mapped[str] = _run()
-    ask_id: Mapped[str] = mapped_column(String(255), primary_key=True)
+    ask_id: Mapped[str] = mapped_column(Words(255), primary_key=True)  # a late answer brings its own
     round: Mapped[int] = mapped_column(Integer)
     device: Mapped[str] = mapped_column(String(63))
     update_id: Mapped[str] = mapped_column(default="")

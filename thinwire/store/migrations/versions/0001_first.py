@@ -178,7 +178,7 @@ def upgrade() -> None:
     op.create_table(
         "updates",
         sa.Column("run_id", sa.String(length=80), nullable=False),
-        sa.Column("ask_id", sa.String(length=255), nullable=False),
+        sa.Column("ask_id", sa.Text(), nullable=False),
         sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("device", sa.String(length=63), nullable=False),
         sa.Column("update_id", sa.Text(), nullable=False),

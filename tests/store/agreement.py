@@ -1,0 +1,86 @@
+"""Whether the tables that are read say what the journal and each other say."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.store.story import LAYOUT, PLAN
+from thinwire.core.fleet import TaskReport
+from thinwire.store import Store, UpdateRow
+
+TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
+
+
+def assert_sums_agree(store: Store, run_id: str) -> None:
+    """Every count and sum in runs, rounds and clients is that over the rows of updates."""
+    updates = store.updates(run_id)
+    assert _kept(store.run(run_id)) == _added(updates)
+    for row in store.rounds(run_id):
+        assert _kept(row) == _added([u for u in updates if u.round == row.round])
+    for client in store.clients(run_id):
+        own = [u for u in updates if u.device == client.device]
+        assert _kept(client) == _added(own)
+        assert (client.asked, client.arrived) == (len(own), sum(bool(u.update_id) for u in own))
+
+
+@functools.cache
+def _empty() -> bytes:
+    """A database with its tables, made once: making them takes longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        Store.open(Path(folder) / "empty").close()
+        return (Path(folder) / "empty").read_bytes()
+
+
+@contextlib.contextmanager
+def empty_store() -> Iterator[Store]:
+    """A store that is gone afterwards; for tests that need many."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store.sqlite3"
+        path.write_bytes(_empty())
+        with Store.open(path) as store:
+            yield store
+
+
+def assert_is_replayed(store: Store, run_id: str) -> None:
+    """The journal, recorded anew one event at a time in an empty store, makes the same tables."""
+    with empty_store() as again:
+        row = store.run(run_id)
+        same = again.create_run(row.task, PLAN, LAYOUT, TaskReport(row.task, codecs=("int8",)), source=row.source)
+        assert same == run_id
+        for _, event in store.events(run_id):
+            again.record(run_id, [event])
+        assert shown(again, run_id) == shown(store, run_id)
+
+
+def shown(store: Store, run_id: str) -> dict[str, Any]:
+    run = dataclasses.replace(store.run(run_id), created_at=0.0)
+    return {
+        "run": run,
+        "rounds": store.rounds(run_id),
+        "updates": store.updates(run_id),
+        "clients": store.clients(run_id),
+        "models": store.models(run_id),
+    }
+
+
+def _kept(row: Any) -> dict[str, int | None]:
+    names = (*TRAFFIC, "folded_count", "late", "dropped", "failed")
+    return {name: getattr(row, name) for name in names}
+
+
+def _added(updates: Iterable[UpdateRow]) -> dict[str, int | None]:
+    rows = list(updates)
+    outcomes = Counter(u.outcome for u in rows)
+    sums: dict[str, int | None] = {"folded_count": outcomes["folded"]}
+    sums |= {name: outcomes[name] for name in ("late", "dropped", "failed")}
+    for name in TRAFFIC:
+        seen = [getattr(u, name) for u in rows if getattr(u, name) is not None]
+        sums[name] = sum(seen) if seen or name.startswith("payload") else None
+    return sums

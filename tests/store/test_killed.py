@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.store.agreement import assert_is_replayed, assert_sums_agree
+from tests.store.story import new_run
+from thinwire.core.events import RoundOpened
+from thinwire.store import Store
+
+STEPS = (*range(1, 40, 2), 50, 63, 77)  # a round is some sixty statements and five commits
+
+
+def test_killed_at_any_step_journal_and_tables_agree_and_the_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    with Store.open(path) as store:
+        run_id = new_run(store)
+    command = [sys.executable, "-m", "tests.store.dying", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        for step in STEPS:
+            print(step, file=writer.stdin, flush=True)
+            assert writer.stdout.readline() == f"SIGKILL {step}\n"
+            with Store.open(path) as store:
+                assert_sums_agree(store, run_id)
+                journalled = [e.round for _, e in store.events(run_id) if isinstance(e, RoundOpened)]
+                assert journalled == [row.round for row in store.rounds(run_id)]
+        writer.stdin.close()
+        assert writer.wait(timeout=30) == 0
+    with Store.open(path) as store:
+        assert len(store.rounds(run_id)) > 3
+        assert_is_replayed(store, run_id)

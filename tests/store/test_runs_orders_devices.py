@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.store.story import accepted, closed, dropped, head, new_run, opened, status
+from thinwire.core.clock import VirtualClock
+from thinwire.core.errors import NotFound, Refused, UsageError
+from thinwire.core.events import DeviceJoined, DeviceLeft
+from thinwire.core.fleet import Hello, TaskReport
+from thinwire.store import Store
+
+KEYS = {name: (name[-1] * 64, f"key of {name}".encode()) for name in ("pi-01", "pi-02", "pi-03")}
+
+
+def enrol(store: Store, name: str) -> None:
+    store.roster.enrol(name, *KEYS[name], how="loopback")
+
+
+# Runs.
+
+
+def test_runs_are_numbered_by_task_and_listed_newest_first(store: Store) -> None:
+    assert [new_run(store), new_run(store, "ecg"), new_run(store), new_run(store, "ecg-1")] == [
+        "digits-1", "ecg-1", "digits-2", "ecg-1-1",
+    ]  # fmt: skip
+    assert [run.run_id for run in store.runs()] == ["ecg-1-1", "digits-2", "ecg-1", "digits-1"]
+
+
+def test_a_run_is_found_by_id_by_a_beginning_that_only_it_has_and_as_the_latest(store: Store) -> None:
+    for task in ("digits", "digits", "ecg"):
+        new_run(store, task)
+    assert store.run("digits-1").run_id == "digits-1"
+    assert store.run("e").run_id == store.run("latest").run_id == "ecg-1"
+    assert store.run("ecg-1").task_report == TaskReport("ecg", codecs=("int8",))
+
+
+def test_a_run_that_is_not_there_is_answered_with_near_ones(store: Store) -> None:
+    with pytest.raises(NotFound, match="latest") as nothing:
+        store.run("latest")
+    assert "thinwire run" in nothing.value.hint
+    for task in ("digits", "digits", "ecg"):
+        new_run(store, task)
+    with pytest.raises(NotFound) as wrong:
+        store.run("digit-2")
+    assert (wrong.value.exit_code, "digits-2" in wrong.value.hint) == (9, True)
+    with pytest.raises(NotFound, match="2 runs"):
+        store.run("dig")
+    with pytest.raises(NotFound):
+        store.run("")
+
+
+def test_a_begun_run_is_served_before_the_oldest_in_the_queue(store: Store) -> None:
+    assert store.next_run() is None
+    first, second, sim = new_run(store), new_run(store), new_run(store, source="sim")
+    store.record(sim, [status("running")])
+    assert store.next_run() == store.run(first)
+    store.record(second, [status("running")])
+    assert store.next_run() == store.run(second)
+    store.record(second, [status("done")])
+    store.record(first, [status("stopped")])
+    assert store.next_run() is None
+
+
+def test_a_run_that_is_still_being_handed_over_is_not_served(store: Store) -> None:
+    run = store.run(new_run(store))
+    store.record(run.run_id, [status("preparing")])
+    assert store.next_run() is None
+
+
+# Orders.
+
+
+def test_an_order_waits_until_it_is_answered_and_the_first_answer_stays(store: Store, clock: VirtualClock) -> None:
+    stop = store.order("stop-run", "digits-1", who="ann")
+    code = store.order("login-code", args={"valid_s": 60})
+    assert [(o.id, o.kind, o.run_id, o.args, o.who, o.at) for o in store.pending_orders()] == [
+        (stop, "stop-run", "digits-1", {}, "ann", clock.wall()),
+        (code, "login-code", "", {"valid_s": 60}, "operator", clock.wall()),
+    ]
+    assert store.result(stop) is None
+    store.answer(stop, {"ok": True})
+    store.answer(stop, {"ok": False})
+    assert store.result(stop) == {"ok": True}
+    assert [order.id for order in store.pending_orders()] == [code]
+    with pytest.raises(NotFound):
+        store.answer(999, {})
+    with pytest.raises(NotFound):
+        store.result(999)
+
+
+# The roster.
+
+
+def test_the_first_key_of_a_name_keeps_it(store: Store) -> None:
+    enrol(store, "pi-01")
+    assert store.roster.enrol("pi-01", *KEYS["pi-01"], how="manual").state == "approved"
+    with pytest.raises(Refused, match="another key") as refused:
+        store.roster.enrol("pi-01", *KEYS["pi-02"], how="loopback")
+    assert refused.value.exit_code == 5
+    with pytest.raises(Refused, match="pi-01"):
+        store.roster.enrol("pi-09", *KEYS["pi-01"], how="loopback")
+    with pytest.raises(UsageError):
+        store.roster.enrol("Pi 1", *KEYS["pi-03"], how="loopback")
+    assert [row.name for row in store.roster.rows()] == ["pi-01"]
+
+
+def test_only_loopback_and_invitation_approve_at_once(store: Store) -> None:
+    enrol(store, "pi-01")
+    store.roster.enrol("pi-02", *KEYS["pi-02"], how="manual")
+    assert [row.state for row in store.roster.rows()] == ["approved", "pending"]
+    store.roster.approve("pi-02")
+    found = store.roster.by_fingerprint(KEYS["pi-02"][0])
+    assert found is not None
+    assert (found.state, found.public_key, found.how) == ("approved", KEYS["pi-02"][1], "manual")
+    assert store.roster.by_fingerprint("e" * 64) is None
+    with pytest.raises(NotFound, match="pi-77"):
+        store.roster.approve("pi-77")
+
+
+def test_a_revocation_by_another_process_counts_at_the_next_call(store: Store, address: str) -> None:
+    enrol(store, "pi-01")
+    key = KEYS["pi-01"][0]
+    assert store.roster.by_fingerprint(key) == store.roster.rows()[0]
+    with Store.open(address) as another:
+        another.roster.revoke("pi-01")
+        found = store.roster.by_fingerprint(key)
+        assert found is not None
+        assert found.state == "revoked"
+        assert store.roster.enrol("pi-01", *KEYS["pi-01"], how="loopback").state == "revoked"
+        another.roster.approve("pi-01")
+        assert store.roster.rows()[0].state == "approved"
+
+
+def test_a_device_goes_on_above_the_highest_sequence_of_runs_that_go_on(store: Store) -> None:
+    run_id, over = new_run(store), new_run(store)
+    for run in (run_id, over):
+        store.record(run, opened(run, 1))
+        store.record(run, [accepted(head(run, 1, "pi-01", sequence=7), 1)])
+    store.record(run_id, [dropped(head(run_id, 1, "pi-01", sequence=9), 1, "duplicate")])
+    store.record(over, [closed(1, []), status("done")])
+    assert store.roster.sequences("pi-01") == {run_id: 9}
+    assert store.roster.sequences("pi-02") == {}
+
+
+# Devices as they are shown.
+
+
+def test_a_device_is_shown_with_what_it_says_and_what_it_did(store: Store) -> None:
+    enrol(store, "pi-01")
+    enrol(store, "pi-02")
+    store.roster.seen(Hello("pi-01", "p1", (TaskReport("digits", "2"),), {"python": "3.11"}), at=50.0)
+    store.record_device(DeviceJoined(51.0, "pi-01"))
+    run_id, sim = new_run(store), new_run(store, source="sim")
+    for run in (run_id, sim):
+        store.record(run, [*opened(run, 1), accepted(head(run, 1, "pi-01"), 1), closed(1, [f"{run}/pi-01/1"])])
+    one, two = store.devices()
+    assert (one.row.name, one.online, one.seen_at, one.hello["versions"]) == ("pi-01", True, 51.0, {"python": "3.11"})
+    assert one.tasks[0]["version"] == "2"
+    assert (one.updates, one.payload_up, one.last_outcome) == (1, 101, "folded")
+    assert (two.online, two.updates, two.last_outcome, two.tasks) == (False, 0, "asked", []) or two.last_outcome == ""
+
+
+def test_who_comes_and_goes_is_journalled_with_no_run(store: Store) -> None:
+    enrol(store, "pi-01")
+    enrol(store, "pi-02")
+    for name in ("pi-01", "pi-02", "unknown"):
+        store.record_device(DeviceJoined(1.0, name))
+    store.record_device(DeviceLeft(2.0, "pi-01", "no word for 60 s"))
+    assert [d.online for d in store.devices()] == [False, True]
+    store.record_restart()
+    assert [d.online for d in store.devices()] == [False, False]
+    events = [event for _, event in store.events(None)]
+    assert events[:4] == [
+        *(DeviceJoined(1.0, n) for n in ("pi-01", "pi-02", "unknown")),
+        DeviceLeft(2.0, "pi-01", "no word for 60 s"),
+    ]
+    assert [event.device for event in events[4:] if isinstance(event, DeviceLeft)] == ["pi-02"]
+    assert store.last_seq() == store.events(None)[-1][0]

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.types import Part, ReplyHead, Transfer, UpdateId
+from thinwire.store import FileSpool
+
+
+def reply(parts: list[bytes], device: str = "pi-01", sequence: int = 1, run: str = "digits-1") -> ReplyHead:
+    named = tuple(Part(f"frame/{i}", len(p), hashlib.sha256(p).hexdigest()) for i, p in enumerate(parts))
+    return ReplyHead("ask", UpdateId(run, device, sequence), 0, 10, 5, 5.0, 1.0, parts=named, transfer=Transfer(1.0))
+
+
+def put(spool: FileSpool, head: ReplyHead, parts: list[bytes]) -> None:
+    draft = spool.draft(head.update_id)
+    draft.write_bytes(b"".join(parts))
+    spool.commit(draft, head)
+
+
+@settings(max_examples=20, deadline=None)
+@given(parts=st.lists(st.binary(max_size=300), max_size=5))
+def test_what_was_committed_comes_back_part_by_part_also_after_a_restart(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    head = reply(parts)
+    put(FileSpool(folder), head, parts)
+    again = FileSpool(folder)
+    assert list(again.open(head.update_id)) == parts
+    assert (again.head(head.update_id), again.heads()) == (head, [head])
+
+
+def test_heads_come_in_the_order_of_arrival_also_after_a_restart(tmp_path: Path) -> None:
+    spool, order = FileSpool(tmp_path), [("b", 2), ("a", 10), ("a", 9), ("c", 1)]
+    for nth, (device, sequence) in enumerate(order):
+        head = reply([b"x"], device, sequence)
+        put(spool, head, [b"x"])
+        os.utime(spool.path(head.update_id).with_suffix(".head"), ns=(nth, nth))  # a coarse disk clock must not decide
+    for one in (spool, FileSpool(tmp_path)):
+        assert [(h.update_id.device, h.update_id.sequence) for h in one.heads()] == order
+
+
+def test_a_draft_is_not_visible_and_does_not_outlive_a_restart(tmp_path: Path) -> None:
+    spool, head = FileSpool(tmp_path), reply([b"abc"])
+    first, second = spool.draft(head.update_id), spool.draft(head.update_id)
+    assert first != second
+    first.write_bytes(b"ab")
+    assert (spool.head(head.update_id), spool.heads()) == (None, [])
+    assert FileSpool(tmp_path).heads() == []
+    assert not first.exists()
+
+
+def test_parts_without_a_head_are_the_rest_of_a_crash(tmp_path: Path) -> None:
+    spool, head = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, head, [b"abc"])
+    path = spool.path(head.update_id)
+    path.with_suffix(".head").unlink()
+    assert FileSpool(tmp_path).heads() == []
+    assert not path.exists()
+
+
+def test_a_second_commit_of_the_same_update_leaves_the_first(tmp_path: Path) -> None:
+    spool = FileSpool(tmp_path)
+    put(spool, reply([b"first"]), [b"first"])
+    put(spool, reply([b"other"]), [b"other"])
+    assert list(spool.open(UpdateId("digits-1", "pi-01", 1))) == [b"first"]
+    assert [path.name for path in sorted(tmp_path.glob("*/*"))] == ["pi-01-1.head", "pi-01-1.parts"]
+
+
+def test_a_body_of_another_length_than_its_head_says_is_refused(tmp_path: Path) -> None:
+    spool, head = FileSpool(tmp_path), reply([b"abc"])
+    with pytest.raises(BadPayload, match="4 bytes"):
+        put(spool, head, [b"abcd"])
+    assert spool.heads() == []
+
+
+def test_deleting_forgets_and_may_be_repeated(tmp_path: Path) -> None:
+    spool, head = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, head, [b"abc"])
+    spool.delete(head.update_id)
+    spool.delete(head.update_id)
+    spool.delete(UpdateId("never", "seen", 1))
+    assert (spool.heads(), list(tmp_path.glob("*/*"))) == ([], [])
+    with pytest.raises(DataLost):
+        spool.open(head.update_id)
+    put(spool, head, [b"abc"])
+    assert spool.heads() == [head]
+
+
+def test_a_file_that_was_cut_is_data_lost(tmp_path: Path) -> None:
+    spool, head = FileSpool(tmp_path), reply([b"abc", b"defg"])
+    put(spool, head, [b"abc", b"defg"])
+    os.truncate(spool.path(head.update_id), 5)
+    parts = spool.open(head.update_id)
+    assert next(parts) == b"abc"
+    with pytest.raises(DataLost, match="cut short"):
+        next(parts)
+
+
+def test_a_head_that_cannot_be_read_is_data_lost(tmp_path: Path) -> None:
+    spool, head = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, head, [b"abc"])
+    spool.path(head.update_id).with_suffix(".head").write_bytes(b"{")
+    with pytest.raises(DataLost) as lost:
+        FileSpool(tmp_path)
+    assert lost.value.exit_code == 8
+
+
+def test_two_devices_whose_names_end_in_numbers_do_not_share_a_file(tmp_path: Path) -> None:
+    spool = FileSpool(tmp_path)
+    a, b = UpdateId("r", "pi-1", 11), UpdateId("r", "pi-1-1", 1)
+    assert spool.path(a) != spool.path(b)
+
+
+def test_a_disk_that_cannot_be_written_is_data_lost(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataLost):
+        FileSpool(tmp_path / "file" / "spool")
+    spool = FileSpool(tmp_path / "spool")
+    (tmp_path / "spool" / "digits-1").write_text("in the way")
+    with pytest.raises(DataLost):
+        spool.draft(UpdateId("digits-1", "pi-01", 1))

@@ -16,7 +16,7 @@ from sqlalchemy import event, text
 
 from tests.store.agreement import assert_sums_agree
 from tests.store.story import accepted, head, new_run, opened
-from thinwire.core.errors import DataLost
+from thinwire.core.errors import DataLost, UsageError
 from thinwire.store import Store, database, schema, tables
 
 
@@ -78,6 +78,20 @@ def test_a_place_where_no_file_can_be_is_data_lost(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataLost, match="cannot write"):
         Store.open(tmp_path / "file" / "store.sqlite3")
+
+
+@pytest.mark.parametrize("url", ["mysql://host/db", "sqlite://", "://"])
+def test_an_address_that_is_no_database_is_a_usage_error(url: str) -> None:
+    with pytest.raises(UsageError) as wrong:
+        Store.open(url)
+    assert "postgresql://" in wrong.value.hint
+
+
+def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="psycopg") as missing:
+        Store.open("postgresql://nobody@127.0.0.1:1/none")
+    assert "thinwire[postgres]" in missing.value.hint
 
 
 def test_a_disk_that_refuses_to_be_written_is_told_when_the_store_opens(

@@ -63,8 +63,12 @@ def test_a_begun_run_is_served_before_the_oldest_in_the_queue(store: Store) -> N
 
 def test_a_run_that_is_still_being_handed_over_is_not_served(store: Store) -> None:
     run = store.run(new_run(store))
+    other = new_run(store)
+    store.record(other, [status("preparing")])
+    assert store.run("latest") == run
     store.record(run.run_id, [status("preparing")])
     assert store.next_run() is None
+    assert store.run(other[:-1] + "2").run_id == other
 
 
 # Orders.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,14 @@ def test_a_disk_that_cannot_be_written_is_data_lost(tmp_path: Path) -> None:
     (tmp_path / "spool" / "digits-1").write_text("in the way")
     with pytest.raises(DataLost):
         spool.draft(UpdateId("digits-1", "pi-01", 1))
+
+
+def test_of_many_commits_of_one_update_at_once_one_stays_whole(tmp_path: Path) -> None:
+    spool = FileSpool(tmp_path)
+    bodies = [bytes([n]) * 1000 for n in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda body: put(spool, reply([body]), [body]), bodies))
+    (head,) = FileSpool(tmp_path).heads()
+    (body,) = spool.open(head.update_id)
+    assert hashlib.sha256(body).hexdigest() == head.parts[0].sha256
+    assert spool.heads() == [head]

@@ -10,16 +10,18 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 
-from thinwire.core.errors import DataLost, ThinwireError, Unreachable
+from thinwire.core.errors import DataLost, ThinwireError, Unreachable, UsageError
 from thinwire.core.home import disk_error
 
 WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
+EXAMPLE = "a file, or postgresql://USER@HOST/NAME"
 BUSY_S = 15.0  # how long a transaction waits for another process's; ours take milliseconds
 
 
@@ -91,10 +93,17 @@ class Database:
 
 
 def database_url(path_or_url: str | Path) -> URL:
-    """A URL as it is; anything else is a SQLite file."""
+    """`postgresql://...` or `sqlite:///FILE` as it is; anything without `://` is a SQLite file."""
     if "://" not in str(path_or_url):
         return URL.create("sqlite", database=str(Path(path_or_url).absolute()))
-    url = make_url(str(path_or_url))
+    try:
+        url = make_url(str(path_or_url))
+    except ArgumentError as error:
+        raise UsageError("the database's URL cannot be read", why=str(error), hint=EXAMPLE) from error
+    if url.get_backend_name() == "postgresql" and find_spec("psycopg") is None:
+        raise UsageError("PostgreSQL needs psycopg, which is not installed", hint="pip install 'thinwire[postgres]'")
+    if url.get_backend_name() not in ("sqlite", "postgresql") or not url.database:
+        raise UsageError(f"{url.render_as_string()} is no database for Thinwire", hint=EXAMPLE)
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 

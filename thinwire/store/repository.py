@@ -26,8 +26,11 @@ def runs(database: Database) -> list[RunRow]:
 def run(database: Database, name: str) -> RunRow:
     """The run of that id, of that unique beginning of one, or the `latest`; `NotFound` names near ones."""
     with database.reading() as connection:
-        ids = list(connection.scalars(select(Run.run_id).order_by(Run.number)))
-        found = _named(name, ids)
+        ids = {
+            row.run_id: row.status for row in connection.execute(select(Run.run_id, Run.status).order_by(Run.number))
+        }
+        whole = [run_id for run_id, status in ids.items() if status != "preparing"]
+        found = whole[-1] if name == "latest" and whole else _named(name, list(ids))
         return _run(connection.execute(_columns(Run, RunRow).where(Run.run_id == found)).mappings().one())
 
 
@@ -107,8 +110,6 @@ def _run(found: Mapping[str, Any] | RowMapping) -> RunRow:
 def _named(name: str, ids: list[str]) -> str:
     if name in ids:
         return name
-    if name == "latest" and ids:
-        return ids[-1]
     found = [run_id for run_id in ids if name and run_id.startswith(name)]
     if len(found) == 1:
         return found[0]

@@ -26,7 +26,8 @@ class FileSpool:
     def __init__(self, folder: Path) -> None:
         self.folder = private_folder(folder)
         self._drafts = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._committing: set[UpdateId] = set()
         self._heads: dict[UpdateId, ReplyHead] = {}  # in the order of arrival
         self._tidy()
 
@@ -40,12 +41,27 @@ class FileSpool:
         return folder / f"{DRAFT}{update_id.device}-{update_id.sequence}-{next(self._drafts)}"
 
     def commit(self, draft: Path, head: ReplyHead) -> None:
-        """Make a draft and its head durable, then visible. What is there already stays: the first one counts."""
-        path = self.path(head.update_id)
+        """Make a draft and its head durable, then visible. What is there already stays: the first one counts.
+
+        A second commit of the same update waits for the first; those of other updates do not.
+        """
         with self._lock:
+            self._lock.wait_for(lambda: head.update_id not in self._committing)
             if head.update_id in self._heads:
                 draft.unlink(missing_ok=True)
                 return
+            self._committing.add(head.update_id)
+        try:
+            self._keep(draft, head)
+            with self._lock:
+                self._heads[head.update_id] = head
+        finally:
+            with self._lock:
+                self._committing.discard(head.update_id)
+                self._lock.notify_all()
+
+    def _keep(self, draft: Path, head: ReplyHead) -> None:
+        path = self.path(head.update_id)
         try:
             _check(draft, head)
             descriptor = os.open(draft, os.O_RDWR)
@@ -57,8 +73,6 @@ class FileSpool:
         except OSError as error:
             raise disk_error(error, path) from error
         write_atomically(path.with_suffix(".head"), reply_to_bytes(head))  # its fsync of the folder covers both
-        with self._lock:
-            self._heads[head.update_id] = head
 
     def head(self, update_id: UpdateId) -> ReplyHead | None:
         with self._lock:

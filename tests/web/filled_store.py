@@ -1,0 +1,286 @@
+"""A store with a believable run in it, recorded event by event as the aggregator would.
+
+`python -m tests.web.filled_store DATABASE [--live]` fills a database for a look at the page; `--live` goes on with a
+run in real time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+
+from thinwire.core.events import (
+    ClientAsked,
+    ClientFailed,
+    CloseReason,
+    DeviceJoined,
+    DeviceLeft,
+    Evaluated,
+    Event,
+    ModelStored,
+    RoundClosed,
+    RoundOpened,
+    RunStatusChanged,
+    UpdateAccepted,
+    UpdateDropped,
+    UpdateFolded,
+)
+from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.layout import Layout
+from thinwire.core.messages import reply_to_json
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
+from thinwire.store import Store
+
+LAYOUT = Layout.of({"0.weight": (128, 64), "0.bias": (128,), "2.weight": (10, 128), "2.bias": (10,)})
+REPORT = TaskReport("digits", "1", "9f" * 32, LAYOUT.digest, ("identity", "topk", "int8"))
+DEVICES = [f"pi-{n:02d}" for n in range(1, 9)]
+DENSE = LAYOUT.size * 4
+
+
+@dataclass
+class Told:
+    """One run being told to the store; `now` is its wall clock."""
+
+    store: Store
+    run_id: str
+    now: float
+    rounds: int
+    devices: list[str]
+    wire: bool = True
+    draw: random.Random = field(default_factory=lambda: random.Random(7))
+    elapsed: float = 0.0
+    version: int = 0
+    sequence: dict[str, int] = field(default_factory=dict)
+    asks: dict[str, str] = field(default_factory=dict)
+    opened_at: float = 0.0
+    round: int = 0
+    folded: list[str] = field(default_factory=list)
+    answered: dict[str, ReplyHead] = field(default_factory=dict)
+
+    def say(self, *events: Event) -> None:
+        self.store.record(self.run_id, list(events))
+
+    def status(self, status: str, text: str, exit_code: int = 0) -> None:
+        self.say(RunStatusChanged(self.now, status, text, exit_code))  # type: ignore[arg-type]  # tests pass words
+
+    def begin(self) -> None:
+        self.status("queued", "queued")
+        self.say(ModelStored(self.now, 0, "a1" * 32, "v000000.model", [("full/0", DENSE, "00" * 32)]))
+
+    def open(self, deadline_s: float = 60.0, without: dict[str, str] | None = None) -> None:
+        """A round opens and everybody but `without` is asked."""
+        self.round += 1
+        self.opened_at, self.folded, self.answered = self.now, [], {}
+        without = without or {}
+        asked = [device for device in self.devices if device not in without]
+        self.asks = {device: f"{self.run_id}.{self.round}.{device}" for device in asked}
+        self.say(
+            RunStatusChanged(self.now, "running", f"round {self.round} of {self.rounds}"),
+            RoundOpened(
+                self.now, self.round, self.elapsed, self.version, f"{self.version:064x}", asked, self.asks,
+                "topk(0.01) > int8 > zstd", deadline_s, len(asked), math.ceil(len(asked) / 2), without,
+            ),
+            *(ClientAsked(self.now, self.round, device, ask_id, DENSE) for device, ask_id in self.asks.items()),
+        )  # fmt: skip
+
+    def head(self, device: str, seconds: float, round_number: int | None = None) -> ReplyHead:
+        """The answer of a device that took `seconds` from being asked to its last byte."""
+        number = round_number or self.round
+        self.sequence[device] = self.sequence.get(device, 0) + 1
+        shares = {"download_s": 0.07, "queue_s": 0.02, "evaluate_s": 0.1, "train_s": 0.62, "encode_s": 0.05}
+        times = {name: share * seconds * self.draw.uniform(0.85, 1.1) for name, share in shares.items()}
+        began = self.opened_at + seconds * 0.93
+        size = 230 + self.draw.randrange(30)
+        sent, received = (DENSE + 2100, size + 1650) if self.wire else (None, None)
+        quality = 1 - 0.85 * math.exp(-number / 3.5)
+        n = 24
+        return ReplyHead(
+            f"{self.run_id}.{number}.{device}", UpdateId(self.run_id, device, self.sequence[device]),
+            max(0, self.version if number == self.round else self.version - 1),
+            examples=144 + 9 * self.devices.index(device), steps=50, a=50.0, norm=self.draw.uniform(0.8, 1.6),
+            metrics={
+                "eval/accuracy": (n * min(1.0, quality * self.draw.uniform(0.95, 1.04)), n),
+                "eval/loss": (n * (0.1 + 2.2 * (1 - quality) * self.draw.uniform(0.9, 1.1)), n),
+                "train/loss": (n * (0.08 + 2.1 * (1 - quality)), n),
+            },
+            timings=Timings(**times), parts=(Part("frame/0", size, "00" * 32),), codec="topk(0.01) > int8 > zstd",
+            residual_norm=self.draw.uniform(0.4, 0.9),
+            transfer=Transfer(self.opened_at + seconds * 0.03, began, self.opened_at + seconds, sent, received, 2),
+        )  # fmt: skip
+
+    def answer(self, device: str, seconds: float) -> None:
+        """In time: accepted and folded."""
+        head = self.head(device, seconds)
+        self.answered[device] = head
+        self._fold(head, late=False, staleness=0)
+
+    def late(self, device: str, from_round: int, seconds: float) -> None:
+        """An answer to an earlier round's ask is folded into the open one."""
+        self._fold(self.head(device, seconds, from_round), late=True, staleness=self.round - from_round)
+
+    def _fold(self, head: ReplyHead, late: bool, staleness: int) -> None:
+        assert head.transfer is not None
+        update_id, at = str(head.update_id), head.transfer.arrived_at
+        asked_round = int(head.ask_id.split(".")[1])
+        self.say(
+            UpdateAccepted(
+                at, self.round, asked_round, head.update_id.device, head.ask_id, update_id, staleness,
+                (1 + staleness) ** -0.5, late, self.elapsed + at - self.opened_at, reply_to_json(head),
+            ),
+            UpdateFolded(at, self.round, update_id, 0.002),
+        )  # fmt: skip
+        self.folded.append(update_id)
+
+    def drop(self, device: str, seconds: float, reason: str) -> None:
+        head = self.head(device, seconds)
+        at = self.opened_at + seconds
+        event = UpdateDropped(at, self.round, self.round, device, head.ask_id, str(head.update_id), reason, at)
+        self.say(event.__class__(**{**event.__dict__, "head": reply_to_json(head)}))
+
+    def fail(self, device: str, seconds: float, kind: str, text: str) -> None:
+        self.say(
+            ClientFailed(self.opened_at + seconds, self.round, device, self.asks[device], kind, text, self.elapsed)
+        )
+
+    def close(self, reason: CloseReason, seconds: float, outstanding: list[str] | None = None) -> None:
+        """The round ends, and its predecessor's model has been measured in it."""
+        self.now, self.elapsed = self.opened_at + seconds, self.elapsed + seconds
+        events: list[Event] = []
+        if self.answered:
+            events.append(self.measured(self.round - 1))
+        if reason not in ("too-few", "stopped"):
+            self.version += 1
+            events.append(ModelStored(self.now, self.version, f"{self.version:064x}", f"v{self.version:06d}.model"))
+        last = max(self.answered.values(), key=lambda h: h.transfer.arrived_at if h.transfer else 0, default=None)
+        spent, slowest = {"fold_s": 0.01, "step_s": 0.004, "store_s": 0.02}, ""
+        if last is not None and last.transfer is not None:
+            slowest = last.update_id.device
+            spent |= {"wait_s": last.transfer.pulled_at - self.opened_at, **last.timings.__dict__}
+            spent |= {"upload_s": last.transfer.arrived_at - last.transfer.began_at}
+        kept = [] if reason in ("too-few", "stopped") else self.folded
+        dropped = self.folded if reason in ("too-few", "stopped") else []
+        loss = 0.08 + 2.1 * 0.85 * math.exp(-self.round / 3.5)
+        events.append(
+            RoundClosed(
+                self.now, self.round, reason, self.version, kept, dropped, outstanding or [], self.elapsed, seconds,
+                {"loss": loss}, spent, slowest,
+            )
+        )  # fmt: skip
+        self.say(*events)
+        self.now += 0.03
+
+    def measured(self, made_by: int) -> Evaluated:
+        quality = 0.97 - 0.87 * math.exp(-made_by / 2.6) + 0.006 * math.sin(made_by * 2.1)
+        loss = 0.12 + 2.18 * math.exp(-made_by / 3.0)
+        spread = {"accuracy": [quality - 0.09, min(1.0, quality + 0.05)], "loss": [loss * 0.7, loss * 1.35]}
+        metrics = {"accuracy": quality, "loss": loss}
+        return Evaluated(self.now, made_by, self.version, metrics, spread, 360, len(self.devices), best=True)
+
+    def quiet_round(self, seconds: float = 3.0) -> None:
+        """Everybody answers; pi-07 is the slowest."""
+        self.open()
+        for device in self.asks:
+            share = 1.0 if device == "pi-07" else self.draw.uniform(0.35, 0.7)
+            self.answer(device, seconds * share)
+        self.close("all", seconds + 0.04)
+
+
+def new_run(store: Store, *, rounds: int = 12, at: float | None = None, source: str = "devices") -> Told:
+    """A queued run of the digits task on eight devices."""
+    plan = RunPlan.parse(f'[run]\ntask = "digits"\nrounds = {rounds}\n[local]\nlr = 0.5\nsteps = 50')
+    run_id = store.create_run("digits", plan, LAYOUT, REPORT, source=source)  # type: ignore[arg-type]  # "sim"
+    told = Told(store, run_id, at or time.time(), rounds, list(DEVICES), wire=source == "devices")
+    told.begin()
+    return told
+
+
+def add_devices(store: Store, names: list[str], at: float) -> None:
+    for name in names:
+        store.roster.enrol(name, f"{abs(hash(name)):064x}"[:64], b"key of " + name.encode(), "loopback")
+        store.roster.seen(
+            Hello(name, "p1", (REPORT,), {"thinwire": "0.1.0", "python": "3.11.2", "torch": "2.13.0"}), at
+        )
+        store.record_device(DeviceJoined(at, name))
+
+
+def twelve_rounds(store: Store, at: float | None = None, rounds: int = 12) -> Told:
+    """Rounds of every kind: quiet, a late one, a failed one, a deadline, too few; the last is open, five answered."""
+    start = at or time.time() - 75
+    add_devices(store, DEVICES, start)
+    run = new_run(store, rounds=rounds, at=start)
+    for _ in range(3):
+        run.quiet_round(run.draw.uniform(2.6, 3.4))
+    _deadline_round(run)
+    run.open(without={"pi-07": "busy with round 4"})
+    run.late("pi-07", 4, 2.1)
+    for device in run.asks:
+        run.answer(device, run.draw.uniform(1.2, 2.6))
+    run.close("all", 2.7)
+    run.open()
+    run.fail("pi-03", 1.4, "task-error", "RuntimeError at task.py:41")
+    for device in [name for name in run.asks if name != "pi-03"]:
+        run.answer(device, run.draw.uniform(1.2, 2.8))
+    run.close("enough", 2.9)
+    _too_few_round(run)
+    store.record_device(DeviceJoined(run.now, "pi-04"))
+    run.quiet_round(3.1)
+    run.open()
+    run.drop("pi-02", 1.9, "bad-payload")
+    for device in [name for name in run.asks if name != "pi-02"]:
+        run.answer(device, run.draw.uniform(1.3, 2.7))
+    run.close("enough", 2.8)
+    while run.round < rounds - 1:
+        run.quiet_round(run.draw.uniform(2.7, 3.3))
+    run.open()
+    for device in DEVICES[:5]:
+        run.answer(device, run.draw.uniform(0.6, 1.2))
+    return run
+
+
+def _deadline_round(run: Told) -> None:
+    run.open(deadline_s=4.0)
+    for device in [name for name in run.asks if name != "pi-07"]:
+        run.answer(device, run.draw.uniform(1.2, 2.9))
+    run.close("deadline", 4.02, ["pi-07"])
+
+
+def _too_few_round(run: Told) -> None:
+    """Five devices have gone and three answer, of whom at least four were needed."""
+    run.open(without={"pi-08": "task-mismatch: layout 41ab… is not the run's"})
+    for device in ("pi-01", "pi-02", "pi-05"):
+        run.answer(device, run.draw.uniform(1.3, 2.4))
+    for device in ("pi-03", "pi-04", "pi-06", "pi-07"):
+        run.fail(device, run.draw.uniform(0.8, 2.2), "left", "not heard of for 60 s")
+    run.store.record_device(DeviceLeft(run.now + 1, "pi-04", "connection lost"))
+    run.close("too-few", 2.6)
+
+
+def finish(run: Told) -> None:
+    """The open round's other answers, the last measurement and the end."""
+    for device in DEVICES[5:]:
+        run.answer(device, run.draw.uniform(1.3, 2.8))
+    run.close("all", 2.9)
+    run.say(run.measured(run.round))
+    run.status("done", f"{run.version} rounds")
+
+
+def main() -> None:
+    with Store.open(sys.argv[1]) as store:
+        run = twelve_rounds(store, rounds=13)
+        run.rounds = 40
+        print(store.new_login_code(86400), flush=True)
+        while "--live" in sys.argv and run.round < run.rounds:
+            run.now = time.time()
+            run.open()
+            for device, seconds in sorted(((d, run.draw.uniform(1.0, 3.0)) for d in run.asks), key=lambda p: p[1]):
+                time.sleep(max(0.0, run.opened_at + seconds - time.time()))
+                run.answer(device, seconds)
+            run.close("all", time.time() - run.opened_at)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`python -m thinwire.web --database URL --listen HOST:PORT`: the page as a process of its own.
+
+    --database URL      what Store.open takes: a SQLite file or a database's URL
+    --listen HOST:PORT  an address of this machine's loopback; port 0 takes a free one
+    --root-path P       the path under which a proxy shows the page, as in /thinwire
+    --origin URL        an address by which browsers call the page through a proxy (may be repeated)
+    --lock FILE         the aggregator's lock, to say when it is gone (AggregatorHome.lock)
+    --parent PID        end when this process is no longer our parent
+    --token-file FILE   a token of 0600 for HTTP without a browser: Authorization: Bearer TOKEN
+
+Prints `ready HOST:PORT` on stdout when it listens, and nothing else. Ends with 0 on SIGINT and SIGTERM, with the
+exit code of the refusal when the database or an argument cannot be used, and 1 when the port is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from thinwire.core.errors import ThinwireError, UsageError
+from thinwire.store import Store
+from thinwire.web.app import create_app
+from thinwire.web.settings import Settings, listen_address, origin, read_token, root_path
+
+PARENT_S = 0.25
+GRACE_S = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    try:
+        return _serve(given)
+    except ThinwireError as error:
+        print(error.text(), file=sys.stderr)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m thinwire.web", description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
+    parser.add_argument("--database", required=True)
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--root-path", default="")
+    parser.add_argument("--origin", action="append", default=[])
+    parser.add_argument("--lock", type=Path)
+    parser.add_argument("--parent", type=int)
+    parser.add_argument("--token-file", type=Path)
+    return parser
+
+
+def _serve(given: argparse.Namespace) -> int:
+    host, port = listen_address(given.listen)
+    listener = _bind(host, port)
+    with listener, Store.open(given.database) as store:
+        settings = Settings(
+            database=given.database, host=host, port=listener.getsockname()[1], root_path=root_path(given.root_path),
+            origins=frozenset(map(origin, given.origin)), lock=given.lock,
+            token=read_token(given.token_file) if given.token_file else "",
+        )  # fmt: skip
+        server: uvicorn.Server
+        app = create_app(settings, store, closing=lambda: server.should_exit)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+            timeout_graceful_shutdown=GRACE_S, limit_concurrency=256, ws="none",
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        asyncio.run(_until_the_end(server, listener, given.parent))
+    return 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"cannot listen on {host}:{port}", why=error.strerror or str(error), hint="another port: --listen HOST:PORT"
+        ) from error
+    return listener
+
+
+async def _until_the_end(server: uvicorn.Server, listener: socket.socket, parent: int | None) -> None:
+    """Serve; say when it listens; end with the parent (a signal on its death would follow one of its threads)."""
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    said = False
+    while not serving.done():
+        if server.started and not said:
+            host, port = listener.getsockname()[:2]
+            print(f"ready {f'[{host}]' if ':' in host else host}:{port}", flush=True)
+            said = True
+        if parent is not None and os.getppid() != parent:
+            server.should_exit = True
+        await asyncio.wait([serving], timeout=PARENT_S if said else 0.02)
+    await serving
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

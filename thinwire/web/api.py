@@ -1,0 +1,70 @@
+"""The routes under /api: reads of the store, and the orders that a person may leave there."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+import thinwire
+from thinwire.store import Store
+from thinwire.web import models, reading
+from thinwire.web.addresses import Number, OfRound, RunId, Since
+from thinwire.web.guard import session_token
+from thinwire.web.live import Live
+from thinwire.web.service import aggregator
+from thinwire.web.settings import Settings
+
+STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not keep news back
+
+
+def api_routes(settings: Settings, store: Store, live: Live) -> APIRouter:
+    router = APIRouter(prefix="/api", responses={404: {"model": models.Refusal}, 401: {"model": models.Refusal}})
+
+    @router.get("/service")
+    def service() -> models.Service:
+        state, about = aggregator(settings.lock)
+        return models.Service(
+            aggregator=state, listen=str(about.get("listen", "")), version=thinwire.__version__,
+            seq=store.last_seq(), now=time.time(),
+        )  # fmt: skip
+
+    @router.get("/runs")
+    def runs() -> list[models.Run]:
+        return reading.runs(store)
+
+    @router.get("/runs/{run_id}")
+    def run(run_id: RunId) -> models.RunPage:
+        return reading.run_page(store, run_id)
+
+    @router.get("/runs/{run_id}/rounds")
+    def rounds(run_id: RunId, first: Since = 1) -> list[models.Round]:
+        return reading.rounds(store, run_id, first)
+
+    @router.get("/runs/{run_id}/rounds/{number}")
+    def one_round(run_id: RunId, number: Number) -> models.RoundPage:
+        return reading.round_page(store, run_id, number)
+
+    @router.get("/runs/{run_id}/updates")
+    def updates(run_id: RunId, number: OfRound = None) -> list[models.Update]:
+        return reading.updates(store, run_id, number)
+
+    @router.get("/devices")
+    def devices() -> list[models.Device]:
+        return reading.devices(store)
+
+    @router.post("/runs/{run_id}/stop", status_code=202)
+    def stop(run_id: RunId) -> models.Ordered:
+        found = store.run(run_id)
+        return models.Ordered(order=store.order("stop-run", found.run_id, who="page"))
+
+    @router.get("/live", response_class=StreamingResponse)
+    async def news(request: Request) -> Response:
+        if live.full:
+            return JSONResponse({"error": "too many tabs are open", "why": "", "try": "close some"}, 503)
+        token, bearer = session_token(request.headers, settings), "authorization" in request.headers
+        stream = live.stream(lambda: bearer or store.session(token))
+        return StreamingResponse(stream, media_type="text/event-stream", headers=STREAM)
+
+    return router

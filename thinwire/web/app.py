@@ -1,0 +1,94 @@
+"""The application: guard around everything, then pages, login, API and static files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
+
+import thinwire
+from thinwire.core.errors import NotFound, ThinwireError
+from thinwire.store import Store
+from thinwire.web.addresses import RunId
+from thinwire.web.api import api_routes
+from thinwire.web.exports import csv_routes
+from thinwire.web.guard import Guard
+from thinwire.web.live import Live, News
+from thinwire.web.login import login_routes
+from thinwire.web.pages import STATIC, shell
+from thinwire.web.service import aggregator
+from thinwire.web.settings import Settings
+
+
+def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> FastAPI:
+    """`closing` says that the server is about to end: streams end then, for a server waits for them."""
+    live = Live(lambda: look(store, settings.lock), closing)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        looking = asyncio.create_task(live.run())
+        try:
+            yield
+        finally:
+            live.close()
+            looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await looking
+
+    app = FastAPI(
+        title="Thinwire", version=thinwire.__version__, lifespan=lifespan,
+        docs_url=None, redoc_url=None, openapi_url="/api/openapi.json",
+    )  # fmt: skip
+    app.add_middleware(Guard, settings=settings, store=store)
+    app.add_exception_handler(ThinwireError, _refused)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.include_router(login_routes(settings, store))
+    app.include_router(csv_routes(store))
+    app.include_router(api_routes(settings, store, live))
+    _pages(app)
+    app.mount("/static", StaticFiles(directory=STATIC))
+    return app
+
+
+def look(store: Store, lock: Path | None) -> News:
+    """What the tabs are told: cheap, four times a second."""
+    return News(store.last_seq(), aggregator(lock)[0])
+
+
+def _pages(app: FastAPI) -> None:
+    @app.get("/healthz", include_in_schema=False)
+    def health() -> dict[str, bool]:
+        return {"ok": True}
+
+    @app.get("/", include_in_schema=False)
+    def runs_page() -> Response:
+        return shell(0)
+
+    @app.get("/runs/{run_id}", include_in_schema=False)
+    def run_page(run_id: RunId) -> Response:  # noqa: ARG001 - the page reads it from its own address
+        return shell(1)
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ThinwireError)
+    status = 404 if isinstance(error, NotFound) else 503
+    return JSONResponse({"error": error.what, "why": error.why, "try": error.hint}, status)
+
+
+def _http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": str(error.detail).lower(), "why": "", "try": ""}, error.status_code)
+
+
+def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    return JSONResponse({"error": "the request cannot be understood", "why": said, "try": ""}, 422)

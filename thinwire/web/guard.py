@@ -1,0 +1,141 @@
+"""Before any route: is it us who was called, from our own page, by somebody who has logged in?
+
+The order of the questions: Host (against names rebound to this address), Origin (against other pages in the same
+browser, those of other ports of this machine among them), then the session. Every answer, refusals too, carries the
+headers of `HEADERS`.
+"""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from thinwire.core.errors import ThinwireError
+from thinwire.store import Store
+from thinwire.web.settings import Settings
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+ANONYMOUS = ("/healthz", "/login", "/static/")
+SAFE = ("GET", "HEAD")
+MAX_BODY = 64 * 1024
+
+
+class Guard:
+    """Middleware; what passes it may be answered."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, store: Store) -> None:
+        self.app, self.settings, self.store = app, settings, store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # there are no web sockets
+        path = scope["path"] = self._below_root(scope["path"])
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-cache" if path.startswith("/static/") else "no-store")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        refusal = self._foreign(scope["method"], headers) or self._too_large(headers)
+        if refusal is None and not _anonymous(path):
+            refusal = await self._stranger(scope["method"], path, headers)
+        await (refusal or self.app)(scope, receive, send_guarded)
+
+    def _below_root(self, path: str) -> str:
+        """Proxies differ in whether they cut their prefix off: both are served."""
+        root = self.settings.root_path
+        return (path.removeprefix(root) or "/") if root and (path + "/").startswith(root + "/") else path
+
+    def _foreign(self, method: str, headers: Headers) -> Response | None:
+        host = headers.get("host", "")
+        if _name(host) not in self.settings.host_names or len(headers.getlist("host")) != 1:
+            return _refuse(421, "this page is not called that", "its address is on the aggregator's first lines")
+        origin = headers.get("origin")
+        if origin is not None:
+            ours = origin.lower() in self.settings.origins or urlsplit(origin).netloc.lower() == host.lower()
+            if not ours:
+                return _refuse(403, "another page asked for this", "open the page itself")
+        elif method not in SAFE and headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return _refuse(403, "another page asked for this", "open the page itself")
+        return None
+
+    def _too_large(self, headers: Headers) -> Response | None:
+        length = headers.get("content-length", "0")
+        if "transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY:
+            return _refuse(413, "the request is too large", "")
+        return None
+
+    async def _stranger(self, method: str, path: str, headers: Headers) -> Response | None:
+        given = headers.get("authorization", "")
+        if self.settings.token and given.startswith("Bearer "):
+            if hmac.compare_digest(given.removeprefix("Bearer ").encode(), self.settings.token.encode()):
+                return None
+            return _refuse(401, "the token is not this page's", "")
+        token = session_token(headers, self.settings)
+        try:
+            known = bool(token) and await run_in_threadpool(self.store.session, token)
+        except ThinwireError as error:
+            return _refuse(503, error.what, error.hint)
+        if not known:
+            return login_first(path) if method in SAFE and not path.startswith("/api/") else _unknown()
+        if method not in SAFE and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
+            return _refuse(403, "nothing says which page sent this", "send an Origin header, or use a token")
+        return None
+
+
+def session_token(headers: Headers, settings: Settings) -> str:
+    """The session in our cookie, or nothing."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(settings.cookie)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def login_first(path: str) -> Response:
+    """To the login, and back to where one wanted to go; addresses stay relative, whatever stands before us."""
+    depth = path.count("/") - 1
+    where = f"?next={path.lstrip('/')}" if path.startswith("/runs/") and path.replace("-", "").isascii() else ""
+    return RedirectResponse("../" * depth + "login" + where, 303)
+
+
+def _anonymous(path: str) -> bool:
+    return any(path == open_ or (open_.endswith("/") and path.startswith(open_)) for open_ in ANONYMOUS)
+
+
+def _name(host: str) -> str:
+    """The host's name without its port: `[::1]:80` is `::1`."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _unknown() -> Response:
+    return _refuse(401, "log in first", "thinwire aggregator status --login prints a fresh code")
+
+
+def _refuse(status: int, error: str, hint: str) -> Response:
+    return JSONResponse({"error": error, "why": "", "try": hint}, status)

@@ -1,0 +1,73 @@
+"""From a printed one-time code to a session's cookie."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from thinwire.store import Store
+from thinwire.web.guard import session_token
+from thinwire.web.pages import login_page
+from thinwire.web.settings import Settings
+
+NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}")
+WRONG_CODES = 10  # in WINDOW_S, from all together: 78 bits are not guessed, and the log stays short
+WINDOW_S = 60.0
+
+
+class Tries:
+    """How many wrong codes came lately."""
+
+    def __init__(self) -> None:
+        self.wrong: deque[float] = deque(maxlen=WRONG_CODES)
+
+    def too_many(self) -> bool:
+        return len(self.wrong) == WRONG_CODES and time.monotonic() - self.wrong[0] < WINDOW_S
+
+    def note(self) -> None:
+        self.wrong.append(time.monotonic())
+
+
+def login_routes(settings: Settings, store: Store) -> APIRouter:
+    """GET shows the form, or takes the code of a link; POST takes the form's code."""
+    router, tries = APIRouter(include_in_schema=False), Tries()
+
+    async def enter(code: str, after: str) -> Response:
+        if tries.too_many():
+            return login_page("Too many wrong codes: wait a minute.", 429)
+        token = await run_in_threadpool(store.redeem, code[:64])
+        if token is None:
+            tries.note()
+            return login_page("That code is not valid: each works once, for ten minutes.", 401)
+        answer = RedirectResponse(after if NEXT.fullmatch(after) else "./", 303)
+        answer.set_cookie(
+            settings.cookie, token, httponly=True, samesite="strict", secure=settings.secure,
+            path=settings.root_path or "/", max_age=7 * 24 * 3600,
+        )  # fmt: skip
+        return answer
+
+    @router.get("/login")
+    async def form(request: Request, code: str = "", after: Annotated[str, Query(alias="next")] = "") -> Response:
+        fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
+        return await enter(code, after) if code and not fetched_ahead else login_page()
+
+    @router.post("/login")
+    async def take(request: Request, after: Annotated[str, Query(alias="next")] = "") -> Response:
+        fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=4)
+        return await enter(fields.get("code", [""])[0], after)
+
+    @router.post("/logout")
+    async def leave(request: Request) -> Response:
+        await run_in_threadpool(store.end_session, session_token(request.headers, settings))
+        answer = RedirectResponse("login", 303)
+        answer.delete_cookie(settings.cookie, path=settings.root_path or "/")
+        return answer
+
+    return router

@@ -1,0 +1,195 @@
+"""What the API answers with. `*_at` are wall-clock seconds since 1970, `*_s` durations, bytes come as two columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Answer(BaseModel):
+    """Read from the store's rows by name; NaN and infinity become null."""
+
+    model_config = ConfigDict(from_attributes=True, ser_json_inf_nan="null")
+
+
+class Traffic(Answer):
+    """`payload`: bytes of frames. `wire`: bytes on the devices' sockets, null in a simulation."""
+
+    payload_up: int
+    payload_down: int
+    wire_up: int | None
+    wire_down: int | None
+
+
+class Run(Traffic):
+    """A run in a list. `sentence` is its status; `steps` the rounds that changed the model."""
+
+    run_id: str
+    task: str
+    source: str
+    status: str
+    sentence: str = ""
+    status_text: str
+    exit_code: int
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    rounds_total: int
+    rounds_closed: int
+    version: int
+    size: int
+    metrics: dict[str, float]
+    metrics0: dict[str, float]
+    spread0: dict[str, list[float]]
+    best_version: int | None
+    best_value: float | None
+    folded_count: int
+    late: int
+    dropped: int
+    failed: int
+    dense_up: int
+    dense_down: int
+
+
+class Client(Traffic):
+    """A device's part in one run, and what it does now."""
+
+    device: str
+    state: str
+    state_text: str
+    since: float | None = None
+    asked: int
+    arrived: int
+    folded_count: int
+    late: int
+    dropped: int
+    failed: int
+    examples: int
+    last_outcome: str
+    last_at: float | None
+
+
+class RunPage(Run):
+    """A run with everything that its page shows besides the rounds."""
+
+    plan: dict[str, Any]
+    model_digest: str
+    layout_digest: str
+    task_version: str
+    clients: list[Client]
+    seconds: float
+    seq: int
+    now: float
+
+
+class Round(Traffic):
+    """A round. `closing` and `why` are sentences; `until_*` count from the run's begin to this round's end."""
+
+    round: int
+    opened_at: float
+    closed_at: float | None
+    reason: str
+    closing: str = ""
+    why: str = ""
+    base_version: int
+    version: int | None
+    deadline_s: float
+    codec: str
+    target: int
+    floor: int
+    asked: list[str]
+    not_asked: dict[str, str]
+    folded_count: int
+    late: int
+    dropped: int
+    failed: int
+    seconds: float | None
+    until_s: float = 0.0
+    until_payload: int = 0
+    until_wire: int | None = None
+    metrics: dict[str, float]
+    spread: dict[str, list[float]]
+    train_metrics: dict[str, float]
+    spent: dict[str, float]
+    slowest: str
+
+
+class Stretch(Answer):
+    stage: str
+    begin_s: float
+    end_s: float
+
+
+class Update(Traffic):
+    """One ask and what became of it, with its stretches of time since the round opened."""
+
+    round: int
+    device: str
+    ask_id: str
+    update_id: str
+    outcome: str
+    reason: str
+    folded_round: int | None
+    staleness: int
+    asked_at: float | None
+    arrived_at: float | None
+    examples: int
+    steps: int
+    norm: float | None
+    residual_norm: float | None
+    requests: int
+    metrics: dict[str, float]
+    stretches: list[Stretch] = []
+
+
+class RoundPage(Round):
+    """A round with its asks, and the late answers to earlier rounds that were folded into it."""
+
+    updates: list[Update]
+    late_folded: list[Update]
+    now: float
+
+
+class Task(Answer):
+    name: str
+    version: str = ""
+    error: str = ""
+
+
+class Device(Answer):
+    """A device that may, might or may no longer reach the aggregator."""
+
+    device: str
+    state: str
+    how: str
+    online: bool
+    seen_at: float | None
+    tasks: list[Task]
+    versions: dict[str, str]
+    updates: int
+    payload_up: int
+    last_outcome: str
+
+
+class Service(Answer):
+    """Whether an aggregator serves this store (`unknown` where the page was not told where to look)."""
+
+    aggregator: str
+    listen: str
+    version: str
+    seq: int
+    now: float
+
+
+class Ordered(Answer):
+    """An order that was left for the aggregator."""
+
+    order: int
+
+
+class Refusal(Answer):
+    """Any refusal: error, why, try."""
+
+    error: str
+    why: str = ""

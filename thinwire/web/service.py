@@ -1,0 +1,31 @@
+"""Whether an aggregator serves the folder whose database is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from thinwire.core.home import holder
+
+State = Literal["running", "gone", "unknown"]
+
+
+def aggregator(lock: Path | None) -> tuple[State, dict[str, Any]]:
+    """Its state and what it wrote about itself (pid, addresses); "unknown" where we were given no lock to look at.
+
+    The lock is tried only while the process that wrote it is alive: a try holds it for a moment, in which an
+    aggregator that starts would be turned away.
+    """
+    if lock is None:
+        return "unknown", {}
+    try:
+        about = json.loads(lock.read_bytes() or b"{}")
+        os.kill(int(about["pid"]), 0)
+    except PermissionError:
+        return "running", about
+    except (OSError, ValueError, KeyError, TypeError):
+        return "gone", {}
+    found = holder(lock)
+    return ("gone", {}) if found is None else ("running", found)

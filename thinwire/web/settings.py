@@ -1,0 +1,100 @@
+"""Where the page listens, which database it shows, and by which names it may be called."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from thinwire.core.errors import UsageError
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`root_path` is where a proxy shows us ("" or "/thinwire"); `origins` are further addresses we are called by.
+
+    `token` is for HTTP without a browser (Authorization: Bearer).
+    """
+
+    database: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    root_path: str = ""
+    origins: frozenset[str] = frozenset()
+    lock: Path | None = None
+    token: str = field(default="", repr=False)
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """Names in a Host header that are ours: whoever rebinds another name to us is turned away."""
+        return LOOPBACK_NAMES | {self.host} | {urlsplit(origin).hostname or "" for origin in self.origins}
+
+    @property
+    def cookie(self) -> str:
+        """Cookies do not know ports: two pages on one host need two names."""
+        return f"thinwire-{self.port}"
+
+    @property
+    def secure(self) -> bool:
+        """Whether browsers see https only."""
+        return bool(self.origins) and all(origin.startswith("https://") for origin in self.origins)
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """HOST:PORT of this machine's loopback; anything else is refused, for we speak no TLS.
+
+    >>> listen_address("127.0.0.1:8080"), listen_address("[::1]:0")
+    (('127.0.0.1', 8080), ('::1', 0))
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{text!r} is no address to listen on", hint="HOST:PORT, as in 127.0.0.1:8080")
+    if host != "localhost" and not _is_loopback(host):
+        raise UsageError(
+            f"the page does not listen on {host}",
+            why="it speaks no TLS, and whoever reads along could take over the session",
+            hint="listen on 127.0.0.1 behind a proxy with TLS (--origin https://NAME), or ssh -L 8080:127.0.0.1:8080",
+        )
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def root_path(text: str) -> str:
+    """A path under which a proxy shows us, without the slash at its end."""
+    path = text.rstrip("/")
+    if path and (not path.startswith("/") or any(c in path for c in '?#"<>;,\\ ')):
+        raise UsageError(f"--root-path {text!r} is no path", hint="as in /thinwire")
+    return path
+
+
+def origin(text: str) -> str:
+    """`https://name[:port]`, as browsers write it."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        raise UsageError(f"--origin {text!r} is no origin", hint="as in https://training.example.org")
+    return f"{parts.scheme}://{parts.netloc}".lower()
+
+
+def read_token(path: Path) -> str:
+    """The token in a file that nobody else can read."""
+    try:
+        mode, text = os.stat(path).st_mode, path.read_text().strip()
+    except OSError as error:
+        raise UsageError(f"cannot read the token {path}", why=error.strerror or str(error)) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise UsageError(f"others can read the token {path}", hint=f"chmod 600 {path}")
+    if len(text) < 32:
+        raise UsageError(f"the token in {path} is too short", why="32 characters at least")
+    return text

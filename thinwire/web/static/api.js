@@ -1,0 +1,30 @@
+// Reads of the API. Without a session one is sent to the login, and comes back.
+import { link, root } from "./dom.js";
+
+export class ApiError extends Error {
+  constructor(status, said) {
+    super(said.error || `the page's server answered ${status}`);
+    this.status = status;
+    this.why = said.why || "";
+    this.hint = said.try || "";
+  }
+}
+
+export async function get(path) {
+  return answer(await fetch(link(`api/${path}`), { headers: { Accept: "application/json" } }));
+}
+
+export async function post(path) {
+  return answer(await fetch(link(`api/${path}`), { method: "POST" }));
+}
+
+async function answer(response) {
+  if (response.status === 401) {
+    const here = /\/runs\/[A-Za-z0-9_-]+$/.exec(location.pathname);
+    location.assign(`${root}/login${here ? `?next=${here[0].slice(1)}` : ""}`);
+    return new Promise(() => {});
+  }
+  const said = await response.json().catch(() => ({}));
+  if (!response.ok) throw new ApiError(response.status, said);
+  return said;
+}

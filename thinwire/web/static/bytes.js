@@ -1,0 +1,45 @@
+// What was sent, beside what the same exchange takes in plain float32.
+import { html, link } from "./dom.js";
+import { bytes, ratio } from "./format.js";
+import { Section, Table } from "./parts.js";
+import { useTable } from "./query.js";
+
+export const Bytes = ({ run, rounds }) => {
+  const [table, setTable] = useTable("bytes");
+  return html`
+    <${Section} id="bytes" title="Bytes" aside="against dense float32" table=${table} setTable=${setTable}
+      csv=${link(`api/runs/${run.run_id}/rounds.csv`)} json=${link(`api/runs/${run.run_id}`)}>
+      ${table ? html`<${Numbers} rounds=${rounds} />` : html`
+        <${Way} title="Up, from the devices" dense=${run.dense_up} payload=${run.payload_up} wire=${run.wire_up} />
+        <${Way} title="Down, to the devices" dense=${run.dense_down} payload=${run.payload_down} wire=${run.wire_down} />
+        <p class="note">Payload: the frames. Wire: read from and written to the devices' sockets, HTTP and TLS included${run.wire_up === null ? "; a simulation has none" : ""}.</p>`}
+    <//>`;
+};
+
+const Way = ({ title, dense, payload, wire }) => {
+  const most = Math.max(dense, payload, wire ?? 0, 1);
+  return html`
+    <div class="way">
+      <h3>${title}</h3>
+      <${Bar} name="dense" value=${dense} most=${most} tone="dense" />
+      <${Bar} name="payload" value=${payload} most=${most} tone="payload" times=${ratio(dense, payload)} />
+      <${Bar} name="wire" value=${wire} most=${most} tone="wire" times=${wire === null ? "" : ratio(dense, wire)} />
+    </div>`;
+};
+
+const Bar = ({ name, value, most, tone, times }) => html`
+  <div class="bar">
+    <span>${name}</span>
+    <span class="track"><i class=${tone} style=${{ width: `${value ? Math.max(0.6, (100 * value) / most) : 0}%` }}></i></span>
+    <span class="value">${bytes(value)}</span>
+    <span class="times">${times ? html`<b>${times}</b>` : ""}</span>
+  </div>`;
+
+const Numbers = ({ rounds }) => html`
+  <${Table} label="Bytes of each round" rows=${[...rounds].reverse()} columns=${[
+    { title: "Round", cell: (r) => r.round },
+    { title: "Payload up", right: true, cell: (r) => bytes(r.payload_up) },
+    { title: "Wire up", right: true, cell: (r) => bytes(r.wire_up) },
+    { title: "Payload down", right: true, cell: (r) => bytes(r.payload_down) },
+    { title: "Wire down", right: true, cell: (r) => bytes(r.wire_down) },
+  ]} />`;

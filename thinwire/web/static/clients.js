@@ -1,0 +1,50 @@
+// Who takes part, what they do now and what became of their updates.
+import { html, link } from "./dom.js";
+import { ago, bytes, count } from "./format.js";
+import { serverNow } from "./live.js";
+import { Icon, Outcome, Section, Table } from "./parts.js";
+
+const STATES = {
+  working: ["is-working", "play"],
+  arrived: ["is-working", "dots"],
+  idle: ["is-idle", "check"],
+  away: ["is-failed", "cross"],
+  "not-asked": ["is-away", "dash"],
+};
+
+const State = ({ client }) => {
+  const [tone, icon] = STATES[client.state] || STATES.idle;
+  const since = client.state === "away" && client.since ? `, seen ${ago(client.since, serverNow())}` : "";
+  return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${client.state_text}${since}</span></span>`;
+};
+
+const Last = ({ client }) => {
+  const [outcome, ...reason] = client.last_outcome.split(": ");
+  if (!outcome) return html`<span class="faint">–</span>`;
+  return html`<${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}<//>`;
+};
+
+export const Clients = ({ run }) => {
+  const simulated = run.clients.every((c) => c.wire_up === null && c.wire_down === null);
+  return html`
+    <${Section} id="clients" title="Clients" aside=${`${run.clients.length} in this run`}
+      csv=${link(`api/runs/${run.run_id}/clients.csv`)} json=${link(`api/runs/${run.run_id}`)}>
+      <${Table} label="Clients of this run" rows=${run.clients} columns=${[
+        { title: "Client", cell: (c) => c.device },
+        { title: "Now", cell: (c) => html`<${State} client=${c} />` },
+        { title: "Last outcome", cell: (c) => html`<${Last} client=${c} />` },
+        { title: "Examples", right: true, cell: (c) => (c.examples ? count(c.examples) : "–") },
+        { title: "Asked", right: true, cell: (c) => c.asked },
+        { title: "Folded", right: true, cell: (c) => c.folded_count + c.late },
+        { title: "Late", right: true, cell: (c) => zero(c.late) },
+        { title: "Dropped", right: true, cell: (c) => zero(c.dropped) },
+        { title: "Failed", right: true, cell: (c) => zero(c.failed) },
+        { title: "Payload up", right: true, cell: (c) => bytes(c.payload_up) },
+        ...(simulated ? [] : [{ title: "Wire up", right: true, cell: (c) => bytes(c.wire_up) }]),
+        { title: "Payload down", right: true, cell: (c) => bytes(c.payload_down) },
+        ...(simulated ? [] : [{ title: "Wire down", right: true, cell: (c) => bytes(c.wire_down) }]),
+      ]} />
+    <//>`;
+};
+
+const zero = (n) => (n ? n : html`<span class="faint">0</span>`);

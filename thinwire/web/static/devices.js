@@ -1,0 +1,44 @@
+// The devices of this aggregator, and the line that adds one.
+import { html } from "./dom.js";
+import { ago, bytes, count } from "./format.js";
+import { serverNow } from "./live.js";
+import { Icon, Table } from "./parts.js";
+
+export const joinCommand = (service, task = "NAME") =>
+  `thinwire client start --aggregator ${address(service)} --task ${task}=MODULE`;
+
+const address = (service) => {
+  if (!service?.listen) return "URL";
+  return /^https?:/.test(service.listen) ? service.listen : `http://${service.listen}`;
+};
+
+const PRESENCE = {
+  online: ["is-folded", "check", "online"],
+  away: ["is-away", "dash", "away"],
+  pending: ["is-late", "wait", "to be approved"],
+  revoked: ["is-failed", "cross", "revoked"],
+};
+
+export const presence = (device) => (device.state === "approved" ? (device.online ? "online" : "away") : device.state);
+
+const Presence = ({ device }) => {
+  const [tone, icon, word] = PRESENCE[presence(device)];
+  return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${word}</span></span>`;
+};
+
+const tasks = (device, task) => {
+  const shown = device.tasks.filter((t) => !task || t.name === task);
+  if (!shown.length) return html`<span class="faint">${task ? `has no task ${task}` : "none"}</span>`;
+  return shown.map((t, i) => html`${i ? ", " : ""}<span class=${t.error ? "bad-text" : ""}>${t.name}${t.version ? ` ${t.version}` : ""}${t.error ? `: ${t.error}` : ""}</span>`);
+};
+
+export const DeviceTable = ({ devices, task }) => html`
+  <${Table} label="Devices" rows=${devices} empty="no device has come yet" columns=${[
+    { title: "Device", cell: (d) => d.device },
+    { title: "State", cell: (d) => html`<${Presence} device=${d} />` },
+    { title: "Tasks", cell: (d) => tasks(d, task) },
+    { title: "Updates", right: true, cell: (d) => count(d.updates) },
+    { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
+    { title: "Last outcome", cell: (d) => d.last_outcome || html`<span class="faint">–</span>` },
+    { title: "Heard of", right: true, cell: (d) => ago(d.seen_at, serverNow()) },
+  ]} />`;

@@ -1,0 +1,47 @@
+// Numbers as people read them.
+const UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+
+export function bytes(count) {
+  if (count === null || count === undefined) return "–";
+  for (const [unit, size] of UNITS) if (count >= size) return `${figures(count / size)} ${unit}`;
+  return `${Math.round(count)} B`;
+}
+
+export function seconds(count) {
+  if (count === null || count === undefined) return "–";
+  if (count < 0.995) return `${count.toFixed(2)} s`;
+  if (count < 9.95) return `${count.toFixed(1)} s`;
+  if (count < 59.5) return `${Math.round(count)} s`;
+  const whole = Math.round(count);
+  const minutes = Math.floor(whole / 60);
+  return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+const figures = (value) => (value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0));
+
+/** How many times smaller `sent` is than `dense`. */
+export function ratio(dense, sent) {
+  if (!dense || !sent) return "–";
+  return `${figures(dense / sent)}×`;
+}
+
+export const metric = (value) => (value === null || value === undefined ? "–" : Number(value).toFixed(4));
+
+export const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));
+
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+
+export const clock = (at) => (at ? CLOCK.format(at * 1000) : "–");
+
+export const moment = (at) => (at ? DAY.format(at * 1000) : "–");
+
+export function ago(at, now) {
+  if (!at) return "–";
+  const gone = now - at;
+  if (gone < 5) return "just now";
+  if (gone < 3600) return `${seconds(gone)} ago`;
+  return gone < 86400 ? `${Math.floor(gone / 3600)} h ago` : moment(at);
+}
+
+export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;

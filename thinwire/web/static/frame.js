@@ -1,0 +1,76 @@
+// What stands around every page: name, the aggregator's state, the theme.
+import { html, link, useState } from "./dom.js";
+import { clock } from "./format.js";
+import { Command, Icon } from "./parts.js";
+
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
+export const isDark = () => {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : DARK.matches;
+};
+
+export const onThemeChange = (tell) => {
+  DARK.addEventListener("change", tell);
+  addEventListener("thinwire-theme", tell);
+  return () => {
+    DARK.removeEventListener("change", tell);
+    removeEventListener("thinwire-theme", tell);
+  };
+};
+
+const Theme = () => {
+  const [dark, setDark] = useState(isDark());
+  const turn = () => {
+    document.documentElement.dataset.theme = dark ? "light" : "dark";
+    localStorage.setItem("thinwire-theme", dark ? "light" : "dark");
+    dispatchEvent(new Event("thinwire-theme"));
+    setDark(!dark);
+  };
+  const word = dark ? "Light theme" : "Dark theme";
+  return html`<button type="button" class="tool square" onClick=${turn} aria-label=${word} title=${word}>
+    <${Icon} name=${dark ? "sun" : "moon"} /></button>`;
+};
+
+const LINK_STATE = {
+  lost: ["bad", "page's server unreachable"],
+  gone: ["bad", "aggregator gone"],
+  running: ["good", "live"],
+  unknown: ["good", "live"],
+};
+
+export const Frame = ({ news, children }) => {
+  const [tone, word] = LINK_STATE[news.reached ? news.aggregator : "lost"];
+  return html`
+    <header class="top">
+      <a class="wordmark" href=${link("")} aria-label="Thinwire: all runs">
+        <svg viewBox="0 0 40 16" aria-hidden="true"><path d="M1 8h10l3-6 5 12 4-8 2 2h14" /></svg>thinwire
+      </a>
+      <span class=${`beat ${tone}`} role="status"><i aria-hidden="true"></i>${word}</span>
+      <${Theme} />
+      <form method="post" action=${link("logout")}><button class="tool">Log out</button></form>
+    </header>
+    <main>
+      <${Gone} news=${news} />
+      ${children}
+    </main>`;
+};
+
+/** The state in which nothing that is shown will change. */
+const Gone = ({ news }) => {
+  if (news.reached && news.store) {
+    return html`<div class="notice bad" role="alert"><${Icon} name="alert" />
+      <div><strong>The database cannot be read.</strong><p>${news.store}</p></div></div>`;
+  }
+  if (news.reached && news.aggregator !== "gone") return null;
+  const since = news.lost ? ` What you see is as of ${clock(news.lost)}.` : "";
+  return html`
+    <div class="notice bad" role="alert">
+      <${Icon} name="alert" />
+      <div>
+        <strong>${news.reached ? "The aggregator is not running." : "The aggregator is gone, and this page's server with it."}</strong>
+        <p>Nothing is lost: runs go on where they were when it is started again.${since} This page comes back by itself.</p>
+        <${Command} text="thinwire aggregator start" />
+      </div>
+    </div>`;
+};

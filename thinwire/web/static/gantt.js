@@ -1,0 +1,81 @@
+// A round's clients on one axis of time: what each did when, the deadline, and the moment at which the round closed.
+import { html } from "./dom.js";
+import { seconds } from "./format.js";
+import { useNow } from "./live.js";
+import { Outcome } from "./parts.js";
+
+const STAGES = [["asked", "not taken up yet"], ["download", "download"], ["queue", "queue"], ["evaluate", "evaluate"],
+  ["train", "train"], ["encode", "encode"], ["upload", "upload"]];
+const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
+const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
+
+export const Gantt = ({ round }) => {
+  const now = useNow(!round.reason);
+  const open = !round.reason;
+  const length = Math.max(0.05, open ? now - round.opened_at : round.seconds);
+  const last = Math.max(length, ...round.updates.flatMap((u) => u.stretches.map((s) => s.end_s)));
+  const content = Math.min(last, length * FAR);
+  const near = round.deadline_s <= content * NEAR;
+  const span = Math.max(content, near ? round.deadline_s : 0) * 1.03;
+  const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
+  const lines = html`
+    ${near ? html`<i class="line deadline" style=${{ left: `${at(round.deadline_s)}%` }}></i>` : null}
+    ${open ? html`<i class="line now" style=${{ left: `${at(length)}%` }}></i>` : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
+  return html`
+    <div class="gantt">
+      <div class="lane axis" aria-hidden="true"><span></span>
+        <span class="track">
+          ${near ? html`<b class=${`flag deadline${at(round.deadline_s) > 75 ? " before" : ""}`} style=${{ left: `${at(round.deadline_s)}%` }}>deadline ${seconds(round.deadline_s)}</b>`
+            : html`<b class="flag deadline far">deadline ${seconds(round.deadline_s)} →</b>`}
+        </span><span></span></div>
+      <ul aria-label=${`Clients of round ${round.round}`}>
+        ${round.updates.map((u) => html`<${Lane} key=${u.ask_id} update=${u} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
+        ${round.late_folded.map((u) => html`<${Lane} key=${u.ask_id} update=${u} at=${at} span=${span} length=${length} open=${open} lines=${lines} earlier />`)}
+      </ul>
+      <div class="lane axis" aria-hidden="true"><span></span>
+        <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
+      <ul class="legend" aria-label="Colours">
+        ${STAGES.map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
+        <li><i class="rule deadline"></i>deadline</li>
+        <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${open ? "now" : "round closed"}</li>
+      </ul>
+    </div>`;
+};
+
+const Lane = ({ update, at, span, length, open, lines, earlier }) => {
+  const bars = update.stretches.filter((s) => s.end_s > 0 && s.begin_s < span);
+  const waiting = !update.stretches.length;
+  const beyond = update.stretches.some((s) => s.end_s > span);
+  return html`
+    <li class=${`lane is-${update.outcome}`} title=${tell(update)}>
+      <span class="who">${update.device}${earlier ? html`<small> round ${update.round}</small>` : ""}</span>
+      <span class="track" aria-hidden="true">
+        ${lines}
+        ${waiting ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: 0, width: `${at(length)}%` }}></i>` : null}
+        ${bars.map((s) => html`<i class=${`stage ${s.stage}`} style=${{ left: `${at(s.begin_s)}%`, width: `${at(s.end_s) - at(s.begin_s)}%` }}></i>`)}
+        ${beyond ? html`<i class="beyond"></i>` : null}
+      </span>
+      <span class="end"><${Outcome} outcome=${update.outcome}>${detail(update, open)}<//></span>
+      <span class="unseen">${tell(update)}</span>
+    </li>`;
+};
+
+const detail = (update, open) => {
+  if (update.outcome === "late") return `, into round ${update.folded_round}`;
+  if (update.outcome === "asked") return open ? ", at work" : ", no answer";
+  if (update.reason) return `: ${update.reason}`;
+  const last = update.stretches.at(-1);
+  return last ? html` <span class="faint">${seconds(last.end_s)}</span>` : "";
+};
+
+const tell = (update) => {
+  const did = update.stretches.map((s) => `${s.stage === "asked" ? "waited" : s.stage} ${seconds(s.end_s - s.begin_s)}`);
+  return `${update.device}, ${update.outcome}${update.reason ? ` (${update.reason})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
+};
+
+const ticks = (span) => {
+  const rough = span / 6;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
+  return Array.from({ length: Math.floor(span / step) + 1 }, (_, i) => i * step).filter((t) => t < span * 0.985);
+};

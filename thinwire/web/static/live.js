@@ -1,0 +1,100 @@
+// One stream of news a tab. A hidden tab closes it: browsers allow six connections to a host, over all tabs.
+import { link, useEffect, useRef, useState } from "./dom.js";
+
+const AGAIN_MS = 1000;
+const LEAST_GAP_MS = 250; // between two reads: at most four redraws a second
+
+let clockAhead = 0; // of the server, in seconds: times shown are the server's
+
+export const serverNow = () => Date.now() / 1000 + clockAhead;
+
+export const setServerNow = (now) => {
+  clockAhead = now - Date.now() / 1000;
+};
+
+/** {seq, aggregator, store, reached}: what the server said last, and whether it can be reached now. */
+export function useNews() {
+  const [news, setNews] = useState({ seq: 0, aggregator: "unknown", store: "", reached: true, lost: 0 });
+  useEffect(() => {
+    let source = null;
+    let timer = 0;
+    const listen = () => {
+      clearTimeout(timer);
+      if (source || document.hidden) return;
+      source = new EventSource(link("api/live"));
+      source.addEventListener("news", (event) => {
+        const said = JSON.parse(event.data);
+        setServerNow(said.now);
+        setNews({ ...said, reached: true, lost: 0 });
+      });
+      source.onerror = () => {
+        stop();
+        setNews((old) => ({ ...old, reached: false, lost: old.lost || Date.now() / 1000 }));
+        timer = setTimeout(listen, AGAIN_MS);
+      };
+    };
+    const stop = () => {
+      source?.close();
+      source = null;
+    };
+    const turn = () => (document.hidden ? stop() : listen());
+    listen();
+    document.addEventListener("visibilitychange", turn);
+    addEventListener("pagehide", stop);
+    addEventListener("pageshow", listen);
+    return () => {
+      clearTimeout(timer);
+      stop();
+      document.removeEventListener("visibilitychange", turn);
+      removeEventListener("pagehide", stop);
+      removeEventListener("pageshow", listen);
+    };
+  }, []);
+  return news;
+}
+
+/** What `read(old)` gives, read again whenever the news or `keys` change; what was there stays until then. */
+export function useReading(read, news, keys) {
+  const [state, setState] = useState({ data: null, error: null });
+  const work = useRef({ busy: false, wanted: false, begun: 0, timer: 0, keys: "" });
+  useEffect(() => {
+    const now = work.current;
+    const wanted = JSON.stringify(keys);
+    const fresh = wanted !== now.keys;
+    now.keys = wanted;
+    now.read = read;
+    const go = async () => {
+      now.wanted = false;
+      now.busy = true;
+      now.begun = performance.now();
+      const asked = now.keys;
+      try {
+        const data = await now.read();
+        if (asked === now.keys) setState({ data, error: null });
+      } catch (error) {
+        if (asked === now.keys) setState((old) => ({ ...old, error }));
+      }
+      now.busy = false;
+      if (now.wanted) plan();
+    };
+    const plan = () => {
+      now.wanted = true;
+      if (now.busy) return;
+      clearTimeout(now.timer);
+      now.timer = setTimeout(go, fresh ? 0 : Math.max(0, LEAST_GAP_MS - (performance.now() - now.begun)));
+    };
+    plan();
+  }, [news.seq, news.reached, ...keys]);
+  return state;
+}
+
+/** The server's time, moving twice a second while `on`. */
+export function useNow(on) {
+  const [now, setNow] = useState(serverNow());
+  useEffect(() => {
+    if (!on) return undefined;
+    const timer = setInterval(() => setNow(serverNow()), 500);
+    return () => clearInterval(timer);
+  }, [on]);
+  return on ? Math.max(now, 0) : serverNow();
+}

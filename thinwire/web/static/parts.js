@@ -1,0 +1,128 @@
+// Small pieces that every page uses.
+import { html, useEffect, useRef, useState } from "./dom.js";
+
+const PATHS = {
+  check: "M3.5 8.5l3 3 6-7",
+  clock: "M8 4.5V8l2.5 1.5M8 2a6 6 0 100 12A6 6 0 008 2z",
+  cross: "M4 4l8 8M12 4l-8 8",
+  back: "M6.5 4L3 7.5 6.5 11M3 7.5h6a3.5 3.5 0 013.5 3.5v1",
+  dots: "M3.5 8h.01M8 8h.01M12.5 8h.01",
+  play: "M5.5 3.5v9l7-4.5z",
+  stop: "M4.5 4.5h7v7h-7z",
+  wait: "M5 2.5h6M5 13.5h6M5.5 2.5c0 3.5 5 3.5 5 5.5s-5 2-5 5.5M10.5 2.5c0 3.5-5 3.5-5 5.5s5 2 5 5.5",
+  alert: "M8 2.5l6 11H2zM8 6.5v3M8 11.5v.01",
+  dash: "M4 8h8",
+  sun: "M8 5a3 3 0 100 6 3 3 0 000-6M8 1v1.5M8 13.5V15M1 8h1.5M13.5 8H15M3 3l1 1M12 12l1 1M13 3l-1 1M4 12l-1 1",
+  moon: "M13 9.5A5.5 5.5 0 016.5 3a5.5 5.5 0 106.5 6.5z",
+  left: "M10 3L5 8l5 5",
+  right: "M6 3l5 5-5 5",
+  down: "M8 2.5v8M4.5 7.5L8 11l3.5-3.5M3 13.5h10",
+  table: "M2.5 3.5h11v9h-11zM2.5 6.5h11M2.5 9.5h11M6.5 6.5v6",
+  chart: "M2.5 13.5h11M4.5 11V7M8 11V3.5M11.5 11V8.5",
+  copy: "M5.5 5.5h7v8h-7zM3.5 10.5v-8h7",
+};
+
+export const Icon = ({ name }) => html`
+  <svg class="icon" viewBox="0 0 16 16" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>`;
+
+const STATUS = {
+  preparing: "dots",
+  queued: "dots",
+  waiting: "wait",
+  running: "play",
+  done: "check",
+  failed: "cross",
+  stopped: "stop",
+};
+
+export const Status = ({ status }) => html`
+  <span class=${`status is-${status}`}><${Icon} name=${STATUS[status] || "dots"} />${status}</span>`;
+
+const OUTCOMES = {
+  asked: ["dots", "asked"],
+  accepted: ["dots", "arrived"],
+  folded: ["check", "folded"],
+  late: ["clock", "late"],
+  dropped: ["back", "dropped"],
+  failed: ["cross", "failed"],
+  none: ["dash", "not asked"],
+};
+
+/** An outcome as icon, word and colour: never by colour alone. */
+export const Outcome = ({ outcome, children }) => {
+  const [icon, word] = OUTCOMES[outcome] || ["dash", outcome];
+  return html`<span class=${`outcome is-${outcome}`}><${Icon} name=${icon} /><span>${word}${children}</span></span>`;
+};
+
+/** One of a few, as a row of radio buttons. */
+export const Switch = ({ label, name, options, value, choose }) => html`
+  <fieldset class="switch">
+    <legend class="unseen">${label}</legend>
+    ${options.map(([key, text]) => html`
+      <label class=${key === value ? "chosen" : ""}>
+        <input type="radio" name=${name} value=${key} checked=${key === value} onChange=${() => choose(key)} />
+        <span>${text}</span>
+      </label>`)}
+  </fieldset>`;
+
+/** A section with its title, what stands beside it, and the way to its numbers: as a table, CSV and JSON. */
+export const Section = ({ id, title, aside, table, setTable, csv, json, children, wide }) => html`
+  <section class=${`block${wide ? " wide" : ""}`} aria-labelledby=${`${id}-title`} id=${id}>
+    <header>
+      <h2 id=${`${id}-title`}>${title}</h2>
+      <div class="aside">${aside}</div>
+      <div class="tools">
+        ${setTable && html`
+          <button type="button" class="tool" aria-pressed=${table} onClick=${() => setTable(!table)}
+            title=${table ? "Show the chart" : "Show the numbers"}>
+            <${Icon} name=${table ? "chart" : "table"} />${table ? "Chart" : "Table"}
+          </button>`}
+        ${csv && html`<a class="tool" href=${csv} aria-label=${`CSV of ${title}`}>CSV</a>`}
+        ${json && html`<a class="tool" href=${json} aria-label=${`JSON of ${title}`}>JSON</a>`}
+      </div>
+    </header>
+    ${children}
+  </section>`;
+
+/** Rows of numbers: [{key, title, right, cell(row)}]. Scrolls sideways by itself, never the page. */
+export const Table = ({ label, columns, rows, empty, rowClass }) => html`
+  <div class="scroll" tabindex="0" role="region" aria-label=${label}>
+    <table>
+      <thead><tr>${columns.map((c) => html`<th scope="col" class=${c.right ? "right" : ""}>${c.title}</th>`)}</tr></thead>
+      <tbody>
+        ${rows.map((row) => html`
+          <tr class=${rowClass ? rowClass(row) : ""}>
+            ${columns.map((c, i) => (i === 0
+              ? html`<th scope="row" class=${c.right ? "right" : ""}>${c.cell(row)}</th>`
+              : html`<td class=${c.right ? "right" : ""}>${c.cell(row)}</td>`))}
+          </tr>`)}
+        ${!rows.length && html`<tr><td class="none" colspan=${columns.length}>${empty || "nothing yet"}</td></tr>`}
+      </tbody>
+    </table>
+  </div>`;
+
+/** A command to paste. */
+export const Command = ({ text, label }) => {
+  const [copied, setCopied] = useState(false);
+  const timer = useRef(0);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const copy = async () => {
+    await navigator.clipboard?.writeText(text).catch(() => {});
+    setCopied(true);
+    timer.current = setTimeout(() => setCopied(false), 1500);
+  };
+  return html`
+    <div class="command">
+      <pre tabindex="0" role="region" aria-label=${label || "command"}><code>${text}</code></pre>
+      <button type="button" class="tool" onClick=${copy} aria-label=${`Copy: ${text}`}>
+        <${Icon} name=${copied ? "check" : "copy"} /><span aria-live="polite">${copied ? "copied" : "copy"}</span>
+      </button>
+    </div>`;
+};
+
+/** A refusal in its three lines. */
+export const Refusal = ({ error }) => html`
+  <div class="notice bad" role="alert">
+    <${Icon} name="alert" />
+    <div><strong>${error.message}</strong>${error.why && html`<p>${error.why}</p>`}${error.hint && html`<p>Try: ${error.hint}</p>`}</div>
+  </div>`;

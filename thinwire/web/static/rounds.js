@@ -1,0 +1,102 @@
+// The rounds as a strip to choose from, and the chosen one as a Gantt chart of its clients.
+import { get } from "./api.js";
+import { html, link, useEffect, useRef } from "./dom.js";
+import { seconds } from "./format.js";
+import { Gantt } from "./gantt.js";
+import { useReading } from "./live.js";
+import { Icon, Outcome, Refusal, Section, Table } from "./parts.js";
+import { useQuery, useTable } from "./query.js";
+
+const SHOWN = 60; // rounds in the strip at once
+
+export const Rounds = ({ run, rounds, news }) => {
+  const [chosen, choose] = useQuery("round", null);
+  const [table, setTable] = useTable("gantt");
+  const newest = rounds.at(-1).round;
+  const number = Math.min(newest, Math.max(1, Number.parseInt(chosen, 10) || newest));
+  const { data, error } = useReading(() => get(`runs/${run.run_id}/rounds/${number}`), news, [run.run_id, number]);
+  const pick = (n) => choose(n === null || n >= newest ? null : String(Math.max(1, n)));
+  const shown = data?.round === number ? data : null;
+  return html`
+    <${Section} id="rounds" title=${`Round ${number}`} table=${table} setTable=${setTable} wide
+      aside=${html`<${Steps} number=${number} newest=${newest} following=${chosen === null} pick=${pick} />`}
+      csv=${link(`api/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/runs/${run.run_id}/rounds/${number}`)}>
+      <${Strip} rounds=${rounds} number=${number} pick=${pick} />
+      ${error && !shown ? html`<${Refusal} error=${error} />` : null}
+      ${shown ? html`<${Said} round=${shown} />${table ? html`<${Asks} round=${shown} />` : html`<${Gantt} round=${shown} />`}`
+        : html`<p class="loading">Reading…</p>`}
+    <//>`;
+};
+
+const Steps = ({ number, newest, following, pick }) => html`
+  <span class="steps" role="group" aria-label="Choose a round">
+    <button type="button" class="tool square" disabled=${number <= 1} onClick=${() => pick(number - 1)} aria-label="Round before"><${Icon} name="left" /></button>
+    <button type="button" class="tool square" disabled=${number >= newest} onClick=${() => pick(number + 1)} aria-label="Round after"><${Icon} name="right" /></button>
+    <button type="button" class="tool" aria-pressed=${following} onClick=${() => pick(null)}>Newest</button>
+  </span>`;
+
+const MARKS = { "too-few": "cross", deadline: "clock", stopped: "stop", "": "dots" };
+
+/** A column a round, as high as it was long; arrow keys move along it. */
+const Strip = ({ rounds, number, pick }) => {
+  const box = useRef(null);
+  const first = Math.max(0, Math.min(rounds.length - SHOWN, number - SHOWN / 2));
+  const shown = rounds.slice(first, first + SHOWN);
+  const longest = Math.max(...shown.map((r) => r.seconds ?? 0), 0.001);
+  const moved = useRef(false);
+  useEffect(() => {
+    const current = box.current?.querySelector('[aria-pressed="true"]');
+    if (moved.current) current?.focus();
+    else if (box.current && current) box.current.scrollLeft = current.offsetLeft - box.current.clientWidth / 2;
+    moved.current = false;
+  }, [number]);
+  const key = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -rounds.length, End: rounds.length }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    moved.current = true;
+    pick(number + step);
+  };
+  return html`
+    <div class="strip" ref=${box} role="group" aria-label="Rounds, as high as they were long" onKeyDown=${key}>
+      ${shown.map((r) => html`
+        <button type="button" key=${r.round} tabindex=${r.round === number ? 0 : -1} aria-pressed=${r.round === number}
+          class=${`is-${r.reason || "open"}`} title=${describe(r)} aria-label=${describe(r)} onClick=${() => pick(r.round)}>
+          <i style=${{ height: `${r.seconds === null ? 100 : Math.max(6, (100 * r.seconds) / longest)}%` }}></i>
+          <span class="mark">${mark(r)}</span>
+          <span class="n">${r.round}</span>
+        </button>`)}
+    </div>`;
+};
+
+const mark = (r) => {
+  const name = MARKS[r.reason] ?? (r.failed ? "cross" : r.late ? "clock" : r.dropped ? "back" : null);
+  return name && html`<${Icon} name=${name} />`;
+};
+
+const describe = (r) => (r.reason ? `Round ${r.round}, ${seconds(r.seconds)}: ${r.closing}` : `Round ${r.round}, open`);
+
+const Said = ({ round }) => {
+  const waitedFor = Object.entries(round.not_asked);
+  return html`
+    <p class="why">${round.reason ? round.why : html`Round ${round.round} is open: ${round.folded_count + round.dropped + round.failed} of ${round.asked.length} have answered, ${round.target} are enough.`}</p>
+    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}Codec <code>${round.codec}</code>, deadline ${seconds(round.deadline_s)}, at least ${round.floor} of ${round.asked.length} must answer.${waitedFor.length ? html` Not asked: ${waitedFor.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
+};
+
+const Asks = ({ round }) => html`
+  <${Table} label=${`Asks of round ${round.round}`} rows=${[...round.updates, ...round.late_folded]} columns=${[
+    { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
+    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${u.reason ? `: ${u.reason}` : ""}<//>` },
+    ...["asked", "download", "queue", "evaluate", "train", "encode", "upload"].map((stage) => ({
+      title: stage === "asked" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
+    { title: "Examples", right: true, cell: (u) => u.examples || "–" },
+    { title: "Steps", right: true, cell: (u) => u.steps || "–" },
+    { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },
+    { title: "Payload up", right: true, cell: (u) => `${u.payload_up} B` },
+    { title: "Requests", right: true, cell: (u) => u.requests || "–" },
+  ]} />`;
+
+const took = (update, stage) => {
+  const found = update.stretches.find((s) => s.stage === stage);
+  return found ? seconds(found.end_s - found.begin_s) : "–";
+};

@@ -1,0 +1,124 @@
+// One run: what it does now, how well it learns, where each round's time and bytes went, and who takes part.
+import { get, post } from "./api.js";
+import { Bytes } from "./bytes.js";
+import { Clients } from "./clients.js";
+import { DeviceTable, joinCommand } from "./devices.js";
+import { html, link, useEffect, useRef, useState } from "./dom.js";
+import { bytes, metric, moment, plural, ratio, seconds } from "./format.js";
+import { Learning } from "./learning.js";
+import { useNow, useReading } from "./live.js";
+import { Command, Icon, Refusal, Section, Status } from "./parts.js";
+import { Rounds } from "./rounds.js";
+
+const LOOK_BACK = 8; // rounds read again: late answers and measurements change those before the newest
+const ENDED = ["done", "failed", "stopped"];
+
+export const RunPage = ({ id, news }) => {
+  const known = useRef([]);
+  const read = async () => {
+    const first = Math.max(1, known.current.length - LOOK_BACK);
+    const [run, rounds] = await Promise.all([get(`runs/${id}`), get(`runs/${id}/rounds?from=${first}`)]);
+    known.current = [...known.current.slice(0, first - 1), ...rounds];
+    const early = known.current.length ? {} : { devices: await get("devices"), service: await get("service") };
+    return { run, rounds: known.current, ...early };
+  };
+  const { data, error } = useReading(read, news, [id]);
+  useEffect(() => {
+    document.title = data ? `${data.run.run_id} · ${data.run.status} · Thinwire` : "Thinwire";
+  }, [data?.run.run_id, data?.run.status]);
+  if (!data) return error ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<p class="loading">Reading…</p>`;
+  const { run, rounds, devices, service } = data;
+  return html`
+    <${Head} run=${run} rounds=${rounds} live=${news.reached && news.aggregator !== "gone"} />
+    ${run.status === "waiting" || (!rounds.length && !ENDED.includes(run.status))
+      ? html`<${Waiting} run=${run} devices=${devices} service=${service} />` : null}
+    ${rounds.length ? html`
+      <div class="grid">
+        <${Learning} run=${run} rounds=${rounds} />
+        <${Bytes} run=${run} rounds=${rounds} />
+      </div>
+      <${Rounds} run=${run} rounds=${rounds} news=${news} />` : null}
+    ${run.clients.length ? html`<${Clients} run=${run} />` : null}
+    <${Plan} run=${run} />`;
+};
+
+const Head = ({ run, rounds, live }) => {
+  const open = rounds.at(-1)?.reason === "" ? rounds.at(-1) : null;
+  const going = run.status === "running" || run.status === "waiting";
+  const now = useNow(going && live);
+  const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
+  const best = run.best_version === null ? "" : `best: round ${run.best_version}`;
+  return html`
+    <div class="head">
+      <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
+      <${Status} status=${run.status} />
+      ${going && html`<${Stop} id=${run.run_id} />`}
+    </div>
+    <p class="sentence" aria-live="polite">${run.sentence}</p>
+    <${Progress} run=${run} open=${open} now=${now} />
+    <dl class="figures">
+      ${figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run, best)}
+      ${"accuracy" in run.metrics && figure("loss", run, "")}
+      <div><dt>steps made</dt><dd>${run.version}<small> of ${run.rounds_total}</small></dd></div>
+      <div><dt>time</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
+      <div><dt>uplink, payload</dt><dd>${ratio(run.dense_up, run.payload_up)}<small> smaller</small></dd></div>
+      <div><dt>uplink, wire</dt><dd>${ratio(run.dense_up, run.wire_up)}<small> ${run.wire_up === null ? "no wire" : "smaller"}</small></dd></div>
+      <div><dt>folded</dt><dd>${run.folded_count + run.late}<small> updates</small></dd></div>
+      <div class=${run.late + run.dropped + run.failed ? "" : "quiet"}><dt>late · dropped · failed</dt><dd>${run.late} · ${run.dropped} · ${run.failed}</dd></div>
+    </dl>`;
+};
+
+const figure = (name, run, note) => html`
+  <div><dt>${name}</dt><dd>${metric(run.metrics[name])}${note && html`<small> ${note}</small>`}</dd></div>`;
+
+const Progress = ({ run, open, now }) => {
+  const share = Math.min(100, (100 * run.version) / Math.max(1, run.rounds_total));
+  const answered = open ? open.folded_count + open.dropped + open.failed : 0;
+  const said = open ? `round ${open.round}: ${answered} of ${open.asked.length} answered, open for ${seconds(Math.max(0, now - open.opened_at))}, deadline ${seconds(open.deadline_s)}` : "";
+  return html`
+    <div class="progress">
+      <div class="meter" role="progressbar" aria-label="Steps made" aria-valuenow=${run.version} aria-valuemin="0" aria-valuemax=${run.rounds_total}>
+        <i style=${{ width: `${share}%` }}></i></div>
+      <span class="faint">${said}</span>
+    </div>`;
+};
+
+/** Asked twice, on the spot: a stop cannot be taken back. */
+const Stop = ({ id }) => {
+  const [state, setState] = useState("idle");
+  const order = async () => {
+    setState("ordered");
+    await post(`runs/${id}/stop`).catch(() => setState("failed"));
+  };
+  if (state === "ordered") return html`<span class="faint" role="status">stop ordered</span>`;
+  if (state === "failed") return html`<span class="bad-text" role="alert">the order was not taken</span>`;
+  if (state === "asked") {
+    return html`<span class="ask" role="group" aria-label="Stop this run?">Stop this run?
+      <button type="button" class="tool bad" onClick=${order}>Stop</button>
+      <button type="button" class="tool" onClick=${() => setState("idle")}>Keep</button></span>`;
+  }
+  return html`<button type="button" class="tool" onClick=${() => setState("asked")}><${Icon} name="stop" />Stop</button>`;
+};
+
+const Waiting = ({ run, devices, service }) => html`
+  <section class="nothing" aria-labelledby="waiting-title">
+    <h2 id="waiting-title">${run.status === "waiting" ? "Waiting for devices" : "Not begun yet"}</h2>
+    ${run.status === "waiting" && html`<p>The next round opens as soon as they are here. On a device, with the code of <code>${run.task}</code> installed:</p>
+      <${Command} text=${joinCommand(service, run.task)} />`}
+    ${devices?.length ? html`<${DeviceTable} devices=${devices} task=${run.task} />` : null}
+  </section>`;
+
+const Plan = ({ run }) => html`
+  <${Section} id="plan" title="Plan" aside=${html`task <b>${run.task}</b> ${run.task_version}, ${plural(run.size, "parameter")} (${bytes(run.size * 4)} dense), made ${moment(run.created_at)}`}>
+    <details class="more"><summary>All keys, and the digests that bind them</summary>
+      <div class="keys">
+        ${Object.entries(run.plan).filter(([, keys]) => keys && typeof keys === "object").map(([section, keys]) => html`
+          <dl><dt class="section">[${section}]</dt>
+            ${Object.entries(keys).filter(([, value]) => value !== null).map(([key, value]) => html`<div><dt>${key}</dt><dd>${typeof value === "object" ? JSON.stringify(value) : String(value)}</dd></div>`)}
+          </dl>`)}
+        <dl><dt class="section">digests</dt>
+          <div><dt>layout</dt><dd class="hex">${run.layout_digest}</dd></div>
+          <div><dt>model ${run.version}</dt><dd class="hex">${run.model_digest || "–"}</dd></div></dl>
+      </div>
+    </details>
+  <//>`;

@@ -1,0 +1,75 @@
+// All runs, newest first, and the devices that make them.
+import { get } from "./api.js";
+import { html, link, useEffect } from "./dom.js";
+import { DeviceTable, joinCommand, presence } from "./devices.js";
+import { ago, bytes, metric, plural, ratio } from "./format.js";
+import { serverNow, useReading } from "./live.js";
+import { Command, Refusal, Section, Status } from "./parts.js";
+
+const read = async () => {
+  const [runs, devices, service] = await Promise.all([get("runs"), get("devices"), get("service")]);
+  return { runs, devices, service };
+};
+
+export const RunsPage = ({ news }) => {
+  const { data, error } = useReading(read, news, []);
+  useEffect(() => {
+    document.title = "Runs · Thinwire";
+  }, []);
+  if (!data) return error ? html`<${Refusal} error=${error} />` : html`<p class="loading">Reading…</p>`;
+  const { runs, devices, service } = data;
+  const online = devices.filter((d) => presence(d) === "online").length;
+  return html`
+    <div class="head"><h1>Runs</h1>
+      <p class="sentence small">${summary(runs, devices, online)}</p></div>
+    ${runs.length ? html`<ol class="runs" aria-label="Runs, newest first">${runs.map((run) => html`<${RunLine} key=${run.run_id} run=${run} />`)}</ol>`
+      : html`<${Nothing} service=${service} devices=${devices} />`}
+    <${Section} id="devices" title="Devices" aside=${devices.length ? `${online} of ${devices.length} online` : ""}
+      csv=${devices.length ? link("api/devices.csv") : ""} json=${devices.length ? link("api/devices") : ""}>
+      ${devices.length ? html`<${DeviceTable} devices=${devices} />` : html`<p class="faint">No device has come yet.</p>`}
+      <details class="more"><summary>Add a device</summary>
+        <p>On the device, with the task's code installed there:</p>
+        <${Command} text=${joinCommand(service)} /></details>
+    <//>`;
+};
+
+const summary = (runs, devices, online) => {
+  const going = runs.filter((r) => r.status === "running" || r.status === "waiting").length;
+  if (!runs.length) return "Nothing yet.";
+  const said = [going ? `${plural(going, "run")} going` : "No run is going", `${plural(runs.length, "run")} in all`];
+  return `${said.join(", ")}${devices.length ? `; ${online} of ${plural(devices.length, "device")} online` : ""}.`;
+};
+
+const RunLine = ({ run }) => {
+  const [name, value] = headline(run.metrics);
+  return html`
+    <li class="run">
+      <a href=${link(`runs/${run.run_id}`)}>${run.run_id}</a>
+      <${Status} status=${run.status} />
+      <span class="said">${run.sentence}</span>
+      <span class="meter" aria-hidden="true"><i style=${{ width: `${share(run)}%` }}></i></span>
+      <dl>
+        <div><dt>${name}</dt><dd>${value}</dd></div>
+        <div><dt>sent up</dt><dd>${bytes(run.payload_up)}</dd></div>
+        <div><dt>smaller by</dt><dd>${ratio(run.dense_up, run.payload_up)}</dd></div>
+        <div><dt>${run.source === "sim" ? "simulated" : "made"}</dt><dd>${ago(run.created_at, serverNow())}</dd></div>
+      </dl>
+    </li>`;
+};
+
+const share = (run) => Math.min(100, (100 * run.version) / Math.max(1, run.rounds_total));
+
+const headline = (metrics) => {
+  const name = ["accuracy", "loss", ...Object.keys(metrics)].find((n) => n in metrics);
+  return name ? [name, metric(metrics[name])] : ["accuracy", "–"];
+};
+
+const Nothing = ({ service, devices }) => html`
+  <section class="nothing" aria-labelledby="nothing-title">
+    <h2 id="nothing-title">Nothing yet</h2>
+    <p>A run begins with a plan. From the folder that holds yours:</p>
+    <${Command} text="thinwire run plan.toml" />
+    ${!devices.length && html`<p>It waits until devices are there. Each is started with:</p>
+      <${Command} text=${joinCommand(service)} />`}
+    <p class="faint">No plan at hand? <code>thinwire init DIR</code> writes one with a task beside it, and <code>thinwire demo</code> shows a whole run.</p>
+  </section>`;

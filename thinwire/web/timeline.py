@@ -1,0 +1,41 @@
+"""One ask as stretches of time, measured from its round's opening: what the Gantt chart draws.
+
+The aggregator saw when the ask was taken (`pulled_at`) and when the answer began and arrived; what lies between, the
+device measured by its own stopwatch. A device's stretches are laid end to end from `pulled_at` and never reach past
+`began_at`: two clocks that differ cannot make an upload begin before its encoding ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.store import UpdateRow
+
+ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Seconds since the round opened. Stages: asked, download, queue, evaluate, train, encode, upload."""
+
+    stage: str
+    begin_s: float
+    end_s: float
+
+
+def stretches(update: UpdateRow, opened_at: float) -> list[Stretch]:
+    """In order, without overlap; empty for an ask that was not answered."""
+    if update.arrived_at is None:
+        return []
+    asked = (update.asked_at or opened_at) - opened_at
+    end = update.arrived_at - opened_at
+    began = min(end, (update.began_at or update.arrived_at) - opened_at)
+    device_s = sum(getattr(update, f"{stage}_s") or 0.0 for stage in ON_DEVICE)
+    pulled = update.pulled_at - opened_at if update.pulled_at else max(asked, began - device_s)
+    found = [Stretch("asked", asked, max(asked, pulled))]
+    for stage in ON_DEVICE:
+        begin = found[-1].end_s
+        took = getattr(update, f"{stage}_s") or 0.0
+        found.append(Stretch(stage, begin, max(begin, min(began, begin + took))))
+    found.append(Stretch("upload", max(began, found[-1].end_s), max(end, found[-1].end_s)))
+    return [stretch for stretch in found if stretch.end_s > stretch.begin_s]

@@ -14,7 +14,8 @@ from thinwire.core.messages import ask_to_bytes, reply_from_bytes, reply_to_byte
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.flower.grid import Grid, Message
 
-T, V = TypeVar("T"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 REMEMBERED = 65_536  # withdrawn asks, and answers that left the spool
 
 
@@ -157,7 +158,7 @@ def answer_digest(head: ReplyHead) -> bytes:
     return hashlib.sha256(repr(said).encode()).digest()
 
 
-def _remember(memory: OrderedDict[T, V], key: T, value: V) -> None:
+def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
     memory[key] = value
     while len(memory) > REMEMBERED:
         memory.popitem(last=False)

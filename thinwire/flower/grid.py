@@ -1,6 +1,6 @@
 """A Grid on Flower's state: asks and reply heads are Flower Messages. Frames never enter its object store.
 
-`Message` is given its metadata whole: Flower's own way to fill it goes through a process-wide identity.
+A `Message` gets its metadata whole: Flower's public way to fill it goes through a process-wide identity.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ import time
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import cast
 
 from thinwire.flower.superlink import SuperLink  # first: it sets what flwr reads when it is imported
 
 from flwr.app import ConfigRecord, Message, RecordDict  # isort: skip
+from flwr.app.message import make_message  # isort: skip
 from flwr.app.metadata import Metadata  # isort: skip
 from flwr.common.constant import SUPERLINK_NODE_ID  # isort: skip
+
+__all__ = ["Grid", "Message"]
 
 RECORD = "thinwire"
 ASK, REPLY = "ask", "reply"
@@ -56,7 +60,7 @@ class Grid:
         Flower's own `get_message_res` puts an error in the place of a reply whose node has gone offline since.
         """
         self._state.delete_messages(message_ins_ids={reply.metadata.reply_to_message_id for reply in replies})
-        return [reply.content[RECORD][REPLY] for reply in replies]
+        return [cast(bytes, reply.content[RECORD][REPLY]) for reply in replies]
 
     def forget(self, message: Message) -> None:
         """Delete an ask that is withdrawn."""
@@ -77,4 +81,4 @@ class Grid:
             message_type="query",
             src_task_id=self._task_id,
         )
-        return Message(content=RecordDict({RECORD: ConfigRecord({kind: data})}), metadata=metadata)
+        return make_message(metadata, RecordDict({RECORD: ConfigRecord({kind: data})}))

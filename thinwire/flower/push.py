@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from thinwire.core.clock import Clock
@@ -75,10 +76,8 @@ class PushRoute:
             raise Refusal(503, "busy", "this update is being received already")
         self._storing.add(update)
         try:
-            if not await self._here_already(device, head, began_at):
-                draft = await self._receive(request, head, length)
-                arrived = head.arrived(self._transfer(device, head.ask_id, began_at))
-                await asyncio.to_thread(self._spool.commit, draft, arrived)
+            if not self._here_already(device, head, began_at):
+                arrived = await self._store(request, device, head, length, began_at)
                 self._exchange.answered(device, arrived)
         except (OSError, DataLost) as error:
             raise Refusal(503, "disk", f"the aggregator cannot store it: {error}") from error
@@ -86,23 +85,31 @@ class PushRoute:
             self._storing.discard(update)
         self._no_longer_held(device, head.ask_id)
 
-    async def _here_already(self, device: str, head: ReplyHead, began_at: float) -> bool:
+    def _here_already(self, device: str, head: ReplyHead, began_at: float) -> bool:
+        """Whether this very answer came before; another one under its id is a lost state."""
         known = self._exchange.seen(head.update_id)
-        if known is None and (stored := await asyncio.to_thread(self._spool.head, head.update_id)) is not None:
-            known = answer_digest(stored)
-        if known is not None and known != answer_digest(head):
+        if known is None:
+            return False
+        if known != answer_digest(head):
             text = f"update {head.update_id} came before with other contents"
             self._failed(device, Failure("state-lost", text, head.ask_id), began_at)
             raise Refusal(409, "state-lost", text)
-        if known is not None:
-            self._exchange.settle(head.ask_id)
-        return known is not None
+        self._exchange.settle(head.ask_id)
+        return True
 
-    async def _receive(self, request: Request, head: ReplyHead, length: int) -> Path:
+    async def _store(self, request: Request, device: str, head: ReplyHead, length: int, began_at: float) -> ReplyHead:
+        """The head as it was committed. A small answer costs one hop to a thread."""
         if length > SMALL_BYTES:
-            return await stream(request.blocks(STREAM_BYTES), self._spool, head)
+            draft = await stream(request.blocks(STREAM_BYTES), self._spool, head)
+            return await asyncio.to_thread(self._commit, draft, head, self._transfer(device, head.ask_id, began_at))
         data = b"".join([piece async for piece in request.blocks(SMALL_BYTES)])
-        return await asyncio.to_thread(store, data, self._spool, head)
+        transfer = self._transfer(device, head.ask_id, began_at)
+        return await asyncio.to_thread(lambda: self._commit(store(data, self._spool, head), head, transfer))
+
+    def _commit(self, draft: Path, head: ReplyHead, transfer: Transfer) -> ReplyHead:
+        arrived = head.arrived(replace(transfer, arrived_at=self._clock.wall()))
+        self._spool.commit(draft, arrived)
+        return arrived
 
     def _transfer(self, device: str, ask_id: str, began_at: float) -> Transfer:
         """What this exchange cost on the wire: everything of this device since its answer before."""

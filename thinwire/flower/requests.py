@@ -99,7 +99,8 @@ class Request:
         if event["type"] == "http.disconnect":
             raise Gone
         self._more = event.get("more_body", False)
-        return event.get("body", b"")
+        body: bytes = event.get("body", b"")
+        return body
 
     async def _drain(self) -> None:
         end, size = time.monotonic() + DRAIN_S, 0

@@ -66,7 +66,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         "run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id", "created_at", "ttl",
         "message_type", "src_task_id",
     ),
-    "flwr.app:Message": ("content", "metadata"),
+    "flwr.app.message:make_message": ("metadata", "content"),
 }  # fmt: skip
 
 

@@ -1,0 +1,151 @@
+"""What a signature covers, for how long, and how often it opens the door."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.core.errors import DataLost
+from thinwire.flower import device_key
+from thinwire.flower.refusals import Refusal
+from thinwire.flower.signing import (
+    NONCE_HEADER,
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    Signer,
+    Verifier,
+    fingerprint,
+    public_der,
+    signed_bytes,
+)
+
+KEY = ec.generate_private_key(ec.SECP384R1())
+PATH, HEAD = "/tw/v1/push", b'{"a": 1}'
+
+
+def signed(path: str = PATH, head: bytes = HEAD, key: ec.EllipticCurvePrivateKey = KEY) -> dict[bytes, bytes]:
+    return {name.encode(): value.encode() for name, value in Signer(key).headers("POST", path, head).items()}
+
+
+def refusal(
+    headers: Mapping[bytes, bytes], method: str = "POST", path: str = PATH, head: bytes = HEAD,
+    now: float | None = None, started_at: float = 0.0,
+) -> str:  # fmt: skip
+    """The kind of refusal, "" when the request is let in."""
+    try:
+        Verifier(started_at).check(method, path, head, headers, time.time() if now is None else now)
+    except Refusal as refused:
+        assert refused.status == 401
+        return refused.kind
+    return ""
+
+
+def test_a_signed_request_tells_its_signer() -> None:
+    identity = Verifier(0.0).check("POST", PATH, HEAD, signed(), time.time())
+    assert identity.der == public_der(KEY.public_key())
+    assert identity.fingerprint == fingerprint(identity.der)
+
+
+@pytest.mark.parametrize("name", [PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, NONCE_HEADER, SIGNATURE_HEADER])
+def test_a_request_without_one_of_its_headers_is_refused(name: str) -> None:
+    headers = signed()
+    for value in (None, b"", b"%%%", b"AAAA", b"x" * 4096):
+        changed = {k: v for k, v in headers.items() if k != name.encode()} | ({name.encode(): value} if value else {})
+        assert refusal(changed) == "signature"
+
+
+def test_method_path_and_head_are_signed() -> None:
+    headers = signed()
+    assert refusal(headers) == ""
+    assert refusal(headers, method="GET") == "signature"
+    assert refusal(headers, path="/tw/v1/pull") == "signature"
+    assert refusal(headers, head=HEAD + b" ") == "signature"
+
+
+@pytest.mark.parametrize("name", [TIMESTAMP_HEADER, NONCE_HEADER, PUBLIC_KEY_HEADER, SIGNATURE_HEADER])
+def test_another_requests_header_does_not_fit(name: str) -> None:
+    other = signed(head=b"another", key=ec.generate_private_key(ec.SECP384R1()))
+    assert refusal(signed() | {name.encode(): other[name.encode()]}) == "signature"
+
+
+@pytest.mark.parametrize(("age_s", "kind"), [(-4.9, ""), (-5.1, "clock"), (0.0, ""), (304.0, ""), (305.1, "clock")])
+def test_a_timestamp_is_taken_within_flowers_window(age_s: float, kind: str) -> None:
+    assert refusal(signed(), now=time.time() + age_s) == kind
+
+
+def test_what_was_signed_before_the_start_is_refused_so_a_restart_opens_no_replay() -> None:
+    headers = signed()
+    assert refusal(headers, started_at=time.time() - 60) == ""
+    assert refusal(headers, started_at=time.time() + 0.001) == "clock"
+
+
+def test_a_request_opens_the_door_once() -> None:
+    verifier, headers, now = Verifier(0.0), signed(), time.time()
+    identity = verifier.check("POST", PATH, HEAD, headers, now)
+    verifier.spend(identity, headers, now)
+    with pytest.raises(Refusal, match="made before") as refused:
+        verifier.spend(identity, headers, now + 300)
+    assert (refused.value.status, refused.value.kind) == (401, "replay")
+
+
+def test_nonces_are_forgotten_when_their_time_is_over_and_bounded_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.flower.signing.MAX_NONCES", 3)
+    verifier, now = Verifier(0.0), time.time()
+    requests = [signed() for _ in range(5)]
+    identity = verifier.check("POST", PATH, HEAD, requests[0], now)
+    for headers in requests[:3]:
+        verifier.spend(identity, headers, now)
+    with pytest.raises(Refusal) as refused:
+        verifier.spend(identity, requests[3], now)
+    assert (refused.value.status, refused.value.kind) == (503, "busy")
+    verifier.spend(identity, requests[3], now + 311)
+    assert len(verifier._spent) == 1
+
+
+@pytest.mark.parametrize(
+    "key", [ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP521R1())], ids=["p256", "p521"]
+)
+def test_only_p384_is_taken(key: ec.EllipticCurvePrivateKey) -> None:
+    assert refusal(signed(key=key)) == "signature"
+
+
+def test_a_key_of_another_kind_is_refused() -> None:
+    der = (
+        ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    )
+    assert refusal(signed() | {PUBLIC_KEY_HEADER.encode(): base64.b64encode(der)}) == "signature"
+
+
+@given(st.dictionaries(st.sampled_from([PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, NONCE_HEADER, SIGNATURE_HEADER]),
+                       st.binary(max_size=200)))  # fmt: skip
+def test_no_header_breaks_the_check(changed: dict[str, bytes]) -> None:
+    assert refusal(signed() | {name.encode(): value for name, value in changed.items()}) in {"signature", "clock", ""}
+
+
+def test_no_two_requests_sign_the_same_bytes() -> None:
+    fields = ["a", "b", ""]
+    every = {signed_bytes(m, p, h.encode(), t, n) for m, p, h, t, n in itertools.product(fields, repeat=5)}
+    assert len(every) == 3**5
+
+
+def test_a_device_makes_its_key_once_for_itself_alone(tmp_path: Path) -> None:
+    made = device_key(tmp_path)
+    assert public_der(device_key(tmp_path).public_key()) == public_der(made.public_key())
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
+
+
+def test_a_damaged_key_is_refused_and_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("no key")
+    with pytest.raises(DataLost):
+        device_key(tmp_path)
+    assert (tmp_path / "key.pem").read_text() == "no key"

@@ -1,0 +1,123 @@
+"""A codec bound to a layout: each segment's tensors in groups of one chain each, all streams in one frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.aggregation import frame
+from thinwire.aggregation.codec import ALL, Contractive, Encoded, Everything, Kind, Support, require_vector, spanned
+from thinwire.core.errors import BadPayload
+from thinwire.core.keys import Key
+from thinwire.core.layout import Layout
+from thinwire.core.types import Payload, State, Vector
+
+if TYPE_CHECKING:
+    from thinwire.aggregation.chain import Chain, Read
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parts of a segment that one chain works on, put together; no pieces: the whole segment as it is."""
+
+    chain: Chain
+    pieces: tuple[slice, ...] = ()
+
+    def size(self, whole: int) -> int:
+        return sum(p.stop - p.start for p in self.pieces) if self.pieces else whole
+
+    def gather(self, x: Vector) -> Vector:
+        return np.concatenate([x[piece] for piece in self.pieces]) if self.pieces else x
+
+    def places(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Where each element of the gathered vector stands in the segment."""
+        return np.concatenate([np.arange(p.start, p.stop, dtype=np.int64) for p in self.pieces])
+
+
+@dataclass(frozen=True)
+class Bound:
+    """See `BoundCodec`. It remembers nothing: its state is empty."""
+
+    spec: str
+    layout: Layout
+    groups: Sequence[Sequence[Group]]  # of each segment
+
+    @cached_property
+    def kind(self) -> Kind:
+        """Of the worst group: a sum of contractions contracts as the weakest of them does."""
+        kinds = list(dict.fromkeys(group.chain.kind for groups in self.groups for group in groups))
+        if not kinds:
+            return Contractive(1.0)
+        if len(kinds) == 1:
+            return kinds[0]
+        return min(kinds, key=lambda kind: kind.delta if isinstance(kind, Contractive) else -1.0)
+
+    @cached_property
+    def _hashes(self) -> list[bytes]:
+        return [frame.codec_hash(self.spec, self.layout.digest, s.index) for s in self.layout.segments]
+
+    def _size(self, segment: int) -> int:
+        return self.layout.segments[segment].size
+
+    def init(self, segment: int = 0) -> State:
+        return {}
+
+    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        require_vector(x, self._size(segment))
+        streams, supports = [], list[Support]()
+        for group in self.groups[segment]:
+            written, support = group.chain.write(group.gather(x), key, segment)
+            streams += written
+            if group.pieces:
+                places = group.places()
+                support = places if support is Everything.SENT else places[support]
+            supports.append(support)
+        support = supports[0] if len(supports) == 1 else np.sort(np.concatenate(supports))
+        return Encoded(frame.pack(self._hashes[segment], streams), state, support)
+
+    def _read(self, payload: Payload, segment: int) -> list[tuple[Group, Read]]:
+        size, groups = self._size(segment), self.groups[segment]
+        counts = [group.chain.streams(group.size(size)) for group in groups]
+        if len(payload) > self.max_bytes(segment):
+            raise BadPayload(f"a frame of {len(payload)} bytes", why=f"at most {self.max_bytes(segment)} can be right")
+        streams = iter(frame.unpack(payload, self._hashes[segment], sum(counts)))
+        return [
+            (group, group.chain.read([next(streams) for _ in range(count)], group.size(size)))
+            for group, count in zip(groups, counts, strict=True)
+        ]
+
+    def check(self, payload: Payload, segment: int = 0) -> None:
+        self._read(payload, segment)
+
+    def decode_add(self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+        start, stop = spanned(span, self._size(segment))
+        self._add(self._read(payload, segment), weight, into, start, stop)
+
+    def decode(self, payload: Payload, segment: int = 0) -> Vector:
+        read = self._read(payload, segment)
+        out: Vector = np.zeros(self._size(segment), np.float32)
+        self._add(read, 1.0, out, 0, out.size)
+        return out
+
+    def _add(self, read: list[tuple[Group, Read]], weight: float, into: Vector, start: int, stop: int) -> None:
+        for group, found in read:
+            if not group.pieces:
+                group.chain.add(found, weight, into, start, stop)
+                continue
+            at = 0
+            for piece in group.pieces:
+                # The group's own coordinates at .. at + length are the segment's piece.start .. piece.stop.
+                first, last = max(start, piece.start), min(stop, piece.stop)
+                if first < last:
+                    shifted = into[piece.start : piece.stop]
+                    group.chain.add(found, weight, shifted, at + first - piece.start, at + last - piece.start, shift=at)
+                at += piece.stop - piece.start
+
+    def max_bytes(self, segment: int = 0) -> int:
+        size = self._size(segment)
+        groups = [(group.chain, group.size(size)) for group in self.groups[segment]]
+        return 24 + sum(chain.max_bytes(n) + 4 * chain.streams(n) for chain, n in groups)

@@ -1,0 +1,172 @@
+"""What a codec is: the encoder may remember, the decoder may not.
+
+A `Codec` is a spec; bound to a layout it encodes and decodes segments. Kinds say what error feedback may assume.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.core.errors import NonFiniteUpdate
+from thinwire.core.keys import Key
+from thinwire.core.layout import Layout
+from thinwire.core.types import Payload, State, Vector
+
+Indices: TypeAlias = NDArray[np.int64]
+Symbols: TypeAlias = NDArray[Any]
+Scales: TypeAlias = NDArray[Any]
+
+ALL = slice(None)
+BLOCK = 1 << 16  # elements: what stays in the second-level cache while it is worked on
+BUCKET = 4096  # elements that share a scale; buckets begin anew at each segment
+
+
+@dataclass(frozen=True)
+class Unbiased:
+    """E[C(x)] = x and E||C(x) - x||^2 <= omega ||x||^2."""
+
+    omega: float
+
+
+@dataclass(frozen=True)
+class Contractive:
+    """E||C(x) - x||^2 <= (1 - delta) ||x||^2."""
+
+    delta: float
+
+
+@dataclass(frozen=True)
+class ResidualOnly:
+    """Nothing is promised for one call; only feedback makes its sum right."""
+
+
+Kind: TypeAlias = Unbiased | Contractive | ResidualOnly
+
+
+def chained(first: Kind, second: Kind) -> Kind:
+    """The kind of two codecs one after the other (design, section 4).
+
+    >>> chained(Contractive(0.01), Unbiased(0.05))
+    Contractive(delta=0.0095)
+    """
+    match first, second:
+        case Contractive(delta), Unbiased(omega) if omega < 1:
+            return Contractive(delta * (1 - omega))
+        case Contractive(a), Contractive(b):
+            return Contractive(a * b)
+        case Unbiased(a), Unbiased(b):
+            return Unbiased((1 + a) * (1 + b) - 1)
+        case Unbiased(omega), Contractive(delta) if omega < 1:
+            return Contractive(delta * (1 - omega))
+    return ResidualOnly()
+
+
+class Everything(enum.Enum):
+    """The support of a codec that sends every coordinate."""
+
+    SENT = "all"
+
+
+Support: TypeAlias = Indices | Literal[Everything.SENT]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """`support`: the sorted indices of what was sent, even where it rounded to 0; or all of them."""
+
+    payload: Payload
+    state: State
+    support: Support
+
+
+class Quantizer(Protocol):
+    """Values to small symbols and their scales. `word` is 32 bits of the key, for rounding (0 where none is drawn)."""
+
+    name: str
+
+    def kind(self) -> Kind: ...
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]: ...
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice) -> Vector: ...
+    def symbols_dtype(self) -> np.dtype[Any]: ...
+    def scales_dtype(self) -> np.dtype[Any]: ...
+    def scales_count(self, size: int) -> int: ...
+    def check(self, symbols: Symbols, scales: Scales) -> None: ...  # BadPayload when they decode to no finite value
+
+
+class Sparsifier(Protocol):
+    """Which coordinates are sent: `count(n)` sorted indices of n."""
+
+    def kind(self) -> Kind: ...
+    def count(self, size: int) -> int: ...
+    def select(self, values: Vector) -> Indices: ...
+
+
+class Coder(Protocol):
+    """Symbols to fewer bytes, without loss."""
+
+    def pack(self, array: Symbols) -> bytes: ...
+    def unpack(self, data: bytes | memoryview, items: int, most: int) -> Symbols: ...  # BadPayload before allocation
+
+
+class BoundCodec(Protocol):
+    """A codec whose tensors and sizes are known: one call works on one segment.
+
+    Laws: decode(encode(0)) = 0; NaN or infinity raises NonFiniteUpdate and changes nothing; decode_add over spans
+    equals decode times weight; a frame that is not whole and our own raises BadPayload before memory is allocated
+    and before `into` is touched. `x` and `state` are donated: they may be overwritten.
+    """
+
+    spec: str
+    layout: Layout
+    kind: Kind
+
+    def init(self, segment: int = 0) -> State: ...
+    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded: ...
+    def check(self, payload: Payload, segment: int = 0) -> None: ...
+    def decode_add(
+        self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0
+    ) -> None: ...  # `into` is the whole segment; only `span` of it is touched; O(what was sent)
+    def decode(self, payload: Payload, segment: int = 0) -> Vector: ...
+    def max_bytes(self, segment: int = 0) -> int: ...  # of a legal frame
+
+
+class Codec(Protocol):
+    """`parse(spec)` gives one; `parse(parse(s).spec) == parse(s)`."""
+
+    @property
+    def spec(self) -> str: ...
+    def bind(self, layout: Layout) -> BoundCodec: ...
+
+
+def require_vector(x: Vector, size: int) -> None:
+    """A contiguous float32 vector of this size, all finite; else ValueError or NonFiniteUpdate."""
+    if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
+        raise ValueError(f"expected a contiguous 1-D float32 vector, got {x.dtype} of shape {x.shape}")
+    if x.size != size:
+        raise ValueError(f"expected {size} values, got {x.size}")
+    if not finite(x):
+        raise NonFiniteUpdate("the update holds NaN or infinity", why="training diverged", hint="a smaller [local] lr")
+
+
+def finite(x: NDArray[Any]) -> bool:
+    """Whether all values are finite, looked at block by block so that no copy of the vector is made."""
+    return all(bool(np.isfinite(x[a:b]).all()) for a, b in blocks(x.size))
+
+
+def blocks(size: int, step: int = BLOCK) -> Iterable[tuple[int, int]]:
+    """(start, stop) of the blocks of a vector."""
+    return ((start, min(start + step, size)) for start in range(0, size, step))
+
+
+def spanned(span: slice, size: int) -> tuple[int, int]:
+    """Start and stop of a span with step 1."""
+    start, stop, step = span.indices(size)
+    if step != 1:
+        raise ValueError("a span has no step")
+    return start, max(start, stop)

@@ -1,0 +1,99 @@
+"""One segment's update on the wire: a few streams behind a head that says whose they are.
+
+    "TW" | version 1 | codec hash (8 bytes) | number of streams | for each: length * 2 + compressed | the streams
+
+Numbers are varints (LEB128). The hash is over the codec's spec, the layout's digest and the segment, so a frame of
+another codec, model or place is refused before anything in it is believed. Overhead: 16 bytes with one stream of up
+to 128 MiB, at most 4 more for each further stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.core.errors import BadPayload
+
+MAGIC = b"TW"
+VERSION = 1
+HASH_BYTES = 8
+MAX_STREAMS = 4096
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Bytes of one stream; `compressed` says that they passed through zstd."""
+
+    data: bytes | memoryview
+    compressed: bool = False
+
+
+def codec_hash(spec: str, layout_digest: str, segment: int) -> bytes:
+    """Eight bytes that bind a frame to codec, layout and segment."""
+    text = f"{spec}\n{layout_digest}\n{segment}"
+    return hashlib.sha256(text.encode()).digest()[:HASH_BYTES]
+
+
+def head(bound: bytes, streams: Sequence[tuple[int, bool]]) -> bytes:
+    """A frame's head for streams of these (length, compressed)."""
+    lengths = b"".join(varint(length * 2 + compressed) for length, compressed in streams)
+    return MAGIC + bytes([VERSION]) + bound + varint(len(streams)) + lengths
+
+
+def pack(bound: bytes, streams: Sequence[Stream]) -> bytes:
+    return b"".join([head(bound, [(len(s.data), s.compressed) for s in streams]), *(s.data for s in streams)])
+
+
+def unpack(payload: bytes | memoryview, bound: bytes, expected: int) -> list[Stream]:
+    """A frame's streams as views into it; `BadPayload` when it is foreign, cut, or longer than it says."""
+    view = memoryview(payload)
+    start = len(MAGIC) + 1 + HASH_BYTES
+    if len(view) < start or bytes(view[:2]) != MAGIC:
+        raise BadPayload("not a frame", why="it does not begin with TW")
+    if view[2] != VERSION:
+        raise BadPayload(f"a frame of version {view[2]}", why=f"this program reads version {VERSION}")
+    if bytes(view[3:start]) != bound:
+        raise BadPayload("a frame of another codec, model or segment", why="its hash is not the one expected")
+    count, at = read_varint(view, start)
+    if count != expected or count > MAX_STREAMS:
+        raise BadPayload(f"a frame of {count} streams", why=f"the codec has {expected}")
+    sizes = []
+    for _ in range(count):
+        size, at = read_varint(view, at)
+        sizes.append(size)
+    if at + sum(size >> 1 for size in sizes) != len(view):
+        raise BadPayload("a frame that is not as long as it says", why="it was cut or added to")
+    streams = []
+    for size in sizes:
+        streams.append(Stream(view[at : at + (size >> 1)], bool(size & 1)))
+        at += size >> 1
+    return streams
+
+
+def varint(value: int) -> bytes:
+    """LEB128: seven bits a byte, the highest bit says that more follow.
+
+    >>> varint(300).hex()
+    'ac02'
+    """
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    """(value, where it ends); at most 5 bytes are read."""
+    value = 0
+    for shift in range(0, 35, 7):
+        if at >= len(view):
+            raise BadPayload("a frame that ends within a number")
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise BadPayload("a number of more than 35 bits in a frame")

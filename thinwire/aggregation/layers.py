@@ -1,0 +1,39 @@
+"""Rules by layer: which chain each tensor follows, `layers(*.bias=fp16; *=topk(0.01) > int8)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from thinwire.aggregation.bound import Bound, Group
+from thinwire.aggregation.chain import Chain
+from thinwire.core.layout import Layout, Segment
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tensors whose names match `pattern` (as in a shell) follow `chain`."""
+
+    pattern: str
+    chain: Chain
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The first rule that matches a tensor's name decides; tensors of one rule share budget, buckets and streams."""
+
+    rules: tuple[Rule, ...]
+
+    @property
+    def spec(self) -> str:
+        return "layers(" + "; ".join(f"{rule.pattern}={rule.chain.spec}" for rule in self.rules) + ")"
+
+    def bind(self, layout: Layout) -> Bound:
+        return Bound(self.spec, layout, [self._groups(segment) for segment in layout.segments])
+
+    def _groups(self, segment: Segment) -> list[Group]:
+        pieces: dict[int, list[slice]] = {}
+        for piece in segment.slices:
+            rule = next(i for i, rule in enumerate(self.rules) if fnmatchcase(piece.tensor.name, rule.pattern))
+            pieces.setdefault(rule, []).append(slice(piece.at, piece.at + piece.size))
+        return [Group(self.rules[rule].chain, tuple(found)) for rule, found in sorted(pieces.items())]

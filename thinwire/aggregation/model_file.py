@@ -1,0 +1,86 @@
+"""A model version as a file that is also what devices are sent: identity frames, one a segment, then the buffers.
+
+It is written in one pass from the vector itself: a model of 100 MB needs no second copy in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from thinwire.aggregation import frame
+from thinwire.aggregation.buffers import buffer_codec, float_buffers
+from thinwire.aggregation.codec import BLOCK
+from thinwire.aggregation.parse import parse
+from thinwire.core.errors import BadPayload
+from thinwire.core.home import disk_error, sync_folder
+from thinwire.core.keys import Key
+from thinwire.core.layout import Layout
+from thinwire.core.types import Part, Vector
+
+FULL, BUFFERS = "full", "buffers"
+
+
+def digest(params: Vector) -> str:
+    """SHA-256 (hex) over the little-endian float32 bytes of a vector."""
+    return hashlib.sha256(memoryview(np.ascontiguousarray(params, "<f4")).cast("B")).hexdigest()
+
+
+def write_model(path: Path, layout: Layout, params: Vector, buffers: Vector) -> tuple[list[Part], str]:
+    """Write `full/SEGMENT` and, where there are any, `buffers`; gives the parts and the digest of `params`.
+
+    The file is durable under its name when this returns, and not there at all when it raises DataLost.
+    """
+    parts, whole = [], hashlib.sha256()
+    draft = path.with_name(f".{path.name}")
+    try:
+        with draft.open("wb") as file:
+            for segment in layout.segments:
+                values = memoryview(np.ascontiguousarray(params[segment.span], "<f4")).cast("B")
+                head = frame.head(frame.codec_hash("identity", layout.digest, segment.index), [(len(values), False)])
+                own = hashlib.sha256(head)
+                file.write(head)
+                for start in range(0, len(values), 16 * BLOCK):
+                    block = values[start : start + 16 * BLOCK]
+                    own.update(block)
+                    whole.update(block)
+                    file.write(block)
+                parts.append(Part(f"{FULL}/{segment.index}", len(head) + len(values), own.hexdigest()))
+            if float_buffers(layout):
+                payload = buffer_codec(layout, "identity").encode(buffers, {}, Key(0)).payload
+                file.write(payload)
+                parts.append(Part(BUFFERS, len(payload), hashlib.sha256(payload).hexdigest()))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise disk_error(error, path) from error
+    return parts, whole.hexdigest()
+
+
+def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vector, Vector, str]:
+    """(params, buffers, digest of params) of such a file; `BadPayload` when it is not a model of this layout."""
+    names = [f"{FULL}/{segment.index}" for segment in layout.segments] + ([BUFFERS] if float_buffers(layout) else [])
+    if [part.name for part in parts] != names:
+        raise BadPayload("the model's parts are not those of this layout", why=f"expected {', '.join(names)[:80]}")
+    identity = parse("identity").bind(layout)
+    params: Vector = np.zeros(layout.size, np.float32)
+    buffers: Vector = np.zeros(sum(t.size for t in float_buffers(layout)), np.float32)
+    with path.open("rb") as file:
+        for segment, part in zip(layout.segments, parts, strict=False):
+            identity.decode_add(_read(file.read(part.length), part), 1.0, params[segment.span], segment=segment.index)
+        if buffers.size:
+            buffers = buffer_codec(layout, "identity").decode(_read(file.read(parts[-1].length), parts[-1]))
+    return params, buffers, digest(params)
+
+
+def _read(payload: bytes, part: Part) -> bytes:
+    if len(payload) != part.length:
+        raise BadPayload(f"{part.name} ends after {len(payload)} of {part.length} bytes")
+    return payload

@@ -111,3 +111,16 @@ def test_a_node_is_online_between_its_calls_and_its_leaving() -> None:
     assert status() == "online"
     superlink.node_has_left(node)
     assert status() == "offline"
+
+
+def test_asks_and_replies_outlive_a_run_that_flower_gave_up() -> None:
+    """It does so when this machine slept, or its clock jumped, for more than a minute."""
+    superlink = SuperLink()
+    grid = Grid(superlink)
+    node, before = superlink.node("pi-1", b"a key"), superlink.run_id
+    ask = grid.ask(node, b"an ask")
+    assert superlink.state.finish_task(superlink.task_id, "failed", "no heartbeat")
+    assert grid.collect([grid.reply(ask, b"a reply")]) == [b"a reply"]
+    assert superlink.run_id != before
+    superlink.state.finish_task(superlink.task_id, "failed", "no heartbeat")
+    assert grid.ask(node, b"another").metadata.run_id == superlink.run_id

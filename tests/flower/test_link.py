@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import http.client
 import socket
 import subprocess
 import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,12 @@ import pytest
 from tests.fleet_laws import PATIENCE_S, answer, answers_now, envelope, hello, join, polled, pulled, written
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import BadPayload, DataLost, Refused, Unreachable, UsageError
-from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
+from thinwire.core.fleet import Delivery, Envelope, Link, NodeJoined, NodeLeft
+from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Ask, Failure, Part, ReplyHead
 from thinwire.flower import FlowerLink, device_key
+from thinwire.flower.framing import PUSH, block
+from thinwire.flower.signing import Signer
 
 BIG = 30_000_000
 
@@ -31,10 +34,10 @@ def here(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-def until(true: object) -> None:
+def until(true: Callable[[], object]) -> None:
     """Wait for something that another thread brings about."""
     end = time.monotonic() + PATIENCE_S
-    while not true():  # type: ignore[operator]  # tests are not typed
+    while not true():
         assert time.monotonic() < end
         time.sleep(0.005)
 
@@ -107,12 +110,19 @@ def test_an_upload_that_breaks_off_leaves_nothing_and_can_be_made_again(here: Pl
     assert polled(here.fleet, ReplyHead).update_id == head.update_id
 
 
-def test_a_download_that_breaks_off_is_given_again(here: Place, tmp_path: Path) -> None:
+def test_a_download_that_breaks_off_is_given_again(
+    here: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = join(here, "pi-1")
     here.fleet.send([envelope("pi-1", "ask-1", tmp_path, b"model")])
-    link._pull = _fails_once(link, link._pull)  # type: ignore[method-assign]  # the connection breaks in the middle
-    with pytest.raises(Unreachable):
-        link.pull(1.0)
+
+    def cut(*given: object) -> None:
+        raise http.client.IncompleteRead(b"mo", 3)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("thinwire.flower.transport._copy", cut)
+        with pytest.raises(Unreachable):
+            link.pull(1.0)
     assert pulled(link).ask.ask_id == "ask-1"
 
 
@@ -144,7 +154,8 @@ def test_an_answer_without_its_parts_is_not_sent(here: Place) -> None:
 
 
 def test_a_push_outlives_an_idle_connection_that_was_closed(here: Place, tmp_path: Path) -> None:
-    link = join(here, "pi-1")
+    link = here.link("pi-1")
+    link.hello(hello("pi-1"))
     link.push(answer("pi-1", "ask-1", 1, b"abc"), written(tmp_path, b"abc"))
     made = link._pushing._http
     assert made is not None
@@ -217,6 +228,35 @@ def test_a_cancel_reaches_a_device_that_is_waiting(here: Place) -> None:
     here.fleet.cancel(["ask-1"])
     thread.join(PATIENCE_S)
     assert link.cancelled() == {"ask-1"}
+
+
+def test_a_device_that_is_revoked_while_it_waits_gets_nothing(here: Place) -> None:
+    link, ended = join(here, "pi-1"), list[str]()
+
+    def wait() -> None:
+        try:
+            link.pull(20.0)
+        except Refused as refused:
+            ended.append(refused.why)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: here.fleet.stats()["requests"]["pull"] > 0)
+    here.roster.put("pi-1", "revoked")
+    here.fleet.send([envelope("pi-1", "ask-1")])
+    thread.join(PATIENCE_S)
+    assert ended == ["pi-1 was revoked"]
+
+
+def test_an_ask_whose_model_is_gone_fails(here: Place, tmp_path: Path) -> None:
+    link = join(here, "pi-1")
+    sent = envelope("pi-1", "ask-1", tmp_path, b"model")
+    here.fleet.send([sent])
+    assert sent.bundle is not None
+    sent.bundle.unlink()
+    assert link.pull(0.0) is None
+    failure = polled(here.fleet, Failure)
+    assert (failure.kind, failure.ask_id, failure.device) == ("disk", "ask-1", "pi-1")
 
 
 def test_a_device_that_waits_has_not_left(tmp_path: Path) -> None:
@@ -303,8 +343,7 @@ def test_a_device_needs_neither_flwr_nor_torch_nor_a_database() -> None:
 
 def test_an_aggregator_needs_no_torch() -> None:
     code = "import sys; from thinwire.flower import FlowerFleet; print('torch' in sys.modules)"
-    env = {**os.environ}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
@@ -313,7 +352,7 @@ def test_hundreds_wait_and_all_are_woken(here: Place) -> None:
     links = [join(here, f"pi-{i}") for i in range(100)]
     got: list[str] = []
 
-    def wait(link: FlowerLink) -> None:
+    def wait(link: Link) -> None:
         got.append(pulled(link).ask.ask_id)
 
     threads = [threading.Thread(target=wait, args=(link,)) for link in links]
@@ -335,10 +374,6 @@ def _digest(path: Path) -> str:
 
 def _begun_push(here: Place, head: ReplyHead) -> socket.socket:
     """A push whose device stops in the middle of its parts."""
-    from thinwire.core.messages import reply_to_bytes
-    from thinwire.flower.framing import PUSH, block
-    from thinwire.flower.signing import Signer
-
     said = reply_to_bytes(head)
     signed = Signer(device_key(here.folder / "clients" / "pi-1")).headers("POST", PUSH, said)
     lines = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
@@ -349,17 +384,3 @@ def _begun_push(here: Place, head: ReplyHead) -> socket.socket:
     raw.sendall(f"POST {PUSH} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {length}\r\n\r\n".encode() + body)
     raw.sendall(bytes(2_000_000))
     return raw
-
-
-def _fails_once(link: FlowerLink, pull: object) -> object:
-    calls = []
-
-    def pull_or_fail(wait_s: float) -> Delivery | None:
-        if not calls:
-            calls.append(1)
-            pull(wait_s)  # type: ignore[operator]  # tests are not typed
-            link._held.clear()  # the answer did not arrive whole
-            raise Unreachable("cut")
-        return pull(wait_s)  # type: ignore[operator, no-any-return]  # tests are not typed
-
-    return pull_or_fail

@@ -65,6 +65,21 @@ class Door:
             await request.answer(503, Refusal(503, "internal", "the aggregator met a defect").body())
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server, told to end by an event: its own loop looks ten times a second whether it should."""
+
+    def __init__(self, config: uvicorn.Config, up: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ending, self._up = asyncio.Event(), up
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._up()
+
+    async def main_loop(self) -> None:
+        await self.ending.wait()
+
+
 class Serving:
     """The door's thread: its loop, the SuperLink's lifespan in it, and uvicorn on a socket that we bound.
 
@@ -81,25 +96,21 @@ class Serving:
     ) -> None:
         self._socket = _bound(host, port)
         self._lifespan, self._background = lifespan, background
-        self._server = uvicorn.Server(
+        self.address = _address(self._socket)
+        self._up = threading.Event()
+        self._server = _Server(
             uvicorn.Config(
                 app, http=WireProtocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
                 server_header=False, date_header=False, timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=CLOSING_S,
-            )
+            ),
+            self._up.set,
         )  # fmt: skip
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._failure: BaseException | None = None
-        self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="thinwire-door", daemon=True)
 
-    @property
-    def address(self) -> str:
-        host, port = self._socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
     def start(self) -> None:
-        self._address = self.address
         self._thread.start()
         self._up.wait()
         if self._failure is not None:
@@ -114,7 +125,7 @@ class Serving:
                 raise
 
     def stop(self) -> None:
-        self._server.should_exit = True
+        self.soon(self._server.ending.set)
         self._thread.join()
         self._socket.close()
 
@@ -124,25 +135,18 @@ class Serving:
                 runner.run(self._serve())
         except BaseException as error:
             self._failure = error
-            log.debug("the door ended", exc_info=True)
+            log.exception("the door ended")
         finally:
             self._up.set()
 
     async def _serve(self) -> None:
         async with self._lifespan():
             background = asyncio.ensure_future(self._background())
-            up = asyncio.ensure_future(self._say_when_up())
             try:
                 await self._server.serve(sockets=[self._socket])
             finally:
-                for task in (background, up):
-                    task.cancel()
-                await asyncio.gather(background, up, return_exceptions=True)
-
-    async def _say_when_up(self) -> None:
-        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.002)
-        self._up.set()
+                background.cancel()
+                await asyncio.gather(background, return_exceptions=True)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -171,6 +175,11 @@ def _bound(host: str, port: int) -> socket.socket:
             hint="another aggregator may run (thinwire aggregator status); or another port: --listen 127.0.0.1:0",
         ) from error
     return made
+
+
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -41,6 +41,10 @@ class Entry:
         self._on_call(row)
         return row
 
+    def still(self, row: DeviceRow) -> None:
+        """Refuse a device that was shut out while it waited."""
+        may(self._roster.by_fingerprint(row.fingerprint))
+
     def admit(self, request: Request, head: bytes) -> DeviceRow:
         """All of it, for a device that has a row."""
         identity = self.signer(request, head)

@@ -28,6 +28,11 @@ class Outstanding:
     data: bytes
     pulled_at: float = 0.0
 
+    @property
+    def length(self) -> int:
+        """Of its parts, in bytes."""
+        return sum(part.length for part in self.envelope.ask.parts)
+
 
 class Exchange:
     """Asks by device, in the order sent; arrivals in the order they came.

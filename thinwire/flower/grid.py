@@ -26,17 +26,19 @@ TTL_S = 10 * 365 * 86400.0  # the round decides when an ask is too old, not Flow
 
 
 class Grid:
-    """Messages of one Flower run. Called from the fleet's thread and the door's; Flower's state has its own lock."""
+    """Messages of our Flower run. Called from the fleet's thread and the door's; Flower's state has its own lock."""
 
     def __init__(self, superlink: SuperLink) -> None:
-        self._state, self._run_id, self._task_id = superlink.state, superlink.run_id, superlink.task_id
+        self._superlink, self._state = superlink, superlink.state
 
     def ask(self, node_id: int, data: bytes, group: str = "") -> Message:
         """Store an ask for a node."""
-        message = self._message(ASK, data, SUPERLINK_NODE_ID, node_id, group=group)
-        if self._state.store_message_ins(message) is None:
-            raise RuntimeError(f"Flower did not take an ask for node {node_id}")
-        return message
+        for _ in range(2):
+            message = self._message(ASK, data, SUPERLINK_NODE_ID, node_id, group=group)
+            if self._state.store_message_ins(message) is not None:
+                return message
+            self._superlink.beat()  # Flower may have given up our run
+        raise RuntimeError(f"Flower did not take an ask for node {node_id}")
 
     def delivered(self, message: Message) -> None:
         """Mark an ask as handed out, as Flower does at a node's pull. Re-delivery is ours, so this only informs.
@@ -46,13 +48,18 @@ class Grid:
         message.metadata.delivered_at = datetime.now(UTC).isoformat()
 
     def reply(self, ask: Message, data: bytes) -> Message:
-        """Store the reply to an ask."""
-        meta = ask.metadata
-        reply = self._message(REPLY, data, meta.dst_node_id, SUPERLINK_NODE_ID, meta.message_id, meta.group_id)
-        reply.metadata.ttl = meta.created_at + meta.ttl - reply.metadata.created_at
-        if self._state.store_message_res(reply) is None:
-            raise RuntimeError(f"Flower did not take the reply to {meta.message_id}")
-        return reply
+        """Store the reply to an ask; where Flower has given up the ask's run, to an empty one in its place."""
+        for _ in range(2):
+            meta = ask.metadata
+            reply = self._message(
+                REPLY, data, meta.dst_node_id, SUPERLINK_NODE_ID, meta.message_id, meta.group_id, meta.run_id
+            )
+            reply.metadata.ttl = meta.created_at + meta.ttl - reply.metadata.created_at
+            if self._state.store_message_res(reply) is not None:
+                return reply
+            self._superlink.beat()
+            ask = self.ask(meta.dst_node_id, b"", meta.group_id)
+        raise RuntimeError(f"Flower did not take a reply of node {ask.metadata.dst_node_id}")
 
     def collect(self, replies: Sequence[Message]) -> list[bytes]:
         """Take replies out of Flower's state, which forgets them and their asks.
@@ -67,10 +74,17 @@ class Grid:
         self._state.delete_messages(message_ins_ids={message.metadata.message_id})
 
     def _message(
-        self, kind: str, data: bytes, src_node_id: int, dst_node_id: int, reply_to: str = "", group: str = ""
+        self,
+        kind: str,
+        data: bytes,
+        src_node_id: int,
+        dst_node_id: int,
+        reply_to: str = "",
+        group: str = "",
+        run: int = 0,
     ) -> Message:
         metadata = Metadata(
-            run_id=self._run_id,
+            run_id=run or self._superlink.run_id,
             message_id=uuid.uuid4().hex,
             src_node_id=src_node_id,
             dst_node_id=dst_node_id,
@@ -79,6 +93,6 @@ class Grid:
             created_at=time.time(),
             ttl=TTL_S,
             message_type="query",
-            src_task_id=self._task_id,
+            src_task_id=self._superlink.task_id,
         )
         return make_message(metadata, RecordDict({RECORD: ConfigRecord({kind: data})}))

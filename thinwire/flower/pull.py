@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.core.clock import Clock
+from thinwire.core.types import Failure
 from thinwire.flower.entry import Entry
 from thinwire.flower.exchange import Exchange, Outstanding
 from thinwire.flower.framing import MAX_PULL_BYTES, STREAM_BYTES, block
@@ -57,7 +58,8 @@ class PullRoute:
         session.held, session.turn = set(wanted.held), session.turn + 1
         with self._sessions.call(row.name):
             outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._poll_s))
-            await self._answer(request, outstanding, withdrawn)
+            self._entry.still(row)
+            await self._answer(request, session, outstanding, withdrawn)
 
     async def _wait(self, request: Request, session: Session, wait_s: float) -> tuple[Outstanding | None, list[str]]:
         """Until there is something to say, or the wait is over. A newer pull of the same process ends this one."""
@@ -81,20 +83,29 @@ class PullRoute:
             finally:
                 timer.cancel()
 
-    async def _answer(self, request: Request, outstanding: Outstanding | None, withdrawn: list[str]) -> None:
+    async def _answer(
+        self, request: Request, session: Session, outstanding: Outstanding | None, withdrawn: list[str]
+    ) -> None:
         control = block(json.dumps({"cancelled": withdrawn}).encode() if withdrawn else b"{}")
-        if outstanding is None:
+        if outstanding is None or not self._is_there(session.device, outstanding):
             await request.answer(200, control + block(b""))
             return
-        parts, bundle = outstanding.envelope.ask.parts, outstanding.envelope.bundle
-        heads = control + block(outstanding.data)
+        heads, bundle, length = control + block(outstanding.data), outstanding.envelope.bundle, outstanding.length
         self._exchange.pulled(outstanding, self._clock.wall())
-        length = sum(part.length for part in parts)
         await request.begin(200, [(b"content-length", str(len(heads) + length).encode())])
         await request.write(heads, more=bool(length))
         if length and bundle is not None:
             async for data, more in _read(bundle, length):
                 await request.write(data, more)
+
+    def _is_there(self, device: str, outstanding: Outstanding) -> bool:
+        """Whether the ask's parts still are; an ask that cannot be delivered fails here and now."""
+        bundle = outstanding.envelope.bundle
+        if not outstanding.length or (bundle and bundle.exists() and bundle.stat().st_size == outstanding.length):
+            return True
+        ask_id = outstanding.envelope.ask.ask_id
+        self._exchange.answered(device, Failure("disk", "the aggregator lost the model of this ask", ask_id, device))
+        return False
 
 
 async def _read(path: Path, length: int) -> AsyncIterator[tuple[bytes, bool]]:

@@ -71,7 +71,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 class SuperLink:
-    """The app, its in-memory state, and the one Flower run (without a FAB) that all our asks belong to.
+    """The app, its in-memory state, and the Flower run (without a FAB) that our asks belong to.
 
     The state is disposable: nodes are registered again from our roster at each start.
     """
@@ -79,17 +79,7 @@ class SuperLink:
     def __init__(self) -> None:
         self.app = create_app(_config(), SuperLinkLifespan)
         self.state: Any = self.app.state.linkstate_factory.state()
-        self.run_id: int = self.state.create_run(
-            "thinwire/aggregator", "1", None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
-        )
-        runs = self.state.get_run_info(run_ids=[self.run_id])
-        self.task_id: int = runs[0].primary_task_id if runs else 0
-        if not (self.state.claim_task(self.task_id) and self.state.activate_task(self.task_id)):
-            raise ThinwireError(
-                "Flower's SuperLink did not take our run",
-                why="is another release of flwr installed?",
-                hint="flwr>=1.41,<1.42",
-            )
+        self.run_id, self.task_id = self._begin_run()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -101,8 +91,23 @@ class SuperLink:
                 self.state.finish_task(self.task_id, SubStatus.COMPLETED, "")
 
     def beat(self) -> None:
-        """Say that our task is alive."""
-        self.state.acknowledge_task_heartbeat(self.task_id)
+        """Say that our task is alive; where Flower gave it up (this machine slept, its clock jumped), begin anew."""
+        if not self.state.acknowledge_task_heartbeat(self.task_id):
+            self.run_id, self.task_id = self._begin_run()
+
+    def _begin_run(self) -> tuple[int, int]:
+        run_id = self.state.create_run(
+            "thinwire/aggregator", "1", None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        )
+        runs = self.state.get_run_info(run_ids=[run_id])
+        task_id = runs[0].primary_task_id if runs else 0
+        if not (self.state.claim_task(task_id) and self.state.activate_task(task_id)):
+            raise ThinwireError(
+                "Flower's SuperLink did not take our run",
+                why="is another release of flwr installed?",
+                hint="pip install 'flwr>=1.41,<1.42'",
+            )
+        return run_id, task_id
 
     def node(self, name: str, public_pem: bytes) -> int:
         """The node of a key. A new one is offline, not merely registered: Flower takes no message for those."""

@@ -99,9 +99,11 @@ def _read(path: Path) -> ReplyHead:
 class Place:
     """A fleet with its roster and spool; `restart` is what a restart of the aggregator is."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, roster: Any = None, spool: Any = None, **options: Any) -> None:
         self.folder = folder
-        self.roster, self.spool = MemoryRoster(), FolderSpool(folder / "spool")
+        self._spool = spool or (lambda: FolderSpool(folder / "spool"))
+        self.roster: Any = roster or MemoryRoster()
+        self.spool: Any = self._spool()
         self.options: dict[str, Any] = {"grace_s": 0.2, **options}
         self.fleet = FlowerFleet(self.roster, self.spool, **self.options)
         self.links: list[FlowerLink] = []
@@ -120,6 +122,7 @@ class Place:
     def restart(self) -> None:
         port = int(self.fleet.address.rsplit(":", 1)[1])
         self.fleet.close()
+        self.spool = self._spool()
         self.fleet = FlowerFleet(self.roster, self.spool, port=port, **self.options)
 
     def close(self) -> None:

@@ -58,11 +58,23 @@ class Door:
             await request.answer(refusal.status, refusal.body(), b"application/json")
         except (Gone, TimeoutError):
             raise
-        except Exception:
-            log.exception("a defect of Thinwire at %s", request.path)
-            if request.answered:
-                raise Gone from None
-            await request.answer(503, Refusal(503, "internal", "the aggregator met a defect").body())
+        except Exception as error:
+            await self._in_trouble(request, error)
+
+    async def _in_trouble(self, request: Request, error: Exception) -> None:
+        """It is written here and not told outside: the device keeps what it has, and tries again."""
+        disk = isinstance(error, (ThinwireError, OSError))
+        if disk:
+            log.error("a device could not be served: %s", error)
+        else:
+            log.error("a defect of Thinwire at %s", request.path, exc_info=error)
+        refusal = (
+            Refusal(503, "disk", "it cannot read or write its state") if disk else Refusal(503, "internal", "a defect")
+        )
+        self.answers[f"{request.path} 503"] += 1
+        if request.answered:
+            raise Gone from error
+        await request.answer(503, refusal.body(), b"application/json")
 
 
 class _Server(uvicorn.Server):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Spool
 from thinwire.core.messages import reply_from_bytes
 from thinwire.core.types import Failure, ReplyHead, Transfer, UpdateId
@@ -79,8 +79,6 @@ class PushRoute:
             if not self._here_already(device, head, began_at):
                 arrived = await self._store(request, device, head, length, began_at)
                 self._exchange.answered(device, arrived)
-        except (OSError, DataLost) as error:
-            raise Refusal(503, "disk", f"the aggregator cannot store it: {error}") from error
         finally:
             self._storing.discard(update)
         self._no_longer_held(device, head.ask_id)

@@ -1,0 +1,70 @@
+"""The one document that a benchmark prints: what was measured, on which machine, and the figures that others quote."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+QUOTED = ("thinwire", "flwr", "numpy")
+
+
+def document(
+    benchmark: str, preset: str, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, float]
+) -> dict[str, Any]:
+    """{benchmark, preset, machine, rows, figures}: `rows` are single measurements, `figures` what they come to."""
+    return {
+        "benchmark": benchmark,
+        "preset": preset,
+        "machine": machine(),
+        "rows": [dict(row) for row in rows],
+        "figures": {name: round(value, 6) for name, value in figures.items()},
+    }
+
+
+def show(made: Mapping[str, Any], as_json: bool) -> None:
+    """Print it, as JSON or for a person's eyes."""
+    if as_json:
+        print(json.dumps(made))
+        return
+    about = made["machine"]
+    print(f"{made['benchmark']} ({made['preset']}) on {about['cores']} x {about['cpu']}, {about['memory_gb']:.0f} GB")
+    for name, value in made["figures"].items():
+        print(f"  {name:34} {value:,.4g}")
+
+
+def note(text: str) -> None:
+    """Progress, beside the data."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(int((_field("/proc/meminfo", "MemTotal") or "0").split()[0]) / 1e6, 1),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+        "versions": {name: found for name in QUOTED if (found := _version(name))},
+    }
+
+
+def _field(path: str, name: str) -> str:
+    for line in Path(path).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,96 @@
+"""Processes that a measurement starts: they end with it, whatever happens, and nobody else's do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+END_S = 10.0
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Processes:
+    """Each runs in a session of its own, so that what it started ends with it; its output goes to FOLDER/NAME.log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in reversed(self._started.values()):
+            _signal(process, signal.SIGTERM)
+        until = time.monotonic() + END_S
+        for process in self._started.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            _signal(process, signal.SIGKILL)  # also what it started and left behind
+            process.wait()
+
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+        """Start it; gives its process id."""
+        with open(self.log(name), "wb") as log:
+            self._started[name] = subprocess.Popen(
+                command,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self._started[name].pid
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def until(self, there: Callable[[], bool], within_s: float, what: str) -> None:
+        """Wait until `there()`; a process of ours that ended, or too much time, is an error with its last words."""
+        deadline = time.monotonic() + within_s
+        while not there():
+            for name, process in self._started.items():
+                if process.poll() not in (None, 0):
+                    raise RuntimeError(f"{name} ended with {process.returncode} before {what}:\n{self._tail(name)}")
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"--- {name}\n{self._tail(name)}" for name in self._started)
+                raise TimeoutError(f"{what}: not within {within_s:g} s\n{logs}")
+            time.sleep(0.05)
+
+    def _tail(self, name: str) -> str:
+        return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-20:])
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def status_bytes(pid: int, key: str) -> int:
+    """`VmRSS` (now) or `VmHWM` (the most ever) of a process, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(key)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S

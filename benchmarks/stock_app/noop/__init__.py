@@ -1,0 +1,1 @@
+"""A stock Flower app: the other side of `benchmarks.round_overhead`."""

@@ -57,6 +57,7 @@ class Told:
     sequence: dict[str, int] = field(default_factory=dict)
     asks: dict[str, str] = field(default_factory=dict)
     opened_at: float = 0.0
+    openings: dict[int, float] = field(default_factory=dict)
     round: int = 0
     folded: list[str] = field(default_factory=list)
     answered: dict[str, ReplyHead] = field(default_factory=dict)
@@ -74,7 +75,8 @@ class Told:
     def open(self, deadline_s: float = 60.0, without: dict[str, str] | None = None) -> None:
         """A round opens and everybody but `without` is asked."""
         self.round += 1
-        self.opened_at, self.folded, self.answered = self.now, [], {}
+        self.opened_at = self.openings[self.round] = self.now
+        self.folded, self.answered = [], {}
         without = without or {}
         asked = [device for device in self.devices if device not in without]
         self.asks = {device: f"{self.run_id}.{self.round}.{device}" for device in asked}
@@ -90,10 +92,11 @@ class Told:
     def head(self, device: str, seconds: float, round_number: int | None = None) -> ReplyHead:
         """The answer of a device that took `seconds` from being asked to its last byte."""
         number = round_number or self.round
+        asked_at = self.openings[number]
         self.sequence[device] = self.sequence.get(device, 0) + 1
         shares = {"download_s": 0.07, "queue_s": 0.02, "evaluate_s": 0.1, "train_s": 0.62, "encode_s": 0.05}
         times = {name: share * seconds * self.draw.uniform(0.85, 1.1) for name, share in shares.items()}
-        began = self.opened_at + seconds * 0.93
+        began = asked_at + seconds * 0.93
         size = 230 + self.draw.randrange(30)
         sent, received = (DENSE + 2100, size + 1650) if self.wire else (None, None)
         quality = 1 - 0.85 * math.exp(-number / 3.5)
@@ -109,7 +112,7 @@ class Told:
             },
             timings=Timings(**times), parts=(Part("frame/0", size, "00" * 32),), codec="topk(0.01) > int8 > zstd",
             residual_norm=self.draw.uniform(0.4, 0.9),
-            transfer=Transfer(self.opened_at + seconds * 0.03, began, self.opened_at + seconds, sent, received, 2),
+            transfer=Transfer(asked_at + seconds * 0.03, began, asked_at + seconds, sent, received, 2),
         )  # fmt: skip
 
     def answer(self, device: str, seconds: float) -> None:
@@ -216,7 +219,7 @@ def twelve_rounds(store: Store, at: float | None = None, rounds: int = 12) -> To
         run.quiet_round(run.draw.uniform(2.6, 3.4))
     _deadline_round(run)
     run.open(without={"pi-07": "busy with round 4"})
-    run.late("pi-07", 4, 2.1)
+    run.late("pi-07", 4, 5.6)
     for device in run.asks:
         run.answer(device, run.draw.uniform(1.2, 2.6))
     run.close("all", 2.7)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,8 @@ def _serve(given: argparse.Namespace) -> int:
             timeout_graceful_shutdown=GRACE_S, limit_concurrency=256, ws="none",
         )  # fmt: skip
         server = uvicorn.Server(config)
+        for ending in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has ended
+            signal.signal(ending, lambda *_: setattr(server, "should_exit", True))
         asyncio.run(_until_the_end(server, listener, given.parent))
     return 0
 

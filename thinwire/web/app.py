@@ -1,4 +1,4 @@
-"""The application: guard around everything, then pages, login, API and static files."""
+"""The application: the guard outermost, then pages, login, API and static files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from thinwire.web.service import aggregator
 from thinwire.web.settings import Settings
 
 
-def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> FastAPI:
+def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> Guard:
     """`closing` says that the server is about to end: streams end then, for a server waits for them."""
     live = Live(lambda: look(store, settings.lock), closing)
 
@@ -46,7 +46,6 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
         title="Thinwire", version=thinwire.__version__, lifespan=lifespan,
         docs_url=None, redoc_url=None, openapi_url="/api/openapi.json",
     )  # fmt: skip
-    app.add_middleware(Guard, settings=settings, store=store)
     app.add_exception_handler(ThinwireError, _refused)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -55,7 +54,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.include_router(api_routes(settings, store, live))
     _pages(app)
     app.mount("/static", StaticFiles(directory=STATIC))
-    return app
+    return Guard(app, settings, store)
 
 
 def look(store: Store, lock: Path | None) -> News:

@@ -72,8 +72,8 @@ class Live:
         self.tabs.add(tab)
         try:
             await self._refresh()
+            tab.clear()  # before the message is made: what comes after it is news
             yield "retry: 1000\n\n" + self._message()
-            tab.clear()
             while not self.closed:
                 try:
                     await asyncio.wait_for(tab.wait(), HEARTBEAT_S)

@@ -39,14 +39,17 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
     """GET shows the form, or takes the code of a link; POST takes the form's code."""
     router, tries = APIRouter(include_in_schema=False), Tries()
 
-    async def enter(code: str, after: str) -> Response:
+    async def enter(request: Request, code: str, after: str) -> Response:
+        where = after if NEXT.fullmatch(after) else "./"
+        if await run_in_threadpool(store.session, session_token(request.headers, settings)):
+            return RedirectResponse(where, 303)  # the same link once more
         if tries.too_many():
             return login_page("Too many wrong codes: wait a minute.", 429)
         token = await run_in_threadpool(store.redeem, code[:64])
         if token is None:
             tries.note()
             return login_page("That code is not valid: each works once, for ten minutes.", 401)
-        answer = RedirectResponse(after if NEXT.fullmatch(after) else "./", 303)
+        answer = RedirectResponse(where, 303)
         answer.set_cookie(
             settings.cookie, token, httponly=True, samesite="strict", secure=settings.secure,
             path=settings.root_path or "/", max_age=7 * 24 * 3600,
@@ -56,12 +59,12 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
     @router.get("/login")
     async def form(request: Request, code: str = "", after: Annotated[str, Query(alias="next")] = "") -> Response:
         fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
-        return await enter(code, after) if code and not fetched_ahead else login_page()
+        return await enter(request, code, after) if code and not fetched_ahead else login_page()
 
     @router.post("/login")
     async def take(request: Request, after: Annotated[str, Query(alias="next")] = "") -> Response:
         fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=4)
-        return await enter(fields.get("code", [""])[0], after)
+        return await enter(request, fields.get("code", [""])[0], after)
 
     @router.post("/logout")
     async def leave(request: Request) -> Response:

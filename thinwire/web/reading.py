@@ -32,9 +32,10 @@ def run_page(store: Store, name: str) -> models.RunPage:
     newest = rounds[-1] if rounds else None
     return _run(
         models.RunPage, row, newest if newest and not newest.reason else None,
-        plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest, task_version=row.task_report.version,
+        plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
+        task_version=row.task_report.version, seconds=sum(found.seconds or 0.0 for found in rounds),
         clients=client_states(row, newest, latest, store.clients(row.run_id), store.devices()),
-        seconds=sum(found.seconds or 0.0 for found in rounds), seq=seq, now=time.time(),
+        seq=seq, now=time.time(),
     )  # fmt: skip
 
 

@@ -113,13 +113,15 @@ def _came(round_: RoundRow) -> int:
 def seconds(count: float) -> str:
     """A duration as people say it.
 
-    >>> seconds(0.0421), seconds(4.13), seconds(61), seconds(7300)
-    ('0.04 s', '4.1 s', '1 min 1 s', '2 h 1 min')
+    >>> seconds(0.0421), seconds(4.13), seconds(60), seconds(130), seconds(7200)
+    ('0.04 s', '4.1 s', '60 s', '2 min 10 s', '2 h')
     """
-    if count < 59.5:
+    if count < 99.5:
         return f"{count:.2f} s" if count < 0.995 else f"{count:.1f} s" if count < 9.95 else f"{count:.0f} s"
     minutes, rest = divmod(round(count), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
 def _took(run: RunRow) -> list[str]:

@@ -54,9 +54,9 @@ def _now(run: RunRow, ask: UpdateRow | None, info: DeviceInfo | None, not_asked:
     if run.status in ENDED:
         return {"state": "idle", "state_text": "simulated" if run.source == "sim" else "idle"}
     if ask is not None and ask.outcome == "accepted":
-        return {"state": "arrived", "state_text": f"answer to round {ask.round} is being folded"}
+        return {"state": "arrived", "state_text": f"round {ask.round} is being folded"}
     if ask is not None:
-        return {"state": "working", "state_text": f"at work on round {ask.round}", "since": ask.asked_at}
+        return {"state": "working", "state_text": f"in round {ask.round}", "since": ask.asked_at}
     if not_asked:
         return {"state": "not-asked", "state_text": f"not asked: {not_asked}"}
     return {"state": "idle", "state_text": "idle"}

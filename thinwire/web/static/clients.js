@@ -1,8 +1,9 @@
 // Who takes part, what they do now and what became of their updates.
+import { LastOutcome } from "./devices.js";
 import { html, link } from "./dom.js";
 import { ago, bytes, count } from "./format.js";
 import { serverNow } from "./live.js";
-import { Icon, Outcome, Section, Table } from "./parts.js";
+import { Icon, Section, Table } from "./parts.js";
 
 const STATES = {
   working: ["is-working", "play"],
@@ -18,12 +19,6 @@ const State = ({ client }) => {
   return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${client.state_text}${since}</span></span>`;
 };
 
-const Last = ({ client }) => {
-  const [outcome, ...reason] = client.last_outcome.split(": ");
-  if (!outcome) return html`<span class="faint">–</span>`;
-  return html`<${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}<//>`;
-};
-
 export const Clients = ({ run }) => {
   const simulated = run.clients.every((c) => c.wire_up === null && c.wire_down === null);
   return html`
@@ -32,7 +27,7 @@ export const Clients = ({ run }) => {
       <${Table} label="Clients of this run" rows=${run.clients} columns=${[
         { title: "Client", cell: (c) => c.device },
         { title: "Now", cell: (c) => html`<${State} client=${c} />` },
-        { title: "Last outcome", cell: (c) => html`<${Last} client=${c} />` },
+        { title: "Last outcome", cell: (c) => html`<${LastOutcome} said=${c.last_outcome} />` },
         { title: "Examples", right: true, cell: (c) => (c.examples ? count(c.examples) : "–") },
         { title: "Asked", right: true, cell: (c) => c.asked },
         { title: "Folded", right: true, cell: (c) => c.folded_count + c.late },

@@ -1,8 +1,8 @@
 // The devices of this aggregator, and the line that adds one.
 import { html } from "./dom.js";
-import { ago, bytes, count } from "./format.js";
+import { ago, bytes, clock, count } from "./format.js";
 import { serverNow } from "./live.js";
-import { Icon, Table } from "./parts.js";
+import { Icon, Outcome, Table } from "./parts.js";
 
 export const joinCommand = (service, task = "NAME") =>
   `thinwire client start --aggregator ${address(service)} --task ${task}=MODULE`;
@@ -32,6 +32,13 @@ const tasks = (device, task) => {
   return shown.map((t, i) => html`${i ? ", " : ""}<span class=${t.error ? "bad-text" : ""}>${t.name}${t.version ? ` ${t.version}` : ""}${t.error ? `: ${t.error}` : ""}</span>`);
 };
 
+/** "failed: left" as icon, word and reason. */
+export const LastOutcome = ({ said }) => {
+  const [outcome, ...reason] = said.split(": ");
+  if (!outcome) return html`<span class="faint">–</span>`;
+  return html`<${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}<//>`;
+};
+
 export const DeviceTable = ({ devices, task }) => html`
   <${Table} label="Devices" rows=${devices} empty="no device has come yet" columns=${[
     { title: "Device", cell: (d) => d.device },
@@ -39,6 +46,6 @@ export const DeviceTable = ({ devices, task }) => html`
     { title: "Tasks", cell: (d) => tasks(d, task) },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
-    { title: "Last outcome", cell: (d) => d.last_outcome || html`<span class="faint">–</span>` },
-    { title: "Heard of", right: true, cell: (d) => ago(d.seen_at, serverNow()) },
+    { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
+    { title: "Seen", right: true, cell: (d) => (d.online ? `since ${clock(d.seen_at)}` : ago(d.seen_at, serverNow())) },
   ]} />`;

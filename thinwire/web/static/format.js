@@ -11,10 +11,11 @@ export function seconds(count) {
   if (count === null || count === undefined) return "–";
   if (count < 0.995) return `${count.toFixed(2)} s`;
   if (count < 9.95) return `${count.toFixed(1)} s`;
-  if (count < 59.5) return `${Math.round(count)} s`;
+  if (count < 99.5) return `${Math.round(count)} s`;
   const whole = Math.round(count);
   const minutes = Math.floor(whole / 60);
-  return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  if (minutes < 60) return `${minutes} min${whole % 60 ? ` ${whole % 60} s` : ""}`;
+  return `${Math.floor(minutes / 60)} h${minutes % 60 ? ` ${minutes % 60} min` : ""}`;
 }
 
 const figures = (value) => (value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0));

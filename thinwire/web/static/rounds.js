@@ -62,7 +62,7 @@ const Strip = ({ rounds, number, pick }) => {
       ${shown.map((r) => html`
         <button type="button" key=${r.round} tabindex=${r.round === number ? 0 : -1} aria-pressed=${r.round === number}
           class=${`is-${r.reason || "open"}`} title=${describe(r)} aria-label=${describe(r)} onClick=${() => pick(r.round)}>
-          <i style=${{ height: `${r.seconds === null ? 100 : Math.max(6, (100 * r.seconds) / longest)}%` }}></i>
+          <span class="column"><i style=${{ height: `${r.seconds === null ? 100 : Math.max(6, (100 * r.seconds) / longest)}%` }}></i></span>
           <span class="mark">${mark(r)}</span>
           <span class="n">${r.round}</span>
         </button>`)}

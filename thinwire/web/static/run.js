@@ -47,7 +47,6 @@ const Head = ({ run, rounds, live }) => {
   const going = run.status === "running" || run.status === "waiting";
   const now = useNow(going && live);
   const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
-  const best = run.best_version === null ? "" : `best: round ${run.best_version}`;
   return html`
     <div class="head">
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
@@ -57,19 +56,20 @@ const Head = ({ run, rounds, live }) => {
     <p class="sentence" aria-live="polite">${run.sentence}</p>
     <${Progress} run=${run} open=${open} now=${now} />
     <dl class="figures">
-      ${figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run, best)}
-      ${"accuracy" in run.metrics && figure("loss", run, "")}
+      ${figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
+      ${"accuracy" in run.metrics && figure("loss", run)}
       <div><dt>steps made</dt><dd>${run.version}<small> of ${run.rounds_total}</small></dd></div>
       <div><dt>time</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
-      <div><dt>uplink, payload</dt><dd>${ratio(run.dense_up, run.payload_up)}<small> smaller</small></dd></div>
-      <div><dt>uplink, wire</dt><dd>${ratio(run.dense_up, run.wire_up)}<small> ${run.wire_up === null ? "no wire" : "smaller"}</small></dd></div>
+      <div><dt>sent up, payload</dt><dd>${ratio(run.dense_up, run.payload_up)}<small> less</small></dd></div>
+      <div><dt>sent up, wire</dt><dd>${ratio(run.dense_up, run.wire_up)}<small> ${run.wire_up === null ? "no wire" : "less"}</small></dd></div>
       <div><dt>folded</dt><dd>${run.folded_count + run.late}<small> updates</small></dd></div>
       <div class=${run.late + run.dropped + run.failed ? "" : "quiet"}><dt>late · dropped · failed</dt><dd>${run.late} · ${run.dropped} · ${run.failed}</dd></div>
     </dl>`;
 };
 
-const figure = (name, run, note) => html`
-  <div><dt>${name}</dt><dd>${metric(run.metrics[name])}${note && html`<small> ${note}</small>`}</dd></div>`;
+const figure = (name, run) => html`
+  <div title=${run.plan.run.metric === name && run.best_value !== null ? `best so far: ${metric(run.best_value)}` : ""}>
+    <dt>${name}</dt><dd>${metric(run.metrics[name])}</dd></div>`;
 
 const Progress = ({ run, open, now }) => {
   const share = Math.min(100, (100 * run.version) / Math.max(1, run.rounds_total));

@@ -1,0 +1,59 @@
+"""A store to look at, the application on it, and a browser's session."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.filled_store import Told, finish, twelve_rounds
+from thinwire.store import Store
+from thinwire.web.app import create_app
+from thinwire.web.settings import Settings
+
+with warnings.catch_warnings():  # it says that it would rather have httpx2
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient
+
+HOST = "http://127.0.0.1:8080"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store.sqlite3") as opened:
+        yield opened
+
+
+@pytest.fixture
+def told(store: Store) -> Told:
+    """A run of twelve rounds that is over."""
+    run = twelve_rounds(store)
+    finish(run)
+    return run
+
+
+@pytest.fixture
+def visit(store: Store) -> Iterator[Callable[..., TestClient]]:
+    """Makes clients of the page, which follow no redirect; they have not logged in."""
+    clients: list[TestClient] = []
+
+    def make(base: str = HOST, **settings: Any) -> TestClient:
+        app = create_app(replace(Settings(store.url, port=8080), **settings), store)
+        clients.append(TestClient(app, base_url=base, follow_redirects=False))
+        return clients[-1].__enter__()
+
+    yield make
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+@pytest.fixture
+def page(visit: Callable[..., TestClient], store: Store) -> TestClient:
+    """One who has logged in."""
+    client = visit()
+    assert client.post("/login", data={"code": store.new_login_code()}).status_code == 303
+    return client

@@ -1,0 +1,153 @@
+"""What the API says of a run in which much went wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.web.filled_store import DENSE, DEVICES, LAYOUT, Told, new_run, twelve_rounds
+from thinwire.core.events import Evaluated
+from thinwire.store import Store
+
+
+def get(page: TestClient, path: str) -> Any:
+    answer = page.get(f"/api/{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_an_empty_store_has_no_runs_and_no_devices(page: TestClient):
+    assert get(page, "runs") == []
+    assert get(page, "devices") == []
+    assert get(page, "service")["aggregator"] == "unknown"
+
+
+def test_runs_come_newest_first_each_with_its_state_in_a_sentence(page: TestClient, told: Told):
+    waiting = new_run(told.store)
+    waiting.status("waiting", "waiting: 3 of 8 devices (missing pi-04; pi-07 task-mismatch)")
+    newest, older = get(page, "runs")
+    assert newest["sentence"] == "Waiting: 3 of 8 devices (missing pi-04; pi-07 task-mismatch)."
+    assert older["run_id"] == told.run_id
+    assert older["sentence"].startswith("Done: 11 rounds, in ")
+    assert "accuracy 0.9" in older["sentence"]
+
+
+def test_an_open_round_says_how_many_have_answered(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    sentence = get(page, f"runs/{run.run_id}")["sentence"]
+    assert sentence.startswith("Round 12 of 13 (1 round made no step): 5 of 8 devices have answered; accuracy 0.9")
+
+
+def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient, told: Told):
+    rounds = {r["round"]: r for r in get(page, f"runs/{told.run_id}/rounds")}
+    assert [rounds[n]["reason"] for n in (3, 4, 6, 7)] == ["all", "deadline", "enough", "too-few"]
+    assert rounds[3]["closing"] == "everybody asked has answered"
+    assert " s for pi-07 (train " in rounds[3]["why"]
+    assert rounds[4]["closing"] == "the deadline passed: 1 of 8 devices had not answered"
+    assert rounds[4]["why"] == "Round 4 took 4.0 s: 1 of 8 had not answered when its deadline of 4.0 s passed."
+    assert rounds[6]["closing"] == "all that could answer did; 1 device failed"
+    assert rounds[7]["closing"] == "too few answered: 3 of at least 4; the model stays as it was"
+
+
+def test_sums_run_on_over_the_rounds_and_end_at_the_runs_own(page: TestClient, told: Told):
+    rounds, run = get(page, f"runs/{told.run_id}/rounds"), get(page, f"runs/{told.run_id}")
+    assert rounds[-1]["until_payload"] == run["payload_up"] + run["payload_down"]
+    assert rounds[-1]["until_wire"] == run["wire_up"] + run["wire_down"]
+    assert rounds[-1]["until_s"] == pytest.approx(run["seconds"])
+    tail = get(page, f"runs/{told.run_id}/rounds?from=11")
+    assert tail == rounds[10:]
+
+
+def test_a_round_shows_what_each_client_did_when(page: TestClient, told: Told):
+    found = get(page, f"runs/{told.run_id}/rounds/4")
+    clients = {u["device"]: u for u in found["updates"]}
+    assert list(clients) == DEVICES
+    stages = [s["stage"] for s in clients["pi-01"]["stretches"]]
+    assert stages == ["asked", "download", "queue", "evaluate", "train", "encode", "upload"]
+    assert clients["pi-07"]["outcome"] == "late"
+    assert clients["pi-07"]["folded_round"] == 5
+    assert clients["pi-07"]["stretches"][-1]["end_s"] > found["seconds"]
+
+
+def test_a_late_answer_shows_also_in_the_round_that_took_it(page: TestClient, told: Told):
+    found = get(page, f"runs/{told.run_id}/rounds/5")
+    assert [(u["device"], u["round"]) for u in found["late_folded"]] == [("pi-07", 4)]
+    assert found["not_asked"] == {"pi-07": "busy with round 4"}
+    assert found["late_folded"][0]["stretches"][0]["begin_s"] < 0
+
+
+def test_failures_and_drops_carry_their_reason(page: TestClient, told: Told):
+    failed = next(u for u in get(page, f"runs/{told.run_id}/updates?round=6") if u["device"] == "pi-03")
+    assert (failed["outcome"], failed["reason"]) == ("failed", "task-error: RuntimeError at task.py:41")
+    assert failed["stretches"] == []
+    dropped = next(u for u in get(page, f"runs/{told.run_id}/updates?round=9") if u["device"] == "pi-02")
+    assert (dropped["outcome"], dropped["reason"]) == ("dropped", "bad-payload")
+
+
+def test_clients_say_what_they_do_now(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    clients = {c["device"]: c for c in get(page, f"runs/{run.run_id}")["clients"]}
+    assert clients["pi-01"]["state_text"] == "idle"
+    assert clients["pi-08"]["state_text"] == "in round 12"
+    assert clients["pi-03"]["examples"] == 162
+    assert clients["pi-07"]["late"] == 1
+
+
+def test_dense_bytes_stand_beside_payload_and_wire(page: TestClient, told: Told):
+    run = get(page, f"runs/{told.run_id}")
+    assert run["size"] == LAYOUT.size
+    assert run["dense_up"] % DENSE == 0
+    assert run["dense_up"] / run["payload_up"] > 100 > run["dense_up"] / run["wire_up"] > 10
+
+
+def test_a_simulation_has_no_wire(page: TestClient, store: Store):
+    run = new_run(store, source="sim")
+    run.quiet_round()
+    found = get(page, "runs/latest")
+    assert (found["source"], found["wire_up"], found["wire_down"]) == ("sim", None, None)
+    assert get(page, "runs/latest/rounds")[0]["until_wire"] is None
+
+
+def test_what_is_not_a_number_is_null(page: TestClient, told: Told):
+    told.say(Evaluated(told.now, 1, 1, {"loss": float("nan"), "accuracy": 0.5}, {"loss": [0.1, float("inf")]}, 9, 1))
+    found = get(page, f"runs/{told.run_id}/rounds")[0]
+    assert found["metrics"] == {"loss": None, "accuracy": 0.5}
+    assert found["spread"]["loss"] == [0.1, None]
+    assert get(page, f"runs/{told.run_id}")["metrics"]["loss"] is None
+
+
+def test_csv_holds_the_same_rows(page: TestClient, told: Told):
+    answer = page.get(f"/api/runs/{told.run_id}/rounds.csv")
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert len(rows) == 12
+    assert float(rows[0]["metrics.accuracy"]) == get(page, f"runs/{told.run_id}/rounds")[0]["metrics"]["accuracy"]
+    updates = list(csv.DictReader(io.StringIO(page.get(f"/api/runs/{told.run_id}/updates.csv?round=4").text)))
+    assert [row["device"] for row in updates] == DEVICES
+    clients = list(csv.DictReader(io.StringIO(page.get(f"/api/runs/{told.run_id}/clients.csv").text)))
+    assert [row["device"] for row in clients] == DEVICES
+    assert page.get("/api/devices.csv").text.count("\n") == 9
+
+
+def test_a_wrong_name_is_refused_with_near_ones(page: TestClient, told: Told):
+    answer = page.get("/api/runs/digit-1")
+    assert answer.status_code == 404
+    assert answer.json()["try"] == told.run_id
+    assert page.get(f"/api/runs/{told.run_id}/rounds/99").status_code == 404
+    assert page.get("/api/runs/a%20b").status_code == 422
+    assert page.get("/api/nothing").json()["error"] == "not found"
+
+
+def test_a_run_is_found_by_its_beginning_and_as_the_latest(page: TestClient, told: Told):
+    assert get(page, "runs/latest")["run_id"] == get(page, "runs/digits")["run_id"] == told.run_id
+
+
+def test_stopping_a_run_leaves_an_order_in_the_store(page: TestClient, told: Told):
+    answer = page.post("/api/runs/latest/stop", headers={"Origin": "http://127.0.0.1:8080"})
+    assert answer.status_code == 202
+    (order,) = told.store.pending_orders()
+    assert (order.id, order.kind, order.run_id, order.who) == (answer.json()["order"], "stop-run", told.run_id, "page")

@@ -1,0 +1,57 @@
+"""Stretches of time, and the sentences about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.web.filled_store import twelve_rounds
+from thinwire.store import Store, UpdateRow
+from thinwire.web.sentences import why
+from thinwire.web.timeline import stretches
+
+ROW = UpdateRow(
+    run_id="r-1", round=1, device="a", ask_id="r-1.1.a", update_id="r-1/a/1", outcome="folded", reason="",
+    folded_round=1, staleness=0, asked_at=100.0, pulled_at=None, began_at=None, arrived_at=None, download_s=None,
+    queue_s=None, evaluate_s=None, train_s=None, encode_s=None, examples=1, steps=1, norm=1.0, residual_norm=None,
+    payload_up=1, payload_down=1, wire_up=None, wire_down=None, requests=1, metrics={},
+)  # fmt: skip
+maybe = st.none() | st.floats(0, 50)
+
+
+@given(
+    st.lists(maybe, min_size=5, max_size=5),
+    st.none() | st.floats(90, 160),
+    st.none() | st.floats(90, 160),
+    st.floats(90, 160),
+)
+def test_stretches_follow_each_other_whatever_the_clocks_say(took, pulled_at, began_at, arrived_at):
+    names = ("download_s", "queue_s", "evaluate_s", "train_s", "encode_s")
+    row = replace(
+        ROW, pulled_at=pulled_at, began_at=began_at, arrived_at=arrived_at, **dict(zip(names, took, strict=True))
+    )
+    found = stretches(row, 100.0)
+    assert all(s.begin_s < s.end_s for s in found)
+    assert all(a.end_s <= b.begin_s for a, b in pairwise(found))
+
+
+def test_an_ask_without_an_answer_has_no_stretches():
+    assert stretches(ROW, 100.0) == []
+
+
+def test_a_device_without_a_stopwatch_still_shows_its_upload():
+    row = replace(ROW, pulled_at=101.0, began_at=103.0, arrived_at=104.0)
+    assert [(s.stage, s.begin_s, s.end_s) for s in stretches(row, 100.0)] == [("asked", 0.0, 1.0), ("upload", 3.0, 4.0)]
+
+
+def test_a_slow_aggregator_says_so(store: Store):
+    run = twelve_rounds(store)
+    found = store.rounds(run.run_id)[2]
+    spent = {"wait_s": 0.1, "train_s": 1.0, "upload_s": 0.1, "fold_s": 0.2, "store_s": 2.6}
+    said = why(replace(found, seconds=4.0, slowest="pi-01", spent=spent))
+    assert said == (
+        "Round 3 took 4.0 s: waited 1.2 s for pi-01 (train 1.0 s); the aggregator took 2.8 s (make durable 2.6 s)."
+    )

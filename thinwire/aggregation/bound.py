@@ -76,8 +76,7 @@ class Bound:
                 places = group.places()
                 support = places if support is Everything.SENT else places[support]
             supports.append(support)
-        support = supports[0] if len(supports) == 1 else np.sort(np.concatenate(supports))
-        return Encoded(frame.pack(self._hashes[segment], streams), state, support)
+        return Encoded(frame.pack(self._hashes[segment], streams), state, _joined(supports))
 
     def _read(self, payload: Payload, segment: int) -> list[tuple[Group, Read]]:
         size, groups = self._size(segment), self.groups[segment]
@@ -121,3 +120,11 @@ class Bound:
         size = self._size(segment)
         groups = [(group.chain, group.size(size)) for group in self.groups[segment]]
         return 24 + sum(chain.max_bytes(n) + 4 * chain.streams(n) for chain, n in groups)
+
+
+def _joined(supports: list[Support]) -> Support:
+    """What all groups sent together; groups divide the segment among them."""
+    indices = [support for support in supports if not isinstance(support, Everything)]
+    if len(indices) < len(supports):
+        return Everything.SENT
+    return indices[0] if len(indices) == 1 else np.sort(np.concatenate(indices))

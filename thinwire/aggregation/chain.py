@@ -27,6 +27,8 @@ from thinwire.core.keys import Key, word32
 from thinwire.core.layout import Layout
 from thinwire.core.types import Vector
 
+PLAIN = Identity()
+
 
 @dataclass(frozen=True)
 class Read:
@@ -39,11 +41,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Chain:
-    """What `parse` gives. Streams of a frame: indices where there is a sparsifier, symbols, scales where there are any."""
+    """What `parse` gives. A frame's streams: indices if there is a sparsifier, symbols, scales if there are any."""
 
     spec: str
     sparsifier: Sparsifier | None = None
-    quantizer: Quantizer = Identity()
+    quantizer: Quantizer = PLAIN
     zstd: bool = False
 
     def bind(self, layout: Layout) -> Bound:

@@ -35,7 +35,9 @@ class Delta:
 
     def pack(self, indices: Indices) -> bytes:
         gaps = np.diff(indices, prepend=-1) - 1
-        lengths = 1 + sum((gaps >= 1 << shift).astype(np.int64) for shift in (7, 14, 21, 28))
+        lengths = np.ones(gaps.size, np.int64)
+        for shift in (7, 14, 21, 28):
+            lengths += gaps >= 1 << shift
         ends = np.cumsum(lengths)
         out = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)
         starts = ends - lengths

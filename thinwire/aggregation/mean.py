@@ -22,7 +22,7 @@ Frames = Callable[[], Iterator[Payload]]
 
 
 class WeightedMean:
-    """A tally of one round. An update is folded wholly or not at all: its frames are all checked before the first is added."""
+    """A tally of one round. An update is folded wholly or not at all: its frames are checked before one is added."""
 
     def __init__(self, codec: BoundCodec, layout: Layout) -> None:
         self.codec, self.layout = codec, layout
@@ -32,7 +32,7 @@ class WeightedMean:
         self.count = 0
 
     def fold(self, frames: Frames, examples: int, discount: float, a: float) -> None:
-        """Add one update; `frames` gives its frames in the order of segments and is called twice. BadPayload: unchanged."""
+        """Add one update; `frames` gives them in the order of segments, twice. BadPayload: the tally is as before."""
         segments = self.layout.segments
         found = 0
         for segment, payload in zip(segments, frames(), strict=False):

@@ -27,7 +27,7 @@ FULL, BUFFERS = "full", "buffers"
 
 def digest(params: Vector) -> str:
     """SHA-256 (hex) over the little-endian float32 bytes of a vector."""
-    return hashlib.sha256(memoryview(np.ascontiguousarray(params, "<f4")).cast("B")).hexdigest()
+    return hashlib.sha256(_bytes(params)).hexdigest()
 
 
 def write_model(path: Path, layout: Layout, params: Vector, buffers: Vector) -> tuple[list[Part], str]:
@@ -40,7 +40,7 @@ def write_model(path: Path, layout: Layout, params: Vector, buffers: Vector) -> 
     try:
         with draft.open("wb") as file:
             for segment in layout.segments:
-                values = memoryview(np.ascontiguousarray(params[segment.span], "<f4")).cast("B")
+                values = _bytes(params[segment.span])
                 head = frame.head(frame.codec_hash("identity", layout.digest, segment.index), [(len(values), False)])
                 own = hashlib.sha256(head)
                 file.write(head)
@@ -78,6 +78,11 @@ def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vecto
         if buffers.size:
             buffers = buffer_codec(layout, "identity").decode(_read(file.read(parts[-1].length), parts[-1]))
     return params, buffers, digest(params)
+
+
+def _bytes(values: Vector) -> memoryview:
+    """A vector's little-endian bytes, without a copy where the machine is little-endian."""
+    return memoryview(np.ascontiguousarray(values, "<f4").view(np.uint8).data)
 
 
 def _read(payload: bytes, part: Part) -> bytes:

@@ -49,7 +49,7 @@ def parse(spec: str) -> Chain | Layers:
         codecs.find(name)
         role = ROLES.get(name, "coder")
         if ORDER[role] < last or (ORDER[role] == last and role != "coder"):
-            raise _senseless(spec, name, role)
+            raise _senseless(spec, name)
         last = ORDER[role]
         if role == "sparsifier":
             ratio = _ratio(name, argument)
@@ -73,7 +73,7 @@ def parse(spec: str) -> Chain | Layers:
     return Chain(" > ".join([*stages, *(["zstd"] if zstd else [])]), sparsifier, quantizer, zstd)
 
 
-def _senseless(spec: str, name: str, role: str) -> CodecError:
+def _senseless(spec: str, name: str) -> CodecError:
     names = [stage.strip() for stage in spec.split(">")]
     in_order = sorted(names, key=lambda s: ORDER[ROLES.get(s.split("(")[0].strip(), "coder")])
     once = [s for i, s in enumerate(in_order) if _role(s) == "coder" or _role(s) not in map(_role, in_order[:i])]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.keys import Key, derive, seed63
 from thinwire.core.plan import RunPlan
+from thinwire.server.round import floor_of
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ def choose(
     return Cohort(candidates, asked, target, reasons)
 
 
-def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str]) -> str | None:
+def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], begun: bool = False) -> str | None:
     """One sentence on who is waited for, or None when a round can open.
+
+    Once the run has begun, `wait_for` no longer holds it up: as many as a round's floor asks for are enough.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nwait_for=["a","b"]')
     >>> missing(plan, ["a"], {})
@@ -86,7 +89,7 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str]) ->
     else:
         absent = [device for device in wait_for if device not in present]
         have, want = sum(device in able for device in wait_for), len(wait_for)
-    if have >= want:
+    if have >= (floor_of(plan.cohort.min_replies, want) if begun else want):
         return None
     notes = ([f"missing {', '.join(absent)}"] if absent else []) + [f"{d} {unable[d]}" for d in sorted(unable)]
     return f"waiting: {have} of {want} devices" + (f" ({'; '.join(notes)})" if notes else "")

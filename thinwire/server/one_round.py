@@ -52,7 +52,7 @@ class OneRound:
             )
         )  # fmt: skip
         self.heads: dict[UpdateId, ReplyHead] = {}
-        self.fold = Fold(self.plan, running.layout)
+        self.fold = Fold(self.plan, running.layout, opened.codec)
         self.folds = Folds()
         self.fold_s = 0.0
         self.return_by = running.elapsed
@@ -81,15 +81,15 @@ class OneRound:
             base_digest=stored.digest,
             candidates=list(cohort.candidates),
             asks={device: f"{running.run_id}.{number}.{device}" for device in cohort.asked},
-            codec=plan.uplink.codec,
+            codec=running.codec,
             deadline_s=auto_deadline(past.slowest) if deadline == "auto" else deadline,
             target=cohort.target,
             floor=floor_of(plan.cohort.min_replies, len(cohort.asked)),
             reasons=dict(cohort.reasons),
         )
         size = sum(length for _, length, _ in stored.parts)
-        asked = [ClientAsked(opened.at, number, device, ask_id, size) for device, ask_id in opened.asks.items()]
-        running.record(opened, *asked)
+        sent = [ClientAsked(opened.at, number, device, ask_id, size) for device, ask_id in opened.asks.items()]
+        running.record(opened, *sent)
         return cls(running, opened)
 
     @classmethod
@@ -245,7 +245,7 @@ class OneRound:
     def _finish(self) -> Closed:
         """Make the step, make the model durable, and record the round's end in one commit."""
         running, closed = self.running, self.machine.closed
-        assert closed is not None and running.past.model is not None
+        assert closed is not None
         start = time.perf_counter()
         version, events = running.past.version, list[Event]()
         now = running.clock.wall()

@@ -87,7 +87,7 @@ def _gather(running: Running) -> bool:
     """Wait until enough devices are there; False when a person stopped the run meanwhile."""
     began = running.elapsed
     wait_s = running.plan.cohort.wait_s
-    while (sentence := missing(running.plan, running.presence.devices, running.unable())) is not None:
+    while (sentence := _missing(running)) is not None:
         running.status("waiting", sentence)
         if running.stop_ordered():
             return False
@@ -97,6 +97,11 @@ def _gather(running: Running) -> bool:
             )
         _listen(running, POLL_S)
     return True
+
+
+def _missing(running: Running) -> str | None:
+    begun = running.past.rounds_opened > 0
+    return missing(running.plan, running.presence.devices, running.unable(), begun)
 
 
 def _listen(running: Running, wait_s: float) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
+from thinwire.aggregation import with_layers
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
 from thinwire.core.events import ClientFailed, Event, RunStatus, RunStatusChanged
-from thinwire.core.fleet import Arrival, Envelope, Fleet
+from thinwire.core.fleet import Arrival, Envelope, Fleet, NodeJoined
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
@@ -39,9 +40,11 @@ class Running:
         on_event: Callable[[Event], None],
     ) -> None:
         self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
-        self.on_event, self._stop, self.stopped = on_event, stop, None
+        self.on_event, self._stop = on_event, stop
+        self.stopped: StopOrder = None
         row = store.run(run_id)
         self.plan, self.layout, self.report = RunPlan.from_json(row.plan), Layout.from_json(row.layout), row.task_report
+        self.codec = with_layers(self.plan.uplink.codec, self.plan.uplink.layers)
         self.versions = Versions(home.run(run_id), self.layout)
         self.past = Past()
         for _, event in store.events(run_id):
@@ -80,7 +83,7 @@ class Running:
         arrivals = self.fleet.poll(wait_s)
         for arrival in arrivals:
             self.presence.take(arrival)
-            if hasattr(arrival, "hello"):
+            if isinstance(arrival, NodeJoined):
                 self.past.barred.pop(arrival.device, None)
         return arrivals
 
@@ -112,7 +115,7 @@ class Running:
             base_version=stored.version,
             base_digest=stored.digest,
             layout_digest=self.layout.digest,
-            codec=self.plan.uplink.codec,
+            codec=self.codec,
             work=Work(steps if isinstance(steps, int) else 0, self.plan.local.batch),
             deadline_s=deadline_s,
             parts=() if kind == "stop" else parts_of(stored),

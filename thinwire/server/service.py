@@ -10,8 +10,9 @@ from collections.abc import Callable
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import ThinwireError
 from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RunStatusChanged
-from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft, ReplyHead
+from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
 from thinwire.core.home import AggregatorHome
+from thinwire.core.types import ReplyHead
 from thinwire.server.orders import Orders
 from thinwire.server.presence import Presence
 from thinwire.server.run import drive
@@ -57,6 +58,7 @@ def serve(
     and the next one is begun.
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
+    store.record_restart()
     noted, presence, orders = NotedFleet(fleet, store, clock), Presence(), Orders(store)
     while not (ending.is_set() or orders.stop_service()):
         row = store.next_run()

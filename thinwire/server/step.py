@@ -31,9 +31,9 @@ class Model:
 class Fold:
     """One round's tally: takes updates in the journal's order, one at a time, each wholly or not at all."""
 
-    def __init__(self, plan: RunPlan, layout: Layout) -> None:
+    def __init__(self, plan: RunPlan, layout: Layout, codec: str) -> None:
         self.plan, self.layout = plan, layout
-        self.changes = WeightedMean(parse(plan.uplink.codec).bind(layout), layout)
+        self.changes = WeightedMean(parse(codec).bind(layout), layout)
         self.buffers = BufferMean(layout)
 
     def add(self, head: ReplyHead, frames: Frames, discount: float) -> None:

@@ -1,0 +1,131 @@
+"""A fleet on a virtual clock: each device answers as its script says; nothing sleeps and nothing is random."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from thinwire.aggregation import feedback, parse
+from thinwire.core import Key, Layout, VirtualClock
+from thinwire.core.fleet import Arrival, Envelope, Hello, NodeJoined, NodeLeft, TaskReport
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, Transfer, UpdateId
+
+LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
+REPORT = TaskReport("toy", layout_digest=LAYOUT.digest)
+
+Script = Callable[[Ask], float | None | Failure]  # seconds until the answer; None: never; a Failure: at once
+
+
+@dataclass
+class Device:
+    """Answers an ask after `script(ask)` seconds with a change that depends on its name and the round only."""
+
+    name: str
+    script: Script = lambda ask: 1.0
+    sequence: int = 0
+    examples: int = 10
+
+    def reply(self, ask: Ask) -> tuple[ReplyHead, list[bytes]]:
+        self.sequence += 1
+        update_id = UpdateId(ask.run, self.name, self.sequence)
+        metrics = {"eval/loss": (float(ask.base_version), 1.0), "eval/accuracy": (1.0, 2.0)}
+        if ask.kind != "train":
+            return ReplyHead(ask.ask_id, update_id, ask.base_version, self.examples, metrics=metrics), []
+        seed = int(hashlib.sha256(f"{self.name}/{ask.round}".encode()).hexdigest()[:8], 16)
+        change = np.random.default_rng(seed).standard_normal(LAYOUT.size).astype(np.float32)
+        codec = feedback(parse(ask.codec)).bind(LAYOUT)
+        payload = codec.encode(change, codec.init(), Key(seed)).payload
+        part = Part("frame/0", len(payload), hashlib.sha256(payload).hexdigest())
+        head = ReplyHead(
+            ask.ask_id, update_id, ask.base_version, self.examples, steps=5, a=5.0, metrics=metrics, parts=(part,)
+        )
+        return head, [payload]
+
+
+@dataclass
+class ScriptedFleet:
+    """Keeps core/fleet.py's laws; `spooled` outlives a driver's death as the spool's folder does."""
+
+    clock: VirtualClock
+    devices: list[Device]
+    spooled: dict[UpdateId, tuple[ReplyHead, list[bytes]]] = field(default_factory=dict)
+    asked: dict[str, Envelope] = field(default_factory=dict)
+    sent: list[Envelope] = field(default_factory=list)
+    acked: list[UpdateId] = field(default_factory=list)
+    _due: list[tuple[float, int, Arrival]] = field(default_factory=list)
+    _count: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        for device in self.devices:
+            self.later(0.0, NodeJoined(device.name, Hello(device.name, "p1", (REPORT,))))
+
+    def later(self, seconds: float, arrival: Arrival) -> None:
+        heapq.heappush(self._due, (self.clock.now() + seconds, next(self._count), arrival))
+
+    def restart(self) -> ScriptedFleet:
+        """The same devices and spool in front of a new aggregator: all come back, un-acked heads come again."""
+        again = ScriptedFleet(self.clock, self.devices, self.spooled, sent=self.sent)
+        for head, _ in self.spooled.values():
+            again.later(0.0, head)
+        pending = {a.ask_id for _, _, a in self._due if isinstance(a, ReplyHead)}
+        for at, _, arrival in sorted(self._due, key=lambda due: due[:2]):
+            if isinstance(arrival, ReplyHead) and arrival.update_id not in self.spooled:
+                again.later(max(0.0, at - self.clock.now()), arrival)
+        again.asked = {ask_id: e for ask_id, e in self.asked.items() if ask_id in pending}
+        return again
+
+    def send(self, asks: Sequence[Envelope]) -> None:
+        for envelope in asks:
+            self.sent.append(envelope)
+            if envelope.ask.ask_id in self.asked or envelope.ask.kind == "stop":
+                continue
+            self.asked[envelope.ask.ask_id] = envelope
+            device = next(d for d in self.devices if d.name == envelope.device)
+            answer = device.script(envelope.ask)
+            if isinstance(answer, Failure):
+                self.later(0.0, replace(answer, ask_id=envelope.ask.ask_id, device=device.name))
+            elif answer is not None:
+                head, frames = device.reply(envelope.ask)
+                self._bodies[head.update_id] = frames
+                self.later(answer, head)
+
+    @property
+    def _bodies(self) -> dict[UpdateId, list[bytes]]:
+        return self.__dict__.setdefault("bodies", {})
+
+    def poll(self, wait_s: float) -> Sequence[Arrival]:
+        if not self._due or self._due[0][0] > self.clock.now() + wait_s:
+            self.clock.advance(wait_s)
+            return []
+        at, _, arrival = heapq.heappop(self._due)
+        self.clock.advance(max(0.0, at - self.clock.now()))
+        if isinstance(arrival, ReplyHead):
+            wall = self.clock.wall()
+            arrival = arrival.arrived(Transfer(wall, wall, wall, 1000, 500, 2))
+            self.spooled.setdefault(arrival.update_id, (arrival, self._bodies.get(arrival.update_id, [])))
+        return [arrival]
+
+    def open(self, update_id: UpdateId) -> Iterator[bytes]:
+        return iter(self.spooled[update_id][1])
+
+    def ack(self, update_ids: Sequence[UpdateId]) -> None:
+        for update_id in update_ids:
+            self.acked.append(update_id)
+            self.spooled.pop(update_id, None)
+
+    def cancel(self, ask_ids: Sequence[str]) -> None:
+        for ask_id in ask_ids:
+            self.asked.pop(ask_id, None)
+        self._due = [due for due in self._due if getattr(due[2], "ask_id", None) not in ask_ids]
+        heapq.heapify(self._due)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def lose(self, device: str, after_s: float = 0.0) -> None:
+        self.later(after_s, NodeLeft(device, "the connection was lost"))

@@ -42,13 +42,13 @@ def _command(command: Any, context: click.Context, depth: int) -> Iterator[str]:
 
 
 def _option(parameter: Any) -> tuple[str, str, str] | None:
-    if getattr(parameter, "hidden", False) or parameter.name in ("help", "install_completion", "show_completion"):
+    if getattr(parameter, "hidden", False) or "--help" in parameter.opts:
         return None
     names = ", ".join([*parameter.opts, *parameter.secondary_opts])
     if parameter.param_type_name == "argument":
         names = parameter.human_readable_name
     elif not getattr(parameter, "is_flag", False):
-        names += f" {parameter.metavar or parameter.type.name.upper()}"
+        names += f" {parameter.metavar or parameter.type.name.upper().removesuffix(' RANGE')}"
     default = "needed" if parameter.required else parameter.default
     empty = default in (None, "", False, ()) or callable(default) or "Sentinel" in repr(default)
     return f"`{names}`", "" if empty else str(default), " ".join((parameter.help or "").split())

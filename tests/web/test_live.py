@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from thinwire.core.errors import DataLost
 from thinwire.core.home import hold
@@ -28,7 +29,7 @@ class Journal:
         return News(self.seq, "running")
 
 
-def said(message: str) -> dict:
+def said(message: str) -> Any:
     return json.loads(message.split("data: ")[1])
 
 

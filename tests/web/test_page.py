@@ -1,0 +1,214 @@
+"""The page as a browser shows it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.web.filled_store import Told, add_devices, finish, new_run, twelve_rounds
+from tests.web.serving import Served, serving
+from thinwire.core.home import hold
+from thinwire.store import Store
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+SERIOUS = ("serious", "critical")
+WAIT_MS = 15_000  # how long a condition may take on a busy machine; nothing waits so long in earnest
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail("these tests need chromium: apt-get install chromium, or `make test` as root, which installs it")
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
+        opened = playwright.chromium.launch(executable_path=found, args=flags)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def served(store: Store, tmp_path: Path) -> Iterator[Served]:
+    with serving(store.url) as running:
+        yield running
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def look(browser: Browser, store: Store) -> Iterator[Open]:
+    """Opens an address as one who logs in by a link; at the end nothing may have gone wrong in the console."""
+    contexts, wrong = [], list[str]()
+
+    def open_(url: str, path: str = "", **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1000, "height": 900}, **options})
+        contexts.append(context)
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(f"{url}/login{f'?next={path}' if path else ''}#{store.new_login_code()}")
+        page.wait_for_selector(".head h1")
+        return page
+
+    expect.set_options(timeout=WAIT_MS)
+    yield open_
+    for context in contexts:
+        context.close()
+    assert [text for text in wrong if "ERR_CONNECTION" not in text and "ERR_INCOMPLETE" not in text] == []
+
+
+def axe(page: Page) -> list[str]:
+    """What axe-core finds to be serious."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{v['id']}: {node['html']} {node.get('failureSummary', '')}"
+        for v in found["violations"] if v["impact"] in SERIOUS for node in v["nodes"]
+    ]  # fmt: skip
+
+
+def overflow(page: Page) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: Store, served: Served, look: Open):
+    run = twelve_rounds(store)
+    page = look(served.url, f"runs/{run.run_id}")
+    expect(page.locator(".sentence")).to_contain_text("5 of 8 devices have answered")
+    expect(page.locator("#rounds h2")).to_have_text("Round 12")
+    run.answer("pi-06", 1.2)
+    expect(page.locator(".sentence")).to_contain_text("6 of 8 devices have answered")
+    expect(page.locator(".gantt li.lane.is-folded")).to_have_count(6)
+    run.fail("pi-08", 1.0, "task-error", "<img src=x onerror=alert(1)>")
+    expect(page.locator(".gantt")).to_contain_text("failed: task-error: <img src=x onerror=alert(1)>")
+    run.answer("pi-07", 1.4)
+    run.close("enough", 1.5)
+    expect(page.locator("#rounds .why")).to_contain_text("Round 12 took 1.5 s: waited 1.")
+    run.status("done", "12 rounds")
+    expect(page.locator(".sentence")).to_contain_text("Done: 12 rounds")
+    expect(page).to_have_title(re.compile("done"))
+
+
+def test_the_list_of_runs_moves_too(store: Store, served: Served, look: Open):
+    page = look(served.url)
+    expect(page.get_by_role("heading", name="Nothing yet")).to_be_visible()
+    expect(page.locator(".nothing")).to_contain_text("thinwire run plan.toml")
+    expect(page.locator(".nothing")).to_contain_text("thinwire client start --aggregator URL --task NAME=MODULE")
+    assert axe(page) == []
+    run = new_run(store)
+    expect(page.locator(".run")).to_contain_text("Queued")
+    run.quiet_round()
+    expect(page.locator(".run")).to_contain_text("Round 1 of 12")
+    page.get_by_role("link", name=run.run_id).click()
+    expect(page.locator("h1")).to_have_text(run.run_id)
+
+
+def test_a_waiting_run_says_who_is_missing_and_how_to_add_a_device(store: Store, served: Served, look: Open):
+    run = new_run(store)
+    add_devices(store, ["pi-01", "pi-02"], run.now)
+    run.status("waiting", "waiting: 2 of 3 devices (missing pi-03)")
+    page = look(served.url, f"runs/{run.run_id}", color_scheme="dark")
+    expect(page.locator(".sentence")).to_have_text("Waiting: 2 of 3 devices (missing pi-03).")
+    expect(page.locator(".nothing")).to_contain_text("--task digits=MODULE")
+    expect(page.get_by_role("row", name="pi-02")).to_contain_text("online")
+    assert axe(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_usable_by_all_and_at_every_width(store: Store, served: Served, look: Open, scheme: Any):
+    run = twelve_rounds(store)
+    page = look(served.url, f"runs/{run.run_id}", color_scheme=scheme)
+    for query in ("?round=7", "?learning=table&bytes=table&gantt=table&round=6"):
+        page.goto(f"{served.url}/runs/{run.run_id}{query}")
+        page.wait_for_selector("#rounds .why")
+        assert axe(page) == [], query
+    for width in (400, 1000, 1600):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert overflow(page) <= 0, width
+    page.goto(f"{served.url}/")
+    page.wait_for_selector(".run")
+    assert axe(page) == []
+    page.set_viewport_size({"width": 400, "height": 900})
+    assert overflow(page) <= 0
+    page.get_by_role("button", name="theme").click()  # the other theme stays chosen
+    page.reload()
+    assert page.locator("html").get_attribute("data-theme") == ("dark" if scheme == "light" else "light")
+
+
+def test_the_login_says_why_a_code_is_refused(store: Store, served: Served, browser: Browser):
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{served.url}/login")
+        assert axe(page) == []
+        page.get_by_label("One-time code").fill("WRONG")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_contain_text("not valid")
+        page.get_by_label("One-time code").fill(store.new_login_code())
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text("Runs")
+
+
+def test_what_is_chosen_stands_in_the_address_and_survives_a_reload(store: Store, served: Served, look: Open):
+    run = twelve_rounds(store)
+    page = look(served.url, f"runs/{run.run_id}")
+    page.get_by_role("radio", name="bytes").check(force=True)
+    page.locator("#bytes").get_by_role("button", name="Table").click()
+    page.locator(".strip button[aria-pressed=true]").focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowLeft")
+    expect(page.locator("#rounds h2")).to_have_text("Round 7")
+    expect(page.locator(".closing")).to_contain_text("too few answered: 3 of at least 4")
+    page.reload()
+    expect(page.locator("#rounds h2")).to_have_text("Round 7")
+    expect(page.get_by_role("radio", name="bytes")).to_be_checked()
+    expect(page.locator("#bytes table")).to_be_visible()
+    assert "round=7" in page.url
+    page.get_by_role("button", name="Newest").click()
+    expect(page.locator("#rounds h2")).to_have_text("Round 12")
+    assert "round=" not in page.url
+
+
+def test_a_person_stops_a_run_with_two_clicks(store: Store, served: Served, look: Open):
+    run = twelve_rounds(store)
+    page = look(served.url, f"runs/{run.run_id}")
+    page.get_by_role("button", name="Stop").click()
+    assert store.pending_orders() == []
+    page.get_by_role("group", name="Stop this run?").get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("stop ordered")).to_be_visible()
+    assert [(order.kind, order.run_id) for order in store.pending_orders()] == [("stop-run", run.run_id)]
+
+
+def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, look: Open, tmp_path: Path):
+    run = twelve_rounds(store)
+    lock = tmp_path / "lock"
+    with serving(store.url, "127.0.0.1:0", "--lock", str(lock)) as served:
+        with hold(lock, {"listen": "127.0.0.1:9090"}):
+            page = look(served.url, f"runs/{run.run_id}")
+            expect(page.locator(".beat")).to_have_text("live")
+        expect(page.get_by_role("alert")).to_contain_text("The aggregator is not running")
+        assert axe(page) == []
+        with hold(lock, {}):
+            expect(page.locator(".beat")).to_have_text("live")
+            expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.get_by_role("alert")).to_contain_text("What you see is as of")
+    finish(run)
+    with serving(store.url, served.address):
+        expect(page.locator(".beat")).to_have_text("live")
+        expect(page.locator(".sentence")).to_contain_text("Done")
+
+
+def test_a_run_that_is_not_there_says_so(store: Store, told: Told, browser: Browser):
+    with serving(store.url) as served, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{served.url}/login?next=runs/digits-9&code={store.new_login_code()}")
+        expect(page.get_by_role("alert")).to_contain_text("no run 'digits-9'")
+        expect(page.get_by_role("alert")).to_contain_text(told.run_id)

@@ -1,0 +1,68 @@
+"""How the page's process begins and ends."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.web.serving import command, serving
+from thinwire.store import Store
+
+
+def logged_in(url: str, store: Store) -> httpx.Client:
+    answer = httpx.post(f"{url}/login", data={"code": store.new_login_code()}, trust_env=False)
+    assert answer.status_code == 303
+    return httpx.Client(base_url=url, timeout=20, trust_env=False, cookies=answer.cookies)
+
+
+def test_it_says_when_it_listens_and_ends_with_open_streams(store: Store):
+    with serving(store.url) as served, logged_in(served.url, store) as client:
+        with client.stream("GET", "/api/live") as news:
+            lines = news.iter_lines()
+            assert "id: 0" in [next(lines) for _ in range(3)]
+            served.process.terminate()
+            list(lines)  # the stream is ended, not broken off
+        assert served.process.wait(20) == 0
+
+
+def test_it_ends_with_its_parent(store: Store):
+    code = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([*sys.argv[1:], '--parent', str(os.getpid())])\n"
+        "sys.stdin.read()\n"
+        "os._exit(0)\n"
+    )
+    line = [sys.executable, "-c", code, *command(store.url)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        assert parent.stdout.readline().startswith("ready 127.0.0.1:")
+        parent.stdin.close()
+        assert parent.stdout.read() == ""  # comes when nobody holds the other end any more: the page has ended
+
+
+def test_a_port_that_is_taken_is_refused(store: Store):
+    with serving(store.url) as served:
+        ended = subprocess.run(command(store.url, served.address), capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(f"error: cannot listen on {served.address}\nwhy:   ")
+
+
+def test_a_newer_database_is_refused(tmp_path: Path):
+    path = tmp_path / "store.sqlite3"
+    Store.open(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    ended = subprocess.run(command(str(path)), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 8
+    assert "newer than this program" in ended.stderr
+
+
+def test_the_page_imports_neither_torch_nor_flower():
+    code = "import sys, thinwire.web.app; print({'torch', 'flwr'} & {name.split('.')[0] for name in sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -50,7 +50,6 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(int((_field("/proc/meminfo", "MemTotal") or "0").split()[0]) / 1e6, 1),
         "system": platform.system(),
         "python": platform.python_version(),
-        "load": os.getloadavg()[0],
         "versions": {name: found for name in QUOTED if (found := _version(name))},
     }
 

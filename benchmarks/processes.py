@@ -18,7 +18,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
-    """Each runs in a session of its own, so that what it started ends with it; its output goes to FOLDER/NAME.log."""
+    """What they start ends with them, even in a session of its own. Their output goes to FOLDER/NAME.log."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -30,13 +30,17 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        begun = {pid: at for process in self._started.values() for pid, at in descendants(process.pid).items()}
         for process in reversed(self._started.values()):
-            _signal(process, signal.SIGTERM)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
         until = time.monotonic() + END_S
         for process in self._started.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
-            _signal(process, signal.SIGKILL)  # also what it started and left behind
+        for pid, began in begun.items():
+            _end(pid, began, signal.SIGKILL)
+        for process in self._started.values():
             process.wait()
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
@@ -71,9 +75,27 @@ class Processes:
         return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-20:])
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+def descendants(pid: int) -> dict[int, str]:
+    """A process and all that it and those started: id -> when it began, which tells it from a later one of that id."""
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            parents[int(entry.parent.name)] = (int(fields[1]), fields[19])
+    found = {pid: parents[pid][1]} if pid in parents else {}
+    more = True
+    while more:
+        new = {child: began for child, (parent, began) in parents.items() if parent in found and child not in found}
+        found |= new
+        more = bool(new)
+    return found
+
+
+def _end(pid: int, began: str, number: int) -> None:
+    """Signal a process unless its number is another one's by now."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19] == began:
+            os.kill(pid, number)
 
 
 def free_port() -> int:

@@ -4,13 +4,16 @@
 
 A no-op round sends four floats to three devices and waits for three answers. Ours is the complete path: signed
 requests, journal, spool with fsync, database commit, fold, step and a model file a round. The stock side sends and
-receives, and stores nothing. The big rounds move a model of 100 MB to and from each of the three; ours averages it.
-The sides take turns, so that a machine that gets slower gets slower for both.
+receives, and stores nothing; on neither side does a device make anything durable. The big rounds move a model of
+100 MB to and from each of the three; ours averages it. The sides take turns, so that a machine that gets slower gets
+slower for both.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -116,6 +119,7 @@ def main() -> None:
     parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         rows, figures = measure(PRESETS[chosen.preset], Path(folder))
     show(document("round_overhead", chosen.preset, rows, figures), chosen.json)

@@ -29,6 +29,13 @@ class Device:
     script: Script = lambda ask: 1.0
     sequence: int = 0
     examples: int = 10
+    answered: dict[str, tuple[ReplyHead, list[bytes]]] = field(default_factory=dict)  # its outbox
+
+    def answer(self, ask: Ask) -> tuple[ReplyHead, list[bytes]]:
+        """An ask that was answered gets the same bytes again."""
+        if ask.ask_id not in self.answered:
+            self.answered[ask.ask_id] = self.reply(ask)
+        return self.answered[ask.ask_id]
 
     def reply(self, ask: Ask) -> tuple[ReplyHead, list[bytes]]:
         self.sequence += 1
@@ -55,6 +62,7 @@ class ScriptedFleet:
     devices: list[Device]
     spooled: dict[UpdateId, tuple[ReplyHead, list[bytes]]] = field(default_factory=dict)
     asked: dict[str, Envelope] = field(default_factory=dict)
+    bodies: dict[UpdateId, list[bytes]] = field(default_factory=dict)
     sent: list[Envelope] = field(default_factory=list)
     acked: list[UpdateId] = field(default_factory=list)
     _due: list[tuple[float, int, Arrival]] = field(default_factory=list)
@@ -69,7 +77,7 @@ class ScriptedFleet:
 
     def restart(self) -> ScriptedFleet:
         """The same devices and spool in front of a new aggregator: all come back, un-acked heads come again."""
-        again = ScriptedFleet(self.clock, self.devices, self.spooled, sent=self.sent)
+        again = ScriptedFleet(self.clock, self.devices, self.spooled, bodies=self.bodies, sent=self.sent)
         for head, _ in self.spooled.values():
             again.later(0.0, head)
         pending = {a.ask_id for _, _, a in self._due if isinstance(a, ReplyHead)}
@@ -90,13 +98,9 @@ class ScriptedFleet:
             if isinstance(answer, Failure):
                 self.later(0.0, replace(answer, ask_id=envelope.ask.ask_id, device=device.name))
             elif answer is not None:
-                head, frames = device.reply(envelope.ask)
-                self._bodies[head.update_id] = frames
+                head, frames = device.answer(envelope.ask)
+                self.bodies[head.update_id] = frames
                 self.later(answer, head)
-
-    @property
-    def _bodies(self) -> dict[UpdateId, list[bytes]]:
-        return self.__dict__.setdefault("bodies", {})
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         if not self._due or self._due[0][0] > self.clock.now() + wait_s:
@@ -107,7 +111,7 @@ class ScriptedFleet:
         if isinstance(arrival, ReplyHead):
             wall = self.clock.wall()
             arrival = arrival.arrived(Transfer(wall, wall, wall, 1000, 500, 2))
-            self.spooled.setdefault(arrival.update_id, (arrival, self._bodies.get(arrival.update_id, [])))
+            self.spooled.setdefault(arrival.update_id, (arrival, self.bodies.get(arrival.update_id, [])))
         return [arrival]
 
     def open(self, update_id: UpdateId) -> Iterator[bytes]:

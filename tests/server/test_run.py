@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server.scripted import LAYOUT, REPORT, Device, ScriptedFleet
+from tests.server.scripted import LAYOUT, REPORT, Device, Script, ScriptedFleet
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped, UpdateFolded
 from thinwire.core.home import AggregatorHome
@@ -174,8 +174,13 @@ class Killed(BaseException):
     """The process is gone: nothing after this line runs."""
 
 
-def script(ask: Ask) -> float | None:
-    """Stragglers and silence in some rounds, so that resumed rounds have late answers and open asks."""
+def steady(ask: Ask) -> float | Failure:
+    """Failures and answers of different speed, but nobody misses a deadline: only then is the order of all given."""
+    return Failure("task-error", "x", "") if ask.round == 3 else float(ask.round)
+
+
+def straggling(ask: Ask) -> float | None:
+    """Late in one round, silent in another: a resumed round has open asks, late answers and a deadline."""
     return {2: 40.0, 4: None}.get(ask.round, 1.0)
 
 
@@ -184,9 +189,10 @@ def outcome(bench: Bench) -> tuple[object, ...]:
     return bench.store.run(bench.run_id).model_digest, rounds
 
 
-def run_killed_at(folder: Path, at: int, before: bool) -> tuple[Bench, int]:
+def run_killed_at(folder: Path, at: int, before: bool, third: Script) -> tuple[Bench, int]:
     """A run whose process dies at its `at`-th commit, before or after it, and is started again."""
-    bench = Bench(folder, [Device("a"), Device("b", lambda ask: 2.0), Device("c", script)], run={"rounds": 5}, cohort={"deadline_s": 30})
+    devices = [Device("a"), Device("b", lambda ask: 2.0), Device("c", third)]
+    bench = Bench(folder, devices, run={"rounds": 5}, cohort={"deadline_s": 30})
     commits, record = 0, bench.store.record
 
     def counted(run_id: str, events: object, *args: object) -> None:
@@ -208,14 +214,26 @@ def run_killed_at(folder: Path, at: int, before: bool) -> tuple[Bench, int]:
 
 
 def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path) -> None:
-    undisturbed, commits = run_killed_at(tmp_path / "undisturbed", at=0, before=False)
+    undisturbed, commits = run_killed_at(tmp_path / "undisturbed", 0, False, steady)
     assert undisturbed.store.run(undisturbed.run_id).status == "done"
     for at in range(1, commits + 1):
         for before in (True, False):
-            bench, _ = run_killed_at(tmp_path / f"{at}-{before}", at, before)
+            bench, _ = run_killed_at(tmp_path / f"{at}-{before}", at, before, steady)
             assert outcome(bench) == outcome(undisturbed), f"killed {'before' if before else 'after'} commit {at}"
-            folded = [e.update_id for e in bench.events(UpdateAccepted)]
-            assert len(folded) == len(set(folded))
+            bench.store.close()
+
+
+def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
+    _, commits = run_killed_at(tmp_path / "undisturbed", 0, False, straggling)
+    for at in range(1, commits + 1):
+        for before in (True, False):
+            bench, _ = run_killed_at(tmp_path / f"{at}-{before}", at, before, straggling)
+            assert bench.store.run(bench.run_id).status == "done"
+            assert bench.store.run(bench.run_id).version == 5
+            accepted = [e.update_id for e in bench.events(UpdateAccepted)]
+            folded = [update_id for e in bench.events(RoundClosed) for update_id in e.folded]
+            assert len(accepted) == len(set(accepted))
+            assert sorted(folded) == sorted(accepted), f"killed {'before' if before else 'after'} commit {at}"
             bench.store.close()
 
 

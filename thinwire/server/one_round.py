@@ -36,7 +36,6 @@ from thinwire.server.spent import where_time_went
 from thinwire.server.step import Fold
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
-RETURN_S = 30.0  # after a restart devices get this long to come back before they count as gone
 
 
 class OneRound:
@@ -55,7 +54,6 @@ class OneRound:
         self.fold = Fold(self.plan, running.layout, opened.codec)
         self.folds = Folds()
         self.fold_s = 0.0
-        self.return_by = running.elapsed
         self.later: list[Event] = []  # facts that decide nothing: recorded with the next decision
 
     @classmethod
@@ -98,7 +96,6 @@ class OneRound:
         opened = running.past.open_round
         assert opened is not None
         again = cls(running, opened)
-        again.return_by += RETURN_S
         for event in running.past.accepted:
             head = reply_from_json(event.head)
             assert isinstance(head, ReplyHead)
@@ -134,7 +131,7 @@ class OneRound:
 
     def _miss(self, asked: Iterable[str]) -> None:
         """Count as gone who was asked before a restart and did not come back."""
-        if self.running.elapsed >= self.return_by:
+        if self.running.elapsed >= self.running.return_by:
             for device in set(asked) - set(self.running.presence.hellos):
                 self._on(moves.Left(device, "did not come back"))
 

@@ -41,6 +41,9 @@ class Past:
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every ask_id that was answered
     busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
+    here: set[str] = field(
+        default_factory=set
+    )  # asked and not seen to leave
     barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
@@ -64,6 +67,7 @@ class Past:
                 self.model = event
             case RoundOpened():
                 self.open_round, self.rounds_opened = event, event.round
+                self.here |= event.asks.keys()
                 self.busy |= {device: (ask_id, event.round) for device, ask_id in event.asks.items()}
             case UpdateAccepted():
                 self._answer(event.device, event.ask_id, event.update_id)
@@ -76,6 +80,8 @@ class Past:
                 self.verdicts[event.device].append(Verdict(UpdateId.parse(event.update_id), "dropped"))
             case ClientFailed():
                 self.lost_now[event.device] = (event.kind, event.text)
+                if event.kind == "left":
+                    self.here.discard(event.device)
                 if self.busy.get(event.device, ("", 0))[0] == event.ask_id:
                     del self.busy[event.device]
                 if event.kind in ("task-missing", "task-mismatch", "layout-mismatch", "declined", "protocol"):

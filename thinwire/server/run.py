@@ -101,6 +101,8 @@ def _gather(running: Running) -> bool:
 
 def _missing(running: Running) -> str | None:
     begun = running.past.rounds_opened > 0
+    if begun and (away := running.returning()):
+        return f"waiting for {len(away)} devices to come back ({', '.join(sorted(away)[:5])})"
     return missing(running.plan, running.presence.devices, running.unable(), begun)
 
 

@@ -22,6 +22,7 @@ from thinwire.server.versions import Versions, parts_of
 from thinwire.store import Store
 
 StopOrder = Literal["run", "service"] | None
+RETURN_S = 30.0  # after a restart devices get this long to come back before anything goes on without them
 POLL_S = 0.25  # how long an order of a person or the deadline may go unnoticed
 
 
@@ -55,6 +56,7 @@ class Running:
         self.model = Model(self.layout, params, buffers, dict(self.past.model.counters))
         self.deferred: list[ReplyHead] = []  # answers that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()
+        self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened else 0.0)
 
     @property
     def elapsed(self) -> float:
@@ -92,6 +94,10 @@ class Running:
         ask_id, asked = self.past.busy[device]
         self.record(ClientFailed(self.clock.wall(), asked, device, ask_id, kind, text, self.elapsed))
         self.fleet.cancel([ask_id])
+
+    def returning(self) -> set[str]:
+        """Devices that were there before the aggregator was started again and still have time to come back."""
+        return self.past.here - set(self.presence.hellos) if self.elapsed < self.return_by else set()
 
     def unable(self) -> dict[str, str]:
         """Devices that are there and cannot take part, with the reason."""

@@ -87,7 +87,9 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with hold(lock, {"listen": "127.0.0.1:9090"}):
         assert (holder(lock) or {})["listen"] == "127.0.0.1:9090"
-        code = f"from pathlib import Path\nfrom thinwire.core.home import hold\nwith hold(Path({str(lock)!r}), {{}}): pass"
+        code = (
+            f"from pathlib import Path\nfrom thinwire.core.home import hold\nwith hold(Path({str(lock)!r}), {{}}): pass"
+        )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert f"in use by process {os.getpid()}" in other.stderr
         with pytest.raises(Held), hold(lock, {}):

@@ -26,7 +26,7 @@ def test_segments_cover_the_vector_without_gap_or_overlap(shapes: dict[str, list
 
 def test_small_tensors_share_a_segment_until_64_mib() -> None:
     third = SEGMENT_FLOATS // 3
-    layout = Layout.of({name: (third,) for name in "abcd"})
+    layout = Layout.of(dict.fromkeys("abcd", (third,)))
     assert [len(segment.slices) for segment in layout.segments] == [3, 1]
 
 

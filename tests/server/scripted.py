@@ -18,7 +18,7 @@ from thinwire.core.types import Ask, Failure, Part, ReplyHead, Transfer, UpdateI
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
 REPORT = TaskReport("toy", layout_digest=LAYOUT.digest)
 
-Script = Callable[[Ask], float | None | Failure]  # seconds until the answer; None: never; a Failure: at once
+Script = Callable[[Ask], float | Failure | None]  # seconds until the answer; None: never; a Failure: at once
 
 
 @dataclass

@@ -8,7 +8,21 @@ from hypothesis import strategies as st
 
 from thinwire.core.types import UpdateId
 from thinwire.server.moves import (
-    Action, Closed, Defer, Drop, Failed, Fold, Folded, Head, Joined, Left, Lose, Refused, Stop, Terms, Tick,
+    Action,
+    Closed,
+    Defer,
+    Drop,
+    Failed,
+    Fold,
+    Folded,
+    Head,
+    Joined,
+    Left,
+    Lose,
+    Refused,
+    Stop,
+    Terms,
+    Tick,
 )  # fmt: skip
 from thinwire.server.round import Round, floor_of
 

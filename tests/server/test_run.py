@@ -1,27 +1,38 @@
-"""A whole run against scripted devices: what it asks, why its rounds close, and that a kill anywhere changes nothing."""
+"""A whole run against scripted devices: what it asks, why rounds close, and that a kill anywhere changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from tests.server.scripted import LAYOUT, REPORT, Device, Script, ScriptedFleet
 from thinwire.core import RunPlan, VirtualClock
-from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped, UpdateFolded
+from thinwire.core.events import (
+    ClientFailed,
+    Event,
+    RoundClosed,
+    RoundOpened,
+    UpdateAccepted,
+    UpdateDropped,
+    UpdateFolded,
+)
 from thinwire.core.home import AggregatorHome
-from thinwire.core.types import Ask, Failure
+from thinwire.core.types import Ask, Failure, ReplyHead
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.store import RunRow, Store
+
+T = TypeVar("T", bound=Event)
 
 
 class Bench:
     """A store, a clock and a queue with one run in it."""
 
-    def __init__(self, folder: Path, devices: list[Device], **sections: dict[str, object]) -> None:
+    def __init__(self, folder: Path, devices: list[Device], **sections: Any) -> None:
         self.home = AggregatorHome.under(folder)
         self.store = Store.open(self.home.database)
         self.clock = VirtualClock()
@@ -37,14 +48,14 @@ class Bench:
             self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=self.clock, **more  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def events(self, kind: type[Event]) -> list[Event]:
+    def events(self, kind: type[T]) -> list[T]:
         return [event for _, event in self.store.events(self.run_id) if isinstance(event, kind)]
 
     def reasons(self) -> list[str]:
         return [event.reason for event in self.events(RoundClosed)]
 
 
-def three(script: Callable[[Ask], float | None | Failure] = lambda ask: 1.0) -> list[Device]:
+def three(script: Callable[[Ask], float | Failure | None] = lambda ask: 1.0) -> list[Device]:
     return [Device("a"), Device("b"), Device("c", script)]
 
 
@@ -70,7 +81,9 @@ def test_the_first_ask_carries_the_model_and_later_ones_the_verdicts(tmp_path: P
 
 def test_a_straggler_is_folded_into_the_next_round(tmp_path: Path) -> None:
     slow_once: Callable[[Ask], float] = lambda ask: 25.0 if ask.round == 1 else 1.0  # noqa: E731
-    bench = Bench(tmp_path, [Device("a", lambda ask: 20.0), *three(slow_once)[1:]], run={"rounds": 3}, cohort={"deadline_s": 22})
+    bench = Bench(
+        tmp_path, [Device("a", lambda ask: 20.0), *three(slow_once)[1:]], run={"rounds": 3}, cohort={"deadline_s": 22}
+    )
     bench.drive()
     assert bench.reasons()[0] == "deadline"
     late = [event for event in bench.events(UpdateAccepted) if event.late]
@@ -116,7 +129,10 @@ def test_a_failing_task_is_recorded_and_asked_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(fails), run={"rounds": 2})
     bench.drive()
     assert bench.reasons() == ["enough", "enough"]
-    assert [(e.round, e.device, e.kind) for e in bench.events(ClientFailed)] == [(1, "c", "task-error"), (2, "c", "task-error")]
+    assert [(e.round, e.device, e.kind) for e in bench.events(ClientFailed)] == [
+        (1, "c", "task-error"),
+        (2, "c", "task-error"),
+    ]
 
 
 def test_a_device_with_another_model_is_not_asked_again(tmp_path: Path) -> None:
@@ -158,13 +174,13 @@ def test_waiting_says_who_is_missing(tmp_path: Path) -> None:
 
 def test_a_payload_that_cannot_be_read_is_dropped_and_the_run_goes_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 2})
-    good = bench.devices[2].reply if hasattr(bench, "devices") else bench.fleet.devices[2].reply
+    good = bench.fleet.devices[2].reply
 
-    def broken(ask: Ask) -> object:
+    def broken(ask: Ask) -> tuple[ReplyHead, list[bytes]]:
         head, frames = good(ask)
         return head, [frame[:-3] for frame in frames]
 
-    bench.fleet.devices[2].reply = broken  # type: ignore[method-assign, assignment]  # this device lies
+    bench.fleet.devices[2].reply = broken  # type: ignore[method-assign]  # this device lies
     row = bench.drive()
     assert row.status == "done"
     assert {(e.device, e.reason.split(":")[0]) for e in bench.events(UpdateDropped)} == {("c", "bad-payload")}

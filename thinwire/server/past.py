@@ -41,9 +41,7 @@ class Past:
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every ask_id that was answered
     busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
-    here: set[str] = field(
-        default_factory=set
-    )  # asked and not seen to leave
+    here: set[str] = field(default_factory=set)  # asked and not seen to leave
     barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it

@@ -16,6 +16,7 @@ from thinwire.core.events import (
     Event,
     RoundClosed,
     RoundOpened,
+    RunStatusChanged,
     UpdateAccepted,
     UpdateDropped,
     UpdateFolded,
@@ -87,7 +88,10 @@ class OneRound:
         )
         size = sum(length for _, length, _ in stored.parts)
         sent = [ClientAsked(opened.at, number, device, ask_id, size) for device, ask_id in opened.asks.items()]
-        running.record(opened, *sent)
+        said = RunStatusChanged(
+            opened.at, "running", f"round {number}, step {past.steps_made + 1} of {plan.run.rounds}"
+        )
+        running.record(said, opened, *sent)
         return cls(running, opened)
 
     @classmethod

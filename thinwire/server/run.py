@@ -65,7 +65,6 @@ def _rounds(running: Running) -> None:
         if (one := OneRound.open(running)) is None:
             _listen(running, POLL_S)  # all who are there are busy with earlier rounds
             continue
-        running.status("running", f"round {one.opened.round} of {plan.run.rounds}")
         _one(running, one)
 
 

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.aggregation import frame
-from thinwire.aggregation.codec import ALL, Contractive, Encoded, Everything, Kind, Support, require_vector, spanned
+from thinwire.aggregation.codec import (
+    ALL,
+    Contractive,
+    Encoded,
+    Everything,
+    Kind,
+    ResidualOnly,
+    Support,
+    Unbiased,
+    contraction,
+    require_finite,
+    require_vector,
+    spanned,
+)
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
@@ -48,13 +61,14 @@ class Bound:
 
     @cached_property
     def kind(self) -> Kind:
-        """Of the worst group: a sum of contractions contracts as the weakest of them does."""
-        kinds = list(dict.fromkeys(group.chain.kind for groups in self.groups for group in groups))
-        if not kinds:
-            return Contractive(1.0)
-        if len(kinds) == 1:
-            return kinds[0]
-        return min(kinds, key=lambda kind: kind.delta if isinstance(kind, Contractive) else -1.0)
+        """Of all groups together: parts of a vector contract as the weakest of them does."""
+        kinds = [group.chain.kind for groups in self.groups for group in groups]
+        if any(isinstance(kind, ResidualOnly) for kind in kinds):
+            return ResidualOnly()
+        unbiased = [kind.omega for kind in kinds if isinstance(kind, Unbiased)]
+        if unbiased and len(unbiased) == len(kinds):
+            return Unbiased(max(unbiased))
+        return Contractive(min((contraction(kind) for kind in kinds), default=1.0))
 
     @cached_property
     def _hashes(self) -> list[bytes]:
@@ -67,10 +81,16 @@ class Bound:
         return {}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Only reads `x`."""
         require_vector(x, self._size(segment))
+        require_finite(x)
+        return self.encode_finite(x, state, key, segment)
+
+    def encode_finite(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        """The same for a vector that was looked at already."""
         streams, supports = [], list[Support]()
-        for group in self.groups[segment]:
-            written, support = group.chain.write(group.gather(x), key, segment)
+        for number, group in enumerate(self.groups[segment]):
+            written, support = group.chain.write(group.gather(x), key, segment, number)
             streams += written
             if group.pieces:
                 places = group.places()
@@ -94,32 +114,35 @@ class Bound:
 
     def decode_add(self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
         start, stop = spanned(span, self._size(segment))
+        require_vector(into, self._size(segment))
         self._add(self._read(payload, segment), weight, into, start, stop)
 
     def decode(self, payload: Payload, segment: int = 0) -> Vector:
+        """Bit for bit what was encoded, where nothing is lost: a -0 added to a 0 would not be."""
         read = self._read(payload, segment)
         out: Vector = np.zeros(self._size(segment), np.float32)
-        self._add(read, 1.0, out, 0, out.size)
+        self._add(read, None, out, 0, out.size)
         return out
 
-    def _add(self, read: list[tuple[Group, Read]], weight: float, into: Vector, start: int, stop: int) -> None:
-        for group, found in read:
-            if not group.pieces:
-                group.chain.add(found, weight, into, start, stop)
-                continue
-            at = 0
-            for piece in group.pieces:
-                # The group's own coordinates at .. at + length are the segment's piece.start .. piece.stop.
-                first, last = max(start, piece.start), min(stop, piece.stop)
-                if first < last:
-                    shifted = into[piece.start : piece.stop]
-                    group.chain.add(found, weight, shifted, at + first - piece.start, at + last - piece.start, shift=at)
-                at += piece.stop - piece.start
+    def _add(self, read: list[tuple[Group, Read]], weight: float | None, into: Vector, start: int, stop: int) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # a sum that overflows is found where the sum is used
+            for group, found in read:
+                if not group.pieces:
+                    group.chain.add(found, weight, into, start, stop)
+                    continue
+                at = 0
+                for piece in group.pieces:
+                    # The group's own coordinates at .. at + length are the segment's piece.start .. piece.stop.
+                    first, last = at + max(start, piece.start) - piece.start, at + min(stop, piece.stop) - piece.start
+                    if first < last:
+                        group.chain.add(found, weight, into[piece.start : piece.stop], first, last, shift=at)
+                    at += piece.stop - piece.start
 
     def max_bytes(self, segment: int = 0) -> int:
         size = self._size(segment)
         groups = [(group.chain, group.size(size)) for group in self.groups[segment]]
-        return 24 + sum(chain.max_bytes(n) + 4 * chain.streams(n) for chain, n in groups)
+        further = sum(chain.streams(n) for chain, n in groups) - 1
+        return frame.MAX_OVERHEAD + 4 * further + sum(chain.max_bytes(n) for chain, n in groups)
 
 
 def _joined(supports: list[Support]) -> Support:

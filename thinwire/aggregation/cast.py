@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from thinwire.aggregation.codec import BUCKET, Contractive, Kind, Scales, Symbols, blocks, finite
-from thinwire.aggregation.quantize import bucket_maxima, per_value
+from thinwire.aggregation.buckets import BUCKET, buckets, maxima, scaled
+from thinwire.aggregation.codec import Contractive, Kind, Role, Scales, Symbols, Unbiased, blocks, finite
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 
-EXPONENT = 15  # the bucket's largest value is brought into [2^14, 2^15): far from fp16's end at 65504
+TOP = 15  # a bucket's largest value is brought into [2^14, 2^15): it cannot round over half's 65504
+LEAST, MOST = -126, 112  # exponents with which 2^e and 2^-e are normal float32, and no half becomes infinity
+LARGEST = 65504.0  # of half precision
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Plain little-endian float32: nothing is lost and nothing is saved."""
+    """Sends every value as float32: nothing is lost and nothing is saved."""
 
-    name: str = "identity"
+    role: ClassVar[Role] = "quantizer"
+    examples: ClassVar[tuple[str, ...]] = ("identity",)
+    spec: ClassVar[str] = "identity"
+
+    @classmethod
+    def read(cls, argument: str | None) -> Identity:
+        del argument
+        return cls()
 
     def kind(self) -> Kind:
-        return Contractive(1.0)
+        return Unbiased(0.0)
 
     def symbols_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float32)
+        return np.dtype("<f4")
 
     def scales_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float32)
+        return np.dtype("<f4")
 
     def scales_count(self, size: int) -> int:
         return 0
@@ -46,39 +55,54 @@ class Identity:
 
 @dataclass(frozen=True)
 class Fp16:
-    """Half precision, with a power of two for each 4096 values, so that neither large nor small ones are lost.
+    """Sends every value as float16, rounded to nearest, with a power of two for each 4096 values.
 
-    Rounded to nearest: a value loses at most 2^-11 of itself, and values under 2^-29 of their bucket's largest lose
-    at most 2^-40 of that, so delta = 1 - 2^-20 holds with room.
+    The exponent is one signed byte. A value loses at most 2^-11 of itself, or 2^-39 of its bucket's largest, so
+    delta = 1 - 2^-20 holds with room: small updates do not fall into the hole around half's zero.
     """
 
-    name: str = "fp16"
+    role: ClassVar[Role] = "quantizer"
+    examples: ClassVar[tuple[str, ...]] = ("fp16",)
+    spec: ClassVar[str] = "fp16"
+
+    @classmethod
+    def read(cls, argument: str | None) -> Fp16:
+        del argument
+        return cls()
 
     def kind(self) -> Kind:
         return Contractive(1 - 2.0**-20)
 
     def symbols_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float16)
+        return np.dtype("<f2")
 
     def scales_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.int16)
+        return np.dtype(np.int8)
 
     def scales_count(self, size: int) -> int:
-        return -(-size // BUCKET)
+        return buckets(size)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        exponents = (np.frexp(bucket_maxima(values))[1] - EXPONENT).astype(np.int16)
-        symbols = np.empty(values.size, np.float16)
+        exponents = np.clip(np.frexp(maxima(values))[1] - TOP, LEAST, MOST).astype(np.int8)
+        down, symbols = power(-exponents), np.empty(values.size, "<f2")
         for start, stop in blocks(values.size):
-            symbols[start:stop] = np.ldexp(values[start:stop], -per_value(exponents, start, stop).astype(np.int32))
+            place = scaled(values[start:stop], down, start)
+            if exponents[start // BUCKET : buckets(stop)].max() == MOST:
+                # Float32's very largest values come over 65504 here, by less than half's last place.
+                np.clip(place, -LARGEST, LARGEST, out=place)
+            symbols[start:stop] = place
         return symbols, exponents
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice) -> Vector:
-        exponents = per_value(scales, span.start, span.stop).astype(np.int32)
-        return np.ldexp(symbols[span].astype(np.float32), exponents)
+        return scaled(symbols[span], power(scales), span.start)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
         if not finite(symbols):
             raise BadPayload("a half-precision value that is not finite")
-        if scales.size and (scales.min() < -200 or scales.max() > 112):
-            raise BadPayload("an exponent that no float32 has")
+        if scales.size and (scales.min() < LEAST or scales.max() > MOST):
+            raise BadPayload("an exponent that fp16 never makes", why=f"they lie in {LEAST}..{MOST}")
+
+
+def power(exponents: Scales) -> Vector:
+    """Two to each of these."""
+    return np.ldexp(np.float32(1), exponents.astype(np.int32)).astype(np.float32)

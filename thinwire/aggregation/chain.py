@@ -43,10 +43,16 @@ class Read:
 class Chain:
     """What `parse` gives. A frame's streams: indices if there is a sparsifier, symbols, scales if there are any."""
 
-    spec: str
     sparsifier: Sparsifier | None = None
     quantizer: Quantizer = PLAIN
     zstd: bool = False
+
+    @property
+    def spec(self) -> str:
+        """Canonical: what is always there is left out."""
+        stages = [self.sparsifier.spec] if self.sparsifier else []
+        stages += [self.quantizer.spec] if self.quantizer != PLAIN or not stages else []
+        return " > ".join([*stages, Zstd.spec] if self.zstd else stages)
 
     def bind(self, layout: Layout) -> Bound:
         return Bound(self.spec, layout, [[Group(self)] for _ in layout.segments])
@@ -60,8 +66,8 @@ class Chain:
         """How many of `size` values are sent."""
         return self.sparsifier.count(size) if self.sparsifier else size
 
-    def write(self, x: Vector, key: Key, segment: int) -> tuple[list[Stream], Support]:
-        """The streams for one vector, and which coordinates they hold."""
+    def write(self, x: Vector, key: Key, segment: int, group: int = 0) -> tuple[list[Stream], Support]:
+        """The streams for one vector, the segment's `group`-th, and which coordinates they hold."""
         streams: list[Stream] = []
         support: Support = Everything.SENT
         values = x
@@ -69,13 +75,13 @@ class Chain:
             support = self.sparsifier.select(x)
             values = x[support]
             streams.append(self._stream(Delta().pack(support)))
-        symbols, scales = self.quantizer.quantize(values, word32(key, self.quantizer.name, segment))
+        symbols, scales = self.quantizer.quantize(values, word32(key, stage(self.quantizer, group), segment))
         streams.append(self._stream(Pack().pack(symbols)))
         if self.quantizer.scales_count(values.size):
             streams.append(self._stream(Pack().pack(scales)))
         return streams, support
 
-    def _stream(self, data: bytes) -> Stream:
+    def _stream(self, data: bytes | memoryview) -> Stream:
         return Zstd().shrink(data) if self.zstd else Stream(data)
 
     def streams(self, size: int) -> int:
@@ -87,7 +93,7 @@ class Chain:
         sent, rest = self.sent(size), iter(streams)
         indices = None
         if self.sparsifier is not None:
-            packed = self._bytes(next(rest), Delta().max_bytes(sent))
+            packed = self._bytes(next(rest), Delta().max_bytes(sent, size))
             indices = Delta().unpack(packed, sent, size)
         kind = self.quantizer.symbols_dtype()
         symbols = Pack().unpack(self._bytes(next(rest), sent * kind.itemsize), sent, kind)
@@ -103,25 +109,36 @@ class Chain:
             raise BadPayload("a compressed stream", why="the codec has no zstd")
         return Zstd().grow(stream, most)
 
-    def add(self, read: Read, weight: float, into: Vector, start: int, stop: int, shift: int = 0) -> None:
-        """into[start - shift : stop - shift] += weight * decoded[start:stop], in work proportional to what was sent."""
-        factor = np.float32(weight)
+    def add(self, read: Read, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
+        """into[start - shift : stop - shift] += weight * decoded[start:stop], in work proportional to what was sent.
+
+        With no weight the values replace what stands there.
+        """
+        factor = np.float32(1 if weight is None else weight)
         first, last = start, stop
         if read.indices is not None:
             first, last = (int(i) for i in np.searchsorted(read.indices, [start, stop]))
-        for a, b in blocks(last):
-            if b <= first:
-                continue
-            here = slice(max(a, first), b)
-            scaled = self.quantizer.dequantize(read.symbols, read.scales, here) * factor
-            if read.indices is None:
-                into[here.start - shift : here.stop - shift] += scaled
+        for a, b in blocks(last, start=first):
+            here = slice(a, b)
+            scaled = self.quantizer.dequantize(read.symbols, read.scales, here)
+            if factor != 1:
+                scaled = scaled * factor
+            places: slice | Indices = slice(a - shift, b - shift)
+            if read.indices is not None:
+                places = read.indices[here] - shift  # they rise strictly: none stands twice
+            if weight is None:
+                into[places] = scaled
             else:
-                into[read.indices[here] - shift] += scaled  # the indices rise strictly: none stands twice
+                into[places] += scaled
 
     def max_bytes(self, size: int) -> int:
         """The most bytes that the streams of a vector of `size` can have."""
         sent = self.sent(size)
-        indices = Delta().max_bytes(sent) if self.sparsifier else 0
+        indices = Delta().max_bytes(sent, size) if self.sparsifier else 0
         scales = self.quantizer.scales_count(sent) * self.quantizer.scales_dtype().itemsize
         return indices + sent * self.quantizer.symbols_dtype().itemsize + scales
+
+
+def stage(quantizer: Quantizer, group: int) -> str:
+    """What the rounding of one group draws by: groups of a segment draw apart from each other."""
+    return quantizer.spec if group == 0 else f"{quantizer.spec}#{group}"

@@ -6,9 +6,9 @@ A `Codec` is a spec; bound to a layout it encodes and decodes segments. Kinds sa
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,17 @@ class ResidualOnly:
 
 
 Kind: TypeAlias = Unbiased | Contractive | ResidualOnly
+Role: TypeAlias = Literal["sparsifier", "quantizer", "coder"]
+
+
+def contraction(kind: Kind) -> float:
+    """The delta with which a kind contracts (an unbiased one by 1 - omega); 0 or less where it need not."""
+    match kind:
+        case Contractive(delta):
+            return delta
+        case Unbiased(omega):
+            return 1 - omega
+    return 0.0
 
 
 def chained(first: Kind, second: Kind) -> Kind:
@@ -55,16 +66,12 @@ def chained(first: Kind, second: Kind) -> Kind:
     >>> chained(Contractive(0.01), Unbiased(0.05))
     Contractive(delta=0.0095)
     """
-    match first, second:
-        case Contractive(delta), Unbiased(omega) if omega < 1:
-            return Contractive(delta * (1 - omega))
-        case Contractive(a), Contractive(b):
-            return Contractive(a * b)
-        case Unbiased(a), Unbiased(b):
-            return Unbiased((1 + a) * (1 + b) - 1)
-        case Unbiased(omega), Contractive(delta) if omega < 1:
-            return Contractive(delta * (1 - omega))
-    return ResidualOnly()
+    if isinstance(first, ResidualOnly) or isinstance(second, ResidualOnly):
+        return ResidualOnly()
+    if isinstance(first, Unbiased) and isinstance(second, Unbiased):
+        return Unbiased((1 + first.omega) * (1 + second.omega) - 1)
+    a, b = contraction(first), contraction(second)
+    return Contractive(a * b if a > 0 and b > 0 else min(a, b))  # 0 or less: feedback refuses it
 
 
 class Everything(enum.Enum):
@@ -85,11 +92,24 @@ class Encoded:
     support: Support
 
 
-class Quantizer(Protocol):
-    """Values to small symbols and their scales. `word` is 32 bits of the key, for rounding (0 where none is drawn)."""
+class Step(Protocol):
+    """One name of a chain, as the registry holds it. `examples` are what the conformance suite runs."""
+
+    role: ClassVar[Role]
+    examples: ClassVar[tuple[str, ...]]
 
     @property
-    def name(self) -> str: ...
+    def spec(self) -> str: ...
+    @classmethod
+    def read(cls, argument: str | None) -> Step: ...  # CodecError; what stands between the brackets
+
+
+class Quantizer(Step, Protocol):
+    """Values to small symbols and their scales. `word` is 32 bits of the key, for rounding (0 where none is drawn).
+
+    `dequantize` gives the values of the symbols in `span`; it may be a view of them.
+    """
+
     def kind(self) -> Kind: ...
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]: ...
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice) -> Vector: ...
@@ -99,7 +119,7 @@ class Quantizer(Protocol):
     def check(self, symbols: Symbols, scales: Scales) -> None: ...  # BadPayload when they decode to no finite value
 
 
-class Sparsifier(Protocol):
+class Sparsifier(Step, Protocol):
     """Which coordinates are sent: `count(n)` sorted indices of n."""
 
     def kind(self) -> Kind: ...
@@ -110,8 +130,8 @@ class Sparsifier(Protocol):
 class Coder(Protocol):
     """Symbols to fewer bytes, without loss."""
 
-    def pack(self, array: Symbols) -> bytes: ...
-    def unpack(self, data: bytes | memoryview, items: int, most: int) -> Symbols: ...  # BadPayload before allocation
+    def pack(self, array: Symbols) -> bytes | memoryview: ...
+    def unpack(self, data: bytes | memoryview, items: int, size: int) -> Symbols: ...  # BadPayload before allocation
 
 
 class BoundCodec(Protocol):
@@ -147,13 +167,21 @@ class Codec(Protocol):
 
 
 def require_vector(x: Vector, size: int) -> None:
-    """A contiguous float32 vector of this size, all finite; else ValueError or NonFiniteUpdate."""
+    """ValueError unless it is a contiguous float32 vector of this size."""
     if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
         raise ValueError(f"expected a contiguous 1-D float32 vector, got {x.dtype} of shape {x.shape}")
     if x.size != size:
         raise ValueError(f"expected {size} values, got {x.size}")
+
+
+def require_finite(x: Vector) -> None:
+    """NonFiniteUpdate when there is NaN or infinity in it."""
     if not finite(x):
-        raise NonFiniteUpdate("the update holds NaN or infinity", why="training diverged", hint="a smaller [local] lr")
+        raise NonFiniteUpdate(
+            "the update holds NaN or infinity",
+            why="training diverged on this device",
+            hint="a smaller [local] lr, or [local] clip_grad = 1.0",
+        )
 
 
 def finite(x: NDArray[Any]) -> bool:
@@ -161,9 +189,16 @@ def finite(x: NDArray[Any]) -> bool:
     return all(bool(np.isfinite(x[a:b]).all()) for a, b in blocks(x.size))
 
 
-def blocks(size: int, step: int = BLOCK) -> Iterable[tuple[int, int]]:
-    """(start, stop) of the blocks of a vector."""
-    return ((start, min(start + step, size)) for start in range(0, size, step))
+def blocks(stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """(from, to) of the blocks that cover start .. stop, cut where the vector's blocks are.
+
+    >>> list(blocks(BLOCK + 1, start=10))
+    [(10, 65536), (65536, 65537)]
+    """
+    while start < stop:
+        end = min(start - start % BLOCK + BLOCK, stop)
+        yield start, end
+        start = end
 
 
 def spanned(span: slice, size: int) -> tuple[int, int]:

@@ -5,75 +5,110 @@ Each coder decodes into a size that is known beforehand, so a hostile stream can
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import zstandard
 
-from thinwire.aggregation.codec import Indices
+from thinwire.aggregation.codec import Indices, Role, Symbols
 from thinwire.aggregation.frame import Stream
 from thinwire.core.errors import BadPayload
 
 ZSTD_FROM = 64  # bytes: below this its own head costs more than it saves
 ZSTD_LEVEL = 3
+GAP_BYTES = 4  # a segment has at most 2^24 values: no gap takes more
 
 
 class Pack:
-    """Symbols as little-endian bytes, one after the other."""
+    """Puts symbols side by side, little-endian (always there: it need not be written)."""
 
-    def pack(self, array: np.ndarray[Any, Any]) -> bytes:
-        return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    role: ClassVar[Role] = "coder"
+    examples: ClassVar[tuple[str, ...]] = ("int8 > pack",)
+    spec: ClassVar[str] = "pack"
 
-    def unpack(self, data: bytes | memoryview, items: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    @classmethod
+    def read(cls, argument: str | None) -> Pack:
+        del argument
+        return cls()
+
+    def pack(self, array: Symbols) -> memoryview:
+        """The array's own memory: nothing is copied."""
+        return memoryview(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8).data)
+
+    def unpack(self, data: bytes | memoryview, items: int, dtype: np.dtype[Any]) -> Symbols:
         if len(data) != items * dtype.itemsize:
             raise BadPayload(f"a stream of {len(data)} bytes", why=f"{items} items take {items * dtype.itemsize}")
         return np.frombuffer(data, dtype.newbyteorder("<"))
 
 
 class Delta:
-    """Sorted indices as LEB128 varints of (gap - 1): one byte where gaps are under 129."""
+    """Sends the gaps between places, less one, as varints: one byte for a gap of up to 128 (always there).
 
-    def pack(self, indices: Indices) -> bytes:
-        gaps = np.diff(indices, prepend=-1) - 1
+    What does not rise, or stands twice, cannot be said. LEB128, in its shortest form only.
+    """
+
+    role: ClassVar[Role] = "coder"
+    examples: ClassVar[tuple[str, ...]] = ("topk(0.1) > delta",)
+    spec: ClassVar[str] = "delta"
+
+    @classmethod
+    def read(cls, argument: str | None) -> Delta:
+        del argument
+        return cls()
+
+    def pack(self, array: Indices) -> bytes:
+        gaps = np.diff(array, prepend=-1) - 1
         lengths = np.ones(gaps.size, np.int64)
-        for shift in (7, 14, 21, 28):
-            lengths += gaps >= 1 << shift
+        for more in range(1, GAP_BYTES):
+            lengths += gaps >= 1 << 7 * more
         ends = np.cumsum(lengths)
         out = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)
         starts = ends - lengths
         for byte in range(int(lengths.max(initial=0))):
             here = lengths > byte
-            more = (lengths[here] > byte + 1).astype(np.uint8) << 7
-            out[starts[here] + byte] = ((gaps[here] >> 7 * byte) & 0x7F).astype(np.uint8) | more
+            follows = (lengths[here] > byte + 1).astype(np.uint8) << 7
+            out[starts[here] + byte] = ((gaps[here] >> 7 * byte) & 0x7F).astype(np.uint8) | follows
         return out.tobytes()
 
     def unpack(self, data: bytes | memoryview, items: int, size: int) -> Indices:
         """`items` strictly rising indices under `size`."""
         raw = np.frombuffer(data, np.uint8)
+        if not items <= raw.size <= self.max_bytes(items, size):
+            raise BadPayload(f"{raw.size} bytes of indices", why=f"{items} were expected")
         ends = np.flatnonzero(raw < 0x80)
-        if not items <= raw.size <= 5 * items or ends.size != items or (items and ends[-1] != raw.size - 1):
+        if ends.size != items or (items and ends[-1] != raw.size - 1):
             raise BadPayload(f"{ends.size} indices in {raw.size} bytes", why=f"{items} were expected")
         starts = np.concatenate([[0], ends[:-1] + 1]) if items else ends
         lengths = ends - starts + 1
-        if items and lengths.max() > 5:
-            raise BadPayload("an index of more than 5 bytes")
+        if items and (lengths.max() > GAP_BYTES or np.any(raw[ends[lengths > 1]] == 0)):
+            raise BadPayload("a gap that cannot be read", why="a varint too long, or not in its shortest form")
         gaps = np.zeros(items, np.int64)
         for byte in range(int(lengths.max(initial=0))):
             here = lengths > byte
             gaps[here] |= (raw[starts[here] + byte] & 0x7F).astype(np.int64) << 7 * byte
         indices = np.cumsum(gaps + 1) - 1
-        if items and (gaps.max() >= size or indices[-1] >= size):
+        if items and indices[-1] >= size:
             raise BadPayload(f"index {int(indices[-1])} of a vector of {size}")
         return indices
 
-    def max_bytes(self, items: int) -> int:
-        return 5 * items
+    def max_bytes(self, items: int, size: int) -> int:
+        """Of so many indices under `size`: a second byte needs a gap of 2^7, a third one of 2^14."""
+        return items + sum(min(items, size >> 7 * more) for more in range(1, GAP_BYTES))
 
 
 class Zstd:
-    """Zstandard (RFC 8878) over a whole stream, kept only where it is shorter."""
+    """Compresses each stream with Zstandard where that makes it shorter; stands last (RFC 8878)."""
 
-    def shrink(self, data: bytes) -> Stream:
+    role: ClassVar[Role] = "coder"
+    examples: ClassVar[tuple[str, ...]] = ("identity > zstd", "topk(0.1) > int8 > zstd")
+    spec: ClassVar[str] = "zstd"
+
+    @classmethod
+    def read(cls, argument: str | None) -> Zstd:
+        del argument
+        return cls()
+
+    def shrink(self, data: bytes | memoryview) -> Stream:
         if len(data) < ZSTD_FROM:
             return Stream(data)
         packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(data)
@@ -85,9 +120,9 @@ class Zstd:
             return stream.data
         try:
             size = zstandard.frame_content_size(stream.data)
-            if not 0 <= size <= most:
+            if not 0 < size <= most:
                 raise BadPayload(f"a compressed stream of {size} bytes", why=f"at most {most} can be right")
-            grown = zstandard.ZstdDecompressor().decompress(stream.data, max_output_size=max(size, 1))
+            grown = zstandard.ZstdDecompressor().decompress(stream.data, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise BadPayload("a stream that zstd cannot read", why=str(error)) from error
         if len(grown) != size:

@@ -1,9 +1,9 @@
 """The model on its way to the devices: versions of a shadow that every device can hold bit for bit.
 
-The server trains x and keeps one shadow x^. After a step it encodes c_v = C(x - x^), advances x^ by what c_v decodes
-to, and logs c_v. A device at version v applies c_v, c_{v+1}, .. in order, or takes the full x^ where that is
-shorter, where the log has been cut, or where it holds none. What C leaves out stays in x - x^ and goes with a later
-version: the shadow is error feedback on the server's side. With `identity` the shadow is x itself.
+The server trains x and keeps one shadow x^. After a step it encodes c = C(x - x^), advances x^ by what c decodes
+to, and logs c under the version that it makes. A device at version v applies v+1, v+2, .. in order, or takes the full
+x^ where that is shorter, where the log has been cut, or where it holds none. What C leaves out stays in x - x^ and
+goes with a later version: the shadow is error feedback on the server's side. With `identity` the shadow is x itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire.aggregation.codec import Contractive
+from thinwire.aggregation.codec import contraction
 from thinwire.aggregation.model_file import FULL, digest
 from thinwire.aggregation.parse import parse
 from thinwire.core.errors import BadPayload, CodecError
@@ -41,7 +41,7 @@ class Downlink:
     ) -> None:
         self.layout, self.version, self.keep = layout, version, keep
         self.codec, self.full = parse(spec).bind(layout), parse("identity").bind(layout)
-        if not isinstance(self.codec.kind, Contractive):
+        if contraction(self.codec.kind) <= 0:
             raise CodecError(
                 f"{spec!r} cannot carry the downlink", why="its errors would add up", hint="topk(0.05) > int8"
             )
@@ -78,9 +78,8 @@ class Downlink:
                 return changes
         if held == self.version:
             return []
-        encode = self.full.encode
         return [
-            (f"{FULL}/{s.index}", encode(np.ascontiguousarray(self.shadow[s.span]), {}, Key(0), s.index).payload)
+            (f"{FULL}/{s.index}", self.full.encode(self.shadow[s.span], {}, Key(0), s.index).payload)
             for s in self.layout.segments
         ]
 
@@ -99,11 +98,12 @@ class Shadow:
         held, self.version = self.version, None
         for name, payload in frames:
             way, _, index = name.partition("/")
+            if not (index.isdecimal() and int(index) < len(self.layout.segments)):
+                raise BadPayload(f"a part called {name!r}", why="it is full/SEGMENT or VERSION/SEGMENT")
             segment = self.layout.segments[int(index)]
             into = self.params[segment.span]
             if way == FULL:
-                into[:] = 0
-                self.full.decode_add(payload, 1.0, into, segment=segment.index)
+                into[:] = self.full.decode(payload, segment.index)
             elif held is not None:
                 self.codec.decode_add(payload, 1.0, into, segment=segment.index)
             else:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.codec import (
     ALL,
     BoundCodec,
@@ -22,11 +23,12 @@ from thinwire.aggregation.codec import (
     Encoded,
     Kind,
     ResidualOnly,
-    Unbiased,
-    finite,
+    blocks,
+    contraction,
+    require_finite,
     require_vector,
 )
-from thinwire.core.errors import CodecError, NonFiniteUpdate
+from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.types import Payload, State, Vector
@@ -46,12 +48,7 @@ class Feedback:
 
     def bind(self, layout: Layout) -> BoundFeedback:
         bound = self.inner.bind(layout)
-        if isinstance(bound.kind, Unbiased) and bound.kind.omega >= 1:
-            raise CodecError(
-                f"feedback around {self.spec!r} would diverge",
-                why=f"it is no contraction: its variance is {bound.kind.omega:.3g} times the vector's square",
-                hint='[uplink] feedback = "none", or a codec that contracts: int8',
-            )
+        require_contraction(self.spec, bound.kind)
         return BoundFeedback(bound, layout)
 
 
@@ -66,9 +63,23 @@ def feedback(codec: Codec) -> Feedback:
     return Feedback(codec)
 
 
+def require_contraction(spec: str, kind: Kind) -> None:
+    """CodecError when a residual around this kind would grow from step to step."""
+    if not isinstance(kind, ResidualOnly) and contraction(kind) <= 0:
+        raise CodecError(
+            f"feedback around {spec!r} would diverge",
+            why="it is no contraction: what is left over can be larger than what was given",
+            hint='[uplink] feedback = "none", or a codec that contracts: int8',
+        )
+
+
 @dataclass(frozen=True)
 class BoundFeedback:
-    """See `BoundCodec`; `x` becomes the new residual, the old one is left to its owner when encoding fails."""
+    """See `BoundCodec`; `x` becomes the new residual, and nothing of `state` is written to.
+
+    A codec inside that has state of its own keeps it beside the residual; arrays that it does not know are dropped,
+    so that a run may switch codecs and lose nothing but the old one's own memory.
+    """
 
     inner: BoundCodec
     layout: Layout
@@ -82,18 +93,22 @@ class BoundFeedback:
         return self.inner.kind if isinstance(self.inner.kind, Contractive) else ResidualOnly()
 
     def init(self, segment: int = 0) -> State:
-        return {RESIDUAL: np.zeros(self.layout.segments[segment].size, np.float32)}
+        return {**self.inner.init(segment), RESIDUAL: np.zeros(self.layout.segments[segment].size, np.float32)}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         require_vector(x, self.layout.segments[segment].size)
-        x += state[RESIDUAL]
-        if not finite(x):
-            raise NonFiniteUpdate(
-                "update and residual add up to infinity", why="training diverged", hint="a smaller lr"
-            )
-        encoded = self.inner.encode(x, {}, key, segment)  # our chains only read x
+        residual = state[RESIDUAL]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start, stop in blocks(x.size):
+                x[start:stop] += residual[start:stop]
+                require_finite(x[start:stop])
+        own = {name: state.get(name, fresh).copy() for name, fresh in self.inner.init(segment).items()}
+        if isinstance(self.inner, Bound):  # it only reads what it encodes
+            encoded = self.inner.encode_finite(x, own, key, segment)
+        else:
+            encoded = self.inner.encode(x.copy(), own, key, segment)
         self.inner.decode_add(encoded.payload, -1.0, x, segment=segment)
-        return Encoded(encoded.payload, {**state, RESIDUAL: x}, encoded.support)
+        return Encoded(encoded.payload, {**encoded.state, RESIDUAL: x}, encoded.support)
 
     def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
         """Take back what was sent and not used: the decoded update goes into the residual, and into nothing else."""

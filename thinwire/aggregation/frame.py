@@ -3,8 +3,8 @@
     "TW" | version 1 | codec hash (8 bytes) | number of streams | for each: length * 2 + compressed | the streams
 
 Numbers are varints (LEB128). The hash is over the codec's spec, the layout's digest and the segment, so a frame of
-another codec, model or place is refused before anything in it is believed. Overhead: 16 bytes with one stream of up
-to 128 MiB, at most 4 more for each further stream.
+another codec, model or place is refused before anything in it is believed. Overhead: at most 16 bytes with one
+stream, 4 more for each further one: a segment has at most 64 MiB, so a length takes 28 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from thinwire.core.errors import BadPayload
 MAGIC = b"TW"
 VERSION = 1
 HASH_BYTES = 8
-MAX_STREAMS = 4096
+NUMBER_BYTES = 4  # of a varint: twice a stream's length is under 2^28
+MAX_OVERHEAD = 24
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ def codec_hash(spec: str, layout_digest: str, segment: int) -> bytes:
 def head(bound: bytes, streams: Sequence[tuple[int, bool]]) -> bytes:
     """A frame's head for streams of these (length, compressed)."""
     lengths = b"".join(varint(length * 2 + compressed) for length, compressed in streams)
+    assert all(length * 2 < 1 << 7 * NUMBER_BYTES for length, _ in streams), "a stream is longer than a segment can be"
     return MAGIC + bytes([VERSION]) + bound + varint(len(streams)) + lengths
 
 
@@ -56,7 +58,7 @@ def unpack(payload: bytes | memoryview, bound: bytes, expected: int) -> list[Str
     if bytes(view[3:start]) != bound:
         raise BadPayload("a frame of another codec, model or segment", why="its hash is not the one expected")
     count, at = read_varint(view, start)
-    if count != expected or count > MAX_STREAMS:
+    if count != expected:
         raise BadPayload(f"a frame of {count} streams", why=f"the codec has {expected}")
     sizes = []
     for _ in range(count):
@@ -86,14 +88,16 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """(value, where it ends); at most 5 bytes are read."""
+    """(value, where it ends); only the shortest form is read."""
     value = 0
-    for shift in range(0, 35, 7):
+    for place in range(NUMBER_BYTES):
         if at >= len(view):
             raise BadPayload("a frame that ends within a number")
         byte = view[at]
         at += 1
-        value |= (byte & 0x7F) << shift
+        value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
+            if byte == 0 and place:
+                break
             return value, at
-    raise BadPayload("a number of more than 35 bits in a frame")
+    raise BadPayload("a number in a frame's head that cannot be", why="it is too long, or not in its shortest form")

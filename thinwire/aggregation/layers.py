@@ -1,4 +1,4 @@
-"""Rules by layer: which chain each tensor follows, `layers(*.bias=fp16; *=topk(0.01) > int8)`."""
+"""Rules by layer: which chain each tensor follows, `layers("*.bias"=fp16; *=topk(0.01) > int8)`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class Rule:
     pattern: str
     chain: Chain
 
+    @property
+    def spec(self) -> str:
+        return f"{self.pattern}={self.chain.spec}" if self.pattern == "*" else f'"{self.pattern}"={self.chain.spec}'
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -26,7 +30,7 @@ class Layers:
 
     @property
     def spec(self) -> str:
-        return "layers(" + "; ".join(f"{rule.pattern}={rule.chain.spec}" for rule in self.rules) + ")"
+        return "layers(" + "; ".join(rule.spec for rule in self.rules) + ")"
 
     def bind(self, layout: Layout) -> Bound:
         return Bound(self.spec, layout, [self._groups(segment) for segment in layout.segments])

@@ -15,7 +15,7 @@ import numpy as np
 
 from thinwire.aggregation.codec import BoundCodec
 from thinwire.core.errors import BadPayload
-from thinwire.core.layout import Layout
+from thinwire.core.layout import SEGMENT_FLOATS, Layout
 from thinwire.core.types import Payload, Vector
 
 Frames = Callable[[], Iterator[Payload]]
@@ -33,19 +33,25 @@ class WeightedMean:
 
     def fold(self, frames: Frames, examples: int, discount: float, a: float) -> None:
         """Add one update; `frames` gives them in the order of segments, twice. BadPayload: the tally is as before."""
-        segments = self.layout.segments
-        found = 0
-        for segment, payload in zip(segments, frames(), strict=False):
-            self.codec.check(payload, segment.index)
-            found += 1
-        if found != len(segments):
-            raise BadPayload(f"an update of {found} frames", why=f"the model has {len(segments)} segments")
+        if not (examples > 0 and discount >= 0 and a > 0 and np.isfinite([examples, discount, a]).all()):
+            raise BadPayload(f"an update of {examples} examples, a = {a}", why="both are finite and above 0")
+        self.check(frames)
         weight = examples * discount
-        for segment, payload in zip(segments, frames(), strict=False):
+        for segment, payload in zip(self.layout.segments, frames(), strict=True):
             self.codec.decode_add(payload, weight, self.total[segment.span], segment=segment.index)
         self.examples += examples
         self.normaliser += examples * a
         self.count += 1
+
+    def check(self, frames: Frames) -> None:
+        """BadPayload unless there is one whole and legal frame for each segment, in their order."""
+        segments, found = self.layout.segments, 0
+        for payload in frames():
+            if found < len(segments):
+                self.codec.check(payload, found)
+            found += 1
+        if found != len(segments):
+            raise BadPayload(f"an update of {found} frames", why=f"the model has {len(segments)} segments")
 
     def close(self) -> Vector | None:
         """The mean change, or None when nothing was folded. The tally's own memory is given away."""
@@ -56,4 +62,5 @@ class WeightedMean:
 
     def memory(self, clients: int) -> float:
         """In models, for any number of clients: the sum, and one segment that is being read."""
-        return 1.0 + min(1.0, 2**24 / max(1, self.layout.size))
+        del clients
+        return 1.0 + min(1.0, SEGMENT_FLOATS / max(1, self.layout.size))

@@ -1,6 +1,6 @@
 """A model version as a file that is also what devices are sent: identity frames, one a segment, then the buffers.
 
-It is written in one pass from the vector itself: a model of 100 MB needs no second copy in memory.
+It is written in one pass from the vector itself and read straight into one: a model of 100 MB needs no second copy.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from thinwire.aggregation import frame
 from thinwire.aggregation.buffers import buffer_codec, float_buffers
 from thinwire.aggregation.codec import BLOCK
 from thinwire.aggregation.parse import parse
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.home import disk_error, sync_folder
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
@@ -41,7 +42,7 @@ def write_model(path: Path, layout: Layout, params: Vector, buffers: Vector) -> 
         with draft.open("wb") as file:
             for segment in layout.segments:
                 values = _bytes(params[segment.span])
-                head = frame.head(frame.codec_hash("identity", layout.digest, segment.index), [(len(values), False)])
+                head = _head(layout, segment.index, len(values))
                 own = hashlib.sha256(head)
                 file.write(head)
                 for start in range(0, len(values), 16 * BLOCK):
@@ -65,27 +66,43 @@ def write_model(path: Path, layout: Layout, params: Vector, buffers: Vector) -> 
 
 
 def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vector, Vector, str]:
-    """(params, buffers, digest of params) of such a file; `BadPayload` when it is not a model of this layout."""
+    """(params, buffers, digest of params) of such a file; DataLost when it is not a model of this layout, whole."""
     names = [f"{FULL}/{segment.index}" for segment in layout.segments] + ([BUFFERS] if float_buffers(layout) else [])
     if [part.name for part in parts] != names:
-        raise BadPayload("the model's parts are not those of this layout", why=f"expected {', '.join(names)[:80]}")
-    identity = parse("identity").bind(layout)
-    params: Vector = np.zeros(layout.size, np.float32)
+        raise DataLost(f"{path.name} is no model of this layout", why=f"expected the parts {', '.join(names)[:80]}")
+    params: Vector = np.empty(layout.size, "<f4")
     buffers: Vector = np.zeros(sum(t.size for t in float_buffers(layout)), np.float32)
     with path.open("rb") as file:
-        for segment, part in zip(layout.segments, parts, strict=False):
-            identity.decode_add(_read(file.read(part.length), part), 1.0, params[segment.span], segment=segment.index)
-        if buffers.size:
-            buffers = buffer_codec(layout, "identity").decode(_read(file.read(parts[-1].length), parts[-1]))
+        for segment in layout.segments:
+            values = _bytes(params[segment.span])
+            head = _head(layout, segment.index, len(values))
+            if file.read(len(head)) != head or file.readinto(values) != len(values):
+                raise _damaged(path, f"{FULL}/{segment.index}")
+        if float_buffers(layout):
+            buffers = _read_buffers(file, path, layout, parts[-1])
     return params, buffers, digest(params)
 
 
+def _read_buffers(file: BinaryIO, path: Path, layout: Layout, part: Part) -> Vector:
+    payload = file.read(part.length)
+    if hashlib.sha256(payload).hexdigest() != part.sha256:
+        raise _damaged(path, BUFFERS)
+    try:
+        return buffer_codec(layout, "identity").decode(payload)
+    except BadPayload as error:
+        raise _damaged(path, BUFFERS) from error
+
+
+def _head(layout: Layout, segment: int, length: int) -> bytes:
+    return frame.head(frame.codec_hash(parse("identity").spec, layout.digest, segment), [(length, False)])
+
+
+def _damaged(path: Path, part: str) -> DataLost:
+    return DataLost(
+        f"{path.name} is damaged", why=f"its part {part} is cut off or not what it was", hint="restore a backup"
+    )
+
+
 def _bytes(values: Vector) -> memoryview:
-    """A vector's little-endian bytes, without a copy where the machine is little-endian."""
+    """A vector's own little-endian bytes, without a copy where the machine is little-endian."""
     return memoryview(np.ascontiguousarray(values, "<f4").view(np.uint8).data)
-
-
-def _read(payload: bytes, part: Part) -> bytes:
-    if len(payload) != part.length:
-        raise BadPayload(f"{part.name} ends after {len(payload)} of {part.length} bytes")
-    return payload

@@ -3,30 +3,27 @@
     chain  = [sparsifier ">"] [quantizer] {">" coder}
     layers = "layers(" PATTERN "=" chain {";" PATTERN "=" chain} ")"
 
-The spec that a codec carries is canonical: exact decimals, one space around ">", coders that are always there left
-out (`delta` on indices, `pack` on symbols). `parse(parse(s).spec) == parse(s)`.
+The spec that a codec carries is canonical: exact decimals, one space around ">", patterns in double quotes, coders
+that are always there left out (`delta` on indices, `pack` on symbols). `parse(parse(s).spec) == parse(s)`.
 """
 
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
-from fractions import Fraction
-from typing import Any
+from collections.abc import Mapping
+from typing import cast
 
-from thinwire.aggregation.cast import Fp16, Identity
-from thinwire.aggregation.chain import Chain
-from thinwire.aggregation.codec import Quantizer, Sparsifier
+from thinwire.aggregation.chain import PLAIN, Chain
+from thinwire.aggregation.codec import Quantizer, Sparsifier, Step
+from thinwire.aggregation.coders import Delta, Zstd
 from thinwire.aggregation.layers import Layers, Rule
-from thinwire.aggregation.quantize import Int8
 from thinwire.aggregation.registry import codecs
-from thinwire.aggregation.sparsify import TopK
 from thinwire.core.errors import CodecError
 
-STAGE = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
+STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
+RULE = re.compile(r'\s*(?:"([^"]+)"|([^"=;]+?))\s*=([^"=;]+)(?:;|$)')
 ORDER = {"sparsifier": 0, "quantizer": 1, "coder": 2}
-ROLES = {"topk": "sparsifier", "identity": "quantizer", "fp16": "quantizer", "int8": "quantizer"}
-PLAIN: dict[str, Quantizer] = {"identity": Identity(), "fp16": Fp16(), "int8": Int8()}
+LONGEST = 4096  # characters of a spec: one comes with every ask
 
 
 def parse(spec: str) -> Chain | Layers:
@@ -36,97 +33,83 @@ def parse(spec: str) -> Chain | Layers:
     'topk(0.01) > int8 > zstd'
     """
     text = spec.strip()
+    if len(text) > LONGEST:
+        raise CodecError(f"a codec of {len(text)} characters", why=f"at most {LONGEST} are read")
     if text.startswith("layers(") and text.endswith(")"):
         return _layers(text[len("layers(") : -1])
-    sparsifier: Sparsifier | None = None
-    quantizer: Quantizer = Identity()
-    stages, coders, last = list[str](), set[str](), -1
-    for stage in text.split(">"):
-        match = STAGE.fullmatch(stage)
-        if match is None:
-            raise CodecError(f"cannot read {stage.strip()!r} in the codec {spec!r}", hint="topk(0.01) > int8 > zstd")
-        name, argument = match.groups()
-        codecs.find(name)
-        role = ROLES.get(name, "coder")
-        if ORDER[role] < last or (ORDER[role] == last and role != "coder"):
-            raise _senseless(spec, name)
-        last = ORDER[role]
-        if role == "sparsifier":
-            ratio = _ratio(name, argument)
-            sparsifier = TopK(Fraction(ratio))
-            stages.append(f"{name}({_decimal(ratio)})")
-            continue
-        if argument is not None:
-            raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
-        if role == "quantizer":
-            quantizer = PLAIN[name]
-            stages += [name] if name != "identity" or sparsifier is None else []
-        else:
-            coders.add(name)
-    if "delta" in coders and sparsifier is None:
+    return _chain(text)
+
+
+def _chain(spec: str) -> Chain:
+    steps = [_step(stage, spec) for stage in spec.split(">")]
+    ranks = [ORDER[step.role] for step in steps]
+    codes = [step.spec for step in steps if step.role == "coder"]
+    if (
+        ranks != sorted(ranks)
+        or max(map(ranks.count, (0, 1))) > 1
+        or len(set(codes)) < len(codes)
+        or Zstd.spec in codes[:-1]
+    ):
+        raise _senseless(spec, steps)
+    sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
+    quantizer = next((step for step in steps if step.role == "quantizer"), PLAIN)
+    if Delta.spec in codes and sparsifier is None:
         raise CodecError(
-            f"delta in {spec!r} has nothing to code", why="it codes the indices of a sparsifier", hint="pack"
+            f"delta in {spec!r} has nothing to code", why="it codes the places that a sparsifier picks", hint="pack"
         )
-    if not stages:
-        stages = ["identity"]
-    zstd = "zstd" in coders
-    return Chain(" > ".join([*stages, *(["zstd"] if zstd else [])]), sparsifier, quantizer, zstd)
+    return Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Zstd.spec in codes)
 
 
-def _senseless(spec: str, name: str) -> CodecError:
-    names = [stage.strip() for stage in spec.split(">")]
-    in_order = sorted(names, key=lambda s: ORDER[ROLES.get(s.split("(")[0].strip(), "coder")])
-    once = [s for i, s in enumerate(in_order) if _role(s) == "coder" or _role(s) not in map(_role, in_order[:i])]
+def _step(stage: str, spec: str) -> Step:
+    match = STAGE.fullmatch(stage)
+    if match is None:
+        raise CodecError(f"cannot read {stage.strip()!r} in the codec {spec!r}", hint="topk(0.01) > int8 > zstd")
+    name, argument = match.groups()
+    kind = codecs.find(name)
+    if argument is not None and "(" not in kind.examples[0].split(">", maxsplit=1)[0]:
+        raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
+    return kind.read(argument)
+
+
+def _senseless(spec: str, steps: list[Step]) -> CodecError:
+    found: dict[str, Step] = {}
+    for step in steps:
+        found.setdefault(step.spec if step.role == "coder" else step.role, step)
+    in_order = sorted(found.values(), key=lambda step: (ORDER[step.role], step.spec == Zstd.spec))
     return CodecError(
-        f"{name} cannot stand there in {spec!r}",
-        why="a chain picks coordinates, then makes symbols of them, then codes those: each at most once",
-        hint=" > ".join(once),
+        f"the steps of {spec!r} stand in no sensible order",
+        why="a chain picks coordinates, then makes symbols of them, then codes those: each at most once, zstd last",
+        hint=" > ".join(step.spec for step in in_order),
     )
 
 
-def _role(stage: str) -> str:
-    return ROLES.get(stage.split("(", maxsplit=1)[0].strip(), "coder")
-
-
-def _ratio(name: str, argument: str | None) -> Decimal:
-    try:
-        ratio = Decimal((argument or "").strip())
-    except InvalidOperation:
-        raise CodecError(
-            f"{name}({argument or ''}) has no ratio", why="it says which share is sent", hint=f"{name}(0.01)"
-        ) from None
-    if not (ratio.is_finite() and 0 < ratio <= 1 and -ratio.normalize().as_tuple().exponent <= 9):  # type: ignore[operator]  # finite
-        why = "a ratio is a share between 0 and 1, of at most 9 decimals"
-        raise CodecError(f"{name}({argument}) cannot be", why=why, hint=f"{name}(0.01)")
-    return ratio
-
-
-def _decimal(ratio: Decimal) -> str:
-    return f"{ratio.normalize():f}"
-
-
 def _layers(inside: str) -> Layers:
-    rules = []
-    for part in inside.split(";"):
-        pattern, equals, chain = part.partition("=")
-        pattern = pattern.strip().strip("\"'")
-        if not equals or not pattern:
+    rules, at = list[Rule](), 0
+    while at < len(inside) or not rules:
+        match = RULE.match(inside, at)
+        if match is None:
             raise CodecError(
-                f"cannot read the rule {part.strip()!r}", why="a rule is PATTERN = CODEC", hint="*.bias = fp16"
+                f"cannot read the rule {inside[at:].strip()!r}",
+                why="a rule is PATTERN = CODEC, and rules stand apart by ;",
+                hint='layers("*.bias"=fp16; *=topk(0.01) > int8)',
             )
-        inner = parse(chain)
-        if isinstance(inner, Layers):
-            raise CodecError(
-                "layers within layers", why="a tensor follows the first rule that names it", hint="one list of rules"
-            )
-        rules.append(Rule(pattern, inner))
-    if rules[-1].pattern != "*":
+        rules.append(Rule(match[1] or match[2], _chain(match[3].strip())))
+        at = match.end()
+    patterns = [rule.pattern for rule in rules]
+    if patterns[-1] != "*":
         raise CodecError("the last rule must be for *", why="every tensor needs a codec", hint="; *=topk(0.01) > int8")
+    if twice := {pattern for pattern in patterns if patterns.count(pattern) > 1}:
+        raise CodecError(f"two rules for {twice.pop()}", why="the first one that names a tensor decides")
     return Layers(tuple(rules))
 
 
-def with_layers(spec: str, layers: dict[str, str] | Any) -> str:
-    """A plan's codec and its rules by layer as one canonical spec."""
+def with_layers(spec: str, layers: Mapping[str, str]) -> str:
+    """A plan's codec and its rules by layer as one canonical spec.
+
+    >>> with_layers("int8", {"*.bias": "fp16"})
+    'layers("*.bias"=fp16; *=int8)'
+    """
     if not layers:
         return parse(spec).spec
-    return parse("layers(" + "; ".join([*(f"{p}={s}" for p, s in layers.items()), f"*={spec}"]) + ")").spec
+    rules = [f'"{pattern}"={chain}' for pattern, chain in layers.items()]
+    return parse(f"layers({'; '.join([*rules, f'*={spec}'])})").spec

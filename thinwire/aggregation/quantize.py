@@ -1,96 +1,99 @@
-"""Quantizers: each value as a small symbol, each bucket of 4096 values with one scale."""
+"""Quantizers: each value as a small symbol, each bucket of 4096 values with one scale.
+
+The bits are final: u = (lowbias32(i ^ word) >> 8) / 2^24 for value i, symbol = floor(x * (1 / scale) + u), all in
+float32, each operation rounded by itself. Golden files hold them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import BLOCK, BUCKET, Kind, Scales, Symbols, Unbiased, blocks, finite
+from thinwire.aggregation.buckets import BUCKET, buckets, maxima, scaled
+from thinwire.aggregation.codec import Kind, Role, Scales, Symbols, Unbiased, blocks
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 
+LEVELS = 127
 LEAST = np.float32(2.0**-110)  # scales below this would make 1/scale overflow: such buckets are sent as zeros
+MOST = np.nextafter(np.float32(np.finfo(np.float32).max / LEVELS), np.float32(0))  # 127 times it is finite
 
 
 @dataclass(frozen=True)
 class Int8:
-    """Integers from -127 to 127 times max|x|/127 of the bucket, rounded at random so that the mean is exact.
+    """Sends every value as 8 bits, rounded at random so that the mean is exact, with a scale for each 4096 values.
 
-    Unbiased (QSGD, Alistarh et al. 2017, with the bucket's maximum as norm): the variance is at most scale^2/4 a value,
-    so omega = 4096 / (4 * 127^2) = 0.064 < 1, and feedback around it contracts. Rounding is floor(x / scale + u)
-    with u from a hash of the index, so the bits depend on the key and not on the order of work.
+    Integers from -127 to 127 times max|x|/127 of the bucket. Unbiased (QSGD, Alistarh et al. 2017, with the bucket's
+    maximum as norm): the variance is at most scale^2/4 a value, so omega = 4096 / (4 * 127^2) = 0.064 < 1, and
+    feedback around it contracts. Rounding draws from a hash of the index: bits depend on the key, not on the order.
     """
 
-    name: str = "int8"
+    role: ClassVar[Role] = "quantizer"
+    examples: ClassVar[tuple[str, ...]] = ("int8",)
+    spec: ClassVar[str] = "int8"
+
+    @classmethod
+    def read(cls, argument: str | None) -> Int8:
+        del argument
+        return cls()
 
     def kind(self) -> Kind:
-        return Unbiased(BUCKET / (4 * 127**2))
+        return Unbiased(BUCKET / (4 * LEVELS**2))
 
     def symbols_dtype(self) -> np.dtype[Any]:
         return np.dtype(np.int8)
 
     def scales_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float32)
+        return np.dtype("<f4")
 
     def scales_count(self, size: int) -> int:
-        return -(-size // BUCKET)
+        return buckets(size)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        scales = bucket_maxima(values) / np.float32(127)
+        scales = np.minimum(maxima(values) / np.float32(LEVELS), MOST)
         scales[scales < LEAST] = 0
         inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
         symbols = np.empty(values.size, np.int8)
         for start, stop in blocks(values.size):
-            scaled = values[start:stop] * per_value(inverse, start, stop)
-            scaled += uniform(start, stop, word)
-            np.floor(scaled, out=scaled)
-            symbols[start:stop] = np.clip(scaled, -127, 127, out=scaled)
+            place = scaled(values[start:stop], inverse, start)
+            place += uniform(start, stop, word)
+            np.floor(place, out=place)
+            symbols[start:stop] = np.clip(place, -LEVELS, LEVELS, out=place)
         return symbols, scales
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice) -> Vector:
-        out: Vector = symbols[span].astype(np.float32)
-        out *= per_value(scales, span.start, span.stop)
-        return out
+        return scaled(symbols[span], scales, span.start)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
-        if not finite(scales) or np.any(scales < 0) or np.any(scales > np.finfo(np.float32).max / 127):
-            raise BadPayload("a scale that is negative or not finite")
-        if symbols.size and symbols.min() < -127:
-            raise BadPayload("a symbol outside -127..127")
+        if scales.size and not np.all((scales == 0) | ((scales >= LEAST) & (scales <= MOST))):
+            raise BadPayload("a scale that int8 never makes", why="it is negative, not finite or out of range")
+        if symbols.size and symbols.min() < -LEVELS:
+            raise BadPayload(f"a symbol outside -{LEVELS}..{LEVELS}")
 
 
-def bucket_maxima(values: Vector) -> NDArray[np.float32]:
-    """The largest magnitude of each bucket."""
-    starts = np.arange(0, values.size, BUCKET)
-    if not starts.size:
-        return np.zeros(0, np.float32)
-    high, low = np.maximum.reduceat(values, starts), np.minimum.reduceat(values, starts)
-    return np.maximum(high, -low).astype(np.float32) + np.float32(0)  # + 0 makes of -0 a 0
-
-
-def per_value(scales: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-    """The bucket's scale for each value from `start` to `stop`."""
-    first, last = start // BUCKET, -(-stop // BUCKET)
-    return np.repeat(scales[first:last], BUCKET)[start - first * BUCKET : stop - first * BUCKET]
-
-
-def uniform(start: int, stop: int, word: int) -> NDArray[np.float32]:
+def uniform(start: int, stop: int, word: int) -> Vector:
     """U in [0, 1) for each index: the upper 24 bits of lowbias32(index ^ word) / 2^24."""
-    mixed = np.arange(start, stop, dtype=np.uint32) ^ np.uint32(word)
-    return (lowbias32(mixed) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+    mixed = np.arange(start, stop, dtype=np.uint32)
+    mixed ^= np.uint32(word)
+    lowbias32(mixed)
+    mixed >>= np.uint32(8)
+    drawn = mixed.astype(np.float32)
+    drawn *= np.float32(2.0**-24)
+    return drawn
 
 
 def lowbias32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A two-multiply hash of 32 bits with very low bias (Wellons 2018, "Prospecting for Hash Functions")."""
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(0x7FEB352D)
+    """A two-multiply hash of 32 bits with very low bias, in place (Wellons 2018, "Prospecting for Hash Functions").
+
+    >>> int(lowbias32(np.uint32([1]))[0])
+    1753845952
+    """
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
     x ^= x >> np.uint32(15)
     x *= np.uint32(0x846CA68B)
     x ^= x >> np.uint32(16)
     return x
-
-
-assert BLOCK % BUCKET == 0, "a block must hold whole buckets"

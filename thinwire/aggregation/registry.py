@@ -1,10 +1,9 @@
-"""All codecs and coders by name; registering one is one line, and the conformance suite picks it up."""
+"""All codecs and coders by name; registering one is one line, and parser and conformance suite pick it up."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from thinwire.aggregation.cast import Fp16, Identity
+from thinwire.aggregation.codec import Codec, Step
 from thinwire.aggregation.coders import Delta, Pack, Zstd
 from thinwire.aggregation.quantize import Int8
 from thinwire.aggregation.sparsify import TopK
@@ -12,10 +11,10 @@ from thinwire.core.layout import Layout
 from thinwire.core.registry import Registry
 
 
-class Codecs(Registry[type[Any]]):
+class Codecs(Registry[type[Step]]):
     """The registry as a plan's check wants it: it parses chains and knows which of them feedback may stand around."""
 
-    def parse(self, spec: str) -> Any:
+    def parse(self, spec: str) -> Codec:
         from thinwire.aggregation.parse import parse
 
         return parse(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from tests.web.filled_store import Told, finish, twelve_rounds
 from thinwire.store import Store
+from thinwire.store.database import database_url
 from thinwire.web.app import create_app
 from thinwire.web.settings import Settings
 
@@ -22,18 +24,29 @@ with warnings.catch_warnings():  # it says that it would rather have httpx2
 HOST = "http://127.0.0.1:8080"
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A run of twelve rounds that is over, in a database that is only ever copied."""
+    with Store.open(tmp_path_factory.mktemp("told") / "store.sqlite3") as store:
+        run = twelve_rounds(store)
+        finish(run)
+    return run
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store.sqlite3") as opened:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store, or for who asks for `told` too the one with its run."""
+    path = tmp_path / "store.sqlite3"
+    if "told" in request.fixturenames:
+        shutil.copy(database_url(request.getfixturevalue("finished").store.url).database or "", path)
+    with Store.open(path) as opened:
         yield opened
 
 
 @pytest.fixture
-def told(store: Store) -> Told:
+def told(store: Store, finished: Told) -> Told:
     """A run of twelve rounds that is over."""
-    run = twelve_rounds(store)
-    finish(run)
-    return run
+    return replace(finished, store=store)
 
 
 @pytest.fixture

@@ -9,17 +9,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import thinwire
 from thinwire.store import Store
-from thinwire.web import models, reading
+from thinwire.web import models
 from thinwire.web.addresses import Number, OfRound, RunId, Since
 from thinwire.web.guard import session_token
 from thinwire.web.live import Live
+from thinwire.web.reading import Reader
 from thinwire.web.service import aggregator
 from thinwire.web.settings import Settings
 
 STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not keep news back
 
 
-def api_routes(settings: Settings, store: Store, live: Live) -> APIRouter:
+def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> APIRouter:
     router = APIRouter(prefix="/api", responses={404: {"model": models.Refusal}, 401: {"model": models.Refusal}})
 
     @router.get("/service")
@@ -32,27 +33,27 @@ def api_routes(settings: Settings, store: Store, live: Live) -> APIRouter:
 
     @router.get("/runs")
     def runs() -> list[models.Run]:
-        return reading.runs(store)
+        return reader.runs()
 
     @router.get("/runs/{run_id}")
     def run(run_id: RunId) -> models.RunPage:
-        return reading.run_page(store, run_id)
+        return reader.run(run_id)
 
     @router.get("/runs/{run_id}/rounds")
     def rounds(run_id: RunId, first: Since = 1) -> list[models.Round]:
-        return reading.rounds(store, run_id, first)
+        return reader.rounds(run_id, first)
 
     @router.get("/runs/{run_id}/rounds/{number}")
     def one_round(run_id: RunId, number: Number) -> models.RoundPage:
-        return reading.round_page(store, run_id, number)
+        return reader.round(run_id, number)
 
     @router.get("/runs/{run_id}/updates")
     def updates(run_id: RunId, number: OfRound = None) -> list[models.Update]:
-        return reading.updates(store, run_id, number)
+        return reader.updates(run_id, number)
 
     @router.get("/devices")
     def devices() -> list[models.Device]:
-        return reading.devices(store)
+        return reader.devices()
 
     @router.post("/runs/{run_id}/stop", status_code=202)
     def stop(run_id: RunId) -> models.Ordered:

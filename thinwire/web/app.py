@@ -23,12 +23,14 @@ from thinwire.web.guard import Guard
 from thinwire.web.live import Live, News
 from thinwire.web.login import login_routes
 from thinwire.web.pages import STATIC, shell
+from thinwire.web.reading import Reader
 from thinwire.web.service import aggregator
 from thinwire.web.settings import Settings
 
 
 def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> Guard:
     """`closing` says that the server is about to end: streams end then, for a server waits for them."""
+    reader = Reader(store)
     live = Live(lambda: look(store, settings.lock), closing)
 
     @contextlib.asynccontextmanager
@@ -50,8 +52,8 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.include_router(login_routes(settings, store))
-    app.include_router(csv_routes(store))
-    app.include_router(api_routes(settings, store, live))
+    app.include_router(csv_routes(reader))
+    app.include_router(api_routes(settings, store, reader, live))
     _pages(app)
     app.mount("/static", StaticFiles(directory=STATIC))
     return Guard(app, settings, store)

@@ -11,32 +11,32 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from thinwire.store import Store
-from thinwire.web import models, reading
+from thinwire.web import models
 from thinwire.web.addresses import OfRound, RunId
+from thinwire.web.reading import Reader
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def csv_routes(store: Store) -> APIRouter:
+def csv_routes(reader: Reader) -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/api/runs/{run_id}/rounds.csv", response_class=Response)
     def rounds_csv(run_id: RunId) -> Response:
-        return as_csv(reading.rounds(store, run_id), models.Round, f"{run_id}-rounds")
+        return as_csv(reader.rounds(run_id), models.Round, f"{run_id}-rounds")
 
     @router.get("/api/runs/{run_id}/updates.csv", response_class=Response)
     def updates_csv(run_id: RunId, number: OfRound = None) -> Response:
         name = f"{run_id}-updates" if number is None else f"{run_id}-round-{number}"
-        return as_csv(reading.updates(store, run_id, number), models.Update, name)
+        return as_csv(reader.updates(run_id, number), models.Update, name)
 
     @router.get("/api/runs/{run_id}/clients.csv", response_class=Response)
     def clients_csv(run_id: RunId) -> Response:
-        return as_csv(reading.run_page(store, run_id).clients, models.Client, f"{run_id}-clients")
+        return as_csv(reader.run(run_id).clients, models.Client, f"{run_id}-clients")
 
     @router.get("/api/devices.csv", response_class=Response)
     def devices_csv() -> Response:
-        return as_csv(reading.devices(store), models.Device, "devices")
+        return as_csv(reader.devices(), models.Device, "devices")
 
     return router
 

@@ -24,11 +24,10 @@ def run_sentence(run: RunRow, open_round: RoundRow | None = None) -> str:
         case "running":
             return _running(run, open_round)
         case "done":
-            return _stop(
-                "Done: " + ", ".join([run.status_text or f"{run.version} rounds", *_took(run), *_quality(run)])
-            )
+            return _stop("Done: " + ", ".join([_made(run), *_quality(run), *_smaller(run)]))
         case "failed":
-            return _stop(f"Failed after {_rounds(run.rounds_closed)}: {run.status_text}")
+            when = f"after {_rounds(run.rounds_closed)}" if run.rounds_closed else "before the first round"
+            return _stop(f"Failed {when}: {run.status_text}")
         case "stopped":
             return _stop(_capital(run.status_text or f"stopped after {_rounds(run.rounds_closed)}"))
 
@@ -124,10 +123,18 @@ def seconds(count: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
-def _took(run: RunRow) -> list[str]:
-    if run.started_at is None or run.finished_at is None:
+def _made(run: RunRow) -> str:
+    """The status of a run that is over, with its time before the first comma: "20 rounds in 61 s, ..."."""
+    made, comma, more = (run.status_text or _rounds(run.version)).partition(",")
+    if run.started_at is not None and run.finished_at is not None:
+        made += f" in {seconds(run.finished_at - run.started_at)}"
+    return made + comma + more
+
+
+def _smaller(run: RunRow) -> list[str]:
+    if not run.payload_up or run.dense_up < 2 * run.payload_up:
         return []
-    return [f"in {seconds(run.finished_at - run.started_at)}"]
+    return [f"{run.dense_up / run.payload_up:.0f} times less sent up than dense float32"]
 
 
 def _quality(run: RunRow) -> list[str]:

@@ -12,7 +12,7 @@ export const Bytes = ({ run, rounds }) => {
       ${table ? html`<${Numbers} rounds=${rounds} />` : html`
         <${Way} title="Up, from the devices" dense=${run.dense_up} payload=${run.payload_up} wire=${run.wire_up} />
         <${Way} title="Down, to the devices" dense=${run.dense_down} payload=${run.payload_down} wire=${run.wire_down} />
-        <p class="note">Payload: the frames. Wire: read from and written to the devices' sockets, HTTP and TLS included${run.wire_up === null ? "; a simulation has none" : ""}.</p>`}
+        <p class="note">Payload: the frames. ${run.source === "sim" ? "A simulation has no wire." : "Wire: read from and written to the devices' sockets, HTTP and TLS included."}</p>`}
     <//>`;
 };
 
@@ -23,7 +23,7 @@ const Way = ({ title, dense, payload, wire }) => {
       <h3>${title}</h3>
       <${Bar} name="dense" value=${dense} most=${most} tone="dense" />
       <${Bar} name="payload" value=${payload} most=${most} tone="payload" times=${ratio(dense, payload)} />
-      <${Bar} name="wire" value=${wire} most=${most} tone="wire" times=${wire === null ? "" : ratio(dense, wire)} />
+      ${wire === null ? null : html`<${Bar} name="wire" value=${wire} most=${most} tone="wire" times=${ratio(dense, wire)} />`}
     </div>`;
 };
 

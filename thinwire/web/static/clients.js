@@ -24,7 +24,7 @@ export const Clients = ({ run }) => {
   return html`
     <${Section} id="clients" title="Clients" aside=${`${run.clients.length} in this run`}
       csv=${link(`api/runs/${run.run_id}/clients.csv`)} json=${link(`api/runs/${run.run_id}`)}>
-      <${Table} label="Clients of this run" rows=${run.clients} columns=${[
+      <${Table} label="Table of clients" rows=${run.clients} columns=${[
         { title: "Client", cell: (c) => c.device },
         { title: "Now", cell: (c) => html`<${State} client=${c} />` },
         { title: "Last outcome", cell: (c) => html`<${LastOutcome} said=${c.last_outcome} />` },

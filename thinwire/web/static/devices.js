@@ -17,12 +17,18 @@ const PRESENCE = {
   away: ["is-away", "dash", "away"],
   pending: ["is-late", "wait", "to be approved"],
   revoked: ["is-failed", "cross", "revoked"],
+  unknown: ["is-away", "dots", "not known"],
 };
 
-export const presence = (device) => (device.state === "approved" ? (device.online ? "online" : "away") : device.state);
+/** Whether a device is there; while the aggregator is gone nobody knows. */
+export const presence = (device, gone) => {
+  if (device.state !== "approved") return device.state;
+  if (gone) return "unknown";
+  return device.online ? "online" : "away";
+};
 
-const Presence = ({ device }) => {
-  const [tone, icon, word] = PRESENCE[presence(device)];
+const Presence = ({ device, gone }) => {
+  const [tone, icon, word] = PRESENCE[presence(device, gone)];
   return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${word}</span></span>`;
 };
 
@@ -39,13 +45,13 @@ export const LastOutcome = ({ said }) => {
   return html`<${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}<//>`;
 };
 
-export const DeviceTable = ({ devices, task }) => html`
-  <${Table} label="Devices" rows=${devices} empty="no device has come yet" columns=${[
+export const DeviceTable = ({ devices, task, gone }) => html`
+  <${Table} label="Table of devices" rows=${devices} empty="no device has come yet" columns=${[
     { title: "Device", cell: (d) => d.device },
-    { title: "State", cell: (d) => html`<${Presence} device=${d} />` },
+    { title: "State", cell: (d) => html`<${Presence} device=${d} gone=${gone} />` },
     { title: "Tasks", cell: (d) => tasks(d, task) },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
     { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
-    { title: "Seen", right: true, cell: (d) => (d.online ? `since ${clock(d.seen_at)}` : ago(d.seen_at, serverNow())) },
+    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? `since ${clock(d.seen_at)}` : ago(d.seen_at, serverNow())) },
   ]} />`;

@@ -50,19 +50,16 @@ export const Frame = ({ news, children }) => {
       <${Theme} />
       <form method="post" action=${link("logout")}><button class="tool">Log out</button></form>
     </header>
-    <main>
-      <${Gone} news=${news} />
-      ${children}
-    </main>`;
+    <main>${children}</main>`;
 };
 
-/** The state in which nothing that is shown will change. */
-const Gone = ({ news }) => {
+/** The state in which nothing that is shown will change; `matters` says that somebody waits for a change. */
+export const Gone = ({ news, matters }) => {
   if (news.reached && news.store) {
     return html`<div class="notice bad" role="alert"><${Icon} name="alert" />
       <div><strong>The database cannot be read.</strong><p>${news.store}</p></div></div>`;
   }
-  if (news.reached && news.aggregator !== "gone") return null;
+  if (news.reached && (news.aggregator !== "gone" || !matters)) return null;
   const since = news.lost ? ` What you see is as of ${clock(news.lost)}.` : "";
   return html`
     <div class="notice bad" role="alert">

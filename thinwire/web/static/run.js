@@ -5,6 +5,7 @@ import { Clients } from "./clients.js";
 import { DeviceTable, joinCommand } from "./devices.js";
 import { html, link, useEffect, useRef, useState } from "./dom.js";
 import { bytes, metric, moment, plural, ratio, seconds } from "./format.js";
+import { Gone } from "./frame.js";
 import { Learning } from "./learning.js";
 import { useNow, useReading } from "./live.js";
 import { Command, Icon, Refusal, Section, Status } from "./parts.js";
@@ -26,12 +27,13 @@ export const RunPage = ({ id, news }) => {
   useEffect(() => {
     document.title = data ? `${data.run.run_id} · ${data.run.status} · Thinwire` : "Thinwire";
   }, [data?.run.run_id, data?.run.status]);
-  if (!data) return error ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<p class="loading">Reading…</p>`;
+  if (!data) return error && news.reached ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const { run, rounds, devices, service } = data;
   return html`
+    <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
     <${Head} run=${run} rounds=${rounds} live=${news.reached && news.aggregator !== "gone"} />
     ${run.status === "waiting" || (!rounds.length && !ENDED.includes(run.status))
-      ? html`<${Waiting} run=${run} devices=${devices} service=${service} />` : null}
+      ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${news.aggregator === "gone"} />` : null}
     ${rounds.length ? html`
       <div class="grid">
         <${Learning} run=${run} rounds=${rounds} />
@@ -55,17 +57,19 @@ const Head = ({ run, rounds, live }) => {
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
     <${Progress} run=${run} open=${open} now=${now} />
-    <dl class="figures">
+    ${rounds.length || ENDED.includes(run.status) ? html`<dl class="figures">
       ${figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
       ${"accuracy" in run.metrics && figure("loss", run)}
       <div><dt>steps made</dt><dd>${run.version}<small> of ${run.rounds_total}</small></dd></div>
       <div><dt>time</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
-      <div><dt>sent up, payload</dt><dd>${ratio(run.dense_up, run.payload_up)}<small> less</small></dd></div>
-      <div><dt>sent up, wire</dt><dd>${ratio(run.dense_up, run.wire_up)}<small> ${run.wire_up === null ? "no wire" : "less"}</small></dd></div>
+      <div><dt>sent up, payload</dt><dd>${times(run.dense_up, run.payload_up)}</dd></div>
+      <div><dt>sent up, wire</dt><dd>${times(run.dense_up, run.wire_up)}</dd></div>
       <div><dt>folded</dt><dd>${run.folded_count + run.late}<small> updates</small></dd></div>
       <div class=${run.late + run.dropped + run.failed ? "" : "quiet"}><dt>late · dropped · failed</dt><dd>${run.late} · ${run.dropped} · ${run.failed}</dd></div>
-    </dl>`;
+    </dl>` : null}`;
 };
+
+const times = (dense, sent) => (sent ? html`${ratio(dense, sent)}<small> less</small>` : "–");
 
 const figure = (name, run) => html`
   <div title=${run.plan.run.metric === name && run.best_value !== null ? `best so far: ${metric(run.best_value)}` : ""}>
@@ -100,12 +104,12 @@ const Stop = ({ id }) => {
   return html`<button type="button" class="tool" onClick=${() => setState("asked")}><${Icon} name="stop" />Stop</button>`;
 };
 
-const Waiting = ({ run, devices, service }) => html`
+const Waiting = ({ run, devices, service, gone }) => html`
   <section class="nothing" aria-labelledby="waiting-title">
     <h2 id="waiting-title">${run.status === "waiting" ? "Waiting for devices" : "Not begun yet"}</h2>
     ${run.status === "waiting" && html`<p>The next round opens as soon as they are here. On a device, with the code of <code>${run.task}</code> installed:</p>
       <${Command} text=${joinCommand(service, run.task)} />`}
-    ${devices?.length ? html`<${DeviceTable} devices=${devices} task=${run.task} />` : null}
+    ${devices?.length ? html`<${DeviceTable} devices=${devices} task=${run.task} gone=${gone} />` : null}
   </section>`;
 
 const Plan = ({ run }) => html`

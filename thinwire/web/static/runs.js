@@ -3,6 +3,7 @@ import { get } from "./api.js";
 import { html, link, useEffect } from "./dom.js";
 import { DeviceTable, joinCommand, presence } from "./devices.js";
 import { ago, bytes, metric, plural, ratio } from "./format.js";
+import { Gone } from "./frame.js";
 import { serverNow, useReading } from "./live.js";
 import { Command, Refusal, Section, Status } from "./parts.js";
 
@@ -16,27 +17,31 @@ export const RunsPage = ({ news }) => {
   useEffect(() => {
     document.title = "Runs · Thinwire";
   }, []);
-  if (!data) return error ? html`<${Refusal} error=${error} />` : html`<p class="loading">Reading…</p>`;
+  if (!data) return error && news.reached ? html`<${Refusal} error=${error} />` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const { runs, devices, service } = data;
-  const online = devices.filter((d) => presence(d) === "online").length;
+  const gone = news.aggregator === "gone";
+  const online = devices.filter((d) => presence(d, gone) === "online").length;
   return html`
+    <${Gone} news=${news} matters />
     <div class="head"><h1>Runs</h1>
       <p class="sentence small">${summary(runs, devices, online)}</p></div>
     ${runs.length ? html`<ol class="runs" aria-label="Runs, newest first">${runs.map((run) => html`<${RunLine} key=${run.run_id} run=${run} />`)}</ol>`
       : html`<${Nothing} service=${service} devices=${devices} />`}
     <${Section} id="devices" title="Devices" aside=${devices.length ? `${online} of ${devices.length} online` : ""}
       csv=${devices.length ? link("api/devices.csv") : ""} json=${devices.length ? link("api/devices") : ""}>
-      ${devices.length ? html`<${DeviceTable} devices=${devices} />` : html`<p class="faint">No device has come yet.</p>`}
+      ${devices.length ? html`<${DeviceTable} devices=${devices} gone=${gone} />` : html`<p class="faint">No device has come yet.</p>`}
       <details class="more"><summary>Add a device</summary>
         <p>On the device, with the task's code installed there:</p>
         <${Command} text=${joinCommand(service)} /></details>
     <//>`;
 };
 
+const going = (run) => run.status === "running" || run.status === "waiting";
+
 const summary = (runs, devices, online) => {
-  const going = runs.filter((r) => r.status === "running" || r.status === "waiting").length;
+  const now = runs.filter(going).length;
   if (!runs.length) return "Nothing yet.";
-  const said = [going ? `${plural(going, "run")} going` : "No run is going", `${plural(runs.length, "run")} in all`];
+  const said = [now ? `${plural(now, "run")} going` : "No run is going", `${plural(runs.length, "run")} in all`];
   return `${said.join(", ")}${devices.length ? `; ${online} of ${plural(devices.length, "device")} online` : ""}.`;
 };
 
@@ -47,7 +52,7 @@ const RunLine = ({ run }) => {
       <a href=${link(`runs/${run.run_id}`)}>${run.run_id}</a>
       <${Status} status=${run.status} />
       <span class="said">${run.sentence}</span>
-      <span class="meter" aria-hidden="true"><i style=${{ width: `${share(run)}%` }}></i></span>
+      ${going(run) && html`<span class="meter" aria-hidden="true"><i style=${{ width: `${share(run)}%` }}></i></span>`}
       <dl>
         <div><dt>${name}</dt><dd>${value}</dd></div>
         <div><dt>sent up</dt><dd>${bytes(run.payload_up)}</dd></div>

@@ -1,10 +1,10 @@
-"""The command line: one file a noun. Heavy parts are imported inside the commands."""
+"""The command line: one file a noun. Heavy parts (torch, flwr, SQLAlchemy) are imported inside the commands."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Run `thinwire` and end the process with its exit code."""
-    from thinwire.cli.app import run
+    """Run `thinwire` and end this process with its exit code."""
+    from thinwire.cli.app import main as run
 
     raise SystemExit(run())

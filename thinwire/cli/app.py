@@ -1,17 +1,92 @@
-"""`thinwire`: all nouns together."""
+"""`thinwire`: the nouns together, and how any of them may end."""
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import click
 import typer
 
-app = typer.Typer(no_args_is_help=True)
+from thinwire.cli import aggregator, client, codecs, demo, devices, init, plan, run, runs, sim, task
+
+INTERRUPTED = 130
+USAGE = 2
+
+app = typer.Typer(name="thinwire", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+for noun in (aggregator, client, runs, devices, plan, task, codecs):
+    app.add_typer(noun.app)
+for verb in (demo.demo, init.init, run.run, sim.sim):
+    app.command()(verb)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from thinwire import __version__
+
+        typer.echo(f"thinwire {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def top() -> None:
-    """Federated learning over thin wires."""
+def top(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+) -> None:
+    """Federated learning over thin wires: one aggregator, many unequal clients.
+
+    Start here: thinwire demo. Then your own model: thinwire init DIR.
+    """
 
 
-def run() -> int:
-    app()
-    return 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; whatever goes wrong is said as error / why / try on stderr."""
+    try:
+        answer = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        sys.stdout.flush()
+        return answer if isinstance(answer, int) else 0
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as asked:
+        print(asked.format_message(), file=sys.stderr)
+        return USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context else "thinwire"
+        return _say("error: " + error.format_message(), f"try:   {where} --help", code=USAGE)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough: thinwire runs list | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    from thinwire.core.errors import ThinwireError
+
+    if isinstance(error, ThinwireError):
+        return _say(error.text(), code=error.exit_code)
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return _say(
+            "error: this command needs torch, which is not installed",
+            "why:   which build is right depends on the device: CPU only, CUDA or Jetson",
+            "try:   CPU:    pip install torch --index-url URL of torch's index of CPU builds",
+            "       CUDA:   pip install torch",
+            "       Jetson: the wheel of NVIDIA's JetPack page for this version of JetPack",
+            code=1,
+        )
+    traceback.print_exc()
+    return _say(
+        f"error: a defect of Thinwire: {type(error).__name__}: {error}",
+        "try:   the lines above say where; please report them",
+        code=1,
+    )
+
+
+def _say(*lines: str, code: int) -> int:
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,77 @@
+"""Addresses as they are typed: HOST:PORT for a listener, a URL for an aggregator."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Address:
+        """HOST:PORT, with [] around an IPv6 host; `UsageError` names the option."""
+        from thinwire.core.errors import UsageError
+
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise UsageError(f"{option} {text!r} is not HOST:PORT", hint=f"{option} 127.0.0.1:9090")
+        return cls(host.strip("[]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self}"
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    def require_loopback(self, option: str) -> None:
+        """Refuse an address that others could reach: nothing leaves this machine without TLS."""
+        from thinwire.core.errors import Refused
+
+        if not self.is_loopback:
+            raise Refused(
+                f"{option} {self} would be open to other machines",
+                why="this version has no TLS yet, and nothing leaves loopback without it",
+                hint=f"{option} 127.0.0.1:{self.port}",
+            )
+
+    def require_free(self, option: str) -> Address:
+        """This address with a port that is free at this moment; `Unreachable` says who to ask when it is taken."""
+        from thinwire.core.errors import Unreachable
+
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind((self.host, self.port))
+            except OSError as error:
+                taken = error.errno == errno.EADDRINUSE
+                raise Unreachable(
+                    f"cannot listen on {self}",
+                    why="the port is taken by another process" if taken else error.strerror or str(error),
+                    hint=f"{option} {self.host}:{self.port + 1 if self.port < 65535 else 0}, or stop the other process",
+                ) from error
+            return Address(self.host, tried.getsockname()[1])
+
+
+def aggregator_url(text: str) -> str:
+    """`--aggregator` with its scheme; HOST:PORT alone means http."""
+    from thinwire.core.errors import UsageError
+
+    url = text.rstrip("/") if "://" in text else f"http://{text.rstrip('/')}"
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https") or not rest or rest.startswith(":"):
+        raise UsageError(f"--aggregator {text!r} is not an address", hint="--aggregator http://127.0.0.1:9090")
+    return url

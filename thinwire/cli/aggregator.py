@@ -1,0 +1,84 @@
+"""`thinwire aggregator`: the service that devices reach, in the foreground or not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from thinwire.cli import say
+from thinwire.cli.options import Home, Json
+
+app = typer.Typer(name="aggregator", help="The aggregator: the service that devices reach.", no_args_is_help=True)
+
+END_S = 30.0
+
+
+@app.command()
+def start(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="the door: where devices come")] = "127.0.0.1:9090",
+    page: Annotated[str, typer.Option(metavar="HOST:PORT", help="the page: where people look")] = "127.0.0.1:8080",
+    no_page: Annotated[bool, typer.Option("--no-page", help="without the page")] = False,
+    background: Annotated[bool, typer.Option("--background", help="come back once it serves")] = False,
+    home: Home = None,
+) -> None:
+    """Serve devices and runs until told to stop; a run that was in progress goes on."""
+    from thinwire.cli.addresses import Address
+    from thinwire.cli.serving import Wanted, serve_here, serve_in_background
+
+    wanted = Wanted(Address.parse(listen, "--listen"), None if no_page else Address.parse(page, "--page"))
+    wanted.listen.require_loopback("--listen")
+    if wanted.page:
+        wanted.page.require_loopback("--page")
+    raise typer.Exit((serve_in_background if background else serve_here)(wanted, home))
+
+
+@app.command()
+def status(
+    login: Annotated[bool, typer.Option("--login", help="a fresh one-time address of the page")] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Say where the aggregator is, who is there and what is going on."""
+    from thinwire.cli.places import opened, require_alive
+    from thinwire.cli.serving import login_url
+
+    about = require_alive(home)
+    with opened(home, read_only=not login) as store:
+        online = [info.row.name for info in store.devices() if info.online]
+        going = [row for row in store.runs() if row.status in ("running", "waiting")]
+        code = login_url(about["page"], store.new_login_code()) if login and about.get("page") else None
+    if json:
+        keys = ("listen", "page", "control_address", "pid", "version", "home")
+        found: dict[str, Any] = {key: about.get(key) for key in keys}
+        found |= {"devices": len(online), "online": online, "running": going[0].run_id if going else None}
+        say.document(found | ({"login": code} if login else {}))
+        return
+    say.line(f"thinwire {about.get('version')}, process {about['pid']}, in {about.get('home')}")
+    say.line(f"door     {about['listen']}")
+    say.line(f"page     {code or about.get('page') or 'none (--no-page)'}")
+    say.line(f"devices  {len(online)} there{': ' + ', '.join(online) if online else ''}")
+    for row in going:
+        say.line(f"run      {row.run_id} {row.status}: {row.status_text}")
+
+
+@app.command()
+def stop(home: Home = None) -> None:
+    """End the service; a run in progress goes on when it is started again."""
+    from thinwire.cli.places import alive, opened, require_alive
+    from thinwire.cli.waiting import until
+    from thinwire.core.errors import ThinwireError
+
+    about = require_alive(home)
+
+    def gone() -> bool:
+        now = alive(home)
+        return now is None or now.get("pid") != about["pid"]
+
+    with opened(home, read_only=False) as store:
+        store.order("stop-service")
+    if not until(gone, END_S):
+        raise ThinwireError(
+            f"the aggregator (process {about['pid']}) has not ended within {END_S:g} s", hint=f"kill {about['pid']}"
+        )
+    say.line("stopped")

@@ -1,0 +1,93 @@
+"""`thinwire client`: the program on a device."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli import say
+from thinwire.cli.options import Data, Home, Json
+
+app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
+
+Name = Annotated[str | None, typer.Option("--name", help="this device's name; default: the machine's")]
+
+
+@app.command()
+def start(
+    aggregator: Annotated[str, typer.Option(metavar="URL", help="the aggregator's door")],
+    task: Annotated[list[str], typer.Option("--task", metavar="NAME=MODULE", help="what it can train; repeatable")],
+    data: Data = None,
+    name: Name = None,
+    partition: Annotated[str | None, typer.Option(metavar="I/N", help="train on part I of N (from 0 on)")] = None,
+    split: Annotated[str, typer.Option(metavar="SPEC", help='how the parts are cut: iid or "dirichlet(0.3)"')] = "iid",
+    seed: Annotated[int, typer.Option(help="of the split")] = 0,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda:0|mps", help="where it computes")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="of torch; 0: its own choice")] = 0,
+    once: Annotated[bool, typer.Option("--once", help="end when a run has ended, or nobody answers (4)")] = False,
+    python: Annotated[Path | None, typer.Option(metavar="PATH", help="the interpreter that has torch")] = None,
+    home: Home = None,
+) -> None:
+    """Train for an aggregator on this machine's data until told to stop."""
+    from thinwire.cli.device import Device, begin
+
+    begin(
+        Device(aggregator, tuple(task), data, _named(name), partition, split, seed, device, threads, once, home), python
+    )
+
+
+@app.command()
+def status(name: Name = None, json: Json = False, home: Home = None) -> None:
+    """Say what the clients of this machine are doing."""
+    from thinwire.core.home import find_home, holder
+
+    clients = find_home(home) / "clients"
+    names = [_named(name)] if name else sorted(path.name for path in clients.glob("*/") if (path / "lock").exists())
+    rows = [(one, holder(clients / one / "lock")) for one in names]
+    if json:
+        say.document([{"name": one, "running": about is not None, **(about or {})} for one, about in rows])
+    elif rows:
+        cells = [(one, "running" if a else "stopped", (a or {}).get("pid"), (a or {}).get("aggregator")) for one, a in rows]
+        say.table(("client", "state", "process", "aggregator"), cells)
+    else:
+        say.note(f"no client was ever started in {clients}")
+
+
+@app.command()
+def logs(
+    name: Name = None,
+    last_error: Annotated[bool, typer.Option("--last-error", help="the traceback that never left this device")] = False,
+    home: Home = None,
+) -> None:
+    """Show where a client's notes are, or what went wrong last in a task's code."""
+    from thinwire.core.errors import NotFound
+    from thinwire.core.home import find_home
+
+    folder = find_home(home) / "clients" / _named(name)
+    if not folder.is_dir():
+        raise NotFound(f"no client {_named(name)!r} here", why=f"{folder} is not there", hint="thinwire client status")
+    if not last_error:
+        say.line(str(folder))
+        return
+    found = folder / "last-error.txt"
+    if not found.is_file():
+        raise NotFound(f"{_named(name)} has had no error", why=f"{found} is not there")
+    say.line(found.read_text(errors="replace").rstrip())
+
+
+def _named(name: str | None) -> str:
+    """A device's name: as given, else the machine's in our letters."""
+    from thinwire.core.errors import UsageError
+    from thinwire.core.types import DEVICE_NAME
+
+    if name is None:
+        name = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-")[:63] or "device"
+    if not DEVICE_NAME.fullmatch(name):
+        raise UsageError(
+            f"--name {name!r} cannot be", why="a name has 1 to 63 of a-z, 0-9 and -", hint="--name lab-pi-03"
+        )
+    return name

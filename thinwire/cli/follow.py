@@ -1,0 +1,63 @@
+"""Following a run by its journal: lines to stderr as rounds close, with a live sentence below where a terminal is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.cli.places import again, alive
+from thinwire.cli.rounds import HEADER, Teller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thinwire.store import Store
+
+LOOK_S = 0.2
+ALIVE_S = 3.0  # how often it is looked whether the aggregator lives
+
+
+def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator: bool = True) -> int:
+    """Tell a run until it is over; gives its exit code. KeyboardInterrupt leaves the run as it is."""
+    teller, seen, looked, gone = Teller(), 0, time.monotonic(), False
+    with screen() as (tell, show):
+        tell(HEADER)
+        while True:
+            for seq, event in store.events(run_id, after=seen):
+                seen = seq
+                for line in teller.hear(event):
+                    tell(line)
+            if teller.over:
+                break
+            if watch_aggregator and time.monotonic() - looked > ALIVE_S:
+                was_gone, gone, looked = gone, alive(home) is None, time.monotonic()
+                if gone and not was_gone:
+                    tell(f"the aggregator is gone; the run goes on when it is back: {again('aggregator start', home)}")
+            show(f"{run_id}: {teller.now}")
+            time.sleep(LOOK_S)
+        tell(f"{run_id} {teller.status}: {teller.text}")
+    return teller.exit_code
+
+
+@contextmanager
+def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """(tell, show): `tell` adds a line for good, `show` replaces the live sentence; without a terminal only changes."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        with console.status("") as status:
+            yield (lambda text: console.print(text, markup=False)), (lambda text: status.update(text))
+        return
+    shown = [""]
+
+    def show(text: str) -> None:
+        if "waiting" in text and text != shown[0]:  # a log is told why nothing happens, and not each reply
+            print(text, file=sys.stderr, flush=True)
+        shown[0] = text
+
+    yield (lambda text: print(text, file=sys.stderr, flush=True)), show

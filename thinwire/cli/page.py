@@ -1,0 +1,87 @@
+"""The page as a process of its own: whatever becomes of it, training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from thinwire.cli.addresses import Address
+
+READY_S = 30.0
+PAUSE_S = 5.0  # between two starts of a page that ends by itself
+END_S = 5.0
+NAME = "thinwire.web"
+
+
+class Page:
+    """`python -m thinwire.web` on the store, begun again when it ends by itself, ended with the aggregator."""
+
+    def __init__(self, database: str, address: Address, log: Path, say: Callable[[str], None]) -> None:
+        self.address, self._log, self._say = address, log, say
+        self._command = [sys.executable, "-m", "thinwire.cli.child", NAME]
+        self._command += ["--database", database, "--listen", str(address)]
+        self._ending = threading.Event()
+        self._process = self._begin()
+        self._watch = threading.Thread(target=self._keep, name="page", daemon=True)
+
+    def __enter__(self) -> Page:
+        """Wait until it listens; `Unreachable` with its last words when it does not."""
+        from thinwire.core.errors import Unreachable
+
+        if not _ready(self._process, READY_S):
+            self._end()
+            words = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+            raise Unreachable(
+                f"the page did not start on {self.address}", why=words[0], hint=f"{self._log} says more; or --no-page"
+            )
+        self._watch.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ending.set()
+        self._end()
+        self._watch.join(END_S)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                env={**os.environ, "THINWIRE_PARENT": str(os.getpid())}, start_new_session=True,
+            )  # fmt: skip
+
+    def _keep(self) -> None:
+        while True:
+            assert self._process.stdout is not None
+            for _ in self._process.stdout:  # nobody reads it after "ready": it must not fill up
+                pass
+            code = self._process.wait()
+            if self._ending.is_set():
+                return
+            self._say(f"the page ended ({code}) and is started again; training goes on. {self._log} says more")
+            if self._ending.wait(PAUSE_S):
+                return
+            self._process = self._begin()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _ready(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Whether the process said `ready ...` as its first line."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], within_s)
+    with contextlib.suppress(OSError):
+        return bool(readable) and process.stdout.readline().startswith(b"ready")
+    return False

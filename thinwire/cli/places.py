@@ -1,0 +1,68 @@
+"""Where the aggregator of this machine is: its folder, its store, and whether it is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinwire.core.home import AggregatorHome
+    from thinwire.store import Store
+
+
+def aggregator_home(home: Path | None) -> AggregatorHome:
+    from thinwire.core.home import AggregatorHome, find_home
+
+    return AggregatorHome.under(find_home(home))
+
+
+@contextmanager
+def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
+    """The store, for one command; `NotFound` where nothing was ever run."""
+    from thinwire.core.errors import NotFound
+    from thinwire.store import Store
+
+    place = aggregator_home(home)
+    if read_only and not place.database.exists():
+        raise NotFound(
+            f"there are no runs in {place.root}",
+            why="no aggregator was ever started there",
+            hint="thinwire aggregator start; or name another folder: --home FOLDER",
+        )
+    store = Store.open(place.database, read_only=read_only)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def alive(home: Path | None) -> dict[str, Any] | None:
+    """What the aggregator that is running on this folder wrote about itself, or None."""
+    from thinwire.core.home import AggregatorHome, find_home, holder
+
+    return holder(AggregatorHome(find_home(home) / "aggregator").lock)
+
+
+def require_alive(home: Path | None) -> dict[str, Any]:
+    """The same, or `Unreachable` with the command that starts one."""
+    from thinwire.core.errors import Unreachable
+    from thinwire.core.home import find_home
+
+    if found := alive(home):
+        return found
+    raise Unreachable(
+        "no aggregator is running",
+        why=f"nobody holds {find_home(home) / 'aggregator'}",
+        hint="thinwire aggregator start" + (f" --home {home}" if home else "") + "    (in another terminal)",
+    )
+
+
+def again(command: str, home: Path | None) -> str:
+    """A command as it is typed for this state folder.
+
+    >>> again("runs list", None), again("runs list", Path("here"))
+    ('thinwire runs list', 'thinwire runs list --home here')
+    """
+    return f"thinwire {command}" + (f" --home {home}" if home else "")

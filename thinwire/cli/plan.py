@@ -1,0 +1,150 @@
+"""`thinwire plan`: write, check, explain and compare plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.cli import say
+from thinwire.cli.options import Json, PlanFile, Sets, overrides
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+app = typer.Typer(name="plan", help="Plans: what a run is to do.", no_args_is_help=True)
+
+
+@app.command()
+def new(
+    file: Annotated[Path | None, typer.Argument(help="where to write it; default: stdout")] = None,
+    task: Annotated[str, typer.Option("--task", metavar="NAME", help="the task's name")] = "mine",
+    lr: Annotated[float, typer.Option(help="learning rate on the device")] = 0.1,
+) -> None:
+    """Write a plan of the two lines that every plan needs."""
+    from thinwire.core import RunPlan
+    from thinwire.core.errors import UsageError
+    from thinwire.core.home import write_atomically
+
+    text = f'[run]\ntask = "{task}"\n\n[local]\nlr = {lr:g}\n'
+    RunPlan.parse(text)
+    if file is None:
+        say.line(text.rstrip())
+        return
+    if file.exists():
+        raise UsageError(f"{file} exists", why="a plan is not overwritten", hint="another name, or remove it first")
+    write_atomically(file, text.encode(), mode=0o644)
+    say.note(f"wrote {file}; next: thinwire plan check {file}")
+
+
+@app.command()
+def check(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
+    """Say whether a plan can run, and if not, everything that is wrong with it."""
+    from thinwire.aggregation import codecs
+    from thinwire.core import RunPlan
+    from thinwire.core.errors import PlanError
+
+    read = RunPlan.load(plan, overrides(sets))
+    refused = read.check(codecs)
+    if json:
+        rows = [{"what": r.what, "why": r.why, "try": r.hint} for r in refused]
+        say.document({"plan": str(plan), "ok": not refused, "digest": read.digest, "refusals": rows})
+    if len(refused) == 1:
+        raise refused[0].error()
+    if refused:
+        raise PlanError(
+            f"{plan} cannot run for {len(refused)} reasons",
+            why="\n".join(f"{r.what}: {r.why}" for r in refused),
+            hint="\n".join(r.hint for r in refused),
+        )
+    if not json:
+        say.line(f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {read.uplink.codec})")
+
+
+@app.command()
+def explain(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
+    """Show a plan with everything resolved: each key, its value, whether it is the default, and what it means."""
+    from thinwire.core import RunPlan
+
+    read = RunPlan.load(plan, overrides(sets))
+    values = read.to_json()
+    if json:
+        say.document(values)
+        return
+    rows = [
+        (f"[{section}] {name}", _toml(values[section][name]), "" if _is_default(field, values[section][name]) else "set")
+        + (field.description or "",)
+        for section, name, field in _keys()
+    ]
+    say.table(("key", "value", "set", "meaning"), rows)
+
+
+@app.command()
+def diff(one: PlanFile, other: PlanFile, json: Json = False) -> None:
+    """Show the keys in which two plans differ."""
+    from thinwire.core import RunPlan
+
+    left, right = RunPlan.load(one).to_json(), RunPlan.load(other).to_json()
+    found = [
+        (f"[{section}] {name}", left[section][name], right[section][name])
+        for section, name, _ in _keys()
+        if left[section][name] != right[section][name]
+    ]
+    if json:
+        say.document({key: [a, b] for key, a, b in found})
+    elif found:
+        say.table(("key", str(one), str(other)), [(key, _toml(a), _toml(b)) for key, a, b in found])
+    else:
+        say.note("the plans are equal")
+
+
+@app.command()
+def keys(
+    section: Annotated[str | None, typer.Argument(help="run, cohort, local, uplink, ...; default: all")] = None,
+    json: Json = False,
+) -> None:
+    """List the keys that a plan may have, with their defaults."""
+    from thinwire.core.errors import NotFound
+
+    rows = [(f"[{s}] {name}", _default(field), field.description or "") for s, name, field in _keys() if section in (None, s)]
+    if not rows:
+        known = ", ".join(dict.fromkeys(s for s, _, _ in _keys()))
+        raise NotFound(f"a plan has no section [{section}]", why=f"it has {known}", hint="thinwire plan keys")
+    if json:
+        say.document([{"key": key, "default": default, "meaning": meaning} for key, default, meaning in rows])
+    else:
+        say.table(("key", "default", "meaning"), rows)
+
+
+def _keys() -> Iterator[tuple[str, str, FieldInfo]]:
+    """(section, key, its field) of all that a plan may hold, in the plan's order."""
+    from thinwire.core.plan import RunPlan
+
+    for section, table in RunPlan.model_fields.items():
+        for name, field in getattr(table.annotation, "model_fields", {}).items():
+            yield section, name, field
+
+
+def _default(field: FieldInfo) -> str:
+    return "(needed)" if field.is_required() else _toml(_plain(field.get_default(call_default_factory=True)))
+
+
+def _is_default(field: FieldInfo, value: Any) -> bool:
+    return not field.is_required() and _plain(field.get_default(call_default_factory=True)) == value
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def _toml(value: Any) -> str:
+    """A value as it stands in a plan; a key that is not there is shown as a dash."""
+    if value is None:
+        return say.NOTHING
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{name}" = {_toml(inner)}' for name, inner in value.items()) + "}"
+    return str(value).replace("'", '"') if isinstance(value, list) else f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,108 @@
+"""A run as lines: one a round, told from its events, whether they come live or from the journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from thinwire.cli.say import figure, size
+
+if TYPE_CHECKING:
+    from thinwire.core.events import Event, RoundClosed, RunStatusChanged, UpdateAccepted
+
+HEADER = f"{'round':>5}  {'closed':<8}  {'replies':>7}  {'accuracy':>8}  {'loss':>8}  {'payload':>8}  {'seconds':>7}"
+
+
+@dataclass
+class Round:
+    """What has been heard of one round."""
+
+    number: int
+    asked: int
+    accepted: int = 0
+    late: int = 0
+    failed: list[str] = field(default_factory=list)
+    payload_up: int = 0
+    closed: RoundClosed | None = None
+
+    def line(self, metrics: dict[str, float]) -> str:
+        closed = self.closed
+        assert closed is not None
+        notes = [f"late {self.late}"] if self.late else []
+        notes += [f"waits for {', '.join(closed.outstanding)}"] if closed.outstanding else []
+        notes += self.failed
+        cells = (
+            f"{self.number:>5}",
+            f"{closed.reason:<8}",
+            f"{f'{len(closed.folded)}/{self.asked}':>7}",
+            f"{figure(metrics.get('accuracy')):>8}",
+            f"{figure(metrics.get('loss')):>8}",
+            f"{size(self.payload_up):>8}",
+            f"{closed.seconds:>7.2f}",
+            "; ".join(notes),
+        )
+        return "  ".join(cells).rstrip()
+
+
+@dataclass
+class Teller:
+    """Events in, lines out: a round's line comes when the model that it made was measured, or will not be.
+
+    `now` is one sentence on what is going on at this moment.
+    """
+
+    rounds: dict[int, Round] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)  # closed, their measurement not heard of yet
+    status: str = ""
+    text: str = ""
+    exit_code: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("done", "failed", "stopped")
+
+    @property
+    def now(self) -> str:
+        open_rounds = [r for r in self.rounds.values() if r.closed is None]
+        if open_rounds and self.status == "running":
+            return f"round {open_rounds[-1].number}: {open_rounds[-1].accepted} of {open_rounds[-1].asked} replies"
+        return self.text or self.status
+
+    def hear(self, event: Event) -> list[str]:
+        """Take in one event; gives the lines that are now ready."""
+        from thinwire.core import events
+
+        match event:
+            case events.RunStatusChanged():
+                return self._status(event)
+            case events.RoundOpened():
+                self.rounds[event.round] = Round(event.round, len(event.asks))
+            case events.UpdateAccepted():
+                self._accept(event)
+            case events.ClientFailed():
+                if event.round in self.rounds:
+                    self.rounds[event.round].failed.append(f"{event.device} {event.kind}")
+            case events.RoundClosed():
+                self.rounds.setdefault(event.round, Round(event.round, len(event.folded))).closed = event
+                lines = self._flush({}, before=event.round)
+                self.waiting.append(event.round)
+                return lines
+            case events.Evaluated():
+                return self._flush(event.metrics, before=event.round + 1, measured=event.round)
+        return []
+
+    def _accept(self, event: UpdateAccepted) -> None:
+        heard = self.rounds.setdefault(event.round, Round(event.round, 0))
+        heard.accepted += 1
+        heard.late += event.late
+        heard.payload_up += sum(part["length"] for part in event.head.get("parts", ()))
+
+    def _status(self, event: RunStatusChanged) -> list[str]:
+        self.status, self.text, self.exit_code = event.status, event.text, event.exit_code
+        return self._flush({}, before=1 << 62) if self.over else []
+
+    def _flush(self, metrics: dict[str, float], before: int, measured: int = -1) -> list[str]:
+        ready = [number for number in self.waiting if number < before]
+        self.waiting = [number for number in self.waiting if number >= before]
+        return [self.rounds[number].line(metrics if number == measured else {}) for number in ready]
+

@@ -1,0 +1,139 @@
+"""`thinwire runs`: what was run, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from thinwire.cli import say
+from thinwire.cli.options import Home, Json, RunId
+
+if TYPE_CHECKING:
+    from thinwire.store import RoundRow, RunRow, Store
+
+app = typer.Typer(name="runs", help="Runs: list, show, watch, take the model, stop.", no_args_is_help=True)
+
+STOP_WAIT_S = 30.0
+
+
+@app.command(name="list")
+def list_(json: Json = False, home: Home = None) -> None:
+    """List all runs, the newest first."""
+    from thinwire.cli.places import again, aggregator_home, opened
+    from thinwire.cli.shown import run_summary
+
+    if not aggregator_home(home).database.exists():
+        rows: list[RunRow] = []
+    else:
+        with opened(home) as store:
+            rows = store.runs()
+    if json:
+        say.document([{k: v for k, v in run_summary(row).items() if k != "plan"} for row in rows])
+        return
+    if not rows:
+        say.note(f"no runs yet; to make one: {again('run PLAN', home)}")
+        return
+    header = ("run", "status", "rounds", "accuracy", "loss", "payload up", "began")
+    say.table(header, [_row(row) for row in rows], right=header[2:6])
+
+
+def _row(row: RunRow) -> tuple[str, ...]:
+    done = f"{row.rounds_closed}/{row.rounds_total}"
+    accuracy, loss = say.figure(row.metrics.get("accuracy")), say.figure(row.metrics.get("loss"))
+    return row.run_id, row.status, done, accuracy, loss, say.size(row.payload_up), say.ago(row.created_at)
+
+
+@app.command()
+def show(run_id: RunId = "latest", json: Json = False, home: Home = None) -> None:
+    """Show one run, round by round."""
+    from thinwire.cli.places import opened
+    from thinwire.cli.shown import run_document
+
+    with opened(home) as store:
+        if json:
+            say.document(run_document(store, run_id))
+        else:
+            _show(store, store.run(run_id))
+
+
+def _show(store: Store, row: RunRow) -> None:
+    say.line(f"{row.run_id}  {row.status}: {row.status_text}")
+    say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in row.metrics.items())
+    say.line(f"metrics {figures or 'not measured yet'}")
+    for way, payload, wire, dense in (
+        ("up", row.payload_up, row.wire_up, row.dense_up),
+        ("down", row.payload_down, row.wire_down, row.dense_down),
+    ):
+        ratio = f", {dense / payload:.1f} times less than dense float32" if payload and dense else ""
+        say.line(f"{way:<7} {say.size(payload)} payload, {say.size(wire)} on the wire{ratio}")
+    rounds = store.rounds(row.run_id)
+    if not rounds:
+        return
+    say.line()
+    header = ("round", "closed", "replies", "late", "failed", "accuracy", "loss", "up", "down", "seconds", "slowest")
+    say.table(header, [_round(r) for r in rounds], right=header[:1] + header[2:10])
+
+
+def _round(r: RoundRow) -> tuple[str, ...]:
+    return (
+        str(r.round), r.reason or "open", f"{len(r.folded)}/{len(r.asked)}", str(r.late), str(r.failed),
+        say.figure(r.metrics.get("accuracy")), say.figure(r.metrics.get("loss")), say.size(r.payload_up),
+        say.size(r.payload_down), say.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
+    )  # fmt: skip
+
+
+@app.command()
+def watch(run_id: RunId = "latest", home: Home = None) -> None:
+    """Follow a run to its end; the exit code is the run's. Ctrl-C ends the watching, not the run."""
+    from thinwire.cli.follow import follow
+    from thinwire.cli.places import opened
+
+    with opened(home) as store:
+        row = store.run(run_id)
+        raise typer.Exit(follow(store, row.run_id, home, watch_aggregator=row.source == "devices"))
+
+
+@app.command()
+def model(
+    run_id: RunId,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="the .safetensors file to write")],
+    which: Annotated[str, typer.Option("--round", metavar="N|best|last", help="the model after this round")] = "last",
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Write a run's model as .safetensors: weights, buffers, and in its metadata where it comes from."""
+    from thinwire.cli.places import opened
+    from thinwire.cli.stored_model import stored_model
+
+    with opened(home) as store:
+        found = stored_model(store, home, run_id, which)
+    names = found.export(out)
+    if json:
+        document = {"run_id": found.run.run_id, "version": found.row.version, "digest": found.row.digest}
+        say.document(document | {"metrics": dict(found.metrics), "file": str(out), "tensors": names})
+    else:
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in found.metrics.items()) or "not measured"
+        say.line(f"{out}: {found.run.run_id} version {found.row.version}, {len(names)} tensors, {figures}")
+
+
+@app.command()
+def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
+    """Stop a run for good; its models stay."""
+    from thinwire.cli.places import opened
+    from thinwire.cli.waiting import until
+
+    with opened(home, read_only=False) as store:
+        row = store.run(run_id)
+        if row.status not in ("done", "failed", "stopped"):
+            store.order("stop-run", row.run_id)
+            until(lambda: store.run(row.run_id).status in ("done", "failed", "stopped"), STOP_WAIT_S)
+        row = store.run(row.run_id)
+    if json:
+        say.document({"run_id": row.run_id, "status": row.status})
+    elif row.status in ("done", "failed", "stopped"):
+        say.line(f"{row.run_id} {row.status}: {row.status_text}")
+    else:
+        say.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")

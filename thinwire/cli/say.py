@@ -1,0 +1,76 @@
+"""What a person sees: data on stdout, progress on stderr and only where a terminal is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+NOTHING = "-"
+
+
+def document(data: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(data, indent=2, default=str, allow_nan=False))
+
+
+def line(text: str = "") -> None:
+    """One line of data on stdout, flushed: a service's reader may be a pipe."""
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """A remark to whoever watches, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
+    """Columns as wide as they must be, two blanks between them; those named in `right` are set to the right."""
+    shown = [[NOTHING if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
+    widths = [max(len(title), *(len(row[i]) for row in shown)) if shown else len(title) for i, title in enumerate(header)]
+    for row in [[title.upper() for title in header], *shown]:
+        cells = [
+            cell.rjust(width) if title in right else cell.ljust(width)
+            for cell, width, title in zip(row, widths, header, strict=True)
+        ]
+        line("  ".join(cells).rstrip())
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units, three figures.
+
+    >>> size(9610 * 4), size(950), size(None)
+    ('38.4 kB', '950 B', '-')
+    """
+    if count is None:
+        return NOTHING
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count / factor < 1000 else f"{count / factor:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def seconds(count: float | None) -> str:
+    """A duration as people say it.
+
+    >>> seconds(0.42), seconds(75), seconds(7300)
+    ('0.42 s', '1 min 15 s', '2 h 1 min')
+    """
+    if count is None:
+        return NOTHING
+    if count < 60:
+        return f"{count:.2f} s" if count < 10 else f"{count:.0f} s"
+    minutes, rest = divmod(round(count), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def ago(wall: float | None, now: float | None = None) -> str:
+    """How long ago a moment was."""
+    return NOTHING if not wall else f"{seconds(max(0.0, (now or time.time()) - wall))} ago"
+
+
+def figure(value: float | None) -> str:
+    """A metric, four figures after the point."""
+    return NOTHING if value is None else f"{value:.4f}"

@@ -1,0 +1,137 @@
+"""An aggregator put together: folder held, store opened, door and page listening, then the service."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import say
+from thinwire.cli.addresses import Address
+from thinwire.cli.places import again, aggregator_home, alive
+
+if TYPE_CHECKING:
+    from thinwire.store import Store
+
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    listen: Address
+    page: Address | None
+
+    def arguments(self) -> list[str]:
+        page = ["--page", str(self.page)] if self.page else ["--no-page"]
+        return ["--listen", str(self.listen), *page]
+
+
+def serve_here(wanted: Wanted, home: Path | None) -> int:
+    """Serve in this process until SIGTERM, Ctrl-C or `thinwire aggregator stop`."""
+    from thinwire import __version__
+    from thinwire.cli.page import Page
+    from thinwire.core.home import lock_file, write_about
+    from thinwire.flower import FlowerFleet
+    from thinwire.server.service import serve
+    from thinwire.store import FileSpool, Store
+
+    place = aggregator_home(home)
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(lock_file(place.lock))
+        ending = stack.enter_context(_ended_by_signals())
+        store = Store.open(place.database)
+        stack.callback(store.close)
+        store.record_restart()
+        page_at = wanted.page.require_free("--page") if wanted.page else None
+        listen = wanted.listen.require_free("--listen")
+        fleet = FlowerFleet(store.roster, FileSpool(place.spool), host=listen.host, port=listen.port)
+        stack.callback(fleet.close)
+        if page_at:
+            stack.enter_context(Page(store.url, page_at, place.root / "page.log", say.note))
+        about: dict[str, Any] = {
+            "version": __version__, "home": str(place.root.parent), "listen": str(listen),
+            "page": str(page_at) if page_at else None, "control_address": None,
+        }  # fmt: skip
+        write_about(lock, about)
+        _greet(store, about, home)
+        code = serve(fleet, store, place, ending=ending)
+        say.note("stopped; what was going on goes on at the next start")
+        return code
+
+
+def serve_in_background(wanted: Wanted, home: Path | None) -> int:
+    """Begin it as a process of its own and come back when it serves, with what it printed."""
+    from thinwire.cli.waiting import until
+    from thinwire.core.home import lock_file
+
+    place = aggregator_home(home)
+    with lock_file(place.lock):  # raises Held where one is running
+        pass
+    log = place.root / "service.log"
+    command = [sys.executable, "-m", "thinwire.cli", "aggregator", "start", *wanted.arguments(), "--home", str(place.root.parent)]
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def there() -> bool:
+        return process.poll() is not None or (alive(home) or {}).get("pid") == process.pid
+
+    until(there, START_S)
+    said = log.read_text(errors="replace").rstrip()
+    if process.poll() is not None:
+        say.note(said)
+        return process.returncode or 1
+    say.line(said)
+    say.note(f"it goes on in the background; {log}; end it: {again('aggregator stop', home)}")
+    return 0
+
+
+def login_url(page: str, code: str) -> str:
+    """The page's address with a code that works once."""
+    return f"http://{page}/login?code={code}"
+
+
+def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
+    """What whoever started it needs to know, and the lines to paste next."""
+    say.line(f"thinwire {about['version']}")
+    say.line(f"state    {about['home']}")
+    if about["page"]:
+        say.line(f"page     {login_url(about['page'], store.new_login_code())}")
+        say.line(f"         (works once, for ten minutes; another: {again('aggregator status --login', home)})")
+    say.line(f"door     {about['listen']} (this machine only)")
+    devices = store.devices()
+    known = ", ".join(info.row.name for info in devices[:8]) + (" ..." if len(devices) > 8 else "")
+    say.line(f"devices  {f'{len(devices)} known: {known}' if devices else 'none known yet'}; to add one:")
+    add = again(f"client start --aggregator http://{about['listen']} --task NAME=MODULE --name NAME", home)
+    say.line(f"           {add}")
+    say.line(f"run      {again('run PLAN', home)}")
+    if going := store.next_run():
+        say.line(f"         {going.run_id} goes on")
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second one ends the process at once."""
+    ending = threading.Event()
+
+    def end(number: int, frame: object) -> None:
+        if ending.is_set():
+            os._exit(128 + number)
+        ending.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

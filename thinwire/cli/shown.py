@@ -1,0 +1,76 @@
+"""A run as one JSON document: what `runs show --json` and `run --json` print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinwire.store import RoundRow, RunRow, Store
+
+
+def total(up: int | None, down: int | None) -> int | None:
+    """Bytes both ways; None where no wire is."""
+    return None if up is None or down is None else up + down
+
+
+def run_document(store: Store, run_id: str) -> dict[str, Any]:
+    row = store.run(run_id)
+    return run_summary(row) | {"rounds": [_round(r) for r in store.rounds(row.run_id)]}
+
+
+def run_summary(row: RunRow) -> dict[str, Any]:
+    """A run without its rounds."""
+    return {
+        "run_id": row.run_id,
+        "task": row.task,
+        "source": row.source,
+        "status": row.status,
+        "status_text": row.status_text,
+        "exit_code": row.exit_code,
+        "rounds_total": row.rounds_total,
+        "rounds_closed": row.rounds_closed,
+        "version": row.version,
+        "model_digest": row.model_digest,
+        "parameters": row.size,
+        "metrics": row.metrics,
+        "best_version": row.best_version,
+        "best_value": row.best_value,
+        "late": row.late,
+        "dropped": row.dropped,
+        "failed": row.failed,
+        "payload_up": row.payload_up,
+        "payload_down": row.payload_down,
+        "wire_up": row.wire_up,
+        "wire_down": row.wire_down,
+        "dense_up": row.dense_up,
+        "dense_down": row.dense_down,
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
+        "plan": row.plan,
+    }
+
+
+def _round(row: RoundRow) -> dict[str, Any]:
+    return {
+        "round": row.round,
+        "reason": row.reason,
+        "asked": row.asked,
+        "folded": row.folded,
+        "late": row.late,
+        "failed": row.failed,
+        "dropped": row.dropped,
+        "seconds": row.seconds,
+        "payload_bytes": total(row.payload_up, row.payload_down),
+        "wire_bytes": total(row.wire_up, row.wire_down),
+        "payload_up": row.payload_up,
+        "payload_down": row.payload_down,
+        "wire_up": row.wire_up,
+        "wire_down": row.wire_down,
+        "version": row.version,
+        "codec": row.codec,
+        "deadline_s": row.deadline_s,
+        "metrics": row.metrics,
+        "train_metrics": row.train_metrics,
+        "spent": row.spent,
+    }

@@ -1,0 +1,98 @@
+"""A model version out of a run's folder: by number of its round, the best, or the last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.cli.model_file import write_model_file
+from thinwire.cli.places import aggregator_home
+
+if TYPE_CHECKING:
+    from thinwire.core import Layout, Vector
+    from thinwire.store import ModelRow, RunRow, Store
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A version with everything that it consists of."""
+
+    run: RunRow
+    row: ModelRow
+    layout: Layout
+    params: Vector
+    buffers: Vector
+    metrics: Mapping[str, float]
+
+    def about(self) -> dict[str, str]:
+        """What the exported file says of itself."""
+        from thinwire import __version__
+
+        return {
+            "thinwire": __version__,
+            "run": self.run.run_id,
+            "task": self.run.task,
+            "version": str(self.row.version),
+            "digest": self.row.digest,
+            "layout_digest": self.layout.digest,
+            "metrics": json.dumps(dict(self.metrics)),
+        }
+
+    def export(self, path: Path) -> list[str]:
+        return write_model_file(path, self.layout, self.params, self.buffers, self.row.counters, self.about())
+
+
+def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> StoredModel:
+    """`which` is "last", "best" or a round's number (0: the first model)."""
+    from thinwire.core import Layout
+    from thinwire.core.errors import NotFound
+    from thinwire.core.events import ModelStored
+    from thinwire.server.versions import Versions
+
+    run = store.run(run_id)
+    version = _version(store, run, which)
+    row = next((m for m in store.models(run.run_id) if m.version == version), None)
+    layout = Layout.from_json(run.layout)
+    folder = Versions(aggregator_home(home).run(run.run_id), layout)
+    if row is None or not folder.path(version).exists():
+        raise NotFound(
+            f"{run.run_id} no longer has the model of round {which}",
+            why=f'its plan keeps "{run.plan["run"]["keep"]}"',
+            hint='--round best or last; [run] keep = "all" keeps every round\'s',
+        )
+    stored = ModelStored(row.at, row.version, row.digest, row.file, row.parts, row.counters)
+    params, buffers = folder.read(stored)
+    return StoredModel(run, row, layout, params, buffers, _metrics(store, run, version))
+
+
+def _version(store: Store, run: RunRow, which: str) -> int:
+    from thinwire.core.errors import NotFound, UsageError
+
+    if which == "last":
+        return run.version
+    if which == "best":
+        return run.version if run.best_version is None else run.best_version
+    if not which.isdigit():
+        raise UsageError(f"--round {which!r} cannot be", why="it is a number, best or last", hint="--round best")
+    if which == "0":
+        return 0
+    made = {r.round: r.version for r in store.rounds(run.run_id)}
+    version = made.get(int(which))
+    if version is None:
+        raise NotFound(
+            f"{run.run_id} has no closed round {which}",
+            why=f"it closed {run.rounds_closed}",
+            hint=f"thinwire runs show {run.run_id}",
+        )
+    return version
+
+
+def _metrics(store: Store, run: RunRow, version: int) -> Mapping[str, float]:
+    """What was measured of a version: stands beside the round that made it."""
+    if version == 0:
+        return run.metrics0
+    found = [r.metrics for r in store.rounds(run.run_id) if r.version == version and r.metrics]
+    return found[0] if found else {}

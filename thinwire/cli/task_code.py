@@ -1,0 +1,46 @@
+"""Which code a task's name means here: --task, then task.py beside the plan, then what is installed."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thinwire.client.task import LoadedTask
+
+GROUP = "thinwire.tasks"
+
+
+def task_spec(name: str, plan: Path, given: str | None) -> str:
+    """The NAME=MODULE that a plan's task resolves to; `TaskError` says all three ways when there is none."""
+    from thinwire.core.errors import TaskError
+
+    if given:
+        named, equals, module = given.partition("=")
+        if not equals:
+            return f"{name}={given}"
+        if named != name:
+            raise TaskError(
+                f"--task names {named!r}, the plan trains {name!r}",
+                why=f'{plan} says [run] task = "{name}"',
+                hint=f"--task {name}={module}",
+            )
+        return given
+    beside = plan.absolute().parent / "task.py"
+    if beside.is_file():
+        return f"{name}={beside}"
+    if found := [entry for entry in entry_points(group=GROUP) if entry.name == name]:
+        return f"{name}={found[0].value}"
+    raise TaskError(
+        f"no code for the task {name!r}",
+        why=f"no --task, no {beside}, no installed entry point {GROUP}:{name}",
+        hint=f"--task {name}=path/to/task.py; thinwire init DIR writes one",
+    )
+
+
+def load(name: str, plan: Path, given: str | None) -> LoadedTask:
+    """Import it."""
+    from thinwire.client.task import load_task
+
+    return load_task(task_spec(name, plan, given))

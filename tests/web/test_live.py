@@ -13,7 +13,7 @@ from typing import Any
 from thinwire.core.errors import DataLost
 from thinwire.core.home import hold
 from thinwire.web.live import Live, News
-from thinwire.web.service import aggregator
+from thinwire.web.service import aggregator, lock_beside
 
 
 class Journal:
@@ -121,3 +121,11 @@ def test_the_aggregator_is_there_while_it_holds_its_lock(tmp_path: Path):
     assert aggregator(lock)[0] == "gone"
     lock.write_text("not json")
     assert aggregator(lock)[0] == "gone"
+
+
+def test_the_lock_is_found_beside_the_database(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    assert lock_beside(url) is None
+    (tmp_path / "lock").write_text("{}")
+    assert lock_beside(url) == tmp_path / "lock"
+    assert lock_beside("postgresql+psycopg://host/name") is None

@@ -201,7 +201,7 @@ def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, l
             expect(page.get_by_role("alert")).to_have_count(0)
     expect(page.get_by_role("alert")).to_contain_text("What you see is as of")
     finish(run)
-    with serving(store.url, served.address):
+    with hold(lock, {}), serving(store.url, served.address):
         expect(page.locator(".beat")).to_have_text("live")
         expect(page.locator(".sentence")).to_contain_text("Done")
 

@@ -4,7 +4,7 @@
     --listen HOST:PORT  an address of this machine's loopback; port 0 takes a free one
     --root-path P       the path under which a proxy shows the page, as in /thinwire
     --origin URL        an address by which browsers call the page through a proxy (may be repeated)
-    --lock FILE         the aggregator's lock, to say when it is gone (AggregatorHome.lock)
+    --lock FILE         the aggregator's lock, to say when it is gone; by default the one beside the database
     --parent PID        end when this process is no longer our parent
     --token-file FILE   a token of 0600 for HTTP without a browser: Authorization: Bearer TOKEN
 
@@ -28,6 +28,7 @@ import uvicorn
 from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.store import Store
 from thinwire.web.app import create_app
+from thinwire.web.service import lock_beside
 from thinwire.web.settings import Settings, listen_address, origin, read_token, root_path
 
 PARENT_S = 0.25
@@ -63,7 +64,7 @@ def _serve(given: argparse.Namespace) -> int:
     with listener, Store.open(given.database) as store:
         settings = Settings(
             database=given.database, host=host, port=listener.getsockname()[1], root_path=root_path(given.root_path),
-            origins=frozenset(map(origin, given.origin)), lock=given.lock,
+            origins=frozenset(map(origin, given.origin)), lock=given.lock or lock_beside(store.url),
             token=read_token(given.token_file) if given.token_file else "",
         )  # fmt: skip
         server: uvicorn.Server

@@ -7,9 +7,15 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from thinwire.core.home import holder
+from thinwire.core.home import AggregatorHome, holder
 
 State = Literal["running", "gone", "unknown"]
+
+
+def lock_beside(url: str) -> Path | None:
+    """The lock of the state folder that this database lies in; None for a server's, or where no aggregator was."""
+    home = AggregatorHome(Path(url.removeprefix("sqlite:///")).parent)
+    return home.lock if url == f"sqlite:///{home.database}" and home.lock.exists() else None
 
 
 def aggregator(lock: Path | None) -> tuple[State, dict[str, Any]]:

@@ -44,6 +44,7 @@ class Past:
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
     barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
+    bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
     evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
     best: Evaluated | None = None
@@ -65,6 +66,7 @@ class Past:
                 self.model = event
             case RoundOpened():
                 self.open_round, self.rounds_opened = event, event.round
+                self.bases[event.round] = event.base_version
                 self.here |= event.asks.keys()
                 self.busy |= {device: (ask_id, event.round) for device, ask_id in event.asks.items()}
             case UpdateAccepted():

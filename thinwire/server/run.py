@@ -70,16 +70,10 @@ def _rounds(running: Running) -> None:
 
 def _one(running: Running, one: OneRound) -> None:
     one.run()
-    past, keep = running.past, running.plan.run.keep
-    if "all" not in keep:
-        held = {past.version, past.version - 1, 0, *(past.made_by.keys() & _held_versions(running))}
-        running.versions.prune(held | ({past.best.version} if past.best else set()))
-
-
-def _held_versions(running: Running) -> set[int]:
-    """Versions that a device may still be downloading."""
-    oldest = min((asked for _, asked in running.past.busy.values()), default=running.past.rounds_opened)
-    return {version for version, made in running.past.made_by.items() if made >= oldest - 1}
+    past = running.past
+    if "all" not in running.plan.run.keep:
+        downloading = {past.bases[asked] for _, asked in past.busy.values()}
+        running.versions.prune({0, past.version, past.version - 1, past.best.version if past.best else 0} | downloading)
 
 
 def _gather(running: Running) -> bool:

@@ -58,7 +58,6 @@ def serve(
     and the next one is begun.
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
-    store.record_restart()
     noted, presence, orders = NotedFleet(fleet, store, clock), Presence(), Orders(store)
     while not (ending.is_set() or orders.stop_service()):
         row = store.next_run()

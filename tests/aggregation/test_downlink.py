@@ -1,0 +1,156 @@
+"""The model on its way down: everyone at a version holds the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.aggregation.examples import made
+from thinwire.aggregation import Downlink, Shadow, digest, read_model, write_model
+from thinwire.core import Layout, Part, Tensor
+from thinwire.core.errors import BadPayload, CodecError, DataLost
+
+LAYOUT = Layout.of({"a": (300,), "b": (500,), "c": (200,)})
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.core.layout.SEGMENT_FLOATS", 500)
+    LAYOUT.__dict__.pop("segments", None)
+    assert len(LAYOUT.segments) == 3
+
+
+@pytest.mark.parametrize("spec", ["identity", "topk(0.05) > int8", "topk(0.05) > int8 > zstd", "fp16"])
+def test_every_device_holds_the_shadows_bits_whenever_it_comes(spec: str) -> None:
+    params = made(1000, 0, "normal", 0)
+    params[3] = -0.0
+    down = Downlink(LAYOUT, spec, params, keep=5)
+    always, seldom, absent = Shadow(LAYOUT, spec), Shadow(LAYOUT, spec), Shadow(LAYOUT, spec)
+    for step in range(20):
+        params = params + made(1000, step + 1, "normal", -4)
+        news = down.publish(params)
+        for device in [always] + [seldom] * (step % 3 == 0) + [absent] * (step in {0, 19}):
+            device.apply(down.frames_for(device.version), news.version, news.digest)
+            assert digest(device.params) == news.digest
+    assert absent.version == 20
+    assert np.abs(always.params - params).max() < 0.5  # what was left out came later
+
+
+def test_changes_are_sent_where_they_are_shorter_and_still_known() -> None:
+    params = made(1000, 0, "normal", 0)
+    down = Downlink(LAYOUT, "topk(0.05) > int8", params, keep=3)
+    for step in range(5):
+        params = params + made(1000, step, "normal", -4)
+        down.publish(params)
+    assert [name for name, _ in down.frames_for(4)] == ["5/0", "5/1", "5/2"]
+    assert [name for name, _ in down.frames_for(2)] == [f"{v}/{i}" for v in (3, 4, 5) for i in range(3)]
+    assert down.frames_for(5) == []
+    for held in (None, 1, 9):
+        assert [name for name, _ in down.frames_for(held)] == ["full/0", "full/1", "full/2"]
+
+
+def test_a_device_that_does_not_come_out_right_holds_nothing_and_resyncs() -> None:
+    params = made(1000, 0, "normal", 0)
+    down, device = Downlink(LAYOUT, "topk(0.05) > int8", params), Shadow(LAYOUT, "topk(0.05) > int8")
+    first = down.publish(params)
+    device.apply(down.frames_for(None), 1, first.digest)
+    device.params[7] += 1
+    news = down.publish(params + 1)
+    with pytest.raises(BadPayload, match="digest differs"):
+        device.apply(down.frames_for(device.version), news.version, news.digest)
+    assert device.version is None
+    device.apply(down.frames_for(None), news.version, news.digest)
+    assert digest(device.params) == news.digest
+
+
+def test_changes_without_a_model_and_parts_of_no_segment_are_refused() -> None:
+    down = Downlink(LAYOUT, "topk(0.05) > int8", made(1000, 0, "normal", 0))
+    news = down.publish(made(1000, 1, "normal", 0))
+    changes = [(f"1/{i}", change) for i, change in enumerate(news.changes)]
+    for frames in (changes, [("full/9", b"")], [("full/x", b"")], [("full/0", b"junk")]):
+        with pytest.raises(BadPayload):
+            Shadow(LAYOUT, "topk(0.05) > int8").apply(frames, 1, news.digest)
+
+
+def test_the_identity_downlink_keeps_no_second_model() -> None:
+    params = made(1000, 0, "normal", 0)
+    down = Downlink(LAYOUT, "identity", params)
+    down.publish(params)
+    assert down.shadow is params
+    assert down.log == {}
+
+
+def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thinwire.aggregation import Unbiased
+
+    monkeypatch.setattr("thinwire.aggregation.quantize.Int8.kind", lambda self: Unbiased(2.0))
+    with pytest.raises(CodecError, match="cannot carry the downlink"):
+        Downlink(LAYOUT, "int8", made(1000, 0, "normal", 0))
+
+
+BUFFERED = Layout.build([Tensor("w", (900,)), Tensor("bn.running_mean", (4,), "float32", "buffer")])
+
+
+def test_a_model_comes_back_from_its_file_bit_for_bit(tmp_path: Path) -> None:
+    for layout, buffers in ((LAYOUT, []), (BUFFERED, [1.5, -0.0, 3e-30, -7])):
+        params = made(layout.size, 1, "steep", 20)
+        params[::7] = -0.0
+        kept = np.array(buffers, np.float32)
+        parts, stored = write_model(tmp_path / "m", layout, params, kept)
+        back, own, read = read_model(tmp_path / "m", layout, parts)
+        assert back.tobytes() == params.tobytes()
+        assert own.tobytes() == kept.tobytes()
+        assert read == stored == digest(params)
+        body = (tmp_path / "m").read_bytes()
+        assert len(body) == sum(part.length for part in parts)
+        shadow = Shadow(layout, "identity")
+        at, named = 0, []
+        for part in parts:
+            if part.name != "buffers":
+                named.append((part.name, body[at : at + part.length]))
+            at += part.length
+        assert shadow.apply(named, 0, stored).tobytes() == params.tobytes()
+
+
+def test_a_damaged_model_file_is_data_lost(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    params, buffers = made(900, 1, "normal", 0), np.ones(4, np.float32)
+    parts, stored = write_model(path, BUFFERED, params, buffers)
+    whole = path.read_bytes()
+    for broken in (whole[:-1], whole[:100], b"", b"x" + whole[1:], whole[:-1] + b"x"):
+        path.write_bytes(broken)
+        with pytest.raises(DataLost):
+            read_model(path, BUFFERED, parts)
+    path.write_bytes(whole[:200] + b"xxxx" + whole[204:])
+    assert read_model(path, BUFFERED, parts)[2] != stored
+    with pytest.raises(DataLost):
+        read_model(path, BUFFERED, [Part("full/0", 1, "")])
+
+
+def test_a_disk_that_refuses_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DataLost, match="cannot write"):
+        write_model(tmp_path / "m", LAYOUT, made(1000, 0, "normal", 0), np.zeros(0, np.float32))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writing_and_reading_a_model_takes_no_second_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tracemalloc
+
+    monkeypatch.setattr("thinwire.core.layout.SEGMENT_FLOATS", 2**20)
+    layout = Layout.of({"a": (2**20,), "b": (2**20,)})
+    params, none = np.ones(2**21, np.float32), np.zeros(0, np.float32)
+    tracemalloc.start()
+    parts, _ = write_model(tmp_path / "m", layout, params, none)
+    written = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    read_model(tmp_path / "m", layout, parts)
+    read = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert written < 2**20
+    assert read < params.nbytes + 2**20

@@ -1,0 +1,88 @@
+"""From a spec to a codec, and what is refused with a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.aggregation import Contractive, ResidualOnly, Unbiased, codecs, feedback, parse, with_layers
+from thinwire.aggregation.codec import chained
+from thinwire.core import Layout
+from thinwire.core.errors import CodecError
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("identity", "identity"),
+        ("zstd", "identity > zstd"),
+        ("topk(1e-2)>identity", "topk(0.01)"),
+        (" topk( 0.0100 ) >int8> delta > pack >zstd ", "topk(0.01) > int8 > zstd"),
+        ("layers(*.bias = fp16;*=int8)", 'layers("*.bias"=fp16; *=int8)'),
+    ],
+)
+def test_a_spec_has_one_canonical_form(written: str, canonical: str) -> None:
+    assert parse(written).spec == canonical
+    assert parse(canonical) == parse(written)
+
+
+@pytest.mark.parametrize(
+    ("spec", "what", "hint"),
+    [
+        ("topq(0.1)", "no codec 'topq'", "topk"),
+        ("", "cannot read ''", "topk(0.01) > int8 > zstd"),
+        ("topk", "topk() has no ratio", "topk(0.01)"),
+        ("topk(x)", "topk(x) has no ratio", "topk(0.01)"),
+        ("topk(2)", "topk(2) cannot be", "topk(0.01)"),
+        ("topk(0)", "topk(0) cannot be", "topk(0.01)"),
+        ("topk(-0.1)", "topk(-0.1) cannot be", "topk(0.01)"),
+        ("topk(nan)", "topk(nan) cannot be", "topk(0.01)"),
+        ("topk(inf)", "topk(inf) cannot be", "topk(0.01)"),
+        ("topk(1e-400)", "topk(1e-400) cannot be", "topk(0.01)"),
+        ("int8(3)", "int8 takes no argument", "int8"),
+        ("int8 > topk(0.1)", "no sensible order", "topk(0.1) > int8"),
+        ("int8 > fp16", "no sensible order", "int8"),
+        ("topk(0.1) > topk(0.2)", "no sensible order", "topk(0.1)"),
+        ("zstd > int8", "no sensible order", "int8 > zstd"),
+        ("int8 > zstd > pack", "no sensible order", "int8 > pack > zstd"),
+        ("int8 > zstd > zstd", "no sensible order", "int8 > zstd"),
+        ("int8 > delta", "has nothing to code", "pack"),
+        ("int8 >", "cannot read ''", "topk(0.01) > int8 > zstd"),
+        ("layers(*.bias=fp16)", "the last rule must be for *", "; *=topk(0.01) > int8"),
+        ("layers(*=fp16; *=int8)", "two rules for *", ""),
+        ("layers()", "cannot read the rule", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'),
+        ("layers(*=layers(*=int8))", "cannot read the rule", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'),
+        ("x" * 5000, "a codec of 5000 characters", ""),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused_with_what_would_do(spec: str, what: str, hint: str) -> None:
+    with pytest.raises(CodecError) as refused:
+        codecs.parse(spec)
+    assert what in refused.value.what
+    assert refused.value.hint == hint
+
+
+def test_a_plans_rules_become_one_spec() -> None:
+    assert with_layers("topk(0.010) > int8", {}) == "topk(0.01) > int8"
+    spec = with_layers("topk(0.01) > int8", {"*.bias": "fp16", "head.*": "identity"})
+    assert spec == 'layers("*.bias"=fp16; "head.*"=identity; *=topk(0.01) > int8)'
+
+
+def test_the_kind_of_a_chain_follows_from_its_steps() -> None:
+    assert chained(Contractive(0.5), Unbiased(0.5)) == Contractive(0.25)
+    assert chained(Contractive(0.5), Contractive(0.5)) == Contractive(0.25)
+    assert chained(Unbiased(0), Unbiased(0.5)) == Unbiased(0.5)
+    assert chained(ResidualOnly(), Contractive(0.5)) == ResidualOnly()
+    worse = chained(Contractive(0.5), Unbiased(3.0))
+    assert isinstance(worse, Contractive)
+    assert worse.delta <= 0
+    layered = parse('layers("a"=int8; *=topk(0.1))').bind(Layout.of({"a": (9,), "b": (9,)}))
+    assert layered.kind == Contractive(0.1)
+
+
+def test_feedback_stands_around_what_contracts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    codecs.require_contraction("topk(0.01) > int8 > zstd")
+    codecs.require_contraction("identity")
+    monkeypatch.setattr("thinwire.aggregation.quantize.Int8.kind", lambda self: Unbiased(1.5))
+    for spec in ("int8", "topk(0.5) > int8", "layers(a=int8; *=fp16)"):
+        with pytest.raises(CodecError, match="would diverge"):
+            feedback(parse(spec)).bind(Layout.of({"a": (8,), "b": (8,)}))

@@ -1,0 +1,36 @@
+"""Write the golden files anew: `python -m tests.aggregation.write_golden`.
+
+They hold what a codec's bits are. A change of them is a change of the format: frames in outboxes, logs and spools of
+running installations could not be read any more. So they are written by hand, deliberately, and reviewed as such.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.aggregation.examples import SPECS, fixed_vector, layout_of
+from thinwire.aggregation import parse
+from thinwire.core import Key
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+def name_of(spec: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", spec.lower()).strip("-")
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.iterdir():
+        old.unlink()
+    x = fixed_vector()
+    for spec in SPECS:
+        codec = parse(spec).bind(layout_of(x.size))
+        payload = codec.encode(x.copy(), codec.init(), Key(1, 2)).payload
+        (FOLDER / f"{name_of(spec)}.frame").write_bytes(payload)
+        (FOLDER / f"{name_of(spec)}.f4").write_bytes(codec.decode(payload).astype("<f4").tobytes())
+
+
+if __name__ == "__main__":
+    main()

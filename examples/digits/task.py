@@ -1,0 +1,27 @@
+"""Handwritten digits: 1 797 images of 8 x 8 pixels, ten classes, and an MLP of 9 610 parameters."""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thinwire.client import Site, Split, held_out, own_part
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def data(site: Site) -> Split:
+    """This site's part of the common set; a fifth of it is kept for measuring."""
+    images, labels = load_digits(return_X_y=True)
+    pixels, digits = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+    train, test = held_out(own_part(labels, site), 0.2, site)
+    return Split(TensorDataset(pixels[train], digits[train]), TensorDataset(pixels[test], digits[test]))
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    pixels, digits = batch
+    return nn.functional.cross_entropy(model(pixels), digits)

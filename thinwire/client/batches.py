@@ -1,0 +1,158 @@
+"""Batches of a task's data: by index and in an order that a key decides, or as its own DataLoader gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+
+from thinwire.client.seeding import seed_all
+from thinwire.client.site import Split
+from thinwire.core.errors import TaskError
+from thinwire.core.keys import Key, derive, seed63
+
+Fetch = Callable[[torch.Tensor], Any]
+
+
+def as_split(data: Any) -> Split:
+    """What `data(site)` gave, as train and test; `TaskError` when it is no data."""
+    split = data if isinstance(data, Split) else Split(data)
+    for name, part in (("train", split.train), ("test", split.test)):
+        if part is None and name == "test":
+            continue
+        if not (isinstance(part, (DataLoader, IterableDataset)) or _indexed(part)):
+            raise TaskError(
+                f"data(site) gave {type(part).__name__} as {name}",
+                why="it must be a Dataset (with __len__ and __getitem__) or a DataLoader",
+                hint="torch.utils.data.TensorDataset(inputs, targets)",
+            )
+    if count(split.train) == 0:
+        raise TaskError("data(site) gave no examples to train on", hint="another --partition or --split")
+    return split
+
+
+def _indexed(data: Any) -> bool:
+    return isinstance(data, Sized) and hasattr(data, "__getitem__")
+
+
+def count(data: Any) -> int | None:
+    """How many examples there are, where that can be known."""
+    if isinstance(data, DataLoader):
+        return count(data.dataset)
+    return len(data) if isinstance(data, Sized) else None
+
+
+def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
+    """Batches without end, for a number of steps: one permutation after the other, each batch full.
+
+    A DataLoader is gone through again and again, in its own order.
+    """
+    if isinstance(data, (DataLoader, IterableDataset)):
+        for epoch in _forever():
+            yield from _never_empty(one_pass(data, batch, derive(key, epoch)))
+    fetch, size = _fetch(data), len(data)
+    batch, order = min(batch, size), torch.empty(0, dtype=torch.int64)
+    for epoch in _forever():
+        order = torch.cat([order, _permutation(size, derive(key, "order", epoch))])
+        whole = len(order) // batch * batch
+        for indices in order[:whole].split(batch):
+            yield fetch(indices)
+        order = order[whole:]
+
+
+def one_pass(data: Any, batch: int, key: Key) -> Iterator[Any]:
+    """Each example once; the last batch may be smaller."""
+    if isinstance(data, IterableDataset):
+        data = DataLoader(data, batch)
+    if isinstance(data, DataLoader):
+        seed_all(derive(key, "order"))  # its sampler draws from the global generator
+        if isinstance(data.generator, torch.Generator):
+            data.generator.manual_seed(seed63(derive(key, "order")))
+        yield from data
+        return
+    fetch = _fetch(data)
+    for indices in _permutation(len(data), derive(key, "order")).split(batch):
+        yield fetch(indices)
+
+
+def in_order(data: Any, batch: int) -> Iterator[Any]:
+    """Each example once, for measuring."""
+    if isinstance(data, (DataLoader, IterableDataset)):
+        yield from one_pass(data, batch, Key(0))
+        return
+    fetch = _fetch(data)
+    for indices in torch.arange(len(data)).split(batch):
+        yield fetch(indices)
+
+
+def passes(data: Any, epochs: float, batch: int) -> int | None:
+    """Batches in so many epochs; None where the data's length is not known."""
+    if isinstance(data, DataLoader):
+        try:
+            return max(1, round(epochs * len(data)))
+        except TypeError:
+            return None
+    size = count(data)
+    return None if size is None else max(1, round(epochs * -(-size // batch)))
+
+
+def moved(batch: Any, device: str) -> Any:
+    """The batch with all its tensors on the device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch
+
+
+def examples_in(batch: Any) -> int:
+    """The length of the first tensor that is found."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 1
+    parts: Iterable[Any] = (
+        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else ()
+    )
+    return next((examples_in(part) for part in parts if not isinstance(part, (str, bytes))), 1)
+
+
+def _fetch(data: Any) -> Fetch:
+    """How examples are taken by index: tensors at once, anything else one by one."""
+    if (tensors := _tensors(data)) is not None:
+        return lambda indices: [tensor[indices] for tensor in tensors]
+    if hasattr(data, "__getitems__"):
+        return lambda indices: default_collate(data.__getitems__(indices.tolist()))
+    return lambda indices: default_collate([data[i] for i in indices.tolist()])
+
+
+def _tensors(data: Any) -> tuple[torch.Tensor, ...] | None:
+    if type(data) is TensorDataset:
+        return data.tensors
+    if type(data) is Subset and (inner := _tensors(data.dataset)) is not None:
+        return tuple(tensor[torch.as_tensor(data.indices)] for tensor in inner)
+    return None
+
+
+def _permutation(size: int, key: Key) -> torch.Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed63(key)))
+
+
+def _forever() -> Iterator[int]:
+    epoch = 0
+    while True:
+        yield epoch
+        epoch += 1
+
+
+def _never_empty(batches: Iterator[Any]) -> Iterator[Any]:
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch
+    if empty:
+        raise TaskError("data(site) gave a DataLoader without a batch", hint="drop_last=False, or a smaller batch")

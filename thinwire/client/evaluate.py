@@ -1,0 +1,119 @@
+"""Measuring a model as sums and counts, so that the figures of many clients can be pooled."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from thinwire.client.batches import examples_in, in_order, moved
+from thinwire.client.seeding import seeded
+from thinwire.core.errors import TaskError
+from thinwire.core.keys import Key
+
+if TYPE_CHECKING:
+    from thinwire.client.task import LoadedTask
+
+BATCH = 512
+Sums = dict[str, tuple[float, float]]
+
+
+class Cancelled(Exception):
+    """The aggregator has withdrawn the ask: nobody waits for its answer."""
+
+
+def never() -> bool:
+    return False
+
+
+def evaluate(
+    module: nn.Module,
+    task: LoadedTask,
+    data: Any,
+    *,
+    device: str = "cpu",
+    cancelled: Callable[[], bool] = never,
+) -> Sums:
+    """{name: (sum, count)} over the data: the task's `metrics`, else loss and, for a classifier, accuracy.
+
+    A loss is the mean of its batch. A metric whose sum is NaN or infinite is left out: it says nothing.
+    """
+    totals: dict[str, list[float]] = {}
+    was_training = module.training
+    module.eval()
+    try:
+        with seeded(Key(0)), torch.no_grad(), _outputs(module) as output:
+            for batch in in_order(data, BATCH):
+                if cancelled():
+                    raise Cancelled
+                here = moved(batch, device)
+                for name, (value, count) in _measure(module, task, here, output).items():
+                    entry = totals.setdefault(name, [0.0, 0.0])
+                    entry[0] += value
+                    entry[1] += count
+    finally:
+        module.train(was_training)
+    return {name: (total, n) for name, (total, n) in totals.items() if math.isfinite(total) and math.isfinite(n)}
+
+
+def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any]) -> Sums:
+    found: Sums = {}
+    own = task.optional("metrics")
+    if own is not None:
+        found = _checked(own(module, batch))
+    if "loss" not in found:
+        output.clear()
+        examples = examples_in(batch)
+        found = {"loss": (float(as_loss(task.module.loss(module, batch))) * examples, float(examples)), **found}
+        if own is None and output:
+            found |= accuracy(output[-1], batch)
+    return found
+
+
+def as_loss(value: Any) -> torch.Tensor:
+    """What `loss` gave, when it is one number."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.reshape(())
+    shape = (
+        f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    )
+    raise TaskError(f"loss(model, batch) gave {shape}", why="it must give one number", hint="take the batch's mean")
+
+
+def accuracy(output: Any, batch: Any) -> Sums:
+    """Of a classifier: logits (N, C), and as the batch's last tensor N integers from 0 to C - 1; else nothing."""
+    targets = batch[-1] if isinstance(batch, (list, tuple)) and len(batch) > 1 else None
+    if not (isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor)):
+        return {}
+    fits = output.dim() == 2 and output.shape[1] > 1 and output.is_floating_point()
+    if not (fits and targets.dtype == torch.int64 and targets.shape == output.shape[:1]):
+        return {}
+    return {"accuracy": (float((output.argmax(1) == targets).sum()), float(len(targets)))}
+
+
+def _checked(metrics: Any) -> Sums:
+    try:
+        if not isinstance(metrics, Mapping):
+            raise TypeError
+        return {str(name): (float(value), float(count)) for name, (value, count) in metrics.items()}
+    except (TypeError, ValueError):
+        raise TaskError(
+            "metrics(model, batch) gave something else than sums and counts",
+            why="clients' figures are pooled as sum / count",
+            hint='return {"accuracy": (correct, len(targets))}',
+        ) from None
+
+
+@contextlib.contextmanager
+def _outputs(module: nn.Module) -> Iterator[list[Any]]:
+    """What the module gave each time it was called: the loss's own forward pass serves the accuracy too."""
+    seen: list[Any] = []
+    handle = module.register_forward_hook(lambda _module, _given, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()

@@ -1,0 +1,107 @@
+"""Between frames and vectors: an ask's parts to the base model, a change to an answer's parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from thinwire.aggregation import BoundCodec, encode_buffers, feedback, float_buffers, parse
+from thinwire.aggregation.buffers import buffer_codec
+from thinwire.aggregation.downlink import Shadow
+from thinwire.aggregation.feedback import RESIDUAL
+from thinwire.core.errors import BadPayload, NonFiniteUpdate
+from thinwire.core.keys import Key
+from thinwire.core.layout import Layout
+from thinwire.core.types import Ask, Part, Payload, Vector
+
+BUFFERS = "buffers"
+NORM_BLOCK = 1 << 16
+
+
+def parts_of(bundle: Path | None, parts: Sequence[Part]) -> Iterator[tuple[str, Payload]]:
+    """(name, bytes) of each part, one at a time in memory; `BadPayload` for one that is not what its head says."""
+    if not parts:
+        return
+    if bundle is None:
+        raise BadPayload("an ask without its parts")
+    with open(bundle, "rb") as file:
+        for part in parts:
+            data = file.read(part.length)
+            if len(data) != part.length or hashlib.sha256(data).hexdigest() != part.sha256:
+                raise BadPayload(f"the part {part.name} arrived damaged", why="its digest differs")
+            yield part.name, data
+
+
+def take_base(ask: Ask, bundle: Path | None, shadow: Shadow) -> Vector | None:
+    """Bring the shadow to the ask's version; gives the float buffers that came with it. BadPayload: it is not that."""
+    buffers: list[Vector] = []
+
+    def frames() -> Iterator[tuple[str, Payload]]:
+        for name, data in parts_of(bundle, ask.parts):
+            if name == BUFFERS:
+                buffers.append(buffer_codec(shadow.layout, "identity").decode(data))
+            else:
+                yield name, data
+
+    try:
+        shadow.apply(frames(), ask.base_version, ask.base_digest)
+    except (ValueError, IndexError) as error:
+        raise BadPayload("the model's parts are not those of this layout") from error
+    return buffers[0] if buffers else None
+
+
+def bound(spec: str, layout: Layout, with_feedback: bool) -> BoundCodec:
+    """The uplink's codec as this device encodes with it."""
+    codec = parse(spec)
+    return feedback(codec).bind(layout) if with_feedback else codec.bind(layout)
+
+
+def encode(
+    change: Vector, residual: Vector | None, spec: str, layout: Layout, key: Key, with_feedback: bool
+) -> tuple[list[Payload], Vector | None]:
+    """Each segment's frame, and the new residual (None: without feedback). `change` is donated, `residual` is not."""
+    codec, payloads = bound(spec, layout, with_feedback), list[Payload]()
+    for segment in layout.segments:
+        state = codec.init(segment.index)
+        if with_feedback and residual is not None:
+            state[RESIDUAL] = residual[segment.span]
+        encoded = codec.encode(change[segment.span], state, key, segment.index)
+        payloads.append(encoded.payload)
+        if with_feedback and encoded.state[RESIDUAL].base is not change:
+            change[segment.span] = encoded.state[RESIDUAL]
+    return payloads, change if with_feedback else None
+
+
+def refund(bundle: Path | None, parts: Sequence[Part], spec: str, layout: Layout, residual: Vector | None) -> Vector:
+    """The residual with a dropped update put back: what was decoded from its frames, and nothing of its buffers."""
+    back: Vector = residual.copy() if residual is not None else np.zeros(layout.size, np.float32)
+    codec = parse(spec).bind(layout)
+    for name, data in parts_of(bundle, parts):
+        if name != BUFFERS:
+            segment = layout.segments[int(name.partition("/")[2])]
+            codec.decode_add(data, 1.0, back[segment.span], segment=segment.index)
+    return back
+
+
+def packed(payloads: Sequence[Payload], layout: Layout, buffers: Vector | None) -> tuple[tuple[Part, ...], bytes]:
+    """An answer's parts and its body: a frame for each segment, then the buffers where there are any to send."""
+    named = [(f"frame/{index}", payload) for index, payload in enumerate(payloads)]
+    if buffers is not None and float_buffers(layout):
+        if not np.isfinite(buffers).all():
+            raise NonFiniteUpdate(
+                "a buffer holds NaN or infinity", why="training diverged", hint="a smaller [local] lr"
+            )
+        named.append((BUFFERS, encode_buffers(layout, buffers)))
+    parts = tuple(Part(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in named)
+    return parts, b"".join(data for _, data in named)
+
+
+def norm(vector: Vector | None) -> float:
+    """L2, summed in float64 block by block."""
+    if vector is None:
+        return 0.0
+    blocks = (vector[at : at + NORM_BLOCK] for at in range(0, vector.size, NORM_BLOCK))
+    return float(np.sqrt(sum(float(np.dot(block, block)) for block in blocks)))

@@ -1,0 +1,66 @@
+"""Exactly once, on the device's side: pure steps from one state to the next (design, section 6).
+
+An answer is in the outbox from its commit until a verdict on it comes. Sent again it is the same bytes under the same
+`update_id`, so the aggregator can tell. folded: forget it. dropped: what was sent goes back into the residual, and
+into nothing else. unknown: keep it. Law: at any moment `residual + what may still be folded + what was folded` is the
+sum of all changes that were given, up to rounding; a verdict that is told twice changes nothing the second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from thinwire.client.state import Entry, RunState
+from thinwire.core.types import ReplyHead, UpdateId, Vector, Verdict
+
+Refund = Callable[[Entry, Vector | None], Vector | None]  # (dropped answer, residual) -> new residual
+
+
+def find(state: RunState, ask_id: str) -> Entry | None:
+    """The answer that was made to this ask already."""
+    return next((entry for entry in state.outbox if entry.head.ask_id == ask_id), None)
+
+
+def settle(state: RunState, verdicts: Iterable[Verdict], refund: Refund) -> RunState:
+    """Carry out what became of earlier answers; ids that are not in the outbox were settled before."""
+    said = {verdict.update_id: verdict.outcome for verdict in verdicts}
+    kept, residual = [], state.residual
+    for entry in state.outbox:
+        outcome = said.get(entry.head.update_id, "unknown")
+        if outcome == "unknown":
+            kept.append(entry)
+        elif outcome == "dropped" and entry.head.parts:
+            residual = refund(entry, residual)
+    if len(kept) == len(state.outbox):
+        return state
+    return replace(state, outbox=tuple(kept), residual=residual)
+
+
+def expire(state: RunState, round_number: int, max_staleness: int) -> RunState:
+    """Discard answers on which no verdict came for so long that none will; not refunded: one may have been folded."""
+    kept = tuple(entry for entry in state.outbox if round_number - entry.round <= max_staleness)
+    return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
+
+
+def append(state: RunState, entry: Entry) -> RunState:
+    """Put a new answer in; its sequence is the state's from now on."""
+    if entry.head.update_id.sequence <= state.sequence:
+        raise ValueError(f"sequence {entry.head.update_id.sequence} was used before")
+    return replace(state, sequence=entry.head.update_id.sequence, outbox=(*state.outbox, entry))
+
+
+def delivered(state: RunState, head: ReplyHead) -> RunState:
+    """An answer without parts is done with when the other end has it: no verdict will come."""
+    kept = tuple(entry for entry in state.outbox if entry.head.parts or entry.head.update_id != head.update_id)
+    return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
+
+
+def over(state: RunState) -> RunState:
+    """The run has ended: only the sequence is kept, so that no id is ever used twice."""
+    return RunState(sequence=state.sequence)
+
+
+def next_id(state: RunState, run: str, device: str, seen: int) -> UpdateId:
+    """The next update's id: above what this device knows and above what the aggregator has `seen`."""
+    return UpdateId(run, device, max(state.sequence, seen) + 1)

@@ -1,0 +1,181 @@
+"""One ask, one answer: settle the verdicts, do the work, commit; only then may the answer leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from thinwire.aggregation.downlink import Shadow
+from thinwire.client import exchange, failures, outbox
+from thinwire.client.batches import as_split
+from thinwire.client.bench import Bench
+from thinwire.client.evaluate import Cancelled
+from thinwire.client.failures import CannotAnswer
+from thinwire.client.site import Site, Split
+from thinwire.client.state import Entry, RunFolder, RunState, Write, run_folder
+from thinwire.client.task import LoadedTask
+from thinwire.client.work import Job, Result, Say, work
+from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
+from thinwire.core.fleet import Delivery
+from thinwire.core.home import write_atomically
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead, Vector
+
+Reply = ReplyHead | Failure
+Answer = tuple[Reply, Path | None]  # with the file in which its parts stand one after the other
+KINDS: tuple[tuple[type[Exception], str], ...] = (
+    (NonFiniteUpdate, "non-finite"),
+    (BadPayload, "base-mismatch"),
+    (DataLost, "disk"),
+)
+
+
+class Session:
+    """A device's work for one task, over all runs that ask for it.
+
+    Law: an ask that was answered gets the same bytes again; whatever fails leaves the last commit as it was.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: LoadedTask,
+        folder: Path,
+        site: Site,
+        *,
+        slow_step_s: float = 0.0,
+        bench: Bench | None = None,
+        write: Write = write_atomically,
+        debug: bool = False,
+    ) -> None:
+        self.name, self.task, self.folder, self.site = name, task, folder, site
+        self.bench = bench or Bench(task, site.device)
+        self.slow_step_s, self.debug, self._write = slow_step_s, debug, write
+        self.seen: dict[str, int] = {}  # run -> the highest sequence that the aggregator has seen
+        self._split: Split | None = None
+        self._runs: dict[str, tuple[RunFolder, RunState]] = {}
+        self._shadows: dict[str, Shadow] = {}
+
+    def welcomed(self, sequences: Mapping[str, int]) -> None:
+        """Go on above what the aggregator has seen of this device."""
+        self.seen |= sequences
+
+    def answer(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0) -> Answer:
+        """The answer to an ask, committed. `Cancelled` when the ask was withdrawn meanwhile."""
+        try:
+            return self._answer(delivery, cancelled, say, queue_s)
+        except Cancelled:
+            raise
+        except Exception as error:  # whatever happens in a task's code is this ask's failure, not this program's end
+            if self.debug:
+                raise
+            failure = self._failure(error, delivery.ask)
+            say(f"round {delivery.ask.round}: failed, {failure.kind}: {error}")
+            return failure, None
+
+    def unsent(self) -> list[tuple[ReplyHead, Path | None]]:
+        """Everything on disk on which there is no verdict yet: what a new process sends again."""
+        found = []
+        for path in sorted((self.folder / "runs").glob("*/state.json")):
+            folder, state = self._state(path.parent.name, lambda line: None)
+            found += [(entry.head, folder.path(entry)) for entry in state.outbox]
+        return found
+
+    def delivered(self, reply: Reply) -> None:
+        """The other end has it."""
+        if isinstance(reply, ReplyHead) and reply.update_id.run in self._runs:
+            folder, state = self._runs[reply.update_id.run]
+            self._runs[reply.update_id.run] = folder, outbox.delivered(state, reply)
+
+    def _answer(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer:
+        ask = delivery.ask
+        folder, state = self._state(ask.run, say)
+        if (made := outbox.find(state, ask.ask_id)) is not None:
+            say(f"round {ask.round}: answered before, sent again")
+            return made.head, folder.path(made)
+        if ask.protocol > PROTOCOL:
+            raise CannotAnswer("protocol", f"the aggregator speaks protocol {ask.protocol}, this client {PROTOCOL}")
+        settled = self._settled(ask, folder, state, say)
+        head = ReplyHead(
+            ask.ask_id, outbox.next_id(state, ask.run, self.name, self.seen.get(ask.run, 0)), ask.base_version, 0
+        )
+        if ask.kind == "stop":
+            say(f"{ask.run} is over")
+            self._shadows.pop(ask.run, None)
+            return self._commit(ask, folder, Result(head, outbox.over(settled)))
+        if ask.kind not in ("train", "evaluate"):
+            raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
+        if isinstance(ask.plan, str):
+            raise CannotAnswer("need-plan", "the plan was sent by its digest only")
+        if settled is not state:
+            self._keep(ask.run, folder, settled)  # a verdict counts even if the work after it fails
+        job = Job(delivery, RunPlan.from_json(ask.plan), self.name, cancelled, say, queue_s, self.slow_step_s)
+        shadow = self._shadows.pop(ask.run, None) or Shadow(self.bench.layout, job.plan.downlink.codec)
+        result = work(job, head, settled, self.bench, self._data(), shadow)
+        if shadow.codec.spec != "identity":
+            self._shadows[ask.run] = shadow  # later versions come as changes to it
+        return self._commit(ask, folder, result)
+
+    def _state(self, run: str, say: Say) -> tuple[RunFolder, RunState]:
+        if run not in self._runs:
+            try:
+                folder = run_folder(self.folder, run, self._write)
+            except DataLost as error:
+                raise CannotAnswer("protocol", error.what) from error
+            state, said = folder.load()
+            for line in said:
+                say(line)
+            self._runs[run] = folder, state
+        return self._runs[run]
+
+    def _settled(self, ask: Ask, folder: RunFolder, state: RunState, say: Say) -> RunState:
+        """The state after the ask's verdicts, and without what is too old for one."""
+        layout, plan = self.bench.layout, {} if isinstance(ask.plan, str) else ask.plan
+        if state.layout_digest not in ("", layout.digest):
+            say(f"{ask.run}: the model has changed; what was not yet sent of the old one is lost")
+            state = RunState(sequence=state.sequence)
+
+        def back(entry: Entry, residual: Vector | None) -> Vector | None:
+            if plan.get("uplink", {}).get("feedback") == "none":
+                return residual
+            try:
+                back = exchange.refund(folder.path(entry), entry.head.parts, entry.head.codec, layout, residual)
+            except (OSError, BadPayload) as error:
+                say(f"round {entry.round}: its update was not used, and is damaged on this disk: {error}")
+                return residual
+            say(f"round {entry.round}: its update was not used, it goes into the next one")
+            return back
+
+        own = [verdict for verdict in ask.verdicts if verdict.update_id.device == self.name]
+        settled = outbox.settle(state, own, back)
+        if ask.kind != "train":
+            return settled
+        return outbox.expire(settled, ask.round, int(plan.get("cohort", {}).get("max_staleness", 5)))
+
+    def _data(self) -> Split:
+        if self._split is None:
+            self._split = as_split(self.task.module.data(self.site))
+        return self._split
+
+    def _commit(self, ask: Ask, folder: RunFolder, result: Result) -> Answer:
+        """From here on the answer exists: whatever happens, it is this one that is sent."""
+        head = result.head
+        entry = Entry(head, ask.round, f"{head.update_id.sequence}.parts" if head.parts else "")
+        state = outbox.append(result.state, entry)
+        self._keep(ask.run, folder, state, {entry.file: result.body} if entry.file else {})
+        return head, folder.path(entry)
+
+    def _keep(self, run: str, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+        folder.commit(state, parts)
+        self._runs[run] = folder, state
+
+    def _failure(self, error: Exception, ask: Ask) -> Failure:
+        kind = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error")
+        text = failures.place(error, self.task.file)
+        if isinstance(error, CannotAnswer):
+            kind, text = error.kind, str(error)
+        try:
+            failures.remember(self.folder, error, f"{ask.run}, round {ask.round}: {kind}")
+        except DataLost:
+            kind = "disk"
+        return Failure(kind, text, ask.ask_id, self.name)

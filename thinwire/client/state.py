@@ -1,0 +1,178 @@
+"""What a device keeps of one run, and how it is put on disk: all of it at one moment, or nothing.
+
+`runs/RUN/state.json` is the commit: it names the files that count (residual, local buffers, parts of each answer) with
+their digests. They are written and synced before it and removed after it, so that a crash at any moment leaves the
+state before or after a commit, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.home import disk_error, private_folder, write_atomically
+from thinwire.core.messages import reply_from_json, reply_to_json
+from thinwire.core.types import ReplyHead, Vector
+
+FORMAT = 1
+STATE = "state.json"
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it names a folder
+Write = Callable[[Path, bytes], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An answer that was made: its head, the round of its ask, and the file of its parts ("" where it has none)."""
+
+    head: ReplyHead
+    round: int
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Frozen: a step gives a new one. `residual` and `buffers` are flat vectors, None where all is zero or shared."""
+
+    sequence: int = 0
+    layout_digest: str = ""
+    residual: Vector | None = None
+    buffers: Vector | None = None  # with [local] buffers = "local"
+    counters: Mapping[str, int] = field(default_factory=dict)
+    outbox: tuple[Entry, ...] = ()
+
+
+class RunFolder:
+    """The files of one run. `write` may be replaced by one that does not sync, for simulations."""
+
+    def __init__(self, folder: Path, write: Write = write_atomically) -> None:
+        self.folder, self._write = folder, write
+        self._kept: dict[str, tuple[Vector, str]] = {}  # file -> what it holds, and its digest
+
+    def path(self, entry: Entry) -> Path | None:
+        return self.folder / entry.file if entry.file else None
+
+    def load(self) -> tuple[RunState, list[str]]:
+        """The last commit, and in words what of it could not be read: that part begins anew."""
+        path, said = self.folder / STATE, list[str]()
+        try:
+            raw = json.loads(path.read_bytes())
+            outbox = [self._entry(row) for row in raw["outbox"]]
+            state = RunState(int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]))
+        except FileNotFoundError:
+            return RunState(), []
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, BadPayload) as error:
+            return RunState(), [
+                f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
+            ]
+        for name in ("residual", "buffers"):
+            if raw.get(name):
+                try:
+                    state = replace(state, **{name: self._read(raw[name])})
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    said.append(f"the {name} of {self.folder.name} cannot be read ({error}); it begins at zero")
+        whole = [entry for entry in outbox if self._whole(entry)]
+        if len(whole) < len(outbox):
+            said.append(f"{len(outbox) - len(whole)} answers of {self.folder.name} are not on disk any more")
+        return replace(state, outbox=tuple(whole)), said
+
+    def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+        """Make the state durable, with the bytes of new outbox files; `DataLost` leaves the commit before."""
+        private_folder(self.folder)
+        for file, data in (parts or {}).items():
+            self._write(self.folder / file, data)
+        raw: dict[str, Any] = {
+            "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
+            "counters": dict(state.counters), "residual": None, "buffers": None,
+            "outbox": [{"head": reply_to_json(e.head), "round": e.round, "file": e.file} for e in state.outbox],
+        }  # fmt: skip
+        for name, vector in (("residual", state.residual), ("buffers", state.buffers)):
+            if vector is not None:
+                raw[name] = self._vector(name, state.sequence, vector)
+        self._write(self.folder / STATE, json.dumps(raw, separators=(",", ":")).encode())
+        self._tidy(
+            {STATE, *(e.file for e in state.outbox), *(raw[n]["file"] for n in ("residual", "buffers") if raw[n])}
+        )
+
+    def _vector(self, name: str, sequence: int, vector: Vector) -> dict[str, str]:
+        """Write a vector to a file of its own, unless it is there already."""
+        for file, (held, digest) in self._kept.items():
+            if held is vector and file.startswith(name):
+                return {"file": file, "sha256": digest}
+        names = (f"{name}-{sequence}-{n}.safetensors" for n in itertools.count())
+        file = next(name for name in names if not (self.folder / name).exists())  # never over one that may count
+        data = save({name: vector})
+        digest = hashlib.sha256(data).hexdigest()
+        self._write(self.folder / file, data)
+        self._kept = {f: kept for f, kept in self._kept.items() if not f.startswith(name)}
+        self._kept[file] = (vector, digest)
+        return {"file": file, "sha256": digest}
+
+    def _read(self, row: Mapping[str, str]) -> Vector:
+        name = _plain(row["file"])
+        data = (self.folder / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != row["sha256"]:
+            raise ValueError("it is damaged")
+        (vector,) = load(data).values()
+        out: Vector = np.array(vector, np.float32)
+        self._kept[name] = (out, row["sha256"])
+        return out
+
+    def _entry(self, row: Mapping[str, Any]) -> Entry:
+        head = reply_from_json(row["head"])
+        if not isinstance(head, ReplyHead):
+            raise TypeError("a failure is not kept")
+        return Entry(head, int(row["round"]), _plain(row["file"]) if row["file"] else "")
+
+    def _whole(self, entry: Entry) -> bool:
+        if not entry.file:
+            return True
+        try:
+            data = (self.folder / entry.file).read_bytes()
+        except OSError:
+            return False
+        at = 0
+        for part in entry.head.parts:
+            if hashlib.sha256(data[at : at + part.length]).hexdigest() != part.sha256:
+                return False
+            at += part.length
+        return at == len(data)
+
+    def _tidy(self, keep: set[str]) -> None:
+        """What does not count any more; a file that cannot be removed does no harm."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                if path.name not in keep:
+                    path.unlink(missing_ok=True)
+
+
+def _plain(file: str) -> str:
+    """A file's name that leads nowhere else."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}", file):
+        raise ValueError(f"{file!r} is no file of this folder")
+    return file
+
+
+def write_unsynced(path: Path, data: bytes) -> None:
+    """As `write_atomically` for what need not outlive this process."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def run_folder(folder: Path, run: str, write: Write = write_atomically) -> RunFolder:
+    """The folder of a run whose id came from outside; `DataLost` for one that no run can have."""
+    if not RUN_ID.fullmatch(run) or ".." in run:
+        raise DataLost(f"no run can be called {run[:80]!r}")
+    return RunFolder(folder / "runs" / run, write)

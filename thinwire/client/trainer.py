@@ -1,0 +1,161 @@
+"""Local training of a task: so many steps from the model that was given, in an order that a key decides."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from thinwire.client import batches
+from thinwire.client.evaluate import Cancelled, as_loss, never
+from thinwire.client.normaliser import Normaliser
+from thinwire.client.seeding import seed_all, seeded
+from thinwire.core.errors import NonFiniteUpdate, TaskError
+from thinwire.core.keys import Key, derive
+from thinwire.core.types import Work
+
+if TYPE_CHECKING:
+    from thinwire.client.task import LoadedTask
+    from thinwire.core.sections import LocalSection
+
+Progress = Callable[[int, int], None]  # steps done, steps in all (0: not known)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What was done: `examples` weigh the change, `a` divides it, `loss` is (sum, count) over the batches seen."""
+
+    examples: int
+    steps: int
+    a: float
+    loss: tuple[float, float]
+
+
+def nothing(done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class TorchTrainer:
+    """Data order, dropout and augmentation depend on the key given to `train` alone."""
+
+    task: LoadedTask
+    local: LocalSection
+    device: str = "cpu"
+    slow_step_s: float = 0.0  # the demo's slow client
+
+    def train(
+        self,
+        module: nn.Module,
+        data: Any,
+        work: Work,
+        key: Key,
+        progress: Progress = nothing,
+        cancelled: Callable[[], bool] = never,
+    ) -> Trained:
+        """Train the module in place. `Cancelled` and `NonFiniteUpdate` leave it half trained: nobody uses it then."""
+        module.train()
+        with seeded(key):
+            if (whole := self.task.optional("train")) is not None:
+                return self._theirs(whole(module, data, self.local))
+            return self._steps(module, data, work, key, progress, cancelled)
+
+    def _theirs(self, examples: Any) -> Trained:
+        """The whole loop was the task's: how its change scales with steps is not known, so it is taken as it is."""
+        if not isinstance(examples, int) or isinstance(examples, bool) or examples <= 0:
+            raise TaskError("train(model, data, local) must give the number of examples that were seen")
+        return Trained(examples, 0, 1.0, (0.0, 0.0))
+
+    def _steps(
+        self, module: nn.Module, data: Any, work: Work, key: Key, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Trained:
+        params = [p for p in module.parameters() if p.requires_grad]
+        optimizer = self._optimizer(params)
+        counted = Normaliser(self.local.momentum if self.local.optimizer == "sgd" else 0.0, lr=self.local.lr)
+        drawn, total = self._batches(data, work, derive(key, "data"))
+        summed, seen, steps = torch.zeros((), device=self.device), 0, 0
+        for group in _groups(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
+            if cancelled():
+                raise Cancelled
+            optimizer.zero_grad(set_to_none=True)
+            for batch in group:
+                here = batches.moved(batch, self.device)
+                loss = _differentiable(as_loss(self.task.module.loss(module, here)))
+                (loss / len(group) if len(group) > 1 else loss).backward()  # type: ignore[no-untyped-call]  # torch's
+                examples = batches.examples_in(here)
+                summed += loss.detach() * examples
+                seen += examples
+            if self.local.clip_grad is not None:
+                nn.utils.clip_grad_norm_(params, self.local.clip_grad)
+            optimizer.step()
+            counted.step()
+            steps += 1
+            progress(steps, total)
+            if self.slow_step_s:
+                time.sleep(self.slow_step_s)
+        if not torch.isfinite(summed):
+            raise NonFiniteUpdate(
+                "the loss became NaN or infinity", why="training diverged", hint="a smaller [local] lr"
+            )
+        return Trained(batches.count(data) or seen, steps, counted.a, (float(summed), float(seen)))
+
+    def _batches(self, data: Any, work: Work, key: Key) -> tuple[Iterator[Any], int]:
+        """The batches to train on, and the steps that they make (0: not known)."""
+        size, accumulate = work.batch, self.local.accumulate
+        if work.steps:
+            return itertools.islice(batches.shuffled(data, size, key), work.steps * accumulate), work.steps
+        epochs = self.local.epochs or 1.0
+        wanted = batches.passes(data, epochs, size)
+        endless = itertools.chain.from_iterable(
+            batches.one_pass(data, size, derive(key, epoch)) for epoch in itertools.count()
+        )
+        if wanted is None:
+            whole = max(1, round(epochs))
+            found = (batches.one_pass(data, size, derive(key, epoch)) for epoch in range(whole))
+            return itertools.chain.from_iterable(found), 0
+        return itertools.islice(endless, wanted), -(-wanted // accumulate)
+
+    def _optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        local = self.local
+        match local.optimizer:
+            case "sgd":
+                return torch.optim.SGD(params, local.lr, local.momentum, weight_decay=local.weight_decay)
+            case "adam":
+                return torch.optim.Adam(params, local.lr, weight_decay=local.weight_decay)
+            case "adamw":
+                return torch.optim.AdamW(params, local.lr, weight_decay=local.weight_decay)
+            case "task":
+                own = self.task.optional("optimizer")
+                if own is None:
+                    raise TaskError(
+                        '[local] optimizer = "task", and the task has no optimizer(params, local)',
+                        hint='[local] optimizer = "sgd"',
+                    )
+                made = own(params, local)
+                if not isinstance(made, torch.optim.Optimizer):
+                    raise TaskError(f"optimizer(params, local) gave a {type(made).__name__}, not a torch Optimizer")
+                return made
+
+
+def _differentiable(loss: torch.Tensor) -> torch.Tensor:
+    if not loss.requires_grad:
+        raise TaskError(
+            "loss(model, batch) does not depend on the model's parameters",
+            why="there is no gradient",
+            hint="no .detach(), .item() or torch.no_grad() on its way",
+        )
+    return loss
+
+
+def _groups(drawn: Iterator[Any], size: int, before: Callable[[int], None]) -> Iterator[list[Any]]:
+    """The batches of one step each; randomness is seeded anew before they are drawn."""
+    for step in itertools.count():
+        before(step)
+        group = list(itertools.islice(drawn, size))
+        if not group:
+            return
+        yield group

@@ -38,18 +38,18 @@ class Address:
 
     def require_loopback(self, option: str) -> None:
         """Refuse an address that others could reach: nothing leaves this machine without TLS."""
-        from thinwire.core.errors import Refused
+        from thinwire.core.errors import UsageError
 
         if not self.is_loopback:
-            raise Refused(
+            raise UsageError(
                 f"{option} {self} would be open to other machines",
                 why="this version has no TLS yet, and nothing leaves loopback without it",
                 hint=f"{option} 127.0.0.1:{self.port}",
             )
 
     def require_free(self, option: str) -> Address:
-        """This address with a port that is free at this moment; `Unreachable` says who to ask when it is taken."""
-        from thinwire.core.errors import Unreachable
+        """This address with a port that is free at this moment; `ThinwireError` when it is taken."""
+        from thinwire.core.errors import ThinwireError
 
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
@@ -58,7 +58,7 @@ class Address:
                 tried.bind((self.host, self.port))
             except OSError as error:
                 taken = error.errno == errno.EADDRINUSE
-                raise Unreachable(
+                raise ThinwireError(
                     f"cannot listen on {self}",
                     why="the port is taken by another process" if taken else error.strerror or str(error),
                     hint=f"{option} {self.host}:{self.port + 1 if self.port < 65535 else 0}, or stop the other process",

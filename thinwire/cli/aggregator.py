@@ -16,8 +16,12 @@ END_S = 30.0
 
 @app.command()
 def start(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="the door: where devices come")] = "127.0.0.1:9090",
-    page: Annotated[str, typer.Option(metavar="HOST:PORT", help="the page: where people look")] = "127.0.0.1:8080",
+    listen: Annotated[
+        str, typer.Option(envvar="THINWIRE_LISTEN", metavar="HOST:PORT", help="the door: where devices come")
+    ] = "127.0.0.1:9090",
+    page: Annotated[
+        str, typer.Option(envvar="THINWIRE_PAGE", metavar="HOST:PORT", help="the page: where people look")
+    ] = "127.0.0.1:8080",
     no_page: Annotated[bool, typer.Option("--no-page", help="without the page")] = False,
     background: Annotated[bool, typer.Option("--background", help="come back once it serves")] = False,
     home: Home = None,

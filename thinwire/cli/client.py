@@ -51,7 +51,9 @@ def status(name: Name = None, json: Json = False, home: Home = None) -> None:
     if json:
         say.document([{"name": one, "running": about is not None, **(about or {})} for one, about in rows])
     elif rows:
-        cells = [(one, "running" if a else "stopped", (a or {}).get("pid"), (a or {}).get("aggregator")) for one, a in rows]
+        cells = [
+            (one, "running" if a else "stopped", (a or {}).get("pid"), (a or {}).get("aggregator")) for one, a in rows
+        ]
         say.table(("client", "state", "process", "aggregator"), cells)
     else:
         say.note(f"no client was ever started in {clients}")

@@ -38,7 +38,16 @@ def list_(json: Json = False, home: Home = None) -> None:
 def _row(info: DeviceInfo) -> tuple[str, ...]:
     tasks = ", ".join(task["name"] + (" (broken)" if task.get("error") else "") for task in info.tasks)
     online, seen = "yes" if info.online else "no", say.ago(info.seen_at)
-    return info.row.name, info.row.state, online, seen, tasks, str(info.updates), say.size(info.payload_up), info.last_outcome
+    return (
+        info.row.name,
+        info.row.state,
+        online,
+        seen,
+        tasks,
+        str(info.updates),
+        say.size(info.payload_up),
+        info.last_outcome,
+    )
 
 
 def _document(info: DeviceInfo) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def first_model(
     store: Store, home: Path | None, plan: RunPlan, file: Path, made: Initial
 ) -> tuple[Vector, Vector, Mapping[str, int]]:
-    """(params, buffers, counters) that the plan says to begin with; a relative file stands beside the plan."""
+    """(params, buffers, counters) that the plan says to begin with; a relative file stands beside the plan or here."""
     from thinwire.cli.model_file import read_model_file
     from thinwire.cli.stored_model import stored_model
     from thinwire.core.errors import TaskError
@@ -34,4 +34,5 @@ def first_model(
             )
         return other.params, other.buffers, other.row.counters
     path = Path(init).expanduser()
-    return read_model_file(path if path.is_absolute() else file.absolute().parent / path, made.layout, made.buffers)
+    beside = file.absolute().parent / path
+    return read_model_file(beside if beside.exists() else path, made.layout, made.buffers)

@@ -38,5 +38,7 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or
     say.note(f"  thinwire task check {directory}/task.py --plan {directory}/plan.toml")
     say.note(f"  thinwire sim {directory}/plan.toml --clients 4")
     say.note("  thinwire aggregator start        (then, for each device:)")
-    say.note(f"  thinwire client start --aggregator http://127.0.0.1:9090 --task {name}={directory}/task.py --name NAME")
+    say.note(
+        f"  thinwire client start --aggregator http://127.0.0.1:9090 --task {name}={directory}/task.py --name NAME"
+    )
     say.note(f"  thinwire run {directory}/plan.toml")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from thinwire.core import Layout, Vector
     from thinwire.core.layout import Tensor
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-
 
 def write_model_file(
     path: Path, layout: Layout, params: Vector, buffers: Vector, counters: Mapping[str, int], about: Mapping[str, str]
@@ -26,11 +24,12 @@ def write_model_file(
     """Write the model at once or not at all; gives the tensors' names. `about` becomes the file's metadata."""
     from safetensors import serialize
 
+    from thinwire.aggregation import counters as counted
     from thinwire.core.home import write_atomically
 
     tensors = {t.name: _stored(t, params[t.offset : t.offset + t.size]) for t in layout.trained}
     tensors |= {t.name: _stored(t, values) for t, values in _float_buffers(layout, buffers)}
-    tensors |= {t.name: _counter(t, counters.get(t.name, 0)) for t in layout.buffers if t.dtype not in FLOATS}
+    tensors |= {t.name: _counter(t, counters.get(t.name, 0)) for t in counted(layout)}
     tensors |= {other: tensors[name] for other, name in layout.aliases if name in tensors}
     metadata = {**about, "format": "pt", "tied": " ".join(f"{other}={name}" for other, name in layout.aliases)}
     write_atomically(path, serialize(tensors, metadata), mode=0o644)
@@ -41,6 +40,7 @@ def read_model_file(path: Path, layout: Layout, zeros: Vector) -> tuple[Vector, 
     """(params, buffers, counters) of a file for this layout; `zeros` is the buffers' vector where it has none."""
     from safetensors import SafetensorError, safe_open
 
+    from thinwire.aggregation import counters as counted
     from thinwire.core.errors import DataLost, TaskError
 
     try:
@@ -60,18 +60,17 @@ def read_model_file(path: Path, layout: Layout, zeros: Vector) -> tuple[Vector, 
     for t, values in _float_buffers(layout, buffers):
         if t.name in found:
             values[:] = _flat(found[t.name])
-    counters = {t.name: int(found[t.name].max()) for t in layout.buffers if t.dtype not in FLOATS and t.name in found}
+    counters = {t.name: int(found[t.name].max()) for t in counted(layout) if t.name in found}
     return params, buffers, counters
 
 
 def _float_buffers(layout: Layout, buffers: Vector) -> list[tuple[Tensor, Vector]]:
     """Each float buffer with its place in the buffers' vector, which holds no integers."""
-    placed, at = [], 0
-    for t in layout.buffers:
-        if t.dtype in FLOATS:
-            placed.append((t, buffers[at : at + t.size]))
-            at += t.size
-    return placed
+    from thinwire.aggregation import float_buffers
+
+    found = float_buffers(layout)
+    ends = np.cumsum([0, *(t.size for t in found)])
+    return [(t, buffers[start : start + t.size]) for t, start in zip(found, ends[:-1], strict=True)]
 
 
 def _flat(values: NDArray[Any]) -> Vector:

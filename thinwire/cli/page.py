@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -17,16 +17,24 @@ from thinwire.cli.addresses import Address
 READY_S = 30.0
 PAUSE_S = 5.0  # between two starts of a page that ends by itself
 END_S = 5.0
-NAME = "thinwire.web"
 
 
 class Page:
     """`python -m thinwire.web` on the store, begun again when it ends by itself, ended with the aggregator."""
 
-    def __init__(self, database: str, address: Address, log: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        database: str,
+        lock: Path,
+        address: Address,
+        log: Path,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
         self.address, self._log, self._say = address, log, say
-        self._command = [sys.executable, "-m", "thinwire.cli.child", NAME]
-        self._command += ["--database", database, "--listen", str(address)]
+        self._environment = dict(environment)
+        self._command = [sys.executable, "-m", "thinwire.web", "--database", database, "--lock", str(lock)]
+        self._command += ["--listen", str(address), "--parent", str(os.getpid())]
         self._ending = threading.Event()
         self._process = self._begin()
         self._watch = threading.Thread(target=self._keep, name="page", daemon=True)
@@ -53,7 +61,7 @@ class Page:
         with open(self._log, "ab") as log:
             return subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                env={**os.environ, "THINWIRE_PARENT": str(os.getpid())}, start_new_session=True,
+                env=self._environment, start_new_session=True,
             )  # fmt: skip
 
     def _keep(self) -> None:

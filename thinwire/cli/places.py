@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,10 +41,21 @@ def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
 
 
 def alive(home: Path | None) -> dict[str, Any] | None:
-    """What the aggregator that is running on this folder wrote about itself, or None."""
+    """What the aggregator that is running on this folder wrote about itself, or None.
+
+    The lock is tried only while the process that wrote it lives: a try holds it for a moment, in which an aggregator
+    that starts would be turned away.
+    """
     from thinwire.core.home import AggregatorHome, find_home, holder
 
-    return holder(AggregatorHome(find_home(home) / "aggregator").lock)
+    lock = AggregatorHome(find_home(home) / "aggregator").lock
+    try:
+        os.kill(int(json.loads(lock.read_bytes() or b"{}")["pid"]), 0)
+    except PermissionError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return holder(lock)
 
 
 def require_alive(home: Path | None) -> dict[str, Any]:

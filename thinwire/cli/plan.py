@@ -74,7 +74,11 @@ def explain(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
         say.document(values)
         return
     rows = [
-        (f"[{section}] {name}", _toml(values[section][name]), "" if _is_default(field, values[section][name]) else "set")
+        (
+            f"[{section}] {name}",
+            _toml(values[section][name]),
+            "" if _is_default(field, values[section][name]) else "set",
+        )
         + (field.description or "",)
         for section, name, field in _keys()
     ]
@@ -108,7 +112,11 @@ def keys(
     """List the keys that a plan may have, with their defaults."""
     from thinwire.core.errors import NotFound
 
-    rows = [(f"[{s}] {name}", _default(field), field.description or "") for s, name, field in _keys() if section in (None, s)]
+    rows = [
+        (f"[{s}] {name}", _default(field), field.description or "")
+        for s, name, field in _keys()
+        if section in (None, s)
+    ]
     if not rows:
         known = ", ".join(dict.fromkeys(s for s, _, _ in _keys()))
         raise NotFound(f"a plan has no section [{section}]", why=f"it has {known}", hint="thinwire plan keys")
@@ -147,4 +155,10 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, dict):
         return "{" + ", ".join(f'"{name}" = {_toml(inner)}' for name, inner in value.items()) + "}"
-    return str(value).replace("'", '"') if isinstance(value, list) else f'"{value}"' if isinstance(value, str) else str(value)
+    return (
+        str(value).replace("'", '"')
+        if isinstance(value, list)
+        else f'"{value}"'
+        if isinstance(value, str)
+        else str(value)
+    )

@@ -105,4 +105,3 @@ class Teller:
         ready = [number for number in self.waiting if number < before]
         self.waiting = [number for number in self.waiting if number >= before]
         return [self.rounds[number].line(metrics if number == measured else {}) for number in ready]
-

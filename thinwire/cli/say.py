@@ -29,7 +29,9 @@ def note(text: str) -> None:
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
     """Columns as wide as they must be, two blanks between them; those named in `right` are set to the right."""
     shown = [[NOTHING if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
-    widths = [max(len(title), *(len(row[i]) for row in shown)) if shown else len(title) for i, title in enumerate(header)]
+    widths = [
+        max(len(title), *(len(row[i]) for row in shown)) if shown else len(title) for i, title in enumerate(header)
+    ]
     for row in [[title.upper() for title in header], *shown]:
         cells = [
             cell.rjust(width) if title in right else cell.ljust(width)
@@ -55,11 +57,13 @@ def size(count: float | None) -> str:
 def seconds(count: float | None) -> str:
     """A duration as people say it.
 
-    >>> seconds(0.42), seconds(75), seconds(7300)
-    ('0.42 s', '1 min 15 s', '2 h 1 min')
+    >>> seconds(0.0042), seconds(0.42), seconds(75), seconds(7300)
+    ('4.2 ms', '0.42 s', '1 min 15 s', '2 h 1 min')
     """
     if count is None:
         return NOTHING
+    if count < 0.1:
+        return f"{count * 1000:.2g} ms"
     if count < 60:
         return f"{count:.2f} s" if count < 10 else f"{count:.0f} s"
     minutes, rest = divmod(round(count), 60)

@@ -52,13 +52,12 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         stack.callback(store.close)
         store.record_restart()
         page_at = wanted.page.require_free("--page") if wanted.page else None
-        listen = wanted.listen.require_free("--listen")
-        fleet = FlowerFleet(store.roster, FileSpool(place.spool), host=listen.host, port=listen.port)
+        fleet = FlowerFleet(store.roster, FileSpool(place.spool), host=wanted.listen.host, port=wanted.listen.port)
         stack.callback(fleet.close)
         if page_at:
-            stack.enter_context(Page(store.url, page_at, place.root / "page.log", say.note))
+            stack.enter_context(Page(store.url, place.lock, page_at, place.root / "page.log", os.environ, say.note))
         about: dict[str, Any] = {
-            "version": __version__, "home": str(place.root.parent), "listen": str(listen),
+            "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
             "page": str(page_at) if page_at else None, "control_address": None,
         }  # fmt: skip
         write_about(lock, about)
@@ -77,7 +76,16 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
     with lock_file(place.lock):  # raises Held where one is running
         pass
     log = place.root / "service.log"
-    command = [sys.executable, "-m", "thinwire.cli", "aggregator", "start", *wanted.arguments(), "--home", str(place.root.parent)]
+    command = [
+        sys.executable,
+        "-m",
+        "thinwire.cli",
+        "aggregator",
+        "start",
+        *wanted.arguments(),
+        "--home",
+        str(place.root.parent),
+    ]
     with open(log, "wb") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True

@@ -1,0 +1,133 @@
+"""A task's dress rehearsal: one batch, one local step, one encode and one fold, in this process (`task check`)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from thinwire.aggregation import WeightedMean, parse, with_layers
+from thinwire.client import batches, exchange, tensors
+from thinwire.client.bench import Bench
+from thinwire.client.evaluate import as_loss, evaluate
+from thinwire.client.failures import place
+from thinwire.client.initial import initial_model
+from thinwire.client.trainer import TorchTrainer
+from thinwire.core.errors import TaskError, ThinwireError
+from thinwire.core.keys import Key
+from thinwire.core.types import Work
+
+if TYPE_CHECKING:
+    from thinwire.client.site import Site, Split
+    from thinwire.client.task import LoadedTask
+    from thinwire.core.layout import Layout
+    from thinwire.core.plan import RunPlan
+
+STEPS = 3  # timed; the first one also pays for what torch sets up
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was seen. Bytes are a round's payload; `peak_bytes` is this process's memory at its highest."""
+
+    parameters: int
+    tensors: int
+    buffers: int
+    frozen: int
+    layout_digest: str
+    train_examples: int | None
+    test_examples: int | None
+    batch: list[str]
+    loss_before: float
+    loss_after: float
+    metrics: dict[str, float]
+    step_s: float
+    peak_bytes: int
+    codec: str
+    up_bytes: int
+    down_bytes: int
+    dense_bytes: int
+
+
+def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
+    """Do it; `TaskError` says what is wrong with the task and at which of its lines."""
+    initial = initial_model(task, plan, plan.run.seed)
+    try:
+        split = batches.as_split(task.module.data(site))
+        batch = next(iter(batches.shuffled(split.train, plan.local.batch, Key(0, 1))))
+        return _rehearse(task, split, batch, plan, initial.layout, initial.vector)
+    except ThinwireError as error:
+        raise error if isinstance(error, TaskError) else TaskError(error.what, error.why, error.hint) from error
+    except Exception as error:  # whatever the task's code raises, at the line where it did
+        raise TaskError(
+            f"the task {task.name} raised {place(error, task.file)}",
+            why=str(error),
+            hint="breakpoint() there stops this command",
+        ) from error
+
+
+def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout: Layout, base: Any) -> Rehearsal:
+    bench = Bench(task)
+    module = bench.set_up(base.copy(), None, {})
+    before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
+    trainer = TorchTrainer(task, plan.local)
+    trained = trainer.train(module, one(batch), Work(1, plan.local.batch), Key(1))
+    change = (tensors.read(module, layout) - base) / (trained.a or 1.0)
+    after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
+    spec = with_layers(plan.uplink.codec, plan.uplink.layers)
+    payloads, _ = exchange.encode(change, None, spec, layout, Key(2), plan.uplink.feedback != "none")
+    mean = WeightedMean(parse(spec).bind(layout), layout)
+    mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
+    parts, _ = exchange.packed(payloads, layout, tensors.read_buffers(module, layout))
+    began = time.perf_counter()
+    trainer.train(module, one(batch), Work(STEPS, plan.local.batch), Key(3))
+    step_s = (time.perf_counter() - began) / STEPS
+    tested = next(iter(batches.in_order(split.test, plan.local.batch))) if split.test is not None else batch
+    sums = evaluate(module, task, one(tested))
+    dense = layout.size * 4
+    return Rehearsal(
+        layout.size, len(layout.trained), len(layout.buffers), len(layout.of_role("frozen")), layout.digest,
+        batches.count(split.train), batches.count(split.test) if split.test is not None else None, shapes(batch),
+        before, after, {name: total / n for name, (total, n) in sums.items() if n}, step_s, peak_bytes(), spec,
+        sum(part.length for part in parts), dense, dense,
+    )  # fmt: skip
+
+
+def _finite(loss: float, when: str, hint: str) -> float:
+    if not math.isfinite(loss):
+        raise TaskError(f"loss(model, batch) is {loss} {when}", why="a loss is one finite number", hint=hint)
+    return loss
+
+
+def one(batch: Any) -> Any:
+    """A single batch as data to train on or to be measured on."""
+    return DataLoader([batch], batch_size=None)  # type: ignore[arg-type]  # a list is a dataset
+
+
+def _loss(task: LoadedTask, module: torch.nn.Module, batch: Any) -> float:
+    with torch.no_grad():
+        return float(as_loss(task.module.loss(module, batch)))
+
+
+def shapes(batch: Any) -> list[str]:
+    """Each tensor of a batch in words: float32 [32, 64]."""
+    if isinstance(batch, torch.Tensor):
+        return [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"]
+    if isinstance(batch, dict):
+        return [f"{name}: {said}" for name, inner in batch.items() for said in shapes(inner)]
+    if isinstance(batch, (list, tuple)):
+        return list(itertools.chain.from_iterable(map(shapes, batch)))
+    return [type(batch).__name__]
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held so far (macOS counts bytes, Linux kibibytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -57,7 +57,7 @@ def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
     for epoch in _forever():
         order = torch.cat([order, _permutation(size, derive(key, "order", epoch))])
         whole = len(order) // batch * batch
-        for indices in order[:whole].split(batch):
+        for indices in torch.split(order[:whole], batch):
             yield fetch(indices)
         order = order[whole:]
 
@@ -73,7 +73,7 @@ def one_pass(data: Any, batch: int, key: Key) -> Iterator[Any]:
         yield from data
         return
     fetch = _fetch(data)
-    for indices in _permutation(len(data), derive(key, "order")).split(batch):
+    for indices in torch.split(_permutation(len(data), derive(key, "order")), batch):
         yield fetch(indices)
 
 
@@ -83,7 +83,7 @@ def in_order(data: Any, batch: int) -> Iterator[Any]:
         yield from one_pass(data, batch, Key(0))
         return
     fetch = _fetch(data)
-    for indices in torch.arange(len(data)).split(batch):
+    for indices in torch.split(torch.arange(len(data)), batch):
         yield fetch(indices)
 
 

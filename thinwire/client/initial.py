@@ -42,7 +42,7 @@ def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
     return module
 
 
-def initial_model(task: LoadedTask, plan: RunPlan, run_seed: int) -> Initial:
+def initial_model(task: LoadedTask, plan: RunPlan, run_seed: int) -> Initial:  # noqa: ARG001 -- the plan is for first models that depend on it
     """A model drawn by the run's seed; `TaskError` says where the task's code raised."""
     try:
         layout = tensors.layout_of(build(task))

@@ -75,12 +75,14 @@ class RunFolder:
             return RunState(), [
                 f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
             ]
-        for name in ("residual", "buffers"):
+        vectors: dict[str, Vector | None] = {"residual": None, "buffers": None}
+        for name in vectors:
             if raw.get(name):
                 try:
-                    state = replace(state, **{name: self._read(raw[name])})
+                    vectors[name] = self._read(raw[name])
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     said.append(f"the {name} of {self.folder.name} cannot be read ({error}); it begins at zero")
+        state = replace(state, residual=vectors["residual"], buffers=vectors["buffers"])
         whole = [entry for entry in outbox if self._whole(entry)]
         if len(whole) < len(outbox):
             said.append(f"{len(outbox) - len(whole)} answers of {self.folder.name} are not on disk any more")

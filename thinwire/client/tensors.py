@@ -42,7 +42,7 @@ def layout_of(module: nn.Module) -> Layout:
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
     """Every name of every tensor, in the module's order, with its role."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(parameter):
             raise TaskError(
                 f"model() has a tensor without a shape: {name}",
                 why="lazy layers get theirs at the first call",

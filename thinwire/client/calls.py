@@ -1,0 +1,50 @@
+"""Calls to the aggregator that are made again until they go through."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from thinwire.client.outage import Outage
+from thinwire.core.errors import Refused, ThinwireError, Unreachable
+
+T = TypeVar("T")
+GIVE_UP_S = 60.0  # how long an outage may last with --once
+
+
+class Ending(Exception):
+    """This program is about to end: the call was not made again."""
+
+
+@dataclass
+class Calls:
+    """Both threads of a service call through one of these."""
+
+    ending: threading.Event
+    say: Callable[[str], None]
+    give_up: bool = False
+    outage: Outage = field(default_factory=Outage)
+
+    def until_done(self, call: Callable[[], T], patience_s: float = GIVE_UP_S) -> T:
+        """What the call gave. `Refused` at once; `Unreachable` only where giving up is allowed; `Ending`."""
+        while not self.ending.is_set():
+            try:
+                got = call()
+            except Refused:
+                raise
+            except ThinwireError as error:  # unreachable, or this disk is full, or an ask cannot be read: try again
+                if self.ending.is_set():
+                    break
+                wait_s, due = self.outage.failed()
+                if self.give_up and isinstance(error, Unreachable) and self.outage.lasts_s >= patience_s:
+                    raise
+                if due:
+                    self.say(f"{error}; trying again")
+                self.ending.wait(wait_s)
+                continue
+            if self.outage.worked():
+                self.say("connected again")
+            return got
+        raise Ending

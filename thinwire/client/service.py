@@ -1,0 +1,100 @@
+"""The client as a service: one thread keeps a pull open, the other one works and pushes, until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from thinwire import __version__
+from thinwire.client.calls import Calls
+from thinwire.client.session import Session
+from thinwire.client.site import Site
+from thinwire.client.task import LoadedTask
+from thinwire.client.worker import Say, Worker
+from thinwire.core.errors import Refused, Unreachable
+from thinwire.core.fleet import Link
+
+
+def serve(
+    link: Link,
+    tasks: Sequence[LoadedTask],
+    folder: Path,
+    name: str,
+    *,
+    site: Site | None = None,
+    say: Say = print,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    slow_step_s: float = 0.0,
+) -> int:
+    """Answer asks until `stop` is set, SIGTERM or Ctrl-C; gives the exit code.
+
+    `folder` is this client's own (core.home.client_home). While the aggregator does not answer it keeps trying and
+    says so once a minute; with `once` it ends instead (4), and it ends after a run (0). Who is refused ends with 5.
+    """
+    where = replace(site or Site(), name=name)
+    sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s) for task in tasks}
+    with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
+        calls = Calls(ending, tell, give_up=once)
+        worker = Worker(link, sessions, name, versions(), tell, once, ending, calls)
+        try:
+            return worker.run()
+        except (Refused, Unreachable) as error:
+            tell(error.text())
+            return error.exit_code
+        finally:
+            ending.set()
+            link.close()
+            worker.join()
+
+
+def versions() -> Mapping[str, str]:
+    """What an operator wants to know of a device."""
+    import torch
+
+    return {
+        "thinwire": __version__, "python": platform.python_version(), "torch": torch.__version__,
+        "machine": platform.machine(), "system": platform.system(),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _always_said(say: Say) -> Iterator[Say]:
+    """Both threads speak; a line that was just said is not said again."""
+    lock, last = threading.Lock(), [""]
+
+    def tell(line: str) -> None:
+        with lock:
+            if line != last[0]:
+                last[0] = line
+                say(line)
+
+    yield tell
+
+
+@contextlib.contextmanager
+def _ended_by_signals(ending: threading.Event) -> Iterator[threading.Event]:
+    """SIGTERM and Ctrl-C set the event; a second one ends the process at once. Elsewhere than in a main thread: not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield ending
+        return
+
+    def end(number: int, frame: object) -> None:
+        if ending.is_set():
+            os._exit(128 + number)
+        ending.set()
+
+    before: dict[int, Callable[..., object] | int | None] = {
+        number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

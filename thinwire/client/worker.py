@@ -1,0 +1,131 @@
+"""What a service does with the asks that come: one after the other, each answered and pushed before the next."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from thinwire.client.calls import Calls, Ending
+from thinwire.client.evaluate import Cancelled
+from thinwire.client.session import Reply, Session
+from thinwire.core.fleet import Delivery, Hello, Link
+from thinwire.core.types import Ask, Failure, ReplyHead
+
+Say = Callable[[str], None]
+LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
+
+
+class Worker:
+    """`run` works in the calling thread and pulls in another one."""
+
+    def __init__(
+        self,
+        link: Link,
+        sessions: Mapping[str, Session],
+        name: str,
+        versions: Mapping[str, str],
+        say: Say,
+        once: bool,
+        ending: threading.Event,
+        calls: Calls,
+    ) -> None:
+        self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
+        self.say, self.calls = say, calls
+        self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
+        self.poll_s = 25.0
+        self.hello = Hello(name, uuid.uuid4().hex, tuple(s.task.report() for s in sessions.values()), versions)
+        self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
+
+    def run(self) -> int:
+        """Until the end; 0. Raises Refused, and Unreachable where giving up is allowed."""
+        for task in self.hello.tasks:
+            if task.error:
+                self.say(f"the task {task.name} cannot be used: {task.error}")
+        self.say("connecting")
+        with contextlib.suppress(Ending):
+            welcome = self.calls.until_done(lambda: self.link.hello(self.hello), patience_s=0.0)
+            self.poll_s = welcome.poll_s
+            for session in self.sessions.values():
+                session.welcomed(welcome.sequences)
+                for head, bundle in session.unsent():
+                    self._push(session, head, bundle)
+            self._puller.start()
+            self.say("idle")
+            while not self.ending.is_set():
+                with contextlib.suppress(queue.Empty):
+                    item = self.inbox.get(timeout=LOOK_S)
+                    if isinstance(item, Exception):
+                        raise item
+                    if self._take(*item) and self.once:
+                        break
+        return 0
+
+    def join(self) -> None:
+        if self._puller.is_alive():
+            self._puller.join(timeout=5.0)
+
+    def _pull(self) -> None:
+        """Hand on what comes; what ends this thread is raised where the work is done."""
+        try:
+            while True:
+                delivery = self.calls.until_done(lambda: self.link.pull(self.poll_s))
+                if delivery is not None:
+                    self.inbox.put((delivery, time.monotonic()))
+        except Ending:
+            return
+        except Exception as error:  # a defect must end the program, not this thread alone
+            self.inbox.put(error)
+
+    def _take(self, delivery: Delivery, came_at: float) -> bool:
+        """Answer one ask; True when it said that a run is over."""
+        try:
+            self._answer(delivery, came_at)
+        finally:
+            if delivery.bundle is not None:
+                delivery.bundle.unlink(missing_ok=True)
+        if self.inbox.empty():
+            self.say("idle")
+        return delivery.ask.kind == "stop"
+
+    def _answer(self, delivery: Delivery, came_at: float) -> None:
+        ask = delivery.ask
+        session = self.sessions.get(ask.task)
+        if session is None:
+            self.say(f"{ask.run}: asks for the task {ask.task!r}; here is {', '.join(self.sessions)}")
+            self._push(None, Failure("task-missing", "no such task on this device", ask.ask_id, self.name))
+            return
+
+        def cancelled() -> bool:
+            return self.ending.is_set() or ask.ask_id in self.link.cancelled()
+
+        try:
+            reply, bundle = session.answer(delivery, cancelled, self.say, time.monotonic() - came_at)
+        except Cancelled:
+            self.say("stopping" if self.ending.is_set() else f"round {ask.round}: withdrawn by the aggregator")
+            return
+        self._push(session, reply, bundle)
+        if isinstance(reply, ReplyHead) and reply.parts:
+            self.say(sent(ask, reply, time.monotonic() - came_at))
+
+    def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> None:
+        """Until it has arrived: the answer is on disk, the next process would go on with it."""
+        self.calls.until_done(lambda: self.link.push(reply, bundle))
+        if session is not None:
+            session.delivered(reply)
+
+
+def sent(ask: Ask, head: ReplyHead, took_s: float) -> str:
+    """One line on what was sent, and when it came after its deadline on what took longest."""
+    line = f"round {ask.round}: sent {head.payload_bytes:,} bytes"
+    if not ask.deadline_s or took_s <= ask.deadline_s:
+        return line
+    named = {"download": "download_s", "queue": "queue_s", "measuring": "evaluate_s", "training": "train_s"}
+    spent = {name: getattr(head.timings, field) for name, field in named.items()}
+    spent["upload"] = took_s - sum(spent.values()) - head.timings.encode_s
+    what = max(spent, key=lambda name: spent[name])
+    return f"{line}, {took_s - ask.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"

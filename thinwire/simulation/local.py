@@ -7,7 +7,6 @@ is the real one; only sockets, keys and Flower are missing, and bytes on a wire 
 from __future__ import annotations
 
 import hashlib
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

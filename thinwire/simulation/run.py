@@ -1,0 +1,118 @@
+"""A plan and its task in this process: the aggregator's own path over simulated clients, stored like any other run."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.client.initial import Initial, initial_model
+from thinwire.client.site import Site
+from thinwire.client.task import LoadedTask, as_task, load_task
+from thinwire.core.events import Event
+from thinwire.core.home import AggregatorHome
+from thinwire.core.plan import RunPlan
+from thinwire.server.run import drive
+from thinwire.server.submit import submit
+from thinwire.simulation.clients import SimulatedClients
+from thinwire.simulation.local import LocalFleet
+from thinwire.store import FileSpool, RoundRow, RunRow, Store
+
+
+@dataclass(frozen=True)
+class History:
+    """What a simulation came to: the run's row and those of its rounds."""
+
+    run: RunRow
+    rounds: list[RoundRow]
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the last model, pooled over the clients' test splits."""
+        return self.run.metrics
+
+    @property
+    def payload_up(self) -> int:
+        return self.run.payload_up
+
+    def series(self, metric: str) -> list[float | None]:
+        """One value a round; None where the model was not measured."""
+        return [row.metrics.get(metric) for row in self.rounds]
+
+
+def simulate(
+    task: str | LoadedTask | Any,
+    plan: RunPlan | str | Path,
+    *,
+    clients: int = 20,
+    split: str = "iid",
+    data: Path | None = None,
+    seed: int | None = None,
+    debug: bool = False,
+) -> History:
+    """Run a plan over simulated clients and give its history; nothing is left on disk.
+
+    `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `seed` replaces the plan's.
+
+    >>> simulate("digits=examples/digits/task.py", "examples/digits/plan.toml", clients=8)  # doctest: +SKIP
+    """
+    read = plan if isinstance(plan, RunPlan) else RunPlan.load(plan)
+    if seed is not None:
+        read = RunPlan.from_json({**read.to_json(), "run": {**read.to_json()["run"], "seed": seed}})
+    folder = Path(tempfile.mkdtemp(prefix="thinwire-sim-"))
+    try:
+        home = AggregatorHome.under(folder)
+        with Store.open(home.database) as store:
+            site = Site(data=data, split=split, seed=read.run.seed)
+            run_id = run_sim(read, loaded(task, read), store=store, home=home, clients=clients, site=site, debug=debug)
+            return History(store.run(run_id), store.rounds(run_id))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def loaded(task: str | LoadedTask | Any, plan: RunPlan) -> LoadedTask:
+    """A task by its name and module, or an object that has its functions."""
+    if isinstance(task, LoadedTask):
+        return task
+    return load_task(task) if isinstance(task, str) else as_task(plan.run.task, task)
+
+
+def run_sim(
+    plan: RunPlan,
+    task: LoadedTask,
+    *,
+    store: Store,
+    home: AggregatorHome,
+    clients: int,
+    site: Site,
+    debug: bool = False,
+    first: Initial | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_begin: Callable[[str], None] = lambda run_id: None,
+) -> str:
+    """Submit a plan as a simulated run and drive it to its end; gives the run's id.
+
+    `site` gives data, split, seed and compute device of all clients. With `debug` a task's exception is raised where
+    it happens, else it is a client's failure as on a device.
+    """
+    made = first or initial_model(task, plan, plan.run.seed)
+    run_id = submit(
+        store, home, plan, made.layout, made.vector, made.buffers, made.counters, task.report(), source="sim"
+    )
+    on_begin(run_id)
+    with _work_folder() as folder:
+        fleet = LocalFleet(FileSpool(folder / "spool"))
+        crowd = SimulatedClients(fleet, task, plan, clients, folder, site, debug)
+        fleet.pump = crowd.step
+        drive(run_id, store=store, fleet=fleet, home=home, on_event=on_event)
+    return run_id
+
+
+@contextlib.contextmanager
+def _work_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="thinwire-clients-") as folder:
+        yield Path(folder)

@@ -22,8 +22,7 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     read = RunPlan.load(plan) if plan else RunPlan.parse('[run]\ntask = "task"\n[local]\nlr = 0.01')
     if refused := read.check(codecs):
         raise refused[0].error()
-    name, equals, _ = module.partition("=")
-    task = load_task(module if equals else f"{read.run.task}={module}")
+    task = load_task(module if "=" in module else f"{read.run.task}={module}")
     found = dataclasses.asdict(rehearse(task, Site(data=data.absolute() if data else None), read))
     uploads = {f"{rate}": found["up_bytes"] * 8 / (rate * 1e6) for rate in LINKS_MBIT}
     return {"task": task.name, "plan": str(plan) if plan else None, **found, "upload_s_at_mbit": uploads}

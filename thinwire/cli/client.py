@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,14 +31,18 @@ def start(
     threads: Annotated[int, typer.Option(min=0, help="of torch; 0: its own choice")] = 0,
     once: Annotated[bool, typer.Option("--once", help="end when a run has ended, or nobody answers (4)")] = False,
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="the interpreter that has torch")] = None,
+    slow_step: Annotated[float, typer.Option(hidden=True, help="seconds to sleep after each local step")] = 0.0,
     home: Home = None,
 ) -> None:
     """Train for an aggregator on this machine's data until told to stop."""
-    from thinwire.cli.device import Device, begin
+    from thinwire.cli.device import Device, begin, elsewhere
 
-    begin(
-        Device(aggregator, tuple(task), data, _named(name), partition, split, seed, device, threads, once, home), python
+    if python:
+        elsewhere(python, sys.argv[1:])
+    wanted = Device(
+        aggregator, tuple(task), data, _named(name), partition, split, seed, device, threads, once, home, slow_step
     )
+    raise typer.Exit(begin(wanted))
 
 
 @app.command()

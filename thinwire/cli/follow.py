@@ -51,7 +51,7 @@ def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
 
         console = Console(stderr=True, highlight=False)
         with console.status("") as status:
-            yield (lambda text: console.print(text, markup=False)), (lambda text: status.update(text))
+            yield (lambda text: console.print(text, markup=False)), (status.update)
         return
     shown = [""]
 

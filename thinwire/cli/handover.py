@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: str | None) -> str:
     """Import the task here, where it was typed, make or fetch the first model, and queue the run; gives its id."""
-    from thinwire.client.initial import initial_model
     from thinwire.cli.first_model import first_model
+    from thinwire.client.initial import initial_model
     from thinwire.server.submit import submit
 
     code = load(plan.run.task, file, task)

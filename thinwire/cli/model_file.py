@@ -22,17 +22,17 @@ def write_model_file(
     path: Path, layout: Layout, params: Vector, buffers: Vector, counters: Mapping[str, int], about: Mapping[str, str]
 ) -> list[str]:
     """Write the model at once or not at all; gives the tensors' names. `about` becomes the file's metadata."""
-    from safetensors import serialize
+    from safetensors.numpy import save
 
     from thinwire.aggregation import counters as counted
     from thinwire.core.home import write_atomically
 
     tensors = {t.name: _stored(t, params[t.offset : t.offset + t.size]) for t in layout.trained}
     tensors |= {t.name: _stored(t, values) for t, values in _float_buffers(layout, buffers)}
-    tensors |= {t.name: _counter(t, counters.get(t.name, 0)) for t in counted(layout)}
+    tensors |= {t.name: _stored(t, np.full(t.shape, counters.get(t.name, 0))) for t in counted(layout)}
     tensors |= {other: tensors[name] for other, name in layout.aliases if name in tensors}
     metadata = {**about, "format": "pt", "tied": " ".join(f"{other}={name}" for other, name in layout.aliases)}
-    write_atomically(path, serialize(tensors, metadata), mode=0o644)
+    write_atomically(path, save(tensors, metadata), mode=0o644)
     return sorted(tensors)
 
 
@@ -77,15 +77,7 @@ def _flat(values: NDArray[Any]) -> Vector:
     return np.ascontiguousarray(values, np.float32).reshape(-1)
 
 
-def _stored(t: Tensor, values: Vector) -> dict[str, Any]:
-    """A tensor as safetensors takes it; bfloat16, which numpy lacks, is float32's upper half, rounded to even."""
-    if t.dtype == "bfloat16":
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        data = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
-    else:
-        data = values.astype(t.dtype).tobytes()
-    return {"dtype": t.dtype, "shape": list(t.shape), "data": data}
-
-
-def _counter(t: Tensor, value: int) -> dict[str, Any]:
-    return {"dtype": t.dtype, "shape": list(t.shape), "data": np.full(t.shape, value, t.dtype).tobytes()}
+def _stored(t: Tensor, values: NDArray[Any]) -> NDArray[Any]:
+    """A tensor as numpy has it: bfloat16, which numpy lacks, is kept as float32, which loses nothing."""
+    dtype = "float32" if t.dtype == "bfloat16" else t.dtype
+    return np.ascontiguousarray(values, dtype).reshape(t.shape)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from thinwire.cli.addresses import Address
 
@@ -39,7 +40,7 @@ class Page:
         self._process = self._begin()
         self._watch = threading.Thread(target=self._keep, name="page", daemon=True)
 
-    def __enter__(self) -> Page:
+    def __enter__(self) -> Self:
         """Wait until it listens; `Unreachable` with its last words when it does not."""
         from thinwire.core.errors import Unreachable
 

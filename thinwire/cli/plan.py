@@ -74,13 +74,9 @@ def explain(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
         say.document(values)
         return
     rows = [
-        (
-            f"[{section}] {name}",
-            _toml(values[section][name]),
-            "" if _is_default(field, values[section][name]) else "set",
-        )
-        + (field.description or "",)
+        (f"[{section}] {name}", _toml(value), "" if _is_default(field, value) else "set", field.description or "")
         for section, name, field in _keys()
+        for value in (values[section][name],)
     ]
     say.table(("key", "value", "set", "meaning"), rows)
 

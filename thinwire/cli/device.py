@@ -1,0 +1,92 @@
+"""A client put together: its name held, its key found, its tasks imported, then the service."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.cli import say
+from thinwire.cli.addresses import aggregator_url
+
+
+@dataclass(frozen=True)
+class Device:
+    """What was asked for on the command line."""
+
+    aggregator: str
+    tasks: tuple[str, ...]
+    data: Path | None
+    name: str
+    partition: str | None
+    split: str
+    seed: int
+    device: str
+    threads: int
+    once: bool
+    home: Path | None
+    slow_step_s: float = 0.0
+
+
+def begin(device: Device) -> int:
+    """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
+    from thinwire.client import Site, load_task
+    from thinwire.client.bench import compute_device, use_threads
+    from thinwire.client.partitions import parse_split
+    from thinwire.client.service import serve
+    from thinwire.core.home import client_home, find_home, hold
+    from thinwire.flower import FlowerLink, device_key
+
+    url = aggregator_url(device.aggregator)
+    part, parts = part_of(device.partition)
+    parse_split(device.split)
+    folder = client_home(find_home(device.home), device.name)
+    about: dict[str, Any] = {"aggregator": url, "tasks": list(device.tasks), "name": device.name}
+    with hold(folder / "lock", about):
+        use_threads(device.threads)
+        tasks = [load_task(spec) for spec in device.tasks]
+        data = device.data.absolute() if device.data else None
+        where = compute_device(device.device)
+        site = Site(device.name, data, part, parts, device.split, device.seed, where)
+        link = FlowerLink(url, device_key(folder), device.name, folder)
+        return serve(
+            link, tasks, folder, device.name, site=site, say=say.line, once=device.once, slow_step_s=device.slow_step_s
+        )
+
+
+def part_of(text: str | None) -> tuple[int, int]:
+    """(I, N) of `--partition I/N`; 0 of 1 where it is not given.
+
+    >>> part_of("2/8"), part_of(None)
+    ((2, 8), (0, 1))
+    """
+    from thinwire.core.errors import UsageError
+
+    if text is None:
+        return 0, 1
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+        raise UsageError(
+            f"--partition {text!r} cannot be", why="it reads I/N, with I from 0 to N - 1", hint="--partition 0/3"
+        )
+    return int(part), int(parts)
+
+
+def elsewhere(python: Path, arguments: list[str]) -> None:
+    """Become the same command under another interpreter: the one whose torch fits this device."""
+    from thinwire.core.errors import UsageError
+
+    if python.absolute() == Path(sys.executable):
+        return
+    kept = [
+        one for at, one in enumerate(arguments) if one != "--python" and (at == 0 or arguments[at - 1] != "--python")
+    ]
+    kept = [one for one in kept if not one.startswith("--python=")]
+    try:
+        os.execv(python, [str(python), "-m", "thinwire.cli", *kept])
+    except OSError as error:
+        raise UsageError(
+            f"--python {python} cannot be run", why=error.strerror or str(error), hint="a Python that has thinwire"
+        ) from error

@@ -9,12 +9,14 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import get_args
 
+import thinwire
 from docs.generate.table import table
 from thinwire.core import errors
 from thinwire.core.errors import ThinwireError
-from thinwire.core.events import CloseReason
+from thinwire.core.events import CloseReason, UpdateDropped
 from thinwire.core.types import Failure
 
 EXIT_CODES = {
@@ -22,7 +24,7 @@ EXIT_CODES = {
     1: "failed",
     2: "the command line cannot be understood",
     3: "the plan or the task is wrong",
-    4: "the other end does not answer",
+    4: "the other end does not answer, or an address cannot be listened on",
     5: "the other end answers, and refuses",
     6: "too few clients",
     7: "the privacy budget is spent (nothing spends one yet)",
@@ -59,7 +61,18 @@ FAILURES = {
     "protocol": "the two ends speak protocols that are too far apart: update the older one",
     "worker": "the process that trains has died",
     "disk": "the device cannot write its state",
+    "stopped": "the ask was withdrawn while the device worked on it",
+    "stale": "said by the aggregator: no answer for more than `[cohort] max_staleness` rounds; it is asked anew",
     "left": "said by the aggregator: the device has not been heard of, or the person there stopped it",
+}
+
+DROPS = {
+    "late": 'its round was over, and the plan says `late = "drop"`',
+    "stale": "it was made from a model more than `[cohort] max_staleness` versions old",
+    "bad-payload": "its bytes are not what its head says; nothing of it was folded",
+    "too-few": "its round had too few replies to make a step",
+    "duplicate": "its ask had been answered already",
+    "stopped": "the run was stopped before the round's step",
 }
 
 
@@ -81,15 +94,35 @@ def exit_codes_page() -> str:
 
 
 def failures_page() -> str:
-    told = re.search(r"Kinds: (.*?)\.\s*$", inspect.getdoc(Failure) or "", re.DOTALL)
-    kinds = re.sub(r"\(.*?\)", "", told[1] if told else "", flags=re.DOTALL)
-    _same("failure kinds", {kind.strip() for kind in kinds.split(",")}, FAILURES)
-    said = (
+    _same("failure kinds", _told(Failure, "Kinds: ") | _raised(), FAILURES)
+    _same("reasons of drops", _told(UpdateDropped, "and why: "), DROPS)
+    failed = (
         "Why a device did not answer an ask. A failure says its kind and a text that holds no data of the device: for "
         "an error in the task, the class of the exception and its place in the task's code."
     )
+    dropped = (
+        "Why an update that arrived did not count. Its sender puts the change back into its residual."
+    )
     rows = [(f"`{kind}`", meaning) for kind, meaning in FAILURES.items()]
-    return "\n\n".join(["# Failure kinds", said, table(("kind", "meaning"), rows)])
+    drops = [(f"`{reason}`", meaning) for reason, meaning in DROPS.items()]
+    return "\n\n".join(
+        ["# Failure kinds", failed, table(("kind", "meaning"), rows),
+         "## Dropped updates", dropped, table(("reason", "meaning"), drops)]
+    )  # fmt: skip
+
+
+def _told(thing: type, before: str) -> set[str]:
+    """The names that a docstring lists after `before`, up to the full stop."""
+    text = " ".join((inspect.getdoc(thing) or "").split())
+    listed = re.sub(r"\(.*?\)", "", text.partition(before)[2]).partition(".")[0]
+    return {name.strip() for name in listed.split(",")}
+
+
+def _raised() -> set[str]:
+    """The kinds that stand as words where a failure is made."""
+    made = re.compile(r'(?:Failure|CannotAnswer)\(\s*"([a-z-]+)"|\.lose\([^,]+, "([a-z-]+)"')
+    texts = [path.read_text() for path in Path(thinwire.__file__).parent.rglob("*.py")]
+    return {one or other for text in texts for one, other in made.findall(text)}
 
 
 def closing_page() -> str:

@@ -85,7 +85,7 @@ def _ended_by_signals(ending: threading.Event) -> Iterator[threading.Event]:
         yield ending
         return
 
-    def end(number: int, frame: object) -> None:
+    def end(number: int, _frame: object) -> None:
         if ending.is_set():
             os._exit(128 + number)
         ending.set()

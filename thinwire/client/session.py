@@ -73,6 +73,13 @@ class Session:
             say(f"round {delivery.ask.round}: failed, {failure.kind}: {error}")
             return failure, None
 
+    def stop(self, ask: Ask, say: Say) -> None:
+        """The run is over: nobody waits for an answer, and nothing of it is needed any more but the sequence."""
+        folder, state = self._state(ask.run, say)
+        self._shadows.pop(ask.run, None)
+        self._keep(ask.run, folder, outbox.over(state))
+        say(f"{ask.run} is over")
+
     def unsent(self) -> list[tuple[ReplyHead, Path | None]]:
         """Everything on disk on which there is no verdict yet: what a new process sends again."""
         found = []
@@ -99,10 +106,6 @@ class Session:
         head = ReplyHead(
             ask.ask_id, outbox.next_id(state, ask.run, self.name, self.seen.get(ask.run, 0)), ask.base_version, 0
         )
-        if ask.kind == "stop":
-            say(f"{ask.run} is over")
-            self._shadows.pop(ask.run, None)
-            return self._commit(ask, folder, Result(head, outbox.over(settled)))
         if ask.kind not in ("train", "evaluate"):
             raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
         if isinstance(ask.plan, str):

@@ -95,6 +95,10 @@ class Worker:
     def _answer(self, delivery: Delivery, came_at: float) -> None:
         ask = delivery.ask
         session = self.sessions.get(ask.task)
+        if ask.kind == "stop":
+            if session is not None:
+                session.stop(ask, self.say)
+            return
         if session is None:
             self.say(f"{ask.run}: asks for the task {ask.task!r}; here is {', '.join(self.sessions)}")
             self._push(None, Failure("task-missing", "no such task on this device", ask.ask_id, self.name))

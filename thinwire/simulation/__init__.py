@@ -1,8 +1,7 @@
-"""Fleets without a network, and runs on them."""
+"""Fleets without a network: the same plan, task and aggregator, with clients in this process."""
 
-from thinwire.client.partitions import parse_split, partition
-from thinwire.simulation.history import History
-from thinwire.simulation.local import LocalFleet
-from thinwire.simulation.run import run_sim, simulate
+from thinwire.client.partitions import own_part
+from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.simulation.run import History, run_sim, simulate
 
-__all__ = ["History", "LocalFleet", "parse_split", "partition", "run_sim", "simulate"]
+__all__ = ["History", "LocalFleet", "LocalLink", "own_part", "run_sim", "simulate"]

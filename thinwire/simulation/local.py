@@ -1,114 +1,197 @@
-"""Simulated devices in this process: real sessions with folders of their own, one after the other."""
+"""A fleet in one process: the laws of core/fleet.py without a network.
+
+Devices reach it through `LocalLink`. What they push is spooled and checked as at the door, so the aggregator's path
+is the real one; only sockets, keys and Flower are missing, and bytes on a wire are None.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from thinwire.client.bench import Bench
-from thinwire.client.session import Session
-from thinwire.client.site import Site
-from thinwire.client.state import write_unsynced
-from thinwire.client.task import LoadedTask
-from thinwire.core.clock import Clock, VirtualClock
-from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, Spool
-from thinwire.core.home import private_folder
-from thinwire.core.types import Failure
-from thinwire.simulation.folder_spool import FolderSpool
-from thinwire.simulation.in_process import InProcessFleet, InProcessLink
+from thinwire.core.clock import Clock, RealClock
+from thinwire.core.errors import BadPayload, Refused, Unreachable
+from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, Welcome
+from thinwire.core.types import Failure, ReplyHead, Transfer, UpdateId
+
+BLOCK = 1 << 20
 
 
-def never() -> bool:
-    return False
+class LocalFleet:
+    """`pump` is called by `poll` while nothing has arrived: it lets simulated devices work and says whether any did."""
 
+    def __init__(self, spool: Spool, clock: Clock | None = None, pump: Callable[[], bool] | None = None) -> None:
+        self.spool, self.clock, self.pump = spool, clock or RealClock(), pump
+        self.changed = threading.Condition()
+        self._inbox: list[Arrival] = list(spool.heads())
+        self._asks: dict[str, dict[str, Envelope]] = {}  # device -> ask_id -> ask, unanswered, in order
+        self._withdrawn: dict[str, set[str]] = {}
+        self._live: dict[str, LocalLink] = {}
+        self._seen: dict[UpdateId, object] = {head.update_id: _content(head) for head in spool.heads()}
 
-class LocalFleet(InProcessFleet):
-    """Devices `client-000` .. that answer when they are polled, in the order in which they were asked.
-
-    Law: what comes depends on what is asked alone: no thread, no clock, no network decides an order. Asks that were
-    sent together are answered as if side by side: a `VirtualClock` moves by the time of the slowest, not by the sum.
-    All devices work on one module in turn; each keeps a residual of its own.
-    """
-
-    def __init__(
-        self,
-        task: LoadedTask,
-        clients: int,
-        folder: Path,
-        *,
-        split: str = "iid",
-        seed: int = 0,
-        data: Path | None = None,
-        device: str = "cpu",
-        clock: Clock | None = None,
-        spool: Spool | None = None,
-        debug: bool = False,
-        say: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        super().__init__(spool or FolderSpool(folder / "spool"), folder / "downloads", clock or VirtualClock())
-        bench, self._say = Bench(task, device), say
-        self._task = task
-        self._sessions: dict[str, Session] = {}
-        self._links: dict[str, InProcessLink] = {}
-        self._sent_at: dict[str, float] = {}
-        self._turns: list[str] = []  # devices in the order in which they were asked
-        width = max(3, len(str(clients - 1)))
-        for index in range(clients):
-            name = f"client-{index:0{width}d}"
-            site = Site(name, data, index, clients, split, seed, device)
-            own = private_folder(folder / "clients" / name)
-            self._sessions[name] = Session(name, task, own, site, bench=bench, write=write_unsynced, debug=debug)
-        self._joined = False
+    # The aggregator's side.
 
     def send(self, asks: Sequence[Envelope]) -> None:
-        super().send(asks)
-        for envelope in asks:
-            self._sent_at[envelope.ask.ask_id] = self.clock.now()
-            self._turns.append(envelope.device)
+        with self.changed:
+            for envelope in asks:
+                self._asks.setdefault(envelope.device, {})[envelope.ask.ask_id] = envelope
+                self._withdrawn.get(envelope.device, set()).discard(envelope.ask.ask_id)
+            self.changed.notify_all()
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
-        """What has arrived; when there is nothing, let the next device answer. Virtual time passes if none can."""
-        self._join()
-        if came := super().poll(0.0):
-            return came
-        while self._turns:
-            name = self._turns.pop(0)
-            if name in self._links and (delivery := self._links[name].pull(0.0)) is not None:
-                self._answer(name, delivery)
-                if came := super().poll(0.0):
-                    return came
-        if isinstance(self.clock, VirtualClock):
-            self.clock.advance(wait_s)
-            return []
-        return super().poll(wait_s)
+        while not self._inbox and self.pump is not None and self.pump():
+            pass
+        with self.changed:
+            if not self._inbox and wait_s > 0:
+                self.changed.wait_for(lambda: bool(self._inbox), wait_s)
+            arrivals, self._inbox = self._inbox, []
+        return arrivals
 
-    def _join(self) -> None:
-        if self._joined:
-            return
-        self._joined = True
-        report = self._task.report()
-        for name, session in self._sessions.items():
-            self._links[name] = self.link(name)
-            welcome = self._links[name].hello(Hello(name, f"simulated-{name}", (report,)))
-            session.welcomed(welcome.sequences)
+    def open(self, update_id: UpdateId) -> Iterator[bytes]:
+        return self.spool.open(update_id)
 
-    def _answer(self, name: str, delivery: Delivery) -> None:
-        session, link, ask = self._sessions[name], self._links[name], delivery.ask
-        begun = time.perf_counter()
+    def ack(self, update_ids: Sequence[UpdateId]) -> None:
+        for update_id in update_ids:
+            self.spool.delete(update_id)
+
+    def cancel(self, ask_ids: Sequence[str]) -> None:
+        with self.changed:
+            for device, asks in self._asks.items():
+                for ask_id in set(ask_ids) & asks.keys():
+                    del asks[ask_id]
+                    self._withdrawn.setdefault(device, set()).add(ask_id)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    # The devices' side, called by their links.
+
+    def join(self, link: LocalLink, hello: Hello) -> Welcome:
+        with self.changed:
+            live = self._live.get(link.name)
+            if live is not None and live is not link:
+                raise Refused(
+                    f"{link.name} is already connected", why="one name is one process", hint="stop the other one"
+                )
+            self._live[link.name] = link
+            self._inbox.append(NodeJoined(link.name, hello))
+            self.changed.notify_all()
+            sequences: dict[str, int] = {}
+            for update_id in self._seen:
+                if update_id.device == link.name:
+                    sequences[update_id.run] = max(update_id.sequence, sequences.get(update_id.run, 0))
+        return Welcome(link.name, sequences, server_time=self.clock.wall())
+
+    def leave(self, link: LocalLink) -> None:
+        with self.changed:
+            if self._live.get(link.name) is link:
+                del self._live[link.name]
+                self._inbox.append(NodeLeft(link.name, "the link was closed"))
+                self.changed.notify_all()
+
+    def next_ask(self, link: LocalLink, wait_s: float) -> Envelope | None:
+        """The oldest ask that this process does not hold yet; a stop is settled by being taken."""
+
+        def found() -> Envelope | None:
+            asks = self._asks.get(link.name, {})
+            return next((envelope for ask_id, envelope in asks.items() if ask_id not in link.held), None)
+
+        with self.changed:
+            if wait_s > 0:
+                self.changed.wait_for(lambda: found() is not None, wait_s)
+            envelope = found()
+            if envelope is not None:
+                link.held[envelope.ask.ask_id] = self.clock.wall()
+                if envelope.ask.kind == "stop":
+                    del self._asks[link.name][envelope.ask.ask_id]
+            for ask_id in self._withdrawn.get(link.name, set()):
+                link.held.pop(ask_id, None)
+            return envelope
+
+    def withdrawn(self, device: str) -> frozenset[str]:
+        with self.changed:
+            return frozenset(self._withdrawn.get(device, ()))
+
+    def take(self, link: LocalLink, reply: ReplyHead | Failure, bundle: Path | None) -> None:
+        """Spool an answer; what is here already is answered as it was the first time."""
+        began = self.clock.wall()
+        pulled = link.held.get(reply.ask_id, began)
+        if isinstance(reply, Failure):
+            return self._arrived(link.name, Failure(reply.kind, reply.text, reply.ask_id, link.name))
+        if reply.update_id.device != link.name:
+            raise Refused("an answer in another device's name", why=f"this link is {link.name}'s")
+        if (known := self._seen.get(reply.update_id)) is not None:
+            if known != _content(reply):
+                self._arrived(
+                    link.name, Failure("state-lost", "another update under a known id", reply.ask_id, link.name)
+                )
+            return None
+        draft = self.spool.draft(reply.update_id)
         try:
-            if ask.kind == "stop":
-                session.stop(ask, self._say)
-                return
-            if ask.task != self._task.name:
-                link.push(Failure("task-missing", "no such task on this device", ask.ask_id, name))
-                return
-            reply, bundle = session.answer(delivery, never, self._say)
-            if isinstance(self.clock, VirtualClock):
-                done = self._sent_at.pop(ask.ask_id, self.clock.now()) + time.perf_counter() - begun
-                self.clock.advance(max(0.0, done - self.clock.now()))
-            link.push(reply, bundle)
-            session.delivered(reply)
-        finally:
-            if delivery.bundle is not None:
-                delivery.bundle.unlink(missing_ok=True)
+            _copy(bundle, draft, reply)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        head = reply.arrived(Transfer(pulled, began, self.clock.wall()))
+        self.spool.commit(draft, head)
+        self._seen[reply.update_id] = _content(reply)
+        return self._arrived(link.name, head)
+
+    def _arrived(self, device: str, arrival: ReplyHead | Failure) -> None:
+        with self.changed:
+            self._asks.get(device, {}).pop(arrival.ask_id, None)
+            self._inbox.append(arrival)
+            self.changed.notify_all()
+
+
+class LocalLink:
+    """A device's end of a LocalFleet. `held`: the asks that this process was given, and when."""
+
+    def __init__(self, fleet: LocalFleet, name: str) -> None:
+        self.fleet, self.name = fleet, name
+        self.held: dict[str, float] = {}
+        self._closed = False
+
+    def hello(self, hello: Hello) -> Welcome:
+        return self.fleet.join(self, hello)
+
+    def pull(self, wait_s: float) -> Delivery | None:
+        if self._closed:
+            raise Unreachable("this link is closed")
+        envelope = self.fleet.next_ask(self, wait_s)
+        return Delivery(envelope.ask, envelope.bundle) if envelope else None
+
+    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+        self.fleet.take(self, reply, bundle)
+
+    def cancelled(self) -> frozenset[str]:
+        return self.fleet.withdrawn(self.name)
+
+    def close(self) -> None:
+        self._closed = True
+        self.fleet.leave(self)
+
+
+def _content(head: ReplyHead) -> object:
+    return head.ask_id, head.parts, head.base_version, head.examples, dict(head.metrics)
+
+
+def _copy(bundle: Path | None, draft: Path, head: ReplyHead) -> None:
+    """The parts into the spool's draft, each held against its digest."""
+    with draft.open("wb") as out:
+        if bundle is None:
+            if head.parts:
+                raise BadPayload("an answer whose parts are missing")
+            return
+        with bundle.open("rb") as source:
+            for part in head.parts:
+                digest, left = hashlib.sha256(), part.length
+                while left and (block := source.read(min(left, BLOCK))):
+                    digest.update(block)
+                    out.write(block)
+                    left -= len(block)
+                if left or digest.hexdigest() != part.sha256:
+                    raise BadPayload(f"{part.name} is not what its digest says")

@@ -2,6 +2,7 @@
 
 A comment before a block says how it is run: `<!-- not run: WHY -->`, `<!-- exit 3 -->` (it must end with that code),
 or `<!-- background until: TEXT -->` (it goes on running once it has printed TEXT; it is ended with the page).
+Only the two addresses are changed on the way, to ports that are free.
 """
 
 from __future__ import annotations
@@ -54,34 +55,85 @@ def free_port() -> int:
 
 
 @dataclass
+class Service:
+    """What a background block started, and the words by which it says that it is there."""
+
+    block: Block
+    process: subprocess.Popen[str]
+    said: threading.Event = field(default_factory=threading.Event)
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reader = threading.Thread(target=self._listen, daemon=True)
+        self.reader.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as printed:
+            for line in printed:
+                self.lines.append(line)
+                if self.block.word in line:
+                    self.said.set()
+        self.said.set()
+
+    @property
+    def command(self) -> list[str]:
+        return self.block.script.split()[:3]
+
+    def wait(self) -> None:
+        there = self.said.wait(START_S) and any(self.block.word in line for line in self.lines)
+        where = f"{self.block.page}:{self.block.line}"
+        assert there, f"{where} never said {self.block.word!r}\n{''.join(self.lines)}"
+
+    def end(self) -> bool:
+        """End it as Ctrl-C would; False when it had to be killed."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            return False
+        finally:
+            self.reader.join(END_S)
+        return True
+
+
+@dataclass
 class Reader:
     """Runs a page's blocks as somebody would who types them one after the other."""
 
     folder: Path
-    services: list[subprocess.Popen[str]] = field(default_factory=list)
-    _threads: list[threading.Thread] = field(default_factory=list)
+    services: list[Service] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.cwd = self.folder / "here"
         self.cwd.mkdir()
         (self.cwd / "examples").symlink_to(ROOT / "examples")  # blocks are typed at the root of a checkout
-        door, page = free_port(), free_port()
-        self.ports = {"9090": str(door), "8080": str(page)}
+        door, page = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        self.addresses = {
+            "127.0.0.1:9090": door,
+            "127.0.0.1:8080": page,
+            "thinwire aggregator start": f"thinwire aggregator start --listen {door} --page {page}",
+        }
         self.env = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.folder),
             "THINWIRE_HOME": str(self.folder / "state"),
-            "THINWIRE_LISTEN": f"127.0.0.1:{door}",
-            "THINWIRE_PAGE": f"127.0.0.1:{page}",
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",  # several clients at once, as on several devices
         }
 
     def read(self, block: Block) -> None:
         """Run one block; an AssertionError tells the place in the page and all that was printed."""
         script = block.script
-        for usual, free in self.ports.items():
-            script = script.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{free}")
-        if block.how == "background until":
+        for usual, free in self.addresses.items():
+            script = script.replace(usual, free)
+        background = block.how == "background until"
+        for service in self.services:
+            if not (background and service.command == script.split()[:3]):  # devices start beside each other
+                service.wait()
+        if background:
             self._begin(block, script)
             return
         after = self.folder / "cwd"
@@ -95,44 +147,14 @@ class Reader:
         assert done.returncode == wanted, printed
 
     def _begin(self, block: Block, script: str) -> None:
-        """Start a service and wait for the words that say it is there; what it prints is drained from then on."""
-        service = subprocess.Popen(
+        process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", f"exec {script.strip()}"],
             cwd=self.cwd, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,
         )  # fmt: skip
-        self.services.append(service)
-        said, lines = threading.Event(), list[str]()
-
-        def listen() -> None:
-            assert service.stdout is not None
-            for line in service.stdout:
-                lines.append(line)
-                if block.word in line:
-                    said.set()
-            said.set()
-
-        thread = threading.Thread(target=listen, daemon=True)
-        thread.start()
-        self._threads.append(thread)
-        assert said.wait(START_S), f"{block.page}:{block.line} never said {block.word!r}\n{''.join(lines)}"
-        assert any(block.word in line for line in lines), f"{block.page}:{block.line} ended\n{''.join(lines)}"
+        self.services.append(Service(block, process))
 
     def close(self) -> None:
-        """End what was started, newest first, as Ctrl-C would; what does not end is killed and told."""
-        stubborn = []
-        for service in reversed(self.services):
-            if service.poll() is None:
-                os.killpg(service.pid, signal.SIGINT)
-            try:
-                service.wait(END_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(service.pid, signal.SIGKILL)
-                service.wait()
-                stubborn.append(service.args)
-        for thread in self._threads:
-            thread.join(END_S)
-        for service in self.services:
-            if service.stdout:
-                service.stdout.close()
+        """End what was started, newest first; what does not end by itself is told."""
+        stubborn = [service.block for service in reversed(self.services) if not service.end()]
         assert not stubborn, f"had to be killed: {stubborn}"

@@ -1,0 +1,133 @@
+"""Real processes of `thinwire` in a home of their own: started, watched through the store, killed by pid, all ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.events import Event
+from thinwire.store import RunRow, Store
+
+PATIENCE_S = 90.0  # nothing takes that long: it only ends a test that would hang
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
+
+
+class Site:
+    """One home, one door; `close` ends whatever was started here."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.listen = f"127.0.0.1:{free_port()}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.aggregator: subprocess.Popen[bytes] | None = None
+
+    def start_aggregator(self) -> subprocess.Popen[bytes]:
+        self.aggregator = self.start("aggregator", "start", "--listen", self.listen, "--no-page")
+        self.until(lambda: _status(self).get("pid") == self.aggregator.pid if self.aggregator else False)
+        return self.aggregator
+
+    def start_client(self, name: str, part: int = 0, parts: int = 1, *more: str) -> subprocess.Popen[bytes]:
+        return self.start(
+            "client", "start", "--aggregator", f"http://{self.listen}", "--task", f"digits={EXAMPLE / 'task.py'}",
+            "--name", name, "--partition", f"{part}/{parts}", *more,
+        )  # fmt: skip
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        log = open(self.home.parent / f"log-{len(self.processes)}.txt", "wb")  # noqa: SIM115  # the process holds it
+        process = subprocess.Popen(
+            [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment(),
+        )  # fmt: skip
+        log.close()
+        self.processes.append(process)
+        return process
+
+    def call(self, *arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(home or self.home)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment(), check=False
+        )
+
+    def begin(self, *sets: str) -> str:
+        """Hand over the example's plan; gives the run's id."""
+        chosen = [word for each in sets for word in ("--set", each)]
+        done = self.call("run", str(EXAMPLE / "plan.toml"), "--detach", "--json", *chosen)
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["run_id"])
+
+    def log_of(self, process: subprocess.Popen[bytes]) -> str:
+        return (self.home.parent / f"log-{self.processes.index(process)}.txt").read_text()
+
+    def run(self, run_id: str) -> RunRow:
+        with self.store() as store:
+            return store.run(run_id)
+
+    def events(self, run_id: str) -> list[Event]:
+        with self.store() as store:
+            return [event for _, event in store.events(run_id)]
+
+    def store(self) -> Store:
+        return Store.open(self.home / "aggregator" / "store.sqlite3")
+
+    def until(self, true: Callable[[], object]) -> None:
+        """Wait for a condition, not for a time."""
+        end = time.monotonic() + PATIENCE_S
+        while not true():
+            assert time.monotonic() < end, self.said()
+            time.sleep(0.05)
+
+    def until_event(self, run_id: str, kind: type[Event], /, count: int = 1, **having: Any) -> None:
+        def seen() -> bool:
+            found = [e for e in self.events(run_id) if isinstance(e, kind)]
+            return sum(all(getattr(e, k) == v for k, v in having.items()) for e in found) >= count
+
+        self.until(seen)
+
+    def until_done(self, run_id: str) -> RunRow:
+        self.until(lambda: self.run(run_id).status in ("done", "failed", "stopped"))
+        return self.run(run_id)
+
+    def said(self) -> str:
+        return "\n".join(f"--- {p.args}\n{self.log_of(p)[-2000:]}" for p in self.processes)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _status(site: Site) -> dict[str, Any]:
+    from thinwire.core.home import holder
+
+    assert site.aggregator is None or site.aggregator.poll() is None, site.said()
+    return holder(site.home / "aggregator" / "lock") or {}
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """As a power cut would."""
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

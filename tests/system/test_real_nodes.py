@@ -1,0 +1,127 @@
+"""An aggregator on a real SuperLink and real client processes; processes die, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.system.processes import EXAMPLE, Site, kill
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
+
+SMALL = ("cohort.wait_for=2", "local.steps=20")
+
+
+def folded_once(site: Site, run_id: str) -> None:
+    """Nothing was folded twice, and everything that was accepted was folded or given back."""
+    events = site.events(run_id)
+    accepted = [e.update_id for e in events if isinstance(e, UpdateAccepted)]
+    closed = [u for e in events if isinstance(e, RoundClosed) for u in (*e.folded, *e.dropped)]
+    assert len(accepted) == len(set(accepted))
+    assert len(closed) == len(set(closed))
+    assert set(accepted) <= set(closed)
+
+
+def test_two_devices_train_and_the_model_comes_back(site: Site) -> None:
+    site.start_aggregator()
+    for part, name in enumerate(("pi-a", "pi-b")):
+        site.start_client(name, part, 2)
+    run_id = site.begin("run.rounds=3", *SMALL)
+    row = site.until_done(run_id)
+    assert (row.status, row.version, row.exit_code) == ("done", 3, 0), site.said()
+    assert [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)] == ["all"] * 3
+    assert row.metrics["accuracy"] > 0.3
+    assert row.wire_up is not None
+    assert row.payload_up < row.wire_up < row.dense_up
+    shown = json.loads(site.call("runs", "show", run_id, "--json").stdout)
+    assert shown["model_digest"] == row.model_digest
+    assert [r["reason"] for r in shown["rounds"]] == ["all"] * 3
+    folded_once(site, run_id)
+
+
+def test_an_aggregator_killed_in_a_round_goes_on_with_it_when_it_is_started_again(site: Site) -> None:
+    first = site.start_aggregator()
+    for part, name in enumerate(("pi-a", "pi-b")):
+        site.start_client(name, part, 2)
+    run_id = site.begin("run.rounds=6", *SMALL)
+    site.until_event(run_id, UpdateAccepted, round=2)
+    kill(first)
+    opened = [e.round for e in site.events(run_id) if isinstance(e, RoundOpened)]
+    second = site.start_aggregator()
+    site.until_event(run_id, RoundClosed, count=4)
+    kill(second)
+    site.start_aggregator()
+    row = site.until_done(run_id)
+    assert (row.status, row.version) == ("done", 6), site.said()
+    rounds = [e for e in site.events(run_id) if isinstance(e, RoundClosed)]
+    assert [e.round for e in rounds] == [1, 2, 3, 4, 5, 6], "the open round was gone on with, none was begun anew"
+    assert opened[-1] in [e.round for e in rounds]
+    folded_once(site, run_id)
+
+
+def test_a_client_that_is_killed_costs_no_round_and_comes_back(site: Site) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a", 0, 2)
+    dying = site.start_client("pi-b", 1, 2, "--slow-step", "0.2")
+    run_id = site.begin("run.rounds=5", *SMALL)
+    site.until_event(run_id, RoundOpened, round=2)
+    kill(dying)
+    site.until_event(run_id, ClientFailed, device="pi-b", kind="left")
+    site.start_client("pi-b", 1, 2)
+    row = site.until_done(run_id)
+    assert (row.status, row.version) == ("done", 5), site.said()
+    assert "deadline" not in [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)]
+    folded_once(site, run_id)
+
+
+def test_another_key_for_a_known_name_is_refused(site: Site) -> None:
+    site.start_aggregator()
+    mine = site.start_client("pi-a")
+    site.until(lambda: [d.row.name for d in site.store().devices()] == ["pi-a"])
+    kill(mine)
+    other = site.call(
+        "client", "start", "--aggregator", f"http://{site.listen}", "--task", f"digits={EXAMPLE / 'task.py'}",
+        "--name", "pi-a", "--once", home=site.home.parent / "another",
+    )  # fmt: skip
+    assert other.returncode == 5, other.stderr
+    assert "pi-a" in other.stdout + other.stderr
+
+
+def test_a_run_waits_for_its_devices_and_says_who_is_missing(site: Site) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a")
+    run_id = site.begin("run.rounds=1", 'cohort.wait_for=["pi-a", "pi-b"]')
+    site.until(lambda: "missing pi-b" in site.run(run_id).status_text)
+    assert site.run(run_id).status_text == "waiting: 1 of 2 devices (missing pi-b)"
+    assert site.call("runs", "stop", run_id).returncode == 0
+    row = site.until_done(run_id)
+    assert (row.status, row.exit_code) == ("stopped", 10)
+
+
+def test_two_aggregators_in_one_folder_are_refused(site: Site) -> None:
+    first = site.start_aggregator()
+    second = site.call("aggregator", "start", "--no-page", "--listen", "127.0.0.1:0")
+    assert second.returncode == 1
+    assert f"in use by process {first.pid}" in second.stderr
+
+
+def test_without_an_aggregator_run_says_how_to_start_one_and_once_gives_up(site: Site) -> None:
+    asked = site.call("run", str(EXAMPLE / "plan.toml"))
+    assert asked.returncode == 4
+    assert "thinwire aggregator start" in asked.stderr
+    client = site.call(
+        "client", "start", "--aggregator", f"http://{site.listen}", "--task", f"digits={EXAMPLE / 'task.py'}", "--once"
+    )
+    assert client.returncode == 4
+    assert "error" in client.stdout + client.stderr
+
+
+@pytest.mark.parametrize("order", ["stop"])
+def test_an_aggregator_ends_when_told_and_its_run_waits(site: Site, order: str) -> None:
+    running = site.start_aggregator()
+    site.start_client("pi-a")
+    run_id = site.begin("run.rounds=500", "local.steps=5")
+    site.until_event(run_id, RoundClosed, count=2)
+    assert site.call("aggregator", order).returncode == 0
+    assert running.wait(30) == 0
+    assert site.run(run_id).status == "running"

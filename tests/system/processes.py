@@ -96,7 +96,7 @@ class Site:
         return self.run(run_id)
 
     def said(self) -> str:
-        return "\n".join(f"--- {p.args}\n{self.log_of(p)[-2000:]}" for p in self.processes)
+        return "\n".join(f"--- {p.args!r}\n{self.log_of(p)[-2000:]}" for p in self.processes)
 
     def close(self) -> None:
         for process in self.processes:

@@ -17,15 +17,14 @@ floats = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(0, 1e30)
 update_ids = st.builds(UpdateId, names, names, st.integers(0, 2**40))
 parts = st.builds(Part, names, st.integers(0, 2**40), names)
+verdicts = st.builds(Verdict, update_ids, st.sampled_from(["folded", "dropped", "unknown"]), st.integers(-1, 99))
 asks = st.builds(
     Ask,
     ask_id=names, run=names, task=names, kind=st.sampled_from(["train", "evaluate", "stop"]),
     plan=st.one_of(names, st.dictionaries(names, st.integers())), round=st.integers(0, 10**6),
     work=st.builds(Work, st.integers(0, 100), st.integers(1, 100)), deadline_s=positive,
     parts=st.lists(parts, max_size=3).map(tuple), vectors=st.just(()),
-    verdicts=st.lists(
-        st.builds(Verdict, update_ids, st.sampled_from(["folded", "dropped", "unknown"]), st.integers(-1, 99)), max_size=3
-    ).map(tuple),
+    verdicts=st.lists(verdicts, max_size=3).map(tuple),
 )  # fmt: skip
 heads = st.builds(
     ReplyHead,

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import platform
+import time
 from pathlib import Path
 
 from thinwire.client.bench import Bench, use_threads
-from thinwire.client.evaluate import Cancelled
 from thinwire.client.session import Session
 from thinwire.client.site import Site
 from thinwire.client.task import LoadedTask
-from thinwire.core.fleet import Hello
+from thinwire.core.clock import VirtualClock
+from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.home import private_folder
-from thinwire.core.plan import RunPlan
-from thinwire.core.types import Failure
 from thinwire.simulation.local import LocalFleet, LocalLink
 
 
 class SimulatedClients:
-    """`count` clients on one bench; `step` lets the next of them that was asked answer, and is a LocalFleet's pump."""
+    """`count` clients on one bench; `step` lets the next of them that was asked answer, and is a LocalFleet's pump.
+
+    They work one after the other and count as side by side: each answers at its ask's time plus what its own work
+    took, on a clock of its own, and the fleet's clock moves to the latest of these. So neither the number of clients
+    nor the speed of this machine makes anyone late, but work that is longer than a deadline does.
+    """
 
     def __init__(
         self,
         fleet: LocalFleet,
+        clock: VirtualClock,
         task: LoadedTask,
-        plan: RunPlan,
         count: int,
         folder: Path,
         site: Site,
@@ -33,32 +37,43 @@ class SimulatedClients:
         bench, report = Bench(task, site.device), task.report()
         use_threads(0, bench.layout.size)
         width, self._turn = len(str(count - 1)), 0
-        self._links, self._sessions = list[LocalLink](), list[Session]()
+        self._links, self._sessions, self._clocks = list[LocalLink](), list[Session](), list[VirtualClock]()
+        self._clock = clock
         for index in range(count):
             name = f"sim-{index:0{width}}"
             place = Site(name, site.data, index, count, site.split, site.seed, site.device)
             own = private_folder(folder / name)
             session = Session(name, task, own, place, bench=bench, write=_quickly, debug=debug)
-            link = LocalLink(fleet, name)
+            own_clock = VirtualClock(origin=clock.origin)
+            link = LocalLink(fleet, name, own_clock)
             session.welcomed(link.hello(Hello(name, name, (report,), {"python": platform.python_version()})).sequences)
             self._links.append(link)
+            self._clocks.append(own_clock)
             self._sessions.append(session)
 
     def step(self) -> bool:
         """Answer one ask; False when nobody was asked. The turn goes round, so that nobody is always first."""
         for offset in range(len(self._links)):
             index = (self._turn + offset) % len(self._links)
-            link, session = self._links[index], self._sessions[index]
-            if (delivery := link.pull(0.0)) is not None:
+            if (delivery := self._links[index].pull(0.0)) is not None:
                 self._turn = index + 1
-                try:
-                    reply, bundle = session.answer(delivery, lambda: False, lambda line: None)
-                except Cancelled:
-                    reply, bundle = Failure("stopped", "withdrawn", delivery.ask.ask_id), None
-                link.push(reply, bundle)
-                session.delivered(reply)
+                self._answer(self._links[index], self._sessions[index], self._clocks[index], delivery)
                 return True
         return False
+
+    def _answer(self, link: LocalLink, session: Session, clock: VirtualClock, delivery: Delivery) -> None:
+        if delivery.ask.kind == "stop":
+            session.stop(delivery.ask, _nothing)
+            return
+        began = time.perf_counter()
+        reply, bundle = session.answer(delivery, lambda: False, _nothing)
+        clock.advance(time.perf_counter() - began)
+        self._clock.advance(max(0.0, clock.now() - self._clock.now()))
+        link.push(reply, bundle)
+        session.delivered(reply)
+
+
+def _nothing(line: str) -> None: ...
 
 
 def _quickly(path: Path, data: bytes) -> None:

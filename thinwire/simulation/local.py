@@ -7,11 +7,12 @@ is the real one; only sockets, keys and Flower are missing, and bytes on a wire 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from thinwire.core.clock import Clock, RealClock
+from thinwire.core.clock import Clock, RealClock, VirtualClock
 from thinwire.core.errors import BadPayload, Refused, Unreachable
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, Welcome
 from thinwire.core.types import Failure, ReplyHead, Transfer, UpdateId
@@ -20,7 +21,10 @@ BLOCK = 1 << 20
 
 
 class LocalFleet:
-    """`pump` is called by `poll` while nothing has arrived: it lets simulated devices work and says whether any did."""
+    """`pump` is called by `poll` while nothing has arrived: it lets simulated devices work and says whether any did.
+
+    With a `VirtualClock` a poll that finds nothing moves the clock by what it would have waited.
+    """
 
     def __init__(self, spool: Spool, clock: Clock | None = None, pump: Callable[[], bool] | None = None) -> None:
         self.spool, self.clock, self.pump = spool, clock or RealClock(), pump
@@ -28,6 +32,7 @@ class LocalFleet:
         self._inbox: list[Arrival] = list(spool.heads())
         self._asks: dict[str, dict[str, Envelope]] = {}  # device -> ask_id -> ask, unanswered, in order
         self._withdrawn: dict[str, set[str]] = {}
+        self.sent_at: dict[str, float] = {}  # ask_id -> on the fleet's clock, until it is answered or withdrawn
         self._live: dict[str, LocalLink] = {}
         self._seen: dict[UpdateId, object] = {head.update_id: _content(head) for head in spool.heads()}
 
@@ -38,13 +43,16 @@ class LocalFleet:
             for envelope in asks:
                 self._asks.setdefault(envelope.device, {})[envelope.ask.ask_id] = envelope
                 self._withdrawn.get(envelope.device, set()).discard(envelope.ask.ask_id)
+                self.sent_at[envelope.ask.ask_id] = self.clock.now()
             self.changed.notify_all()
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         while not self._inbox and self.pump is not None and self.pump():
             pass
         with self.changed:
-            if not self._inbox and wait_s > 0:
+            if not self._inbox and isinstance(self.clock, VirtualClock):
+                self.clock.advance(wait_s)
+            elif not self._inbox and wait_s > 0:
                 self.changed.wait_for(lambda: bool(self._inbox), wait_s)
             arrivals, self._inbox = self._inbox, []
         return arrivals
@@ -62,6 +70,7 @@ class LocalFleet:
                 for ask_id in set(ask_ids) & asks.keys():
                     del asks[ask_id]
                     self._withdrawn.setdefault(device, set()).add(ask_id)
+                    self.sent_at.pop(ask_id, None)
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -104,7 +113,9 @@ class LocalFleet:
                 self.changed.wait_for(lambda: found() is not None, wait_s)
             envelope = found()
             if envelope is not None:
-                link.held[envelope.ask.ask_id] = self.clock.wall()
+                if isinstance(link.clock, VirtualClock):  # a device on its own clock is there when it is asked
+                    link.clock.advance(max(0.0, self.sent_at[envelope.ask.ask_id] - link.clock.now()))
+                link.held[envelope.ask.ask_id] = link.clock.wall()
                 if envelope.ask.kind == "stop":
                     del self._asks[link.name][envelope.ask.ask_id]
             for ask_id in self._withdrawn.get(link.name, set()):
@@ -117,7 +128,7 @@ class LocalFleet:
 
     def take(self, link: LocalLink, reply: ReplyHead | Failure, bundle: Path | None) -> None:
         """Spool an answer; what is here already is answered as it was the first time."""
-        began = self.clock.wall()
+        began = link.clock.wall()
         pulled = link.held.get(reply.ask_id, began)
         if isinstance(reply, Failure):
             return self._arrived(link.name, Failure(reply.kind, reply.text, reply.ask_id, link.name))
@@ -135,7 +146,7 @@ class LocalFleet:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        head = reply.arrived(Transfer(pulled, began, self.clock.wall()))
+        head = reply.arrived(Transfer(pulled, began, link.clock.wall()))
         self.spool.commit(draft, head)
         self._seen[reply.update_id] = _content(reply)
         return self._arrived(link.name, head)
@@ -143,15 +154,19 @@ class LocalFleet:
     def _arrived(self, device: str, arrival: ReplyHead | Failure) -> None:
         with self.changed:
             self._asks.get(device, {}).pop(arrival.ask_id, None)
+            self.sent_at.pop(arrival.ask_id, None)
             self._inbox.append(arrival)
             self.changed.notify_all()
 
 
 class LocalLink:
-    """A device's end of a LocalFleet. `held`: the asks that this process was given, and when."""
+    """A device's end of a LocalFleet. `held`: the asks that this process was given, and when by its own `clock`.
 
-    def __init__(self, fleet: LocalFleet, name: str) -> None:
-        self.fleet, self.name = fleet, name
+    Parts are handed over in the aggregator's own file, unless `downloads` names a folder for copies.
+    """
+
+    def __init__(self, fleet: LocalFleet, name: str, clock: Clock | None = None, downloads: Path | None = None) -> None:
+        self.fleet, self.name, self.clock, self.downloads = fleet, name, clock or fleet.clock, downloads
         self.held: dict[str, float] = {}
         self._closed = False
 
@@ -162,7 +177,14 @@ class LocalLink:
         if self._closed:
             raise Unreachable("this link is closed")
         envelope = self.fleet.next_ask(self, wait_s)
-        return Delivery(envelope.ask, envelope.bundle) if envelope else None
+        if envelope is None:
+            return None
+        bundle = envelope.bundle
+        if bundle is not None and self.downloads is not None:
+            bundle = Path(
+                shutil.copyfile(bundle, self.downloads / hashlib.sha256(envelope.ask.ask_id.encode()).hexdigest())
+            )
+        return Delivery(envelope.ask, bundle)
 
     def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
         self.fleet.take(self, reply, bundle)

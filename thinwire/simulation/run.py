@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from thinwire.client.initial import Initial, initial_model
 from thinwire.client.site import Site
 from thinwire.client.task import LoadedTask, as_task, load_task
+from thinwire.core.clock import VirtualClock
 from thinwire.core.events import Event
 from thinwire.core.home import AggregatorHome
 from thinwire.core.plan import RunPlan
@@ -105,10 +107,11 @@ def run_sim(
     )
     on_begin(run_id)
     with _work_folder() as folder:
-        fleet = LocalFleet(FileSpool(folder / "spool"))
-        crowd = SimulatedClients(fleet, task, plan, clients, folder, site, debug)
+        clock = VirtualClock(origin=time.time())
+        fleet = LocalFleet(FileSpool(folder / "spool"), clock)
+        crowd = SimulatedClients(fleet, clock, task, clients, folder, site, debug)
         fleet.pump = crowd.step
-        drive(run_id, store=store, fleet=fleet, home=home, on_event=on_event)
+        drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
     return run_id
 
 

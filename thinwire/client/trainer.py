@@ -59,6 +59,8 @@ class TorchTrainer:
     ) -> Trained:
         """Train the module in place. `Cancelled` and `NonFiniteUpdate` leave it half trained: nobody uses it then."""
         module.train()
+        if self.local.buffers == "frozen":
+            _hold_statistics(module)
         with seeded(key):
             if (whole := self.task.optional("train")) is not None:
                 return self._theirs(whole(module, data, self.local))
@@ -139,6 +141,13 @@ class TorchTrainer:
                 if not isinstance(made, torch.optim.Optimizer):
                     raise TaskError(f"optimizer(params, local) gave a {type(made).__name__}, not a torch Optimizer")
                 return made
+
+
+def _hold_statistics(module: nn.Module) -> None:
+    """Layers with running statistics use those they have, as they will when the model is measured."""
+    for layer in module.modules():
+        if getattr(layer, "running_mean", None) is not None:
+            layer.eval()
 
 
 def _differentiable(loss: torch.Tensor) -> torch.Tensor:

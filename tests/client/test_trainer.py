@@ -1,0 +1,173 @@
+"""Training is plain torch, no more: the same bits as a loop written by hand over the same batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.client.small import cross_entropy, examples, linear, normed, plan_of, task_of
+from thinwire.client import batches, tensors
+from thinwire.client.normaliser import Normaliser
+from thinwire.client.trainer import TorchTrainer
+from thinwire.core import Key, derive
+from thinwire.core.errors import NonFiniteUpdate, TaskError
+from thinwire.core.types import Work
+
+KEY = Key(7)
+
+
+def fresh(model=linear) -> nn.Module:
+    torch.manual_seed(0)
+    return model()
+
+
+def bits(module: nn.Module) -> np.ndarray:
+    return tensors.read(module, tensors.layout_of(module))
+
+
+def trained(text: str = "", work: Work = Work(5, 8), model=linear, data=None, key: Key = KEY, **functions):
+    module = fresh(model)
+    trainer = TorchTrainer(task_of(model, **functions), plan_of(text).local)
+    return module, trainer.train(module, examples() if data is None else data, work, key)
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer", "clip"),
+    [
+        ("", lambda p: torch.optim.SGD(p, 0.1), None),
+        ("momentum = 0.9\nweight_decay = 0.01", lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01), None),
+        ("clip_grad = 0.05", lambda p: torch.optim.SGD(p, 0.1), 0.05),
+        ('optimizer = "adam"', lambda p: torch.optim.Adam(p, 0.1), None),
+        ('optimizer = "adamw"\nweight_decay = 0.1', lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.1), None),
+    ],
+)
+def test_training_gives_the_bits_of_a_loop_by_hand(text, optimizer, clip):
+    module, done = trained(text)
+    by_hand = fresh()
+    steps = optimizer(by_hand.parameters())
+    drawn = batches.shuffled(examples(), 8, derive(KEY, "data"))
+    for _ in range(5):
+        steps.zero_grad()
+        cross_entropy(by_hand, next(drawn)).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(by_hand.parameters(), clip)
+        steps.step()
+    assert bits(module).tobytes() == bits(by_hand).tobytes()
+    assert (done.steps, done.examples) == (5, 24)
+
+
+def test_accumulated_batches_make_the_step_of_one_large_batch():
+    small, done = trained("accumulate = 3", Work(1, 8))
+    large, _ = trained("", Work(1, 24))
+    np.testing.assert_allclose(bits(small), bits(large), rtol=1e-6)
+    assert done.steps == 1
+
+
+def test_epochs_see_each_example_once_a_pass():
+    seen: list[int] = []
+
+    def loss(model, batch):
+        seen.extend(batch[0][:, 0].tolist())
+        return cross_entropy(model, batch)
+
+    _, done = trained("epochs = 2", Work(0, 10), loss=loss)
+    assert done.steps == 2 * 3
+    assert sorted(seen) == sorted(examples().tensors[0][:, 0].tolist() * 2)
+
+
+def test_the_same_key_gives_the_same_bits_even_with_dropout_and_another_key_does_not():
+    def dropping() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+
+    first, _ = trained(model=dropping)
+    torch.rand(17)  # whatever was drawn in between
+    second, _ = trained(model=dropping)
+    third, _ = trained(model=dropping, key=Key(8))
+    assert bits(first).tobytes() == bits(second).tobytes() != bits(third).tobytes()
+
+
+def test_training_leaves_the_generators_of_the_process_as_they_were():
+    module = fresh()
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    TorchTrainer(task_of(), plan_of().local).train(module, examples(), Work(2, 8), KEY)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_loader_of_the_task_keeps_its_own_batches_and_its_order_depends_on_the_key():
+    sizes: list[int] = []
+
+    def loss(model, batch):
+        sizes.append(len(batch[0]))
+        return cross_entropy(model, batch)
+
+    def loader():
+        return DataLoader(examples(), batch_size=6, shuffle=True)
+
+    first, _ = trained("", Work(6, 8), data=loader(), loss=loss)
+    second, _ = trained("", Work(6, 8), data=loader(), loss=loss)
+    assert set(sizes) == {6}
+    assert bits(first).tobytes() == bits(second).tobytes()
+
+
+def test_a_task_may_bring_its_optimizer_or_its_whole_loop():
+    def optimizer(params, local):
+        return torch.optim.RMSprop(params, local.lr)
+
+    _, own = trained('optimizer = "task"', optimizer=optimizer)
+    assert own.a == own.steps == 5
+    with pytest.raises(TaskError, match="no optimizer"):
+        trained('optimizer = "task"')
+
+    def train(model, data, local):
+        with torch.no_grad():
+            model.bias += 1
+        return len(data)
+
+    module, whole = trained(train=train)
+    assert (whole.examples, whole.steps, whole.a) == (24, 0, 1.0)
+    assert torch.equal(module.bias, fresh().bias + 1)
+
+
+@pytest.mark.parametrize("wrong", [lambda m, b: torch.ones(()), lambda m, b: m(b[0]), lambda m, b: 1.0, lambda m, b: None])
+def test_a_loss_that_cannot_be_trained_on_is_the_tasks_error(wrong):
+    with pytest.raises(TaskError):
+        trained(loss=wrong)
+
+
+def test_a_loss_that_becomes_nan_is_refused():
+    with pytest.raises(NonFiniteUpdate, match="loss"):
+        trained(loss=lambda model, batch: cross_entropy(model, batch) * torch.nan)
+
+
+def test_frozen_statistics_are_used_in_training_and_do_not_move():
+    module, _ = trained('buffers = "frozen"', model=normed)
+    assert torch.equal(module[1].running_mean, torch.zeros(5))
+    moving, _ = trained(model=normed)
+    assert not torch.equal(moving[1].running_mean, torch.zeros(5))
+
+
+@given(momentum=st.floats(0, 0.99), steps=st.integers(1, 200))
+def test_the_normaliser_is_its_closed_form(momentum, steps):
+    counted = Normaliser(momentum)
+    for _ in range(steps):
+        counted.step()
+    m, t = momentum, steps
+    assert counted.a == pytest.approx((t - m * (1 - m**t) / (1 - m)) / (1 - m))
+
+
+@given(momentum=st.floats(0, 0.95), steps=st.integers(1, 30))
+def test_a_constant_gradient_moves_the_model_by_lr_times_a(momentum, steps):
+    weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimizer, counted = torch.optim.SGD([weight], 0.1, momentum), Normaliser(momentum, lr=0.1)
+    for _ in range(steps):
+        weight.grad = torch.ones(1, dtype=torch.float64)
+        optimizer.step()
+        counted.step()
+    assert -weight.item() == pytest.approx(0.1 * counted.a)

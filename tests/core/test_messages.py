@@ -13,7 +13,7 @@ from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, ask_to_bytes,
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work
 
 names = st.from_regex(r"[a-z0-9-]{1,12}", fullmatch=True)
-floats = st.floats(allow_nan=False, allow_infinity=False)
+int64 = st.integers(-(2**63) + 1, 2**63 - 1)
 positive = st.floats(0, 1e30)
 update_ids = st.builds(UpdateId, names, names, st.integers(0, 2**40))
 parts = st.builds(Part, names, st.integers(0, 2**40), names)
@@ -29,12 +29,12 @@ asks = st.builds(
 heads = st.builds(
     ReplyHead,
     ask_id=names, update_id=update_ids, base_version=st.integers(0, 99), examples=st.integers(0, 10**9),
-    steps=st.integers(0, 10**6), a=positive, norm=positive,
-    metrics=st.dictionaries(names, st.tuples(floats, positive), max_size=3),
+    steps=st.integers(0, 10**6), a=st.floats(0, 1e9), norm=positive,
+    metrics=st.dictionaries(names, st.tuples(st.floats(-1e99, 1e99), st.just(0.0) | st.floats(1e-9, 1e30)), max_size=3),
     timings=st.builds(Timings, positive, positive, positive, positive, positive),
-    parts=st.lists(parts, max_size=3).map(tuple), counters=st.dictionaries(names, st.integers(), max_size=2),
+    parts=st.lists(parts, max_size=3).map(tuple), counters=st.dictionaries(names, int64, max_size=2),
     residual_norm=positive,
-    transfer=st.none() | st.builds(Transfer, positive, positive, positive, st.none() | st.integers(0), st.integers(0)),
+    transfer=st.none() | st.builds(Transfer, positive, positive, positive, st.none() | int64, int64),
 )  # fmt: skip
 
 
@@ -65,7 +65,14 @@ def test_arbitrary_bytes_are_bad_payload(data: bytes) -> None:
     ("field", "value"),
     [("a", float("nan")), ("norm", float("inf")), ("examples", -1), ("steps", -3), ("update_id", "x"), ("parts", 3),
      ("metrics", {"loss": [float("nan"), 1]}), ("parts", [{"name": "f", "length": -1, "sha256": "", "offset": 0}]),
-     ("parts", [{"name": "f", "length": 1, "sha256": "", "offset": 8}]), ("timings", None)],
+     ("parts", [{"name": "f", "length": 1, "sha256": "", "offset": 8}]), ("timings", None),
+     ("examples", 1e400), ("examples", 2**41), ("a", 1e10), ("base_version", -1), ("steps", 2**63),
+     ("update_id", f"r/d/{2**63}"), ("update_id", "r/d/-1"), ("ask_id", "a" * 2000), ("ask_id", "a\n"),
+     ("ask_id", "\ud800"), ("timings", {"train_s": float("nan")}), ("counters", {"n": 10**30}),
+     ("metrics", {"loss": [1e101, 1]}), ("metrics", {"loss": [1, -1]}), ("metrics", {"loss": [1, 1e-300]}),
+     ("metrics", {str(i): [1, 1] for i in range(1025)}), ("metrics", {"\x1b[31m": [1, 1]}),
+     ("parts", [{"name": "f" * 2000, "length": 1, "sha256": "", "offset": 0}]),
+     ("parts", [{"name": "f", "length": 10**40, "sha256": "", "offset": 0}])],
 )  # fmt: skip
 def test_a_head_with_an_impossible_field_is_bad_payload(field: str, value: object) -> None:
     raw = json.loads(reply_to_bytes(ReplyHead("a", UpdateId("r", "d", 1), 0, 5)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.core.errors import BadPayload
@@ -12,6 +12,12 @@ from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer
 
 MAX_HEAD_BYTES = 4 * 2**20
 MAX_PARTS = 65_536
+MAX_METRICS = 1024
+MAX_NAME = 1024  # letters of an id, a name or a digest
+MAX_INT = 2**63 - 1
+MAX_EXAMPLES = 2**40
+MAX_A = 1e9  # a step weighs at most 1 / (1 - momentum)
+MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients stay finite
 
 
 def ask_to_bytes(ask: Ask) -> bytes:
@@ -60,20 +66,23 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
     with _Reading("reply"):
         transfer = Transfer(**_scalars(Transfer, raw["transfer"])) if raw.get("transfer") else None
         if raw["type"] == "failure":
-            return Failure(**_scalars(Failure, raw, exclude=("transfer",)), transfer=transfer)
+            failure = Failure(**_scalars(Failure, raw, exclude=("transfer",)), transfer=transfer)
+            _name(failure.ask_id), _name(failure.kind)
+            return failure
         head = ReplyHead(
             **_scalars(ReplyHead, raw, exclude=("update_id", "metrics", "timings", "parts", "counters", "transfer")),
             update_id=UpdateId.parse(raw["update_id"]),
-            metrics={str(k): (finite(s, k), finite(n, k)) for k, (s, n) in raw["metrics"].items()},
+            metrics=_metrics(raw["metrics"]),
             timings=Timings(**_scalars(Timings, raw["timings"])),
             parts=_parts(raw["parts"]),
-            counters={str(k): int(v) for k, v in raw.get("counters", {}).items()},
+            counters={_name(k): _int(v) for k, v in raw.get("counters", {}).items()},
             transfer=transfer,
         )
-        for name in ("a", "norm", "residual_norm"):
-            finite(getattr(head, name), name)
-        if min(head.examples, head.steps, head.a) < 0:
+        _name(head.ask_id), _name(str(head.update_id))
+        if min(head.examples, head.steps, head.a, head.base_version, head.update_id.sequence) < 0:
             raise ValueError("counts must not be negative")
+        if head.examples > MAX_EXAMPLES or head.a > MAX_A or head.update_id.sequence > MAX_INT:
+            raise ValueError(f"more than {MAX_EXAMPLES} examples, a = {MAX_A:g} or 2^63 updates")
         return head
 
 
@@ -86,7 +95,7 @@ class _Reading:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, RecursionError)):
+        if isinstance(error, (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)):
             raise BadPayload(f"cannot read the {self.what}", why=f"{type(error).__name__}: {error}") from error
 
 
@@ -107,7 +116,25 @@ def _load(data: bytes) -> dict[str, Any]:
     return raw
 
 
-_CASTS = {"int": int, "float": float, "str": str}
+def _int(value: Any) -> int:
+    if abs(number := int(value)) > MAX_INT:
+        raise ValueError("an integer of more than 64 bits")
+    return number
+
+
+def _float(value: Any) -> float:
+    return finite(float(value), "a number")
+
+
+def _name(value: Any) -> str:
+    """A short text that UTF-8 can hold and a line of a log can show."""
+    text = str(value)
+    if len(text) > MAX_NAME or not text.isprintable():
+        raise ValueError(f"{text[:80]!r} is no name")
+    return text
+
+
+_CASTS: Mapping[str, Callable[[Any], Any]] = {"int": _int, "float": _float, "str": str}
 
 
 def _scalars(kind: type, raw: Mapping[str, Any], exclude: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -121,10 +148,20 @@ def _scalars(kind: type, raw: Mapping[str, Any], exclude: tuple[str, ...] = ()) 
     return known
 
 
+def _metrics(raw: Any) -> dict[str, tuple[float, float]]:
+    metrics = {_name(k): (_float(total), _float(count)) for k, (total, count) in raw.items()}
+    if len(metrics) > MAX_METRICS:
+        raise ValueError(f"{len(metrics)} metrics, at most {MAX_METRICS} are read")
+    for name, (total, count) in metrics.items():
+        if abs(total) > MAX_METRIC or not (count == 0 or MIN_COUNT < count < MAX_METRIC):
+            raise ValueError(f"{name} is {total} over {count}")
+    return metrics
+
+
 def _parts(raw: Any) -> tuple[Part, ...]:
     if len(raw) > MAX_PARTS:
         raise BadPayload(f"{len(raw)} parts", why=f"at most {MAX_PARTS} are read")
-    parts = tuple(Part(str(p["name"]), int(p["length"]), str(p["sha256"]), int(p["offset"])) for p in raw)
+    parts = tuple(Part(_name(p["name"]), _int(p["length"]), _name(p["sha256"]), _int(p["offset"])) for p in raw)
     if any(p.length < 0 or p.offset != 0 for p in parts):
         raise ValueError("a part's length is negative or its offset is not 0")
     return parts

@@ -59,7 +59,7 @@ class Exchange:
                 if (node_id := self._nodes.get(device)) is None:
                     self._arrived(Failure("left", "no such device", ask.ask_id, device))
                     continue
-                self._settle(ask.ask_id)
+                self._settle(ask.ask_id, device)
                 self._withdrawn.pop(ask.ask_id, None)
                 data = ask_to_bytes(ask)
                 message = self._grid.ask(node_id, data, group=f"{ask.run}/{ask.round}")
@@ -72,7 +72,7 @@ class Exchange:
             known = all(ask_id in self._asked for ask_id in ask_ids)  # else a device may hold it from before a restart
             devices = {self._asked[ask_id] for ask_id in ask_ids} if known else set(self._nodes)
             for ask_id in ask_ids:
-                self._settle(ask_id)
+                self._settle(ask_id, self._asked.get(ask_id, ""))
                 _remember(self._withdrawn, ask_id, None)
         self._wake(devices)
 
@@ -99,7 +99,7 @@ class Exchange:
         with self._changed:
             asks = self._asks.get(device, {})
             for ask_id in [a for a in held if a in asks and asks[a].envelope.ask.kind == "stop"]:
-                self._settle(ask_id)  # nobody answers a stop: that it is held is all there is to know
+                self._settle(ask_id, device)  # nobody answers a stop: that it is held is all there is to know
             return next((asks[ask_id] for ask_id in asks if ask_id not in held), None)
 
     def withdrawn(self, held: set[str]) -> list[str]:
@@ -110,9 +110,9 @@ class Exchange:
         self._grid.delivered(outstanding.message)
         outstanding.pulled_at = at
 
-    def pulled_at(self, ask_id: str) -> float:
+    def pulled_at(self, device: str, ask_id: str) -> float:
         with self._changed:
-            outstanding = self._asks.get(self._asked.get(ask_id, ""), {}).get(ask_id)
+            outstanding = self._asks.get(device, {}).get(ask_id)
             return outstanding.pulled_at if outstanding else 0.0
 
     def answered(self, device: str, reply: ReplyHead | Failure) -> None:
@@ -123,15 +123,15 @@ class Exchange:
         with self._changed:
             outstanding = self._asks.get(device, {}).get(reply.ask_id)
             message = outstanding.message if outstanding else self._grid.ask(self._nodes[device], b"")
-            self._settle(reply.ask_id, forget=False)
+            self._settle(reply.ask_id, device, forget=False)
             if isinstance(reply, ReplyHead):
                 _remember(self._answers, reply.update_id, answer_digest(reply))
             self._arrived(self._grid.reply(message, reply_to_bytes(reply)))
 
-    def settle(self, ask_id: str) -> None:
-        """Its answer was here before."""
+    def settle(self, device: str, ask_id: str) -> None:
+        """The device's answer was here before."""
         with self._changed:
-            self._settle(ask_id)
+            self._settle(ask_id, device)
 
     def seen(self, update_id: UpdateId) -> bytes | None:
         """The digest of the answer that came under this id, also after it was acked."""
@@ -149,10 +149,11 @@ class Exchange:
         self._arrivals.append(arrival)
         self._changed.notify_all()
 
-    def _settle(self, ask_id: str, forget: bool = True) -> None:
-        device = self._asked.pop(ask_id, None)
-        if device is not None:
-            outstanding = self._asks[device].pop(ask_id)
+    def _settle(self, ask_id: str, device: str, forget: bool = True) -> None:
+        """An ask is over for the device it went to; whoever else names it settles nothing."""
+        outstanding = self._asks.get(device, {}).pop(ask_id, None)
+        if outstanding is not None:
+            del self._asked[ask_id]
             if forget:
                 self._grid.forget(outstanding.message)
 

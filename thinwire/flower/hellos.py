@@ -31,7 +31,7 @@ def hello_from_bytes(data: bytes) -> Hello:
             raise BadPayload("a process is named by 1 to 64 characters")
         tasks = tuple(_task(task) for task in raw["tasks"][:MAX_TASKS])
         versions = {str(k)[:64]: str(v)[:64] for k, v in list(raw["versions"].items())[:64]}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
     return Hello(name, process, tasks, versions)
 

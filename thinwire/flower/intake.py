@@ -26,7 +26,11 @@ class Intake:
         self._parts: Sequence[Part] = head.parts
         self._index, self._left = -1, 0
         self._hash = hashlib.sha256()
-        self._next_part()
+        try:
+            self._next_part()  # parts without bytes are checked here
+        except Refusal:
+            self.abandon()
+            raise
 
     def take(self, data: bytes) -> None:
         view = memoryview(data)

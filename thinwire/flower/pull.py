@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,11 @@ class Wanted:
     def read(cls, data: bytes) -> Wanted:
         try:
             raw = json.loads(data)
-            return cls(str(raw["process"]), float(raw["wait_s"]), frozenset(str(held) for held in raw["held"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            wait_s = float(raw["wait_s"])
+            if math.isnan(wait_s):
+                raise ValueError("it waits for NaN seconds")
+            return cls(str(raw["process"]), wait_s, frozenset(str(held) for held in raw["held"]))
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise Refusal(400, "protocol", f"cannot read the pull: {error}") from error
 
 

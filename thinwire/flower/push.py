@@ -92,7 +92,7 @@ class PushRoute:
             text = f"update {head.update_id} came before with other contents"
             self._failed(device, Failure("state-lost", text, head.ask_id), began_at)
             raise Refusal(409, "state-lost", text)
-        self._exchange.settle(head.ask_id)
+        self._exchange.settle(device, head.ask_id)
         return True
 
     async def _store(self, request: Request, device: str, head: ReplyHead, length: int, began_at: float) -> ReplyHead:
@@ -113,7 +113,7 @@ class PushRoute:
         """What this exchange cost on the wire: everything of this device since its answer before."""
         spent = self._sessions.spent(device)
         return Transfer(
-            pulled_at=self._exchange.pulled_at(ask_id),
+            pulled_at=self._exchange.pulled_at(device, ask_id),
             began_at=began_at,
             arrived_at=self._clock.wall(),
             sent_bytes=spent.sent_bytes,

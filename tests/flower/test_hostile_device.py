@@ -1,0 +1,101 @@
+"""An approved device that lies: it settles nobody else's ask, writes nothing but its own, and breaks nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fleet_laws import answer, answers_now, envelope, hello, polled, pulled
+from tests.flower.doubles import Place, place
+from tests.flower.test_door import Caller
+from thinwire.core.fleet import NodeJoined
+from thinwire.core.messages import reply_to_json
+from thinwire.core.types import Failure, ReplyHead
+from thinwire.flower.framing import PUSH
+from thinwire.store import FileSpool
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path, spool=lambda: FileSpool(tmp_path / "spool"), limit=lambda ask_id: 100_000) as made:
+        yield made
+
+
+def test_who_answers_anothers_ask_does_not_take_it_away(here: Place) -> None:
+    link, liar = here.link("pi-2"), Caller(here)
+    link.hello(hello("pi-2"))
+    liar.hello()
+    polled(here.fleet, NodeJoined)
+    here.fleet.send([envelope("pi-2", "ask-2")])
+    assert liar.push(answer("pi-1", "ask-2", 1, b"stolen"), b"stolen")[0] == 200
+    assert liar.push(answer("pi-1", "ask-2", 1, b"stolen"), b"stolen")[0] == 200
+    assert liar.push(Failure("left", "gone", "ask-2"))[0] == 200
+    assert pulled(link).ask.ask_id == "ask-2"
+    assert {getattr(a, "device", "pi-1") for a in answers_now(here.fleet)} == {"pi-1"}
+    here.fleet.cancel(["ask-2"])
+    assert here.fleet._exchange._asked == {}
+
+
+HOSTILE: dict[str, list[Any]] = {
+    "update_id": [f"{run}/pi-1/1" for run in ("..", ".", "", "a b", "a\0", "~", "-x", "x" * 200, "\u202e", "a\n")]
+    + ["r/../pi-1/1", "r/pi-1/1/..", "r/PI-1/1", "r/pi-1/9" + "9" * 30, "r/pi-1/-1", "r/pi-2/1"]
+    + ["r/pi-1/" + "9" * 5000],
+    "ask_id": ["\ud800", "\0", "a" * 5000, "\x1b]0;owned\x07"],
+    "examples": [10**400, 1e308, "NaN", -1, None, [], {}],
+    "a": ["nan", 1e308, "inf"],
+    "steps": [10**30],
+    "metrics": [{"eval/loss": [1e308, 1]}, {"x": [1, 1e-308]}, {"x": 3}, [], {"\ud800": [1, 1]}],
+    "timings": [{"train_s": "nan"}, {"train_s": "1e999"}],
+    "counters": [{"n": 10**30}],
+    "parts": [
+        [{"name": "f", "length": length, "sha256": "0" * 64, "offset": 0}]
+        for length in (-1, 10**30, 2**62, 1e400, "6.5")
+    ]
+    + [[{"name": "../../x", "length": 0, "sha256": "0" * 64, "offset": 0}], [{}] * 65_537, [{}] * 65_000],
+}  # fmt: skip
+
+
+def test_no_head_gets_more_than_a_refusal(here: Place, caplog: pytest.LogCaptureFixture) -> None:
+    liar = Caller(here)
+    liar.hello()
+    plain = reply_to_json(answer("pi-1", "ask", 1))
+    before = {path.relative_to(here.folder) for path in here.folder.rglob("*") if path.is_file()}
+    for field, values in HOSTILE.items():
+        for value in values:
+            status, _ = liar.call(PUSH, json.dumps({**plain, field: value}).encode())
+            assert status in (400, 403, 413), (field, str(value)[:60], status)
+    assert {path.relative_to(here.folder) for path in here.folder.rglob("*") if path.is_file()} == before
+    assert "defect" not in caplog.text
+    assert not [a for a in answers_now(here.fleet) if isinstance(a, ReplyHead)]
+
+
+@pytest.mark.parametrize("wait", ["NaN", "Infinity", "1e999", "-1e999", "1" + "0" * 400])
+def test_a_pull_that_waits_for_no_number_is_answered(here: Place, caplog: pytest.LogCaptureFixture, wait: str) -> None:
+    liar = Caller(here)
+    liar.hello()
+    here.fleet.send([envelope("pi-1", "ask")])
+    polled(here.fleet, NodeJoined)
+    head = f'{{"process": "{liar.process}", "wait_s": {wait}, "held": []}}'.encode()
+    assert liar.call("/tw/v1/pull", head)[0] in (200, 400)
+    assert "defect" not in caplog.text
+
+
+def test_an_update_pushed_by_many_at_once_arrives_once(here: Place) -> None:
+    liar = Caller(here)
+    liar.hello()
+    polled(here.fleet, NodeJoined)
+    body = b"x" * 50_000
+    head = answer("pi-1", "ask", 1, body)
+    other = replace(head, examples=head.examples + 1)
+    with ThreadPoolExecutor(8) as threads:
+        got = list(threads.map(lambda i: liar.push(other if i % 2 else head, body)[0], range(16)))
+    assert set(got) <= {200, 409, 503}
+    assert 200 in got
+    assert sum(isinstance(a, ReplyHead) for a in answers_now(here.fleet)) == 1
+    assert not list((here.folder / "spool").rglob(".draft-*"))

@@ -31,6 +31,7 @@ from thinwire.server.evaluation import evaluation
 from thinwire.server.folding import Folds
 from thinwire.server.measured import pooled
 from thinwire.server.moves import Closed, Terms
+from thinwire.server.past import asked_round
 from thinwire.server.round import Round, floor_of
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spent import where_time_went
@@ -104,7 +105,7 @@ class OneRound:
             head = reply_from_json(event.head)
             assert isinstance(head, ReplyHead)
             seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version)
-            again.machine.on(seen, event.elapsed_s)
+            again.machine.on(seen, opened.elapsed_s)  # it was in time: that is not judged again
             again._begin(head, event.discount)
         for device, (kind, text) in running.past.lost_now.items():
             again.machine.on(moves.Failed(device, opened.asks[device], kind, text), opened.elapsed_s)
@@ -175,13 +176,25 @@ class OneRound:
         running, update_id = self.running, head.update_id
         if update_id in self.heads:
             return  # it comes again after a restart; it is acked when the round is closed
-        if update_id.run != running.run_id or str(update_id) in running.past.decided or not head.parts:
-            running.fleet.ack([update_id])  # of a run that is over, decided already, or no update at all
+        if update_id.run != running.run_id or str(update_id) in running.past.decided:
+            running.fleet.ack([update_id])  # of a run that is over, or decided already
+            return
+        if wrong := running.wrong(head):
+            kind, text = wrong
+            self._earlier(update_id.device, kind, text, head.ask_id)
+            self._on(moves.Failed(update_id.device, head.ask_id, kind, text))
+            running.fleet.ack([update_id])
+            return
+        if sum(known.ask_id == head.ask_id for known in self.heads.values()) > 1:
+            running.fleet.ack([update_id])  # a device that answers one ask again and again fills no journal
             return
         if self.machine.closed:
-            running.deferred.append(head)
+            running.defer(head)
             return
         self.heads[update_id] = head
+        if head.ask_id in running.past.answered and head.ask_id not in self.machine.answered:
+            self._drop(update_id, "duplicate")
+            return
         seen = moves.Head(update_id, head.ask_id, update_id.device, head.base_version)
         for action in self._act(seen):
             if isinstance(action, moves.Fold):
@@ -200,14 +213,14 @@ class OneRound:
                 case moves.Drop(update_id, reason):
                     self._drop(update_id, reason)
                 case moves.Defer(update_id):
-                    self.running.deferred.append(self.heads.pop(update_id))
+                    self.running.defer(self.heads.pop(update_id))
                 case moves.Lose(device, ask_id, kind, text):
                     self._record(ClientFailed(now, self.opened.round, device, ask_id, kind, text, elapsed))
         return actions
 
     def _accepted(self, head: ReplyHead, action: moves.Fold) -> UpdateAccepted:
         return UpdateAccepted(
-            self.running.clock.wall(), self.opened.round, _asked_round(head), head.update_id.device, head.ask_id,
+            self.running.clock.wall(), self.opened.round, asked_round(head.ask_id), head.update_id.device, head.ask_id,
             str(head.update_id), action.staleness, action.discount, action.late, self.running.elapsed,
             reply_to_json(head),
         )  # fmt: skip
@@ -218,7 +231,7 @@ class OneRound:
             return  # refolding found again what the journal knows
         self._record(
             UpdateDropped(
-                self.running.clock.wall(), self.opened.round, _asked_round(head), update_id.device, head.ask_id,
+                self.running.clock.wall(), self.opened.round, asked_round(head.ask_id), update_id.device, head.ask_id,
                 str(update_id), reason, self.running.elapsed, reply_to_json(head),
             )
         )  # fmt: skip
@@ -284,11 +297,3 @@ class OneRound:
             return None
         heads = [h for u, h in self.heads.items() if u in self.machine.in_time and h.base_version == base]
         return evaluation(self.running, base, heads, now)
-
-
-def _asked_round(head: ReplyHead) -> int:
-    """The round that an ask belonged to stands in its id: RUN.ROUND.DEVICE."""
-    try:
-        return int(head.ask_id.split(".")[1])
-    except (IndexError, ValueError):
-        return 0

@@ -23,6 +23,16 @@ from thinwire.core.events import (
 )
 from thinwire.core.types import UpdateId, Verdict
 
+KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
+
+
+def asked_round(ask_id: str) -> int:
+    """The round that an ask belonged to stands in its id, RUN.ROUND.DEVICE; 0 where none does."""
+    try:
+        return int(ask_id.rsplit(".", 2)[1])
+    except (IndexError, ValueError):
+        return 0
+
 
 @dataclass
 class Past:
@@ -37,9 +47,10 @@ class Past:
     open_round: RoundOpened | None = None
     accepted: list[UpdateAccepted] = field(default_factory=list)  # of the open round, in fold order
     lost_now: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the open round: device -> (kind, text)
+    asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> device -> ask_id, of the last KEPT rounds
     decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
     dropped: set[str] = field(default_factory=set)
-    answered: set[str] = field(default_factory=set)  # every ask_id that was answered
+    answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
     busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
     barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
@@ -67,6 +78,7 @@ class Past:
             case RoundOpened():
                 self.open_round, self.rounds_opened = event, event.round
                 self.bases[event.round] = event.base_version
+                self._ask(event)
                 self.here |= event.asks.keys()
                 self.busy |= {device: (ask_id, event.round) for device, ask_id in event.asks.items()}
             case UpdateAccepted():
@@ -77,15 +89,9 @@ class Past:
             case UpdateDropped():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.dropped.add(event.update_id)
-                self.verdicts[event.device].append(Verdict(UpdateId.parse(event.update_id), "dropped"))
+                self._tell(Verdict(UpdateId.parse(event.update_id), "dropped"))
             case ClientFailed():
-                self.lost_now[event.device] = (event.kind, event.text)
-                if event.kind == "left":
-                    self.here.discard(event.device)
-                if self.busy.get(event.device, ("", 0))[0] == event.ask_id:
-                    del self.busy[event.device]
-                if event.kind in ("task-missing", "task-mismatch", "layout-mismatch", "declined", "protocol"):
-                    self.barred[event.device] = f"{event.kind}: {event.text}"
+                self._fail(event)
             case RoundClosed():
                 self._close(event)
             case Evaluated():
@@ -93,22 +99,46 @@ class Past:
                 if event.best:
                     self.best = event
 
+    def round_of(self, device: str, ask_id: str) -> int:
+        """The round in which this device was asked this; 0 when it was not, or too long ago to be known."""
+        number = asked_round(ask_id)
+        return number if self.asks.get(number, {}).get(device) == ask_id else 0
+
+    def _ask(self, event: RoundOpened) -> None:
+        self.asks[event.round] = event.asks
+        if old := self.asks.pop(event.round - KEPT, None):
+            self.answered.difference_update(old.values())
+
+    def _tell(self, verdict: Verdict) -> None:
+        told = self.verdicts[verdict.update_id.device]
+        told.append(verdict)
+        del told[:-KEPT]
+
     def _answer(self, device: str, ask_id: str, update_id: str) -> None:
         self.decided.add(update_id)
         self.answered.add(ask_id)
         if self.busy.get(device, ("", 0))[0] == ask_id:
             del self.busy[device]
 
+    def _fail(self, event: ClientFailed) -> None:
+        if self.open_round and self.open_round.asks.get(event.device) == event.ask_id:
+            self.lost_now[event.device] = (event.kind, event.text)
+        if event.kind == "left":
+            self.here.discard(event.device)
+        if self.busy.get(event.device, ("", 0))[0] == event.ask_id:
+            del self.busy[event.device]
+        if event.kind in ("task-missing", "task-mismatch", "layout-mismatch", "declined", "protocol"):
+            self.barred[event.device] = f"{event.kind}: {event.text}"
+
     def _close(self, event: RoundClosed) -> None:
         stepped = event.reason not in ("too-few", "stopped")
         for text in event.folded:
             update_id = UpdateId.parse(text)
-            self.verdicts[update_id.device].append(Verdict(update_id, "folded", event.version))
+            self._tell(Verdict(update_id, "folded", event.version))
         for text in event.dropped:
             if text not in self.dropped:
                 self.dropped.add(text)
-                update_id = UpdateId.parse(text)
-                self.verdicts[update_id.device].append(Verdict(update_id, "dropped"))
+                self._tell(Verdict(UpdateId.parse(text), "dropped"))
         self.steps_made += stepped
         self.too_few_in_a_row = 0 if stepped else self.too_few_in_a_row + 1
         if stepped:

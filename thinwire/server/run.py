@@ -103,10 +103,11 @@ def _listen(running: Running, wait_s: float) -> None:
     """Between rounds: who comes and goes is noted, answers are kept for the next round."""
     for arrival in running.poll(wait_s):
         if isinstance(arrival, ReplyHead):
-            mine = arrival.update_id.run == running.run_id and arrival.parts
+            mine = arrival.update_id.run == running.run_id and not running.wrong(arrival)
             if mine and str(arrival.update_id) not in running.past.decided:
-                running.deferred.append(arrival)
-                running.past.busy.pop(arrival.update_id.device, None)
+                running.defer(arrival)
+                if running.past.busy.get(arrival.update_id.device, ("", 0))[0] == arrival.ask_id:
+                    del running.past.busy[arrival.update_id.device]
             else:
                 running.fleet.ack([arrival.update_id])
         elif isinstance(arrival, Failure) and running.past.busy.get(arrival.device, ("", 0))[0] == arrival.ask_id:

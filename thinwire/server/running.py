@@ -95,6 +95,27 @@ class Running:
         self.record(ClientFailed(self.clock.wall(), asked, device, ask_id, kind, text, self.elapsed))
         self.fleet.cancel([ask_id])
 
+    def wrong(self, head: ReplyHead) -> tuple[str, str] | None:
+        """Why this cannot be an update of this run, as a failure's kind and text: heads come from strangers.
+
+        Only an ask that went to this very device can be answered, with frames, and from the model that it named.
+        """
+        if not (asked := self.past.round_of(head.update_id.device, head.ask_id)):
+            return "protocol", "it answers what it was not asked"
+        if not head.parts:
+            return "protocol", "an answer without frames"
+        if head.base_version != self.past.bases[asked]:
+            return "base-mismatch", f"trained from version {head.base_version}, asked from {self.past.bases[asked]}"
+        return None
+
+    def defer(self, head: ReplyHead) -> None:
+        """Keep an answer for the next round: one for each ask."""
+        same = [known.update_id for known in self.deferred if known.ask_id == head.ask_id]
+        if not same:
+            self.deferred.append(head)
+        elif head.update_id not in same:
+            self.fleet.ack([head.update_id])
+
     def returning(self) -> set[str]:
         """Devices that were there before the aggregator was started again and still have time to come back."""
         return self.past.here - set(self.presence.hellos) if self.elapsed < self.return_by else set()

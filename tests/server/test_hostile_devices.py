@@ -1,0 +1,164 @@
+"""Devices that lie: what one of them says moves nobody else's update, and no run ends by it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tests.server.scripted import Device, ScriptedFleet
+from tests.server.test_run import Bench
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
+from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
+from thinwire.server.past import KEPT, Past
+
+Lie = Callable[[Ask, ReplyHead], ReplyHead]
+
+
+class Liar(Device):
+    """Says what `lie` makes of its honest head, with the honest frames."""
+
+    lie: Lie = staticmethod(lambda ask, head: head)
+
+    def reply(self, ask: Ask) -> tuple[ReplyHead, list[bytes]]:
+        head, frames = super().reply(ask)
+        return (self.lie(ask, head) if ask.kind == "train" else head), frames
+
+
+def liar(name: str, lie: Lie) -> Liar:
+    made = Liar(name)
+    made.lie = lie
+    return made
+
+
+def test_an_answer_to_anothers_ask_does_not_stand_for_it(tmp_path: Path) -> None:
+    steal = liar("a", lambda ask, head: replace(head, ask_id=head.ask_id[:-1] + "b"))
+    bench = Bench(tmp_path, [steal, Device("b", lambda ask: 5.0)], run={"rounds": 2}, cohort={"deadline_s": 9})
+    assert bench.drive().status == "done"
+    assert {e.device for e in bench.events(UpdateAccepted)} == {"b"}
+    assert bench.events(UpdateDropped) == []
+    assert bench.fleet.spooled == {}
+
+
+def test_answers_to_asks_that_nobody_made_are_not_folded(tmp_path: Path) -> None:
+    made_up = iter(("digits-1.1.a", "x", "", "toy-1.99.a", "a.b.c.d", "toy-1.-1.a"))
+    invent = liar("a", lambda ask, head: replace(head, ask_id=next(made_up, "toy-1.7e3.a")))
+    bench = Bench(tmp_path, [invent, Device("b")], run={"rounds": 3}, cohort={"deadline_s": 9})
+    assert bench.drive().status == "done"
+    assert {e.device for e in bench.events(UpdateAccepted)} == {"b"}
+
+
+def test_one_ask_is_answered_once_also_in_later_rounds_and_fills_no_journal(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [Device("a"), Device("b", lambda ask: 2.0)], run={"rounds": 4})
+    first = bench.fleet.devices[0]
+
+    class Flood(ScriptedFleet):
+        def ack(self, update_ids: object) -> None:
+            super().ack(update_ids)  # type: ignore[arg-type]  # as it came
+            for ask_id, (head, frames) in list(first.answered.items()):
+                for _ in range(20):
+                    first.sequence += 1
+                    again = replace(head, ask_id=ask_id, update_id=UpdateId(bench.run_id, "a", first.sequence))
+                    if len(self.bodies) < 400:
+                        self.bodies[again.update_id] = frames
+                        self.later(0.0, again)
+
+    bench.fleet = Flood(bench.clock, bench.fleet.devices)
+    assert bench.drive().status == "done"
+    folded = [e.ask_id for e in bench.events(UpdateAccepted) if e.device == "a"]
+    assert len(folded) == len(set(folded)) == 4
+    assert len(bench.events(UpdateDropped)) <= 4 * 4
+    assert bench.fleet.spooled == {}
+
+
+def test_a_model_that_does_not_exist_yet_is_no_base(tmp_path: Path) -> None:
+    ahead = liar("a", lambda ask, head: replace(head, base_version=10**6))
+    bench = Bench(tmp_path, [ahead, Device("b", lambda ask: 2.0)], run={"rounds": 2})
+    assert bench.drive().status == "done"
+    assert {(e.device, e.kind) for e in bench.events(ClientFailed)} == {("a", "base-mismatch")}
+    assert bench.reasons() == ["enough", "enough"], "nobody waits for its deadline"
+
+
+def test_an_answer_without_frames_is_a_failure_and_not_waited_for(tmp_path: Path) -> None:
+    empty = liar("a", lambda ask, head: replace(head, parts=()))
+    bench = Bench(tmp_path, [empty, Device("b", lambda ask: 2.0)], run={"rounds": 3})
+    assert bench.drive().status == "done"
+    assert [(e.round, e.device, e.kind) for e in bench.events(ClientFailed)] == [(1, "a", "protocol")]
+    assert all(e.seconds < 3 for e in bench.events(RoundClosed))
+
+
+def test_frames_that_are_not_there_cost_only_their_own_update(tmp_path: Path) -> None:
+    names = iter(("../../../etc", "buffers", "frame/1", "frame/0/../1"))
+    odd = liar(
+        "a", lambda ask, head: replace(head, parts=tuple(Part(next(names), p.length, p.sha256) for p in head.parts))
+    )
+    bench = Bench(tmp_path, [odd, Device("b")], run={"rounds": 4})
+    assert bench.drive().status == "done"
+    assert [e.reason.split(":")[0] for e in bench.events(UpdateDropped)] == ["bad-payload"] * 4
+
+
+def test_a_resume_survives_the_loss_of_a_device_that_answers_an_earlier_round(tmp_path: Path) -> None:
+    """The device is busy with round 1 and leaves in round 2, in which it was not asked; then the aggregator dies."""
+    devices = [
+        Device("a", lambda ask: 4.0),
+        Device("b", lambda ask: 4.0),
+        Device("c", lambda ask: None if ask.round == 1 else 1.0),
+    ]
+    bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort={"deadline_s": 6})
+    bench.fleet.lose("c", 7.0)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(event: object) -> None:
+        if isinstance(event, ClientFailed) and event.device == "c":
+            raise Killed
+
+    with contextlib.suppress(Killed):
+        bench.drive(on_event=kill)
+    assert bench.store.run(bench.run_id).status == "running"
+    bench.fleet = bench.fleet.restart()
+    assert bench.drive().status == "done"
+
+
+def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None:
+    """The journal notes an answer a moment after it was judged; that moment may lie beyond the deadline."""
+    bench = Bench(tmp_path, [Device("a"), Device("b", lambda ask: None)], run={"rounds": 1}, cohort={"deadline_s": 6})
+
+    class Killed(BaseException):
+        pass
+
+    def kill(event: object) -> None:
+        if isinstance(event, UpdateAccepted):
+            raise Killed
+
+    record = bench.store.record
+
+    def slow(run_id: str, events: object) -> None:
+        late = [replace(e, elapsed_s=99.0) if isinstance(e, UpdateAccepted) else e for e in events]  # type: ignore[attr-defined]  # a list
+        record(run_id, late)
+
+    bench.store.record = slow  # type: ignore[method-assign]  # a disk that stood still
+    with contextlib.suppress(Killed):
+        bench.drive(on_event=kill)
+    bench.store.record = record  # type: ignore[method-assign]  # quick again
+    bench.fleet = bench.fleet.restart()
+    bench.drive()
+    (closed,) = bench.events(RoundClosed)
+    assert (len(closed.folded), closed.outstanding) == (1, ["b"])
+    assert len(bench.events(UpdateAccepted)) == 1
+
+
+def test_what_is_remembered_of_a_run_does_not_grow_with_its_rounds() -> None:
+    past = Past()
+    for number in range(1, 3 * KEPT):
+        ask_id = f"toy-1.{number}.a"
+        past.apply(RoundOpened(0.0, number, 0.0, 0, "", ["a"], {"a": ask_id}, "identity", 60.0, 1, 1))
+        update = f"toy-1/a/{number}"
+        past.apply(UpdateAccepted(0.0, number, number, "a", ask_id, update, 0, 1.0, False, 0.0, {}))
+        past.apply(RoundClosed(0.0, number, "all", number, [update], [], [], 0.0, 0.0, {}))
+    assert len(past.asks) == len(past.answered) == len(past.verdicts["a"]) == KEPT
+    assert past.round_of("a", f"toy-1.{number}.a") == number
+    assert past.round_of("a", "toy-1.1.a") == past.round_of("b", f"toy-1.{number}.a") == 0
+    assert past.verdicts_for("a", most=7)[-1].update_id.sequence == number

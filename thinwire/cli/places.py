@@ -72,7 +72,7 @@ def require_alive(home: Path | None) -> dict[str, Any]:
     )
 
 
-def again(command: str, home: Path | None) -> str:
+def again(command: str, home: Path | str | None) -> str:
     """A command as it is typed for this state folder.
 
     >>> again("runs list", None), again("runs list", Path("here"))

@@ -26,6 +26,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def on_terminal() -> bool:
+    """Whether a person sits before it."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
     """Columns as wide as they must be, two blanks between them; those named in `right` are set to the right."""
     shown = [[NOTHING if cell is None or cell == "" else str(cell) for cell in row] for row in rows]

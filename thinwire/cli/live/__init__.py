@@ -1,0 +1,1 @@
+"""The demo: real processes on this machine, watched, disturbed, measured and ended."""

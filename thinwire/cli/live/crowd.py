@@ -1,0 +1,126 @@
+"""The demo's processes: one aggregator, its clients, each the same command that a person would type."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from thinwire.cli.addresses import Address
+from thinwire.cli.places import alive
+from thinwire.cli.waiting import until
+
+START_S = 60.0
+END_S = 10.0
+
+
+class Crowd:
+    """Everything that was started; `close` leaves none of it behind, whatever state it is in."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.door = home, ""
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def aggregator(self) -> dict[str, Any]:
+        """Start it on the usual ports, or others where they are taken; gives what it says of itself."""
+        from thinwire.core.errors import ThinwireError
+
+        listen, page = (free(Address("127.0.0.1", port)) for port in (9090, 8080))
+        self._start("aggregator", ["aggregator", "start", "--listen", str(listen), "--page", str(page)])
+        process = self._running["aggregator"]
+        until(lambda: process.poll() is not None or "listen" in (alive(self.home) or {}), START_S)
+        about = alive(self.home)
+        if about is None or "listen" not in about:
+            raise ThinwireError("the demo's aggregator did not start", why=self.last_words("aggregator"))
+        self.door = f"http://{about['listen']}"
+        return about
+
+    def client(self, name: str, arguments: Sequence[str]) -> None:
+        self._start(name, ["client", "start", "--name", name, *arguments])
+
+    def kill(self, name: str) -> None:
+        """As when somebody pulls the plug."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+
+    def dead(self) -> list[str]:
+        """Those that ended by themselves: none should."""
+        return [name for name, process in self._running.items() if process.poll() is not None]
+
+    def last_words(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self._log(name).read_text(errors="replace").strip().splitlines()[-4:])
+        return ""
+
+    def close(self) -> None:
+        """End all, clients first, softly and after `END_S` hard; Ctrl-C does not interrupt it."""
+        with undisturbed():
+            processes = list(self._running.values())
+            for process in processes[::-1]:
+                process.terminate()
+            until(lambda: all(process.poll() is not None for process in processes), END_S)
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+            self._running.clear()
+
+    def _start(self, name: str, arguments: list[str]) -> None:
+        command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)]
+        with open(self._log(name), "ab") as log:
+            self._running[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ),
+                start_new_session=True,  # Ctrl-C in the terminal is for the demo, which ends them in order
+            )  # fmt: skip
+
+    def _log(self, name: str) -> Path:
+        return self.home / f"{name}.log"
+
+
+def free(wanted: Address) -> Address:
+    """The address, or one on a port that the system picks where it is taken."""
+    from thinwire.core.errors import ThinwireError
+
+    try:
+        return wanted.require_free("--listen")
+    except ThinwireError:
+        return Address(wanted.host, 0).require_free("--listen")
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals that would end this process wait until it has cleaned up."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does: through every `finally`."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

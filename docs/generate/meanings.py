@@ -100,9 +100,7 @@ def failures_page() -> str:
         "Why a device did not answer an ask. A failure says its kind and a text that holds no data of the device: for "
         "an error in the task, the class of the exception and its place in the task's code."
     )
-    dropped = (
-        "Why an update that arrived did not count. Its sender puts the change back into its residual."
-    )
+    dropped = "Why an update that arrived did not count. Its sender puts the change back into its residual."
     rows = [(f"`{kind}`", meaning) for kind, meaning in FAILURES.items()]
     drops = [(f"`{reason}`", meaning) for reason, meaning in DROPS.items()]
     return "\n\n".join(

@@ -120,6 +120,7 @@ class Reader:
         self.env = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.folder),
+            "TMPDIR": str(self.folder),
             "THINWIRE_HOME": str(self.folder / "state"),
             "OMP_NUM_THREADS": "1",  # several clients at once, as on several devices
         }

@@ -18,6 +18,7 @@ from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_json
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.flower.framing import PUSH
+from thinwire.flower.push import MAX_WAITING
 from thinwire.store import FileSpool
 
 
@@ -99,3 +100,17 @@ def test_an_update_pushed_by_many_at_once_arrives_once(here: Place) -> None:
     assert 200 in got
     assert sum(isinstance(a, ReplyHead) for a in answers_now(here.fleet)) == 1
     assert not list((here.folder / "spool").rglob(".draft-*"))
+
+
+def test_a_device_cannot_fill_the_spool(here: Place) -> None:
+    liar = Caller(here)
+    liar.hello()
+    got = [liar.push(answer("pi-1", f"made-up-{i}", i, b"x"), b"x") for i in range(1, MAX_WAITING + 4)]
+    assert got == [(200, "")] * MAX_WAITING + [(503, "busy")] * 3
+    assert liar.push(answer("pi-1", "made-up-1", 1, b"x"), b"x")[0] == 200, "what is here is answered as before"
+    assert here.link("pi-2").hello(hello("pi-2")).name == "pi-2"
+    heads = [a for a in answers_now(here.fleet) if isinstance(a, ReplyHead)]
+    here.fleet.ack([heads[0].update_id])
+    assert liar.push(answer("pi-1", "made-up", 99, b"x"), b"x")[0] == 200
+    here.restart()
+    assert here.fleet._exchange.waiting("pi-1") == MAX_WAITING

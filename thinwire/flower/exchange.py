@@ -49,6 +49,7 @@ class Exchange:
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._answers: OrderedDict[UpdateId, bytes] = OrderedDict()
         self._arrivals: deque[Arrival | Message] = deque()
+        self._waiting: dict[str, set[UpdateId]] = {}  # device -> its answers that are not acked
 
     # The fleet's thread
 
@@ -75,6 +76,10 @@ class Exchange:
                 self._settle(ask_id, self._asked.get(ask_id, ""))
                 _remember(self._withdrawn, ask_id, None)
         self._wake(devices)
+
+    def acked(self, update_id: UpdateId) -> None:
+        with self._changed:
+            self._waiting.get(update_id.device, set()).discard(update_id)
 
     def poll(self, wait_s: float) -> list[Arrival]:
         with self._changed:
@@ -125,13 +130,18 @@ class Exchange:
             message = outstanding.message if outstanding else self._grid.ask(self._nodes[device], b"")
             self._settle(reply.ask_id, device, forget=False)
             if isinstance(reply, ReplyHead):
-                _remember(self._answers, reply.update_id, answer_digest(reply))
+                self._remember(reply)
             self._arrived(self._grid.reply(message, reply_to_bytes(reply)))
 
     def settle(self, device: str, ask_id: str) -> None:
         """The device's answer was here before."""
         with self._changed:
             self._settle(ask_id, device)
+
+    def waiting(self, device: str) -> int:
+        """How many answers of a device lie in the spool and are not acked."""
+        with self._changed:
+            return len(self._waiting.get(device, ()))
 
     def seen(self, update_id: UpdateId) -> bytes | None:
         """The digest of the answer that came under this id, also after it was acked."""
@@ -142,12 +152,16 @@ class Exchange:
         """Something to poll that is no answer to a Flower message."""
         with self._changed:
             if isinstance(arrival, ReplyHead):
-                _remember(self._answers, arrival.update_id, answer_digest(arrival))
+                self._remember(arrival)
             self._arrived(arrival)
 
     def _arrived(self, arrival: Arrival | Message) -> None:
         self._arrivals.append(arrival)
         self._changed.notify_all()
+
+    def _remember(self, head: ReplyHead) -> None:
+        _remember(self._answers, head.update_id, answer_digest(head))
+        self._waiting.setdefault(head.update_id.device, set()).add(head.update_id)
 
     def _settle(self, ask_id: str, device: str, forget: bool = True) -> None:
         """An ask is over for the device it went to; whoever else names it settles nothing."""

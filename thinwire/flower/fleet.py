@@ -92,6 +92,7 @@ class FlowerFleet:
     def ack(self, update_ids: Sequence[UpdateId]) -> None:
         for update_id in update_ids:
             self._spool.delete(update_id)
+            self._exchange.acked(update_id)
 
     def cancel(self, ask_ids: Sequence[str]) -> None:
         self._exchange.cancel(ask_ids)

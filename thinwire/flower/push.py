@@ -24,6 +24,7 @@ from thinwire.flower.sessions import Sessions
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it names a folder of the spool
 SMALL_BYTES = 256 * 2**10  # up to here an answer is stored in one go
 MAX_TEXT = 2000
+MAX_WAITING = 64  # answers of one device in the spool: a round has one, and one that came late
 
 
 class PushRoute:
@@ -74,6 +75,9 @@ class PushRoute:
             raise Refusal(413, "too-large", f"an answer of {length} bytes, {most} are taken")
         if update in self._storing:
             raise Refusal(503, "busy", "this update is being received already")
+        arriving = sum(other.device == device for other in self._storing)
+        if self._exchange.seen(update) is None and self._exchange.waiting(device) + arriving >= MAX_WAITING:
+            raise Refusal(503, "busy", f"{MAX_WAITING} answers of {device} are not folded yet")
         self._storing.add(update)
         try:
             if not self._here_already(device, head, began_at):

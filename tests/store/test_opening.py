@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -212,3 +213,9 @@ def test_the_store_needs_no_torch_and_opening_a_made_one_no_alembic(tmp_path: Pa
         [sys.executable, "-c", code, str(tmp_path / "store.sqlite3")], capture_output=True, text=True, check=True
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_the_log_that_a_long_reader_made_grow_shrinks_again(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    with contextlib.closing(Store.open(path)) as store, store._database.writing() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_size_limit").scalar() == database.LOG_BYTES

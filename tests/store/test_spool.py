@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.types import Part, ReplyHead, Transfer, UpdateId
 from thinwire.store import FileSpool
+from thinwire.store.spool import MANY_FOLDERS
 
 
 def reply(parts: list[bytes], device: str = "pi-01", sequence: int = 1, run: str = "digits-1") -> ReplyHead:
@@ -139,3 +140,25 @@ def test_of_many_commits_of_one_update_at_once_one_stays_whole(tmp_path: Path) -
     (body,) = spool.open(head.update_id)
     assert hashlib.sha256(body).hexdigest() == head.parts[0].sha256
     assert spool.heads() == [head]
+
+
+def test_made_up_runs_leave_no_folders_behind(tmp_path: Path) -> None:
+    spool, kept = FileSpool(tmp_path), reply([b"x"], run="digits-1")
+    put(spool, kept, [b"x"])
+    for nth in range(3 * MANY_FOLDERS):
+        head = reply([b"y"], run=f"made-up-{nth}")
+        put(spool, head, [b"y"])
+        spool.delete(head.update_id)
+    assert len(list(tmp_path.iterdir())) <= MANY_FOLDERS + 1
+    again = FileSpool(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["digits-1"]
+    assert list(again.open(kept.update_id)) == [b"x"]
+
+
+def test_a_folder_that_goes_while_an_answer_comes_is_made_again(tmp_path: Path) -> None:
+    spool, head = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, head, [b"abc"])
+    spool.delete(head.update_id)
+    (tmp_path / "digits-1").rmdir()
+    put(spool, head, [b"abc"])
+    assert list(spool.open(head.update_id)) == [b"abc"]

@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceE
 from thinwire.core.errors import DataLost, ThinwireError, Unreachable, UsageError
 from thinwire.core.home import disk_error
 
+LOG_BYTES = 16 * 2**20  # of the write-ahead log that are kept after a long reader made it grow
 WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
 EXAMPLE = "a file, or postgresql://USER@HOST/NAME"
 BUSY_S = 15.0  # how long a transaction waits for another process's; ours take milliseconds
@@ -139,6 +140,7 @@ def _reader(connection: sqlite3.Connection, _record: object) -> None:
 def _writer(connection: sqlite3.Connection, _record: object) -> None:
     _reader(connection, _record)
     connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
     until = time.monotonic() + BUSY_S
     while True:  # readers and the writer do not wait for each other; only this switch does, and SQLite not for it
         try:

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.home import disk_error, private_folder, write_atomically
+from thinwire.core.home import disk_error, private_folder, sync_folder, write_atomically
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHead, UpdateId
 
 DRAFT = ".draft-"
+MANY_FOLDERS = 256  # made since those that are empty were last removed: a run's name comes from a device
 
 
 class FileSpool:
@@ -26,6 +27,7 @@ class FileSpool:
     def __init__(self, folder: Path) -> None:
         self.folder = private_folder(folder)
         self._drafts = itertools.count()
+        self._made = 0  # folders
         self._lock = threading.Condition()
         self._committing: set[UpdateId] = set()
         self._heads: dict[UpdateId, ReplyHead] = {}  # in the order of arrival
@@ -36,9 +38,17 @@ class FileSpool:
         return self.folder / update_id.run / f"{update_id.device}-{update_id.sequence}.parts"
 
     def draft(self, update_id: UpdateId) -> Path:
-        """A new file to stream to, not visible yet; each call gives another one."""
-        folder = private_folder(self.path(update_id).parent)
-        return folder / f"{DRAFT}{update_id.device}-{update_id.sequence}-{next(self._drafts)}"
+        """A new and empty file to stream to, not visible yet; each call gives another one."""
+        folder = self.path(update_id).parent
+        draft = folder / f"{DRAFT}{update_id.device}-{update_id.sequence}-{next(self._drafts)}"
+        while True:
+            try:
+                os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                return draft
+            except FileNotFoundError:
+                self._make(folder)
+            except OSError as error:
+                raise disk_error(error, draft) from error
 
     def commit(self, draft: Path, head: ReplyHead) -> None:
         """Make a draft and its head durable, then visible. What is there already stays: the first one counts.
@@ -99,6 +109,21 @@ class FileSpool:
             path.with_suffix(".head").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
+    def _make(self, folder: Path) -> None:
+        """A run's folder, durable; now and then the empty ones go."""
+        with self._lock:
+            self._made += 1
+            if self._made > MANY_FOLDERS:
+                self._made = 0
+                self._remove_empty()
+        private_folder(folder)
+        sync_folder(self.folder)
+
+    def _remove_empty(self) -> None:
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):  # it is not empty
+                path.rmdir()
+
     def _tidy(self) -> None:
         """At a start: read the heads, oldest first, and remove what an earlier life left half done."""
         found: list[tuple[float, ReplyHead]] = []
@@ -109,6 +134,7 @@ class FileSpool:
                 found.append((path.stat().st_mtime_ns, _read(path)))
             elif path.suffix == ".parts" and not path.with_suffix(".head").exists():
                 path.unlink(missing_ok=True)
+        self._remove_empty()
         for _, head in sorted(found, key=lambda pair: pair[0]):
             self._heads[head.update_id] = head
 

@@ -99,7 +99,9 @@ def _imported(text: str) -> Any:
     try:
         return getattr(module, attribute) if attribute else module
     except AttributeError:
-        raise TaskError(f"there is no {attribute!r} in {file}", hint=f"one of: {_public(module)}") from None
+        raise TaskError(
+            f"there is no {attribute!r} in {file}", why="it stands behind the colon", hint=f"one of: {_public(module)}"
+        ) from None
 
 
 def _from_file(given: Path) -> ModuleType:

@@ -110,7 +110,7 @@ class LocalFleet:
 
         with self.changed:
             if wait_s > 0:
-                self.changed.wait_for(lambda: found() is not None, wait_s)
+                self.changed.wait_for(lambda: link.closed or found() is not None, wait_s)
             envelope = found()
             if envelope is not None:
                 if isinstance(link.clock, VirtualClock):  # a device on its own clock is there when it is asked
@@ -168,15 +168,17 @@ class LocalLink:
     def __init__(self, fleet: LocalFleet, name: str, clock: Clock | None = None, downloads: Path | None = None) -> None:
         self.fleet, self.name, self.clock, self.downloads = fleet, name, clock or fleet.clock, downloads
         self.held: dict[str, float] = {}
-        self._closed = False
+        self.closed = False
 
     def hello(self, hello: Hello) -> Welcome:
         return self.fleet.join(self, hello)
 
     def pull(self, wait_s: float) -> Delivery | None:
-        if self._closed:
+        if self.closed:
             raise Unreachable("this link is closed")
         envelope = self.fleet.next_ask(self, wait_s)
+        if self.closed:
+            raise Unreachable("this link is closed")
         if envelope is None:
             return None
         bundle = envelope.bundle
@@ -193,7 +195,7 @@ class LocalLink:
         return self.fleet.withdrawn(self.name)
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self.fleet.leave(self)
 
 

@@ -1,0 +1,72 @@
+"""Measuring gives sums and counts that can be pooled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.client.small import examples, task_of
+from thinwire.client.evaluate import evaluate
+from thinwire.client.initial import build
+from thinwire.core.errors import TaskError
+
+
+def test_a_classifier_is_measured_by_loss_and_accuracy() -> None:
+    task, data = task_of(), examples(30)
+    module = build(task)
+    inputs, targets = data.tensors
+    found = evaluate(module, task, data)
+    with torch.no_grad():
+        output = module(inputs)
+    assert found["accuracy"] == (float((output.argmax(1) == targets).sum()), 30)
+    total, count = found["loss"]
+    assert total / count == pytest.approx(nn.functional.cross_entropy(output, targets).item(), rel=1e-5)
+
+
+def test_batches_of_any_size_pool_to_the_same_figures() -> None:
+    task = task_of()
+    module = build(task)
+    whole = evaluate(module, task, examples(30))
+    parts = evaluate(module, task, DataLoader(examples(30), 7))
+    assert parts["accuracy"] == whole["accuracy"]
+    assert parts["loss"][0] == pytest.approx(whole["loss"][0], rel=1e-5)
+
+
+def test_a_regression_has_no_accuracy() -> None:
+    task = task_of(
+        model=lambda: nn.Linear(4, 1), loss=lambda model, batch: (model(batch[0])[:, 0] - batch[1]).square().mean()
+    )
+    assert set(evaluate(build(task), task, TensorDataset(torch.rand(9, 4), torch.rand(9)))) == {"loss"}
+
+
+def test_the_tasks_own_metrics_are_used() -> None:
+    task = task_of(metrics=lambda model, batch: {"hits": (torch.tensor(2.0), len(batch[1]))})
+    found = evaluate(build(task), task, examples(30))
+    assert found["hits"] == (2.0, 30.0)
+    assert set(found) == {"hits", "loss"}
+
+
+@pytest.mark.parametrize("given", [None, {"hits": 3.0}, {"hits": ("a", 1)}, 7])
+def test_metrics_that_are_no_sums_are_refused(given: Any) -> None:
+    task = task_of(metrics=lambda model, batch: given)
+    with pytest.raises(TaskError, match="sums and counts"):
+        evaluate(build(task), task, examples())
+
+
+def test_a_figure_that_is_nan_is_left_out() -> None:
+    task = task_of(loss=lambda model, batch: torch.tensor(float("nan")))
+    assert "loss" not in evaluate(build(task), task, examples())
+
+
+def test_measuring_leaves_the_module_as_it_was() -> None:
+    task = task_of(model=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    module = build(task).train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    evaluate(module, task, examples())
+    assert module.training
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert not module._forward_hooks

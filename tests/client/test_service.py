@@ -1,0 +1,285 @@
+"""The service: joins, answers, tries again, and ends with a code that says why."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.client.small import RUN, Aggregator, plan_of, task_of
+from tests.fleet_laws import polled
+from thinwire.client.calls import Calls
+from thinwire.client.outage import Outage
+from thinwire.client.service import serve
+from thinwire.client.worker import sent
+from thinwire.core.clock import VirtualClock
+from thinwire.core.errors import DataLost, Refused, Unreachable
+from thinwire.core.fleet import Delivery, Envelope, Hello, NodeJoined, NodeLeft, Welcome
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, UpdateId
+from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.store import FileSpool
+
+DEVICE = "pi-01"
+
+
+class Running:
+    """A service in a thread of this process, and the fleet that it belongs to."""
+
+    def __init__(self, folder: Path, **functions: Any) -> None:
+        self.folder, self.task = folder, task_of(**functions)
+        self.aggregator = Aggregator(folder / "asks", self.task, plan_of())
+        self.fleet = LocalFleet(FileSpool(folder / "spool"))
+        self.stop, self.said, self.code = threading.Event(), list[str](), list[int]()
+
+    def start(self, **options: Any) -> threading.Thread:
+        (self.folder / "downloads").mkdir(exist_ok=True)
+        (self.folder / "device").mkdir(exist_ok=True)
+        link = LocalLink(self.fleet, DEVICE, downloads=self.folder / "downloads")
+
+        def run() -> None:
+            self.code.append(
+                serve(
+                    link, [self.task], self.folder / "device", DEVICE, say=self.said.append, stop=self.stop, **options
+                )
+            )
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        polled(self.fleet, NodeJoined)
+        return thread
+
+    def send(self, *deliveries: Delivery) -> None:
+        self.fleet.send([Envelope(DEVICE, delivery.ask, delivery.bundle) for delivery in deliveries])
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    made = Running(tmp_path)
+    yield made
+    made.stop.set()
+
+
+def test_asks_are_answered_in_order_until_the_stop(running: Running) -> None:
+    thread = running.start()
+    first, second = running.aggregator.ask(1), running.aggregator.ask(2, verdicts=[(1, "folded")])
+    running.send(first, second)
+    heads = [polled(running.fleet, ReplyHead) for _ in range(2)]
+    assert [head.update_id.sequence for head in heads] == [1, 2]
+    assert first.bundle is not None
+    assert first.bundle.exists()  # the aggregator's own file
+    running.stop.set()
+    thread.join(10)
+    assert running.code == [0]
+    assert not list((running.folder / "downloads").iterdir())
+    assert polled(running.fleet, NodeLeft).device == DEVICE
+    assert running.said[:2] == ["connecting", "idle"]
+    assert any(line.startswith("round 1: train") for line in running.said)
+    assert any(line.startswith("round 2: sent") for line in running.said)
+
+
+def test_once_ends_with_the_run(running: Running) -> None:
+    thread = running.start(once=True)
+    running.send(running.aggregator.ask(1))
+    polled(running.fleet, ReplyHead)
+    running.send(running.aggregator.ask(2, "stop", parts=()))
+    thread.join(10)
+    assert running.code == [0]
+    assert f"{RUN} is over" in running.said
+
+
+def test_an_answer_that_was_not_sent_is_sent_by_the_next_process(running: Running) -> None:
+    left = running.aggregator.session()
+    left.folder = running.folder / "device"
+    left.folder.mkdir()
+    head = running.aggregator.answer(left, running.aggregator.ask(1))[0]
+    running.start()
+    assert polled(running.fleet, ReplyHead).update_id == head.update_id
+
+
+def test_a_task_that_is_not_here_is_a_failure_of_that_ask(running: Running) -> None:
+    running.start()
+    running.send(running.aggregator.ask(1, task="other"))
+    assert polled(running.fleet, Failure).kind == "task-missing"
+
+
+def test_a_task_that_raises_fails_its_ask_and_says_no_more_than_the_place(tmp_path: Path) -> None:
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        raise ValueError("the patient's name is Ada")
+
+    running = Running(tmp_path, loss=loss)
+    running.start()
+    running.send(running.aggregator.ask(1))
+    failure = polled(running.fleet, Failure)
+    assert (failure.kind, "Ada" in failure.text, "ValueError" in failure.text) == ("task-error", False, True)
+    assert "Ada" in (tmp_path / "device" / "last-error.txt").read_text()
+    running.stop.set()
+
+
+def test_a_withdrawn_ask_is_given_up_and_the_next_one_is_answered(tmp_path: Path) -> None:
+    begun, withdrawn = threading.Event(), threading.Event()
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        begun.set()
+        assert withdrawn.wait(20)
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    running = Running(tmp_path, loss=loss, metrics=lambda model, batch: {"loss": (1.0, 1.0)})
+    running.start()
+    running.send(running.aggregator.ask(1))
+    assert begun.wait(20)
+    running.fleet.cancel(["a-1"])
+    running.send(running.aggregator.ask(2))
+    withdrawn.set()
+    assert polled(running.fleet, ReplyHead).ask_id == "a-2"
+    running.stop.set()
+
+
+class BrokenLink:
+    """Every call fails in a way that the test chooses."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+        self.calls = 0
+
+    def hello(self, hello: Hello) -> Welcome:
+        self.calls += 1
+        error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+        if error is not None:
+            raise error
+        return Welcome(hello.name)
+
+    def pull(self, wait_s: float) -> Delivery | None:
+        raise Refused("revoked", why="an operator shut this device out")
+
+    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None: ...
+
+    def cancelled(self) -> frozenset[str]:
+        return frozenset()
+
+    def close(self) -> None: ...
+
+
+def served(folder: Path, link: BrokenLink, **options: Any) -> tuple[int, list[str]]:
+    said: list[str] = []
+    return serve(link, [task_of()], folder, DEVICE, say=said.append, **options), said
+
+
+def test_once_without_an_aggregator_ends_with_4(tmp_path: Path) -> None:
+    code, said = served(tmp_path, BrokenLink(Unreachable("nobody answers at URL", hint="start it")), once=True)
+    assert code == 4
+    assert said[-1].startswith("error: nobody answers at URL")
+
+
+def test_who_is_refused_ends_with_5(tmp_path: Path) -> None:
+    code, said = served(tmp_path, BrokenLink(Refused("the name is taken", why="by another key")))
+    assert code == 5
+    assert "why:   by another key" in said[-1]
+
+
+def test_who_is_shut_out_while_waiting_ends_with_5(tmp_path: Path) -> None:
+    assert served(tmp_path, BrokenLink(None))[0] == 5
+
+
+def calls_with(
+    clock: VirtualClock, said: list[str], tries: int, give_up: bool = False
+) -> tuple[Calls, Callable[[], str], list[float]]:
+    """Calls on a virtual clock, and one that fails so many times before it works."""
+    waited: list[float] = []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            clock.advance(timeout or 0.0)
+            return False
+
+    failures = iter([Unreachable("nobody answers")] * tries)
+
+    def call() -> str:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return "done"
+
+    outage = Outage(now=clock.now, draw=lambda: 1.0)
+    return Calls(Waiting(), said.append, give_up, outage), call, waited
+
+
+def test_an_outage_is_waited_out_and_said_once_a_minute() -> None:
+    said: list[str] = []
+    clock = VirtualClock()
+    calls, call, waited = calls_with(clock, said, tries=20)
+    assert calls.until_done(call) == "done"
+    assert waited[:7] == [0.5, 1, 2, 4, 8, 16, 30]
+    assert max(waited) == 30
+    assert said[-1] == "connected again"
+    assert len(said) - 1 == 1 + int(clock.now() // 60)
+
+
+def test_the_waits_have_full_jitter() -> None:
+    outage = Outage(draw=lambda: 0.25)
+    assert [outage.failed()[0] for _ in range(3)] == [0.125, 0.25, 0.5]
+    assert outage.worked()
+    assert not outage.worked()
+    assert outage.failed() == (0.125, True)
+
+
+def test_with_once_an_outage_ends_it_after_a_minute() -> None:
+    calls, call, _ = calls_with(VirtualClock(), [], tries=100, give_up=True)
+    with pytest.raises(Unreachable):
+        calls.until_done(call)
+
+
+def test_a_full_disk_is_tried_again_and_a_refusal_is_not() -> None:
+    said: list[str] = []
+    errors = iter([DataLost("cannot write"), Refused("shut out")])
+    calls = Calls(threading.Event(), said.append, outage=Outage(draw=lambda: 0.0))
+
+    def call() -> None:
+        raise next(errors)
+
+    with pytest.raises(Refused):
+        calls.until_done(call)
+    assert said == ["cannot write; trying again"]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "line"),
+    [
+        (5.0, "round 7: sent 1,234 bytes"),
+        (12.5, "round 7: sent 1,234 bytes, 2.5 s late: training took 9.0 s"),
+        (30.0, "round 7: sent 1,234 bytes, 20.0 s late: upload took 19.9 s"),
+    ],
+)
+def test_what_was_sent_is_said_and_when_late_what_took_longest(took_s: float, line: str) -> None:
+    ask = Ask("a", "r", "t", "train", {}, round=7, deadline_s=10.0)
+    parts: Sequence[Part] = (Part("frame/0", 1234, ""),)
+    timings = Timings(0.5, 0.1, 0.4, 9.0, 0.1)
+    assert sent(ask, ReplyHead("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings), took_s) == line
+
+
+def test_sigterm_ends_a_client_cleanly_while_nobody_answers(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from tests.client.test_service import BrokenLink, task_of, serve
+from thinwire.core.errors import Unreachable
+link, folder = BrokenLink(Unreachable("nobody")), Path({str(tmp_path)!r})
+sys.exit(serve(link, [task_of()], folder, "pi-01", say=lambda line: print(line, flush=True)))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert next(line for line in lines if "trying again" in line).startswith("nobody")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -77,7 +77,7 @@ def test_a_device_is_matched_by_layout_version_or_digest() -> None:
 def test_an_automatic_deadline_follows_the_slowest_reply_of_three_rounds() -> None:
     assert auto_deadline([]) == 60.0
     assert auto_deadline([100.0, 4.0, 6.0, 5.0]) == 18.0
-    assert auto_deadline([0.01]) == 5.0
+    assert auto_deadline([0.01]) == 10.0
 
 
 def test_metrics_are_pooled_by_their_counts() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FIRST_S = 60.0  # nothing is known yet: a device may have to import its task and read its data
-LEAST_S = 5.0  # a machine may stand still for a moment; that must not cost an update
+LEAST_S = 10.0  # a machine may stand still for a moment, and who is gone is known after 4 s: neither may cost an update
 FACTOR = 3.0
 ROUNDS = 3
 
@@ -16,7 +16,7 @@ def auto_deadline(slowest: Sequence[float]) -> float:
     `slowest` holds for each closed round the seconds from its opening to its last reply, oldest first.
 
     >>> auto_deadline([]), auto_deadline([40.0, 9.0, 2.0, 3.0]), auto_deadline([0.2])
-    (60.0, 27.0, 5.0)
+    (60.0, 27.0, 10.0)
     """
     recent = slowest[-ROUNDS:]
     return max(LEAST_S, FACTOR * max(recent)) if recent else FIRST_S

@@ -63,7 +63,7 @@ def _rounds(running: Running) -> None:
         if running.stop_ordered() or not _gather(running):
             return
         if (one := OneRound.open(running)) is None:
-            _listen(running, POLL_S)  # all who are there are busy with earlier rounds
+            _wait_for_busy(running)
             continue
         _one(running, one)
 
@@ -80,6 +80,7 @@ def _gather(running: Running) -> bool:
     """Wait until enough devices are there; False when a person stopped the run meanwhile."""
     began = running.elapsed
     wait_s = running.plan.cohort.wait_s
+    _listen(running, 0.0)  # who came before the run began is there
     while (sentence := _missing(running)) is not None:
         running.status("waiting", sentence)
         if running.stop_ordered():
@@ -90,6 +91,17 @@ def _gather(running: Running) -> bool:
             )
         _listen(running, POLL_S)
     return True
+
+
+def _wait_for_busy(running: Running) -> None:
+    """All who are there still work on earlier rounds. As long as the plan's staleness allows, then they are asked anew."""
+    past = running.past
+    running.status("running", f"waiting for {len(past.busy)} devices that are busy with earlier rounds")
+    _listen(running, POLL_S)
+    waited = running.elapsed - past.elapsed_s
+    if not running.deferred and waited > past.deadline_s * (running.plan.cohort.max_staleness + 1):
+        for device in list(past.busy):
+            running.lose(device, "stale", f"no answer for {waited:.0f} s after its round")
 
 
 def _missing(running: Running) -> str | None:

@@ -19,6 +19,7 @@ from thinwire.client.site import Site, Split
 from thinwire.client.task import LoadedTask, as_task
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Delivery
+from thinwire.core.home import private_folder
 from thinwire.core.types import Ask, UpdateId, Verdict, Work
 
 RUN = "small-1"
@@ -64,7 +65,7 @@ class Aggregator:
 
     def session(self, **options: Any) -> Session:
         """The device as a new process would find it."""
-        return Session("pi-01", self.task, self.folder / "device", Site("pi-01"), **options)
+        return Session("pi-01", self.task, private_folder(self.folder / "device"), Site("pi-01"), **options)
 
     def ask(
         self,
@@ -77,9 +78,7 @@ class Aggregator:
         self.folder.mkdir(exist_ok=True)
         bundle = self.folder / f"v{round_number}.model"
         layout = self.first.layout
-        parts, digest = write_model(
-            bundle, layout, self.first.vector if params is None else params, self.first.buffers
-        )
+        parts, digest = write_model(bundle, layout, self.first.vector if params is None else params, self.first.buffers)
         fields: dict[str, Any] = {
             "ask_id": f"a-{round_number}", "run": RUN, "task": "small", "kind": kind, "plan": self.plan.to_json(),
             "round": round_number, "base_version": round_number - 1, "base_digest": digest,

@@ -135,7 +135,9 @@ def test_a_task_may_bring_its_optimizer_or_its_whole_loop():
     assert torch.equal(module.bias, fresh().bias + 1)
 
 
-@pytest.mark.parametrize("wrong", [lambda m, b: torch.ones(()), lambda m, b: m(b[0]), lambda m, b: 1.0, lambda m, b: None])
+@pytest.mark.parametrize(
+    "wrong", [lambda m, b: torch.ones(()), lambda m, b: m(b[0]), lambda m, b: 1.0, lambda m, b: None]
+)
 def test_a_loss_that_cannot_be_trained_on_is_the_tasks_error(wrong):
     with pytest.raises(TaskError):
         trained(loss=wrong)

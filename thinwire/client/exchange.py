@@ -100,8 +100,8 @@ def packed(payloads: Sequence[Payload], layout: Layout, buffers: Vector | None) 
 
 
 def norm(vector: Vector | None) -> float:
-    """L2, summed in float64 block by block."""
+    """L2 in float64, block by block: the square of a large float32 is none any more."""
     if vector is None:
         return 0.0
-    blocks = (vector[at : at + NORM_BLOCK] for at in range(0, vector.size, NORM_BLOCK))
+    blocks = (vector[at : at + NORM_BLOCK].astype(np.float64) for at in range(0, vector.size, NORM_BLOCK))
     return float(np.sqrt(sum(float(np.dot(block, block)) for block in blocks)))

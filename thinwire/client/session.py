@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -177,8 +178,6 @@ class Session:
         text = failures.place(error, self.task.file)
         if isinstance(error, CannotAnswer):
             kind, text = error.kind, str(error)
-        try:
+        with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
             failures.remember(self.folder, error, f"{ask.run}, round {ask.round}: {kind}")
-        except DataLost:
-            kind = "disk"
         return Failure(kind, text, ask.ask_id, self.name)

@@ -1,0 +1,288 @@
+"""One ask, one answer: what it holds, what it tells of an error, and that it is given once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.client.small import RUN, Aggregator, cross_entropy, examples, normed, plan_of, task_of
+from thinwire.aggregation import BufferMean, digest, parse
+from thinwire.client import tensors
+from thinwire.client.exchange import parts_of
+from thinwire.client.initial import build
+from thinwire.client.session import Session
+from thinwire.client.site import Split
+from thinwire.client.trainer import TorchTrainer
+from thinwire.core import Key, derive
+from thinwire.core.errors import DataLost
+from thinwire.core.messages import reply_from_bytes, reply_to_bytes
+from thinwire.core.types import Failure, ReplyHead, Work
+
+SECRET = "patient 4711 has 0.25"
+SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
+
+
+def decoded(aggregator: Aggregator, head: ReplyHead, bundle) -> np.ndarray:
+    layout = aggregator.first.layout
+    codec, out = parse(head.codec).bind(layout), np.zeros(layout.size, np.float32)
+    for name, data in parts_of(bundle, head.parts):
+        if name.startswith("frame/"):
+            segment = layout.segments[int(name.removeprefix("frame/"))]
+            out[segment.span] = codec.decode(data, segment.index)
+    return out
+
+
+def residual(session: Session) -> np.ndarray:
+    found = session._runs[RUN][1].residual
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_with_identity_and_no_feedback_the_frames_are_the_change_divided_by_a(tmp_path, momentum):
+    plan = plan_of(f"momentum = {momentum}")
+    aggregator = Aggregator(tmp_path, task_of(), plan, steps=4)
+    head, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
+    module = build(aggregator.task)
+    tensors.write(module, aggregator.first.layout, aggregator.first.vector)
+    key = derive(Key(plan.run.seed), "train", "pi-01", 1)
+    done = TorchTrainer(aggregator.task, plan.local).train(module, examples(), Work(4, 8), key)
+    change = tensors.read(module, aggregator.first.layout) - aggregator.first.vector
+    assert decoded(aggregator, head, bundle).tobytes() == (change / np.float32(done.a)).tobytes()
+    assert (head.a, head.steps, head.examples) == (done.a, 4, 24)
+    assert head.norm == pytest.approx(float(np.linalg.norm(change)))
+    assert head.metrics["train/loss"] == done.loss
+
+
+def test_what_was_not_sent_stays_in_the_residual_and_goes_with_the_next(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session()
+    head, bundle = aggregator.answer(session, aggregator.ask())
+    dense = Aggregator(tmp_path / "dense", task_of(), plan_of())
+    whole = decoded(dense, *dense.answer(dense.session(), dense.ask()))
+    np.testing.assert_allclose(decoded(aggregator, head, bundle) + residual(session), whole, atol=1e-6)
+    assert head.residual_norm == pytest.approx(float(np.linalg.norm(residual(session))))
+    assert head.payload_bytes < dense.first.layout.size * 4
+
+
+def test_an_ask_that_was_answered_gets_the_same_bytes_from_this_process_and_the_next(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session()
+    head, bundle = aggregator.answer(session, aggregator.ask())
+    body = bundle.read_bytes()
+    assert aggregator.answer(session, aggregator.ask()) == (head, bundle)
+    later = aggregator.session()
+    assert later.unsent() == [(head, bundle)]
+    assert aggregator.answer(later, aggregator.ask()) == (head, bundle)
+    assert bundle.read_bytes() == body
+
+
+def test_folded_is_forgotten_and_dropped_goes_back_into_the_residual_once(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session()
+    head, bundle = aggregator.answer(session, aggregator.ask())
+    sent, before = decoded(aggregator, head, bundle), residual(session).copy()
+    aggregator.answer(session, aggregator.ask(2, kind="evaluate", verdicts=[(1, "unknown")]))
+    np.testing.assert_array_equal(residual(session), before)
+    aggregator.answer(session, aggregator.ask(3, kind="evaluate", verdicts=[(1, "dropped")]))
+    np.testing.assert_allclose(residual(session), before + sent, atol=1e-7)
+    aggregator.answer(session, aggregator.ask(4, kind="evaluate", verdicts=[(1, "dropped")]))
+    np.testing.assert_allclose(residual(session), before + sent, atol=1e-7)
+    assert not bundle.exists()
+
+
+def test_the_sequence_goes_on_above_what_the_aggregator_has_seen(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of())
+    session = aggregator.session()
+    session.welcomed({RUN: 9})
+    head, _ = aggregator.answer(session, aggregator.ask())
+    assert head.update_id.sequence == 10
+
+
+def test_the_model_is_measured_before_training_every_so_many_rounds(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(run="evaluate_every = 2"))
+    session = aggregator.session()
+    heads = [aggregator.answer(session, aggregator.ask(number))[0] for number in (1, 2, 3)]
+    assert ["eval/accuracy" in head.metrics for head in heads] == [True, False, True]
+    module = build(aggregator.task)
+    tensors.write(module, aggregator.first.layout, aggregator.first.vector)
+    batch = list(examples(6, 4).tensors)
+    with torch.no_grad():
+        loss = float(cross_entropy(module, batch)) * 6
+        right = float((module(batch[0]).argmax(1) == batch[1]).sum())
+    assert heads[0].metrics["eval/loss"] == pytest.approx((loss, 6))
+    assert heads[0].metrics["eval/accuracy"] == (right, 6)
+
+
+def test_an_evaluation_answers_with_metrics_and_no_parts(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of())
+    session = aggregator.session()
+    head, bundle = aggregator.answer(session, aggregator.ask(kind="evaluate"))
+    assert (head.parts, bundle, head.a, head.examples) == ((), None, 0.0, 6)
+    session.delivered(head)
+    assert session.unsent() == []
+
+
+def test_running_statistics_travel_as_a_frame_and_counters_in_the_head(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(normed), plan_of())
+    head, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
+    assert [part.name for part in head.parts] == ["frame/0", "buffers"]
+    assert head.counters == {"1.num_batches_tracked": 3}
+    mean = BufferMean(aggregator.first.layout)
+    mean.fold(dict(parts_of(bundle, head.parts))["buffers"], 1.0)
+    assert not np.array_equal(mean.close(aggregator.first.buffers), aggregator.first.buffers)
+
+
+@pytest.mark.parametrize("buffers", ["local", "frozen"])
+def test_statistics_that_are_not_averaged_stay_here(tmp_path, buffers):
+    aggregator = Aggregator(tmp_path, task_of(normed), plan_of(f'buffers = "{buffers}"'))
+    session = aggregator.session()
+    head, _ = aggregator.answer(session, aggregator.ask())
+    assert ([part.name for part in head.parts], head.counters) == (["frame/0"], {})
+    kept = session._runs[RUN][1].buffers
+    assert (kept is not None) == (buffers == "local")
+
+
+def raising(model, batch):
+    secret = SECRET  # noqa: F841 -- a local that must not travel
+    raise ValueError(SECRET)
+
+
+@pytest.mark.parametrize("where", ["loss", "data", "model-forward"])
+def test_a_failure_tells_the_class_and_the_place_and_nothing_of_the_data(tmp_path, where):
+    class Telling(nn.Linear):
+        def forward(self, inputs):
+            raise KeyError(SECRET)
+
+    def data(site):
+        raise OSError(SECRET)
+
+    broken = {
+        "loss": task_of(loss=raising),
+        "data": task_of(data=data),
+        "model-forward": task_of(lambda: Telling(4, 3)),
+    }[where]
+    task = replace(broken, file=__file__)
+    aggregator = Aggregator(tmp_path, task, plan_of(run='evaluate = "off"'))
+    failure, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
+    assert isinstance(failure, Failure)
+    assert bundle is None
+    assert failure.kind == "task-error"
+    said = {"loss": "ValueError", "data": "OSError", "model-forward": "KeyError"}[where]
+    assert failure.text.startswith(f"{said} at test_session.py:")
+    assert SECRET not in reply_to_bytes(failure).decode()
+    assert SECRET in (tmp_path / "device" / "last-error.txt").read_text()
+
+
+def test_a_refusal_that_the_tasks_own_code_raised_is_not_told_in_its_words(tmp_path):
+    from thinwire.core.errors import TaskError
+
+    def loss(model, batch):
+        raise TaskError(SECRET)
+
+    aggregator = Aggregator(tmp_path, task_of(loss=loss), plan_of())
+    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    assert failure == Failure("task-error", "TaskError", "a-1", "pi-01")
+
+
+def nan_loss(model, batch):
+    return cross_entropy(model, batch) * torch.nan
+
+
+def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session()
+    aggregator.answer(session, aggregator.ask())
+    before = session._runs[RUN][1]
+    broken = Session("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.site)
+    failure, _ = aggregator.answer(broken, aggregator.ask(2))
+    assert failure.kind == "non-finite"
+    assert broken.unsent() == [(e.head, session._runs[RUN][0].path(e)) for e in before.outbox]
+
+
+def test_a_change_that_is_not_finite_is_a_failure(tmp_path):
+    def train(model, data, local):
+        with torch.no_grad():
+            model.weight[0, 0] = torch.inf
+        return 3
+
+    aggregator = Aggregator(tmp_path, task_of(train=train), plan_of())
+    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    assert failure.kind == "non-finite"
+
+
+def test_a_change_as_large_as_float32_can_hold_is_still_an_answer_that_can_be_sent(tmp_path):
+    def train(model, data, local):
+        with torch.no_grad():
+            model.weight += 1e30
+        return 3
+
+    aggregator = Aggregator(tmp_path, task_of(train=train), plan_of(run='evaluate = "off"'))
+    head, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    assert reply_from_bytes(reply_to_bytes(head)) == head
+    assert head.norm == pytest.approx(1e30 * 12**0.5)
+
+
+def test_another_model_or_a_damaged_one_is_a_failure_with_its_kind(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of())
+    session = aggregator.session()
+    failure, _ = aggregator.answer(session, aggregator.ask(layout_digest="0" * 64))
+    assert failure.kind == "layout-mismatch"
+    failure, _ = aggregator.answer(session, aggregator.ask(base_digest=digest(aggregator.first.vector + 1)))
+    assert failure.kind == "base-mismatch"
+    delivery = aggregator.ask()
+    delivery.bundle.write_bytes(delivery.bundle.read_bytes()[:-3])
+    failure, _ = aggregator.answer(session, delivery)
+    assert failure.kind == "base-mismatch"
+    failure, _ = aggregator.answer(session, aggregator.ask(run="../../elsewhere"))
+    assert failure.kind == "protocol"
+    failure, _ = aggregator.answer(session, aggregator.ask(plan="digest only"))
+    assert failure.kind == "need-plan"
+    head, _ = aggregator.answer(session, aggregator.ask())
+    assert isinstance(head, ReplyHead)
+
+
+def test_a_disk_that_is_full_is_a_failure_and_the_ask_can_be_answered_later(tmp_path):
+    full = [True]
+
+    def write(path, data):
+        if full[0] and path.name == "state.json":
+            raise DataLost("the disk is full")
+        path.write_bytes(data)
+
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session(write=write)
+    failure, _ = aggregator.answer(session, aggregator.ask())
+    assert failure.kind == "disk"
+    full[0] = False
+    head, _ = aggregator.answer(session, aggregator.ask())
+    assert head.update_id.sequence == 1
+
+
+def test_a_run_that_is_over_leaves_its_sequence_only(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session()
+    aggregator.answer(session, aggregator.ask())
+    session.stop(aggregator.ask(2, kind="stop").ask, aggregator.said.append)
+    folder = tmp_path / "device" / "runs" / RUN
+    assert [path.name for path in folder.iterdir()] == ["state.json"]
+    assert json.loads((folder / "state.json").read_text())["sequence"] == 1
+    assert aggregator.said[-1] == f"{RUN} is over"
+
+
+def test_training_says_its_steps_and_its_deadline(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(), steps=5)
+    aggregator.answer(aggregator.session(), aggregator.ask(7, deadline_s=40.0))
+    assert "round 7: measure" in aggregator.said
+    assert any(line.startswith("round 7: train 5/5 steps, deadline in ") for line in aggregator.said)
+
+
+def test_data_without_a_test_part_is_trained_on_and_not_measured(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(data=lambda site: Split(examples())), plan_of())
+    head, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    assert list(head.metrics) == ["train/loss"]

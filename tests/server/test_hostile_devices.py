@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.server.scripted import Device, ScriptedFleet
 from tests.server.test_run import Bench
+from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
 from thinwire.server.past import KEPT, Past
@@ -148,6 +149,22 @@ def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None
     (closed,) = bench.events(RoundClosed)
     assert (len(closed.folded), closed.outstanding) == (1, ["b"])
     assert len(bench.events(UpdateAccepted)) == 1
+
+
+def test_devices_that_hang_all_at_once_end_the_run_with_a_reason(tmp_path: Path) -> None:
+    """They stay connected and never answer, so nothing but time tells that they never will."""
+    bench = Bench(tmp_path, [Device("a", lambda ask: None)], run={"rounds": 3}, cohort={"deadline_s": 5})
+    row = bench.drive()
+    assert (row.status, row.exit_code) == ("failed", TooFewClients.exit_code)
+    assert bench.reasons() == ["too-few"] * 4
+    assert {e.kind for e in bench.events(ClientFailed)} == {"stale"}
+    assert bench.clock.now() < 4 * 5 * 8
+
+
+def test_a_lone_device_that_needs_several_deadlines_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [Device("a", lambda ask: 17.0)], run={"rounds": 2}, cohort={"deadline_s": 5})
+    assert bench.drive().status == "done"
+    assert all(e.late for e in bench.events(UpdateAccepted))
 
 
 def test_what_is_remembered_of_a_run_does_not_grow_with_its_rounds() -> None:

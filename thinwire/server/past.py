@@ -61,6 +61,7 @@ class Past:
     best: Evaluated | None = None
     slowest: list[float] = field(default_factory=list)
     elapsed_s: float = 0.0
+    deadline_s: float = 0.0  # of the last round
     _slowest_now: float = 0.0
 
     @property
@@ -77,7 +78,7 @@ class Past:
                 self.model = event
             case RoundOpened():
                 self.open_round, self.rounds_opened = event, event.round
-                self.bases[event.round] = event.base_version
+                self.bases[event.round], self.deadline_s = event.base_version, event.deadline_s
                 self._ask(event)
                 self.here |= event.asks.keys()
                 self.busy |= {device: (ask_id, event.round) for device, ask_id in event.asks.items()}

@@ -94,7 +94,7 @@ def _gather(running: Running) -> bool:
 
 
 def _wait_for_busy(running: Running) -> None:
-    """All who are there still work on earlier rounds. As long as the plan's staleness allows, then they are asked anew."""
+    """All who are there work on earlier rounds: as long as the plan's staleness allows, then they are asked anew."""
     past = running.past
     running.status("running", f"waiting for {len(past.busy)} devices that are busy with earlier rounds")
     _listen(running, POLL_S)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tests.server.scripted import Device, ScriptedFleet
+import numpy as np
+
+from tests.server.scripted import LAYOUT, Device, ScriptedFleet
 from tests.server.test_run import Bench
+from thinwire.aggregation import feedback, parse
+from thinwire.core import Key
 from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
@@ -165,6 +170,38 @@ def test_a_lone_device_that_needs_several_deadlines_is_waited_for(tmp_path: Path
     bench = Bench(tmp_path, [Device("a", lambda ask: 17.0)], run={"rounds": 2}, cohort={"deadline_s": 5})
     assert bench.drive().status == "done"
     assert all(e.late for e in bench.events(UpdateAccepted))
+
+
+class Giant(Device):
+    """Every number of its change is finite, and its weight makes the sum infinite."""
+
+    def reply(self, ask: Ask) -> tuple[ReplyHead, list[bytes]]:
+        head, frames = super().reply(ask)
+        if ask.kind != "train":
+            return head, frames
+        codec = feedback(parse(ask.codec)).bind(LAYOUT)
+        payload = codec.encode(np.full(LAYOUT.size, 3e36, np.float32), codec.init(), Key(1)).payload
+        part = Part("frame/0", len(payload), hashlib.sha256(payload).hexdigest())
+        return replace(head, parts=(part,), examples=1000), [payload]
+
+
+def test_an_update_that_makes_the_sum_infinite_is_dropped_and_the_others_count(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "giant", [Giant("a"), Device("b")], run={"rounds": 3}, cohort={"min_replies": 0.5})
+    assert bench.drive().status == "done"
+    assert [(e.device, e.reason) for e in bench.events(UpdateDropped)] == [
+        ("a", "bad-payload: numbers too large to be added")
+    ] * 3
+    assert [len(e.folded) for e in bench.events(RoundClosed)] == [1, 1, 1]
+    alone = Bench(tmp_path / "alone", [Device("b")], run={"rounds": 3})
+    assert bench.store.run(bench.run_id).model_digest == alone.drive().model_digest
+    told = [v.outcome for e in bench.fleet.sent if e.device == "a" for v in e.ask.verdicts]
+    assert set(told) == {"dropped"}
+
+
+def test_where_too_few_are_left_no_step_is_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [Giant("a"), Device("b")], run={"rounds": 3}, cohort={"min_replies": 2, "retry_limit": 1})
+    assert bench.drive().exit_code == TooFewClients.exit_code
+    assert bench.reasons() == ["too-few", "too-few"]
 
 
 def test_what_is_remembered_of_a_run_does_not_grow_with_its_rounds() -> None:

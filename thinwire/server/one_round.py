@@ -32,10 +32,11 @@ from thinwire.server.folding import Folds
 from thinwire.server.measured import pooled
 from thinwire.server.moves import Closed, Terms
 from thinwire.server.past import asked_round
+from thinwire.server.refold import refolded, spoilers
 from thinwire.server.round import Round, floor_of
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spent import where_time_went
-from thinwire.server.step import Fold
+from thinwire.server.step import Fold, Frames, Overflowed
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
 
@@ -53,7 +54,7 @@ class OneRound:
             )
         )  # fmt: skip
         self.heads: dict[UpdateId, ReplyHead] = {}
-        self.fold = Fold(self.plan, running.layout, opened.codec)
+        self.fold = self._new_fold()
         self.folds = Folds()
         self.fold_s = 0.0
         self.later: list[Event] = []  # facts that decide nothing: recorded with the next decision
@@ -238,8 +239,8 @@ class OneRound:
 
     def _begin(self, head: ReplyHead, discount: float) -> None:
         self.heads[head.update_id] = head
-        fleet = self.running.fleet
-        self.folds.begin(head.update_id, lambda: self.fold.add(head, lambda: fleet.open(head.update_id), discount))
+        frames = self._frames(head.update_id)
+        self.folds.begin(head.update_id, lambda: self.fold.add(head, frames, discount))
 
     def _folded(self, wait_s: float) -> None:
         for outcome in self.folds.finished(wait_s):
@@ -264,8 +265,9 @@ class OneRound:
         version, events = running.past.version, list[Event]()
         now = running.clock.wall()
         if closed.reason not in ("too-few", "stopped"):
+            closed = self._step(closed)
+        if closed.reason not in ("too-few", "stopped"):
             version += 1
-            self.fold.step(running.model)
             stepped = time.perf_counter()
             model = running.model
             events.append(running.versions.write(version, model.params, model.buffers, model.counters, now))
@@ -289,6 +291,32 @@ class OneRound:
         running.fleet.ack(list(self.heads))
         running.fleet.cancel(lost if closed.reason != "stopped" else list(self.opened.asks.values()))
         return closed
+
+    def _step(self, closed: Closed) -> Closed:
+        """Move the model; where the sum overflowed, without those who did it, if enough are left."""
+        try:
+            self.fold.step(self.running.model)
+            return closed
+        except Overflowed:
+            discounts = {event.update_id: event.discount for event in self.running.past.accepted}
+            folded = [(self.heads[u], self._frames(u), discounts[str(u)]) for u in closed.folded]
+            spoiled = [head.update_id for head in spoilers(self._new_fold, folded)]
+            if not spoiled:
+                raise
+        for update_id in spoiled:
+            self._drop(update_id, "bad-payload: numbers too large to be added")
+        left = tuple(u for u in closed.folded if u not in spoiled)
+        if len(left) < self.opened.floor:
+            return Closed("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding)
+        self.fold = refolded(self._new_fold, [entry for entry in folded if entry[0].update_id in left])
+        self.fold.step(self.running.model)
+        return Closed(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding)
+
+    def _new_fold(self) -> Fold:
+        return Fold(self.plan, self.running.layout, self.opened.codec)
+
+    def _frames(self, update_id: UpdateId) -> Frames:
+        return lambda: self.running.fleet.open(update_id)
 
     def _evaluated(self, now: float) -> Evaluated | None:
         """The base model as the devices measured it before they trained."""

@@ -17,6 +17,10 @@ from thinwire.core.types import ReplyHead, State, Vector
 Frames = Callable[[], Iterator[bytes]]
 
 
+class Overflowed(ThinwireError):
+    """The sum of a round's updates is not finite."""
+
+
 @dataclass
 class Model:
     """What the aggregator trains: `params` and `buffers` are flat float32 vectors of the layout."""
@@ -57,7 +61,7 @@ class Fold:
         """Move the model by what was folded; `model.params` is overwritten."""
         change = self.changes.close()
         if change is None or not np.isfinite(change.sum(dtype=np.float64)):
-            raise ThinwireError(
+            raise Overflowed(
                 "the updates of this round add up to NaN or infinity",
                 why="one client's training diverged",
                 hint="a smaller [local] lr, or [local] clip_grad = 1.0",

@@ -44,7 +44,7 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def task_of(model: Callable[[], nn.Module] = linear, **functions: Any) -> LoadedTask:
+def task_of(model: Callable[[], Any] = linear, **functions: Any) -> LoadedTask:
     """A task whose data are 24 examples to train on and 6 to be measured on."""
     usual = {"model": model, "data": lambda site: Split(examples(), examples(6, 4)), "loss": cross_entropy}
     return as_task("small", SimpleNamespace(**{**usual, **functions}))

@@ -1,4 +1,4 @@
-"""A device's outbox against a model of it: whatever crashes or is told twice, no change is lost and none counts twice."""
+"""A device's outbox against a model of it: whatever crashes or is told twice, no change is lost or counts twice."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Device(RuleBasedStateMachine):
         crash_at=st.one_of(st.none(), st.integers(0, 2)),
     )
     def train(self, change: list[int], crash_at: int | None) -> None:
-        vector = np.float32(change)
+        vector = np.array(change, np.float32)
         self.rounds += 1
         name = outbox.next_id(self.state, "run", "pi", 0)
         payloads, residual = encode(vector.copy(), self.state.residual, CODEC, LAYOUT, Key(self.rounds), True)
@@ -173,7 +173,7 @@ def test_answers_without_a_verdict_are_discarded_after_the_largest_staleness():
 
 
 def test_a_damaged_residual_begins_at_zero_and_says_so(tmp_path):
-    RunFolder(tmp_path, write_unsynced).commit(RunState(3, "digest", np.float32([1, 2])))
+    RunFolder(tmp_path, write_unsynced).commit(RunState(3, "digest", np.array([1, 2], np.float32)))
     (damaged,) = tmp_path.glob("residual-*")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     state, said = RunFolder(tmp_path).load()
@@ -181,7 +181,10 @@ def test_a_damaged_residual_begins_at_zero_and_says_so(tmp_path):
     assert "begins at zero" in said[0]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"sequence": "x"}', b'{"sequence":1,"layout_digest":"","counters":{},"outbox":[{"head":{},"round":1,"file":"../x"}]}'])  # fmt: skip
+ELSEWHERE = b'{"sequence":1,"layout_digest":"","counters":{},"outbox":[{"head":{},"round":1,"file":"../x"}]}'
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"sequence": "x"}', ELSEWHERE])
 def test_a_damaged_state_begins_anew_and_says_so(tmp_path, damage):
     (tmp_path / "state.json").write_bytes(damage)
     state, said = RunFolder(tmp_path).load()

@@ -236,6 +236,7 @@ def test_another_model_or_a_damaged_one_is_a_failure_with_its_kind(tmp_path):
     failure, _ = aggregator.answer(session, aggregator.ask(base_digest=digest(aggregator.first.vector + 1)))
     assert failure.kind == "base-mismatch"
     delivery = aggregator.ask()
+    assert delivery.bundle is not None
     delivery.bundle.write_bytes(delivery.bundle.read_bytes()[:-3])
     failure, _ = aggregator.answer(session, delivery)
     assert failure.kind == "base-mismatch"
@@ -273,6 +274,28 @@ def test_a_run_that_is_over_leaves_its_sequence_only(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["state.json"]
     assert json.loads((folder / "state.json").read_text())["sequence"] == 1
     assert aggregator.said[-1] == f"{RUN} is over"
+
+
+@pytest.mark.parametrize("run", ["../../elsewhere", ""])
+def test_the_end_of_a_run_that_cannot_be_is_said_and_ends_nothing_else(tmp_path, run):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of())
+    session = aggregator.session()
+    session.stop(aggregator.ask(kind="stop", run=run).ask, aggregator.said.append)
+    assert aggregator.said == [f"no run can be called {run!r}"]
+    assert isinstance(aggregator.answer(session, aggregator.ask())[0], ReplyHead)
+
+
+def test_the_end_of_a_run_on_a_full_disk_is_said_and_what_is_kept_does_no_harm(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of())
+    head, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
+
+    def full(path, data):
+        raise DataLost("the disk is full")
+
+    session = aggregator.session(write=full)
+    session.stop(aggregator.ask(2, kind="stop").ask, aggregator.said.append)
+    assert aggregator.said[-1] == "the disk is full"
+    assert aggregator.session().unsent() == [(head, bundle)]
 
 
 def test_training_says_its_steps_and_its_deadline(tmp_path):

@@ -76,10 +76,14 @@ class Session:
 
     def stop(self, ask: Ask, say: Say) -> None:
         """The run is over: nobody waits for an answer, and nothing of it is needed any more but the sequence."""
-        folder, state = self._state(ask.run, say)
         self._shadows.pop(ask.run, None)
-        self._keep(ask.run, folder, outbox.over(state))
-        say(f"{ask.run} is over")
+        try:
+            folder, state = self._state(ask.run, say)
+            self._keep(ask.run, folder, outbox.over(state))
+        except (CannotAnswer, DataLost) as error:  # what is left on disk does no harm, and other runs go on
+            say(str(error))
+        else:
+            say(f"{ask.run} is over")
 
     def unsent(self) -> list[tuple[ReplyHead, Path | None]]:
         """Everything on disk on which there is no verdict yet: what a new process sends again."""

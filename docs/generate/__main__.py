@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from docs.generate.cli import cli_page
@@ -13,22 +14,24 @@ REFERENCE = Path(__file__).parents[1] / "reference"
 NOTE = "<!-- Written by docs/generate from the code. Do not edit. -->"
 
 
-def pages() -> dict[str, str]:
-    """File name -> text of every page of the reference."""
-    made = {
-        "plan.md": plan_page(),
-        "cli.md": cli_page(),
-        "exit-codes.md": exit_codes_page(),
-        "failures.md": failures_page(),
-        "closing-reasons.md": closing_page(),
-    }
-    return {name: f"{NOTE}\n\n{text.strip()}\n" for name, text in made.items()}
+PAGES: dict[str, Callable[[], str]] = {
+    "plan.md": plan_page,
+    "cli.md": cli_page,
+    "exit-codes.md": exit_codes_page,
+    "failures.md": failures_page,
+    "closing-reasons.md": closing_page,
+}
+
+
+def page(name: str) -> str:
+    """The text of one page as it is committed."""
+    return f"{NOTE}\n\n{PAGES[name]().strip()}\n"
 
 
 def main() -> None:
     REFERENCE.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (REFERENCE / name).write_text(text)
+    for name in PAGES:
+        (REFERENCE / name).write_text(page(name))
         sys.stderr.write(f"docs/reference/{name}\n")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
@@ -61,7 +60,6 @@ FAILURES = {
     "protocol": "the two ends speak protocols that are too far apart: update the older one",
     "worker": "the process that trains has died",
     "disk": "the device cannot write its state",
-    "stopped": "the ask was withdrawn while the device worked on it",
     "stale": "said by the aggregator: no answer for more than `[cohort] max_staleness` rounds; it is asked anew",
     "left": "said by the aggregator: the device has not been heard of, or the person there stopped it",
 }
@@ -78,7 +76,9 @@ DROPS = {
 
 def _same(what: str, code: set[str], here: Mapping[str, str]) -> None:
     if code != set(here):
-        sys.exit(f"docs/generate: {what} that differ between the code and here: {sorted(code ^ set(here))}")
+        raise ValueError(
+            f"docs/generate/meanings.py: {what} that differ between the code and here: {sorted(code ^ set(here))}"
+        )
 
 
 def exit_codes_page() -> str:
@@ -87,7 +87,7 @@ def exit_codes_page() -> str:
         if inspect.isclass(kind) and issubclass(kind, ThinwireError):
             kinds.setdefault(kind.exit_code, []).append(f"`{name}`")
     if strange := set(kinds) - set(EXIT_CODES):
-        sys.exit(f"docs/generate: exit codes without a meaning here: {sorted(strange)}")
+        raise ValueError(f"docs/generate/meanings.py: exit codes without a meaning here: {sorted(strange)}")
     rows = [(str(code), meaning, ", ".join(kinds.get(code, []))) for code, meaning in EXIT_CODES.items()]
     said = "Errors are printed to stderr in three lines: `error:` what went wrong, `why:` and `try:`."
     return "\n\n".join(["# Exit codes", said, table(("code", "meaning", "raised as"), rows)])

@@ -273,8 +273,8 @@ link, folder = BrokenLink(Unreachable("nobody")), Path({str(tmp_path)!r})
 sys.exit(serve(link, [task_of()], folder, "pi-01", say=lambda line: print(line, flush=True)))
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if "trying again" in line).startswith("nobody")
         process.send_signal(signal.SIGTERM)

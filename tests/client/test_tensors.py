@@ -32,13 +32,13 @@ def test_tied_weights_stand_once() -> None:
 
 def test_frozen_tensors_stand_in_the_digest_alone() -> None:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    module[0].requires_grad_(False)
+    base = nn.Linear(2, 2).requires_grad_(False)
+    module = nn.Sequential(base, nn.Linear(2, 2))
     layout = tensors.layout_of(module)
     assert layout.size == 6
     assert tensors.read(module, layout).size == 6
     with torch.no_grad():
-        module[0].weight += 1
+        base.weight += 1
     assert tensors.layout_of(module).digest != layout.digest
     assert tensors.layout_of(module).trained == layout.trained
 

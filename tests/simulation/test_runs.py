@@ -1,0 +1,130 @@
+"""A plan in one process: clients count as side by side, a task's errors are a client's failures, or raised to debug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.client.small import cross_entropy, plan_of, task_of
+from thinwire.client import Site, tensors
+from thinwire.client.initial import build
+from thinwire.client.trainer import TorchTrainer
+from thinwire.core import Key, RunPlan, derive
+from thinwire.core.events import ModelStored
+from thinwire.core.home import AggregatorHome
+from thinwire.core.types import Work
+from thinwire.server.versions import Versions
+from thinwire.simulation import run_sim, simulate
+from thinwire.store import RoundRow, RunRow, Store
+
+ROUNDS = "rounds = 1"
+
+
+def run(folder: Path, task: Any, plan: RunPlan, clients: int = 2, **options: Any) -> tuple[RunRow, list[RoundRow]]:
+    home = AggregatorHome.under(folder)
+    with Store.open(home.database) as store:
+        run_id = run_sim(plan, task, store=store, home=home, clients=clients, site=Site(), **options)
+        return store.run(run_id), store.rounds(run_id)
+
+
+def test_one_round_of_one_client_is_plain_torch(tmp_path: Path) -> None:
+    task, plan = task_of(), plan_of("steps = 7", run=ROUNDS)
+    row, _ = run(tmp_path, task, plan, clients=1)
+    layout, home = tensors.layout_of(build(task)), AggregatorHome.under(tmp_path)
+    with Store.open(home.database) as store:
+        made = [event for _, event in store.events(row.run_id) if isinstance(event, ModelStored)][-1]
+    ours, _ = Versions(home.run(row.run_id), layout).read(made)
+    module = build(task, derive(Key(plan.run.seed), "init"))
+    split = task.module.data(Site())
+    key = derive(Key(plan.run.seed), "train", "sim-0", 1)
+    TorchTrainer(task, plan.local).train(module, split.train, Work(7, 8), key)
+    np.testing.assert_allclose(ours, tensors.read(module, layout), rtol=1e-5, atol=1e-6)
+    assert made.version == 1
+
+
+def test_a_simulated_run_is_marked_as_one_and_has_no_wire(tmp_path: Path) -> None:
+    row, rounds = run(tmp_path, task_of(), plan_of(run=ROUNDS))
+    assert (row.source, row.status, row.wire_up) == ("sim", "done", None)
+    assert [one.reason for one in rounds] == ["all"]
+    assert row.payload_up > 0
+    assert set(row.metrics) == {"loss", "accuracy"}
+
+
+def took(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    """Let the answers of the first asks take so long by the simulation's stopwatch, whatever this machine does."""
+    stopwatch = iter(reading for spent in seconds for reading in (0.0, spent))
+    watch = SimpleNamespace(perf_counter=lambda: next(stopwatch, 0.0))
+    monkeypatch.setattr("thinwire.simulation.clients.time", watch)
+
+
+def test_clients_count_as_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    took(monkeypatch, *[0.5] * 8)
+    plan = plan_of("[cohort]\ndeadline_s = 0.7", run=ROUNDS)
+    _, (only,) = run(tmp_path, task_of(), plan, clients=8)
+    assert (only.reason, only.folded_count, only.seconds) == ("all", 8, 0.5)
+
+
+def test_work_that_is_longer_than_the_deadline_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    took(monkeypatch, 0.5, 2.0)
+    _, (only,) = run(tmp_path, task_of(), plan_of("[cohort]\ndeadline_s = 0.7", run=ROUNDS))
+    assert (only.reason, only.folded_count) == ("deadline", 1)
+
+
+def failing(partition: int, how: Callable[[], torch.Tensor]) -> Any:
+    """A task that goes wrong at one site."""
+    data = task_of().module.data
+    here = [0]
+
+    def data_of(site: Site) -> Any:
+        here[0] = site.partition
+        return data(site)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if here[0] == partition:
+            wrong: torch.Tensor = model(batch[0]).sum() * how()
+            return wrong
+        return cross_entropy(model, batch)
+
+    return task_of(data=data_of, loss=loss)
+
+
+def raises() -> torch.Tensor:
+    raise KeyError("somebody's data")
+
+
+def test_one_client_whose_task_raises_does_not_stop_the_others(tmp_path: Path) -> None:
+    row, (only,) = run(tmp_path, failing(0, raises), plan_of(run=ROUNDS), clients=3)
+    assert (row.status, only.failed, only.folded_count) == ("done", 1, 2)
+
+
+def test_one_client_whose_training_is_nan_does_not_spoil_the_model(tmp_path: Path) -> None:
+    row, (only,) = run(tmp_path, failing(0, lambda: torch.tensor(torch.nan)), plan_of(run=ROUNDS), clients=3)
+    assert (row.status, only.failed, only.folded_count) == ("done", 1, 2)
+    assert np.isfinite(row.metrics["loss"])
+
+
+def test_a_task_that_raises_everywhere_fails_the_run_with_too_few_clients(tmp_path: Path) -> None:
+    task = task_of(loss=lambda model, batch: raises())
+    row, _ = run(tmp_path, task, plan_of("[cohort]\nretry_limit = 1", run=ROUNDS))
+    assert (row.status, row.exit_code) == ("failed", 6)
+    assert "somebody" not in str(row)
+
+
+def test_debug_raises_the_tasks_own_exception_where_it_happens(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="somebody's data") as caught:
+        run(tmp_path, task_of(loss=lambda model, batch: raises()), plan_of(run=ROUNDS), debug=True)
+    assert caught.traceback[-1].name == "raises"
+
+
+def test_simulate_takes_an_object_and_gives_the_history() -> None:
+    history = simulate(task_of().module, plan_of(run="rounds = 3"), clients=3, seed=4)
+    assert len(history.rounds) == 3
+    assert history.run.plan["run"]["seed"] == 4
+    assert len(history.series("loss")) == 3

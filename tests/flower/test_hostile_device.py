@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -114,3 +115,16 @@ def test_a_device_cannot_fill_the_spool(here: Place) -> None:
     assert liar.push(answer("pi-1", "made-up", 99, b"x"), b"x")[0] == 200
     here.restart()
     assert here.fleet._exchange.waiting("pi-1") == MAX_WAITING
+
+
+@pytest.mark.parametrize("line", [b"POST /", b"POST /tw/v1/hello HTTP/1.1\r\nx: ", b"POST /tw/v1/hello HTTP/1.1\r\n"])
+def test_headers_without_end_are_cut_off(here: Place, line: bytes) -> None:
+    """From anybody who reaches the door: nothing is signed yet."""
+    host, port = here.fleet.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        stranger.sendall(line)
+        with pytest.raises(OSError):
+            for nth in range(64):
+                stranger.sendall(b"a" * 2**20 if not line.endswith(b"\n") else f"h{nth}: {'b' * 2**20}\r\n".encode())
+    caller = Caller(here)
+    assert caller.hello() == (200, "")

@@ -9,6 +9,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+MAX_HEADERS_BYTES = 64 * 2**10  # of a request line and its headers: ours have less than 1 KiB
+
 
 @dataclass
 class Account:
@@ -62,13 +64,22 @@ class CountedTransport:
 class WireProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a `Wire`, which an app finds in its scope (`wire_of`)."""
 
+    _in_head, _head_bytes = False, 0
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         self.wire = Wire(close=transport.close)
         super().connection_made(CountedTransport(transport, self.wire))  # type: ignore[arg-type]  # it acts as one
 
     def data_received(self, data: bytes) -> None:
         self.wire.account.received_bytes += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEADERS_BYTES:
+            self.wire.close()  # the parser itself would take headers without end
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._in_head = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -77,6 +88,7 @@ class WireProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
         self.scope["extensions"] = {"thinwire.wire": {"wire": self.wire}}
 
 

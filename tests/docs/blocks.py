@@ -1,6 +1,7 @@
 """The `sh` blocks of the pages, and how one page's blocks are run: in order, in one folder, with a home of its own.
 
-A comment before a block says how it is run: `<!-- not run: WHY -->`, `<!-- exit 3 -->` (it must end with that code),
+A comment before a block says how it is run: `<!-- not run: WHY -->`, `<!-- run in: PAGE -->` (its lines are run there),
+`<!-- exit 3 -->` (it must end with that code),
 or `<!-- background until: TEXT -->` (it goes on running once it has printed TEXT; it is ended with the page).
 Only the two addresses are changed on the way, to ports that are free.
 """
@@ -24,19 +25,23 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]
 )
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-MARK = re.compile(r"<!--\s*(not run|exit|background until):?\s*(.*?)\s*-->\s*$")
+MARK = re.compile(r"<!--\s*(not run|run in|exit|background until):?\s*(.*?)\s*-->\s*$")
 START_S, BLOCK_S, END_S = 90.0, 180.0, 20.0
 
 
 @dataclass(frozen=True)
 class Block:
-    """One `sh` block; `how` is "run", "not run", "exit" or "background until", `word` what its comment says."""
+    """One `sh` block; `how` is "run" or what its comment says, `word` what stands behind that."""
 
     page: str
     line: int
     script: str
     how: str = "run"
     word: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return self.how not in ("not run", "run in")
 
 
 def blocks_of(page: str) -> Iterator[Block]:

@@ -69,7 +69,8 @@ def round_events(run_id: str, number: int) -> list[Event]:
         RunStatusChanged(T, "running", f"round {number} of 2"),
         RoundOpened(at=T + number, round=number, elapsed_s=0.0, base_version=number - 1, base_digest="",
                     candidates=list(asks), asks=asks, codec="int8", deadline_s=60.0, target=2, floor=1),
-        UpdateAccepted(T + number, number, number, "pi-01", head.ask_id, str(update), 0, 1.0, False, 1.0, reply_to_json(head)),
+        UpdateAccepted(T + number, number, number, "pi-01", head.ask_id, str(update), 0, 1.0, False, 1.0,
+                       reply_to_json(head)),
         UpdateFolded(T + number, number, str(update), 0.001),
         RoundClosed(T + number, number, "deadline", number, [str(update)], [], ["pi-02"], 2.0, 1.5, {}),
     ]  # fmt: skip

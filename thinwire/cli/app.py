@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -58,8 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say("error: " + error.format_message(), f"try:   {where} --help", code=USAGE)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough: thinwire runs list | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:  # what click makes of a reader that has seen enough: thinwire runs list | head
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
         return 0
     except Exception as error:
         return _failed(error)

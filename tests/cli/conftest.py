@@ -1,0 +1,43 @@
+"""The command line in this process: what it prints and the code it ends with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinwire.cli.app import main
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+Thinwire = Callable[..., Said]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def thinwire(capsys: pytest.CaptureFixture[str]) -> Thinwire:
+    def call(*words: object) -> Said:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return Said(code, out, err)
+
+    return call

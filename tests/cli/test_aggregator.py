@@ -1,0 +1,118 @@
+"""The service as a process: what it prints, where it is found, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 60.0
+COMMAND = [sys.executable, "-m", "thinwire.cli"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def processes_that_name(text: str) -> set[int]:
+    """The pids of all processes whose command line holds `text`, but ours."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                found.add(int(path.parent.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found - {os.getpid()}
+
+
+def until(true, what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def background(home):
+    """An aggregator in the background with its page; ended by its own command."""
+    listen = ["--listen", f"127.0.0.1:{free_port()}", "--page", f"127.0.0.1:{free_port()}", "--home", str(home)]
+    start = [*COMMAND, "aggregator", "start", "--background", *listen]
+    done = subprocess.run(start, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    yield done.stdout
+    subprocess.run([*COMMAND, "aggregator", "stop", "--home", str(home)], capture_output=True, timeout=PATIENCE_S)
+    until(lambda: not processes_that_name(str(home)), "it left processes behind")
+
+
+def test_it_says_where_it_is_and_lets_whoever_started_it_look(thinwire, home, background):
+    about = thinwire("aggregator", "status", "--json", "--home", home).document
+    assert (about["devices"], about["running"], about["control_address"]) == (0, None, None)
+    assert f"door     {about['listen']}" in background
+    assert f"thinwire client start --aggregator http://{about['listen']} --task NAME=MODULE" in background
+    assert "thinwire run PLAN" in background
+    (login,) = re.findall(r"http://\S+/login\?code=\S+", background)
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with opener.open(login) as answer:
+        assert answer.status == 200
+        assert "login" not in answer.url
+    with pytest.raises(urllib.error.HTTPError, match="401"):  # a code works once
+        urllib.request.urlopen(login)
+    fresh = thinwire("aggregator", "status", "--login", "--json", "--home", home).document["login"]
+    with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(fresh) as answer:
+        assert "login" not in answer.url
+    second = thinwire("aggregator", "start", "--home", home)
+    assert (second.code, "in use by process" in second.err) == (1, True)
+    taken = thinwire("aggregator", "start", "--listen", about["listen"], "--no-page", "--home", home.parent / "other")
+    assert (taken.code, "cannot listen" in taken.err) == (1, True)
+    taken = thinwire("aggregator", "start", "--page", about["page"], "--home", home.parent / "third")
+    assert (taken.code, "the port is taken" in taken.err) == (1, True)
+
+
+def test_the_page_dies_with_its_aggregator_and_is_started_again_without_it(thinwire, home, background):
+    about = thinwire("aggregator", "status", "--json", "--home", home).document
+    (page,) = processes_that_name(f"--listen {about['page']} --parent")
+    os.kill(page, signal.SIGKILL)
+    assert thinwire("aggregator", "status", "--home", home).code == 0
+    until(lambda: processes_that_name(f"--listen {about['page']} --parent") - {page}, "the page did not come back")
+    os.kill(about["pid"], signal.SIGKILL)
+    until(lambda: not processes_that_name(str(home)), "the page outlived its aggregator")
+    assert thinwire("aggregator", "status", "--home", home).code == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_softly(home, number):
+    command = [*COMMAND, "aggregator", "start", "--listen", "127.0.0.1:0", "--no-page", "--home", str(home)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("run "):
+            break
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == 0, said
+    process.stdout.close()
+
+
+def test_a_client_says_what_it_is(thinwire, home):
+    assert json.loads(thinwire("client", "status", "--json", "--home", home).out) == []
+    words = ["--aggregator", f"127.0.0.1:{free_port()}", "--task", "digits=examples/digits/task.py", "--once"]
+    said = thinwire("client", "start", *words, "--name", "pi-01", "--home", home)
+    assert said.code == 4
+    (row,) = thinwire("client", "status", "--json", "--home", home).document
+    assert (row["name"], row["running"]) == ("pi-01", False)
+    assert thinwire("client", "logs", "--name", "pi-01", "--home", home).out.strip() == str(home / "clients" / "pi-01")
+    assert thinwire("client", "logs", "--name", "pi-01", "--last-error", "--home", home).code == 9

@@ -1,0 +1,68 @@
+"""The demo: its document, and that it leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
+from thinwire.cli.live.disturbance import roles
+
+KEYS = {
+    "run_id", "clients", "rounds", "closed_reasons", "accuracy", "accuracy_uncompressed", "accuracy_centralised",
+    "payload_bytes", "wire_bytes", "dense_bytes", "uplink_ratio", "late", "failed", "wall_s", "dashboard_url", "home",
+    "versions",
+}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Where the demo makes its state folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_it_runs_by_itself_and_prints_one_document(place):
+    command = [*COMMAND, "demo", "--clients", "4", "--rounds", "4", "--seed", "2", "--json", "--no-browser"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.keys() >= KEYS
+    assert (found["clients"], found["rounds"], len(found["closed_reasons"])) == (4, 4, 4)
+    assert found["uplink_ratio"] > 100
+    assert found["payload_bytes"] < found["wire_bytes"]
+    assert 0.3 < found["accuracy"] < found["accuracy_centralised"] + 0.1
+    assert Path(found["home"]).is_dir()
+    assert "is killed (kill -9) in round 2" in done.stderr
+    assert "is started again" in done.stderr
+    assert "/login?code=" in done.stderr.splitlines()[0]
+    assert processes_that_name(found["home"]) == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_no_process_behind(place, number):
+    demo = subprocess.Popen(
+        [*COMMAND, "demo", "--clients", "2", "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert demo.stderr is not None
+    for line in demo.stderr:
+        if line.startswith("clients"):
+            break
+    until(lambda: len(processes_that_name(str(place))) >= 4, "not everything was started")
+    demo.send_signal(number)
+    assert demo.wait(PATIENCE_S) == 130
+    demo.communicate()
+    assert processes_that_name(str(place)) == set()
+
+
+def test_the_slow_one_and_the_killed_one_are_two():
+    for count in range(2, 9):
+        assert len(Counter(roles([f"client-{n}" for n in range(count)]))) == 2

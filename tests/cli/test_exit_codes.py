@@ -1,0 +1,181 @@
+"""Every way to fail has its code, and says error, why and try on stderr."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.story import told
+from thinwire.core.home import AggregatorHome, hold
+
+TWO_LINES = '[run]\ntask = "toy"\n[local]\nlr = 0.5\n'
+
+
+@pytest.fixture
+def plan(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(TWO_LINES)
+    return path
+
+
+def refused(said, code):
+    assert said.code == code, said.err
+    assert said.err.startswith("error: ")
+    assert said.out == ""
+    return said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runz"],
+        ["run"],
+        ["runs", "model", "latest"],
+        ["aggregator", "start", "--listen", "nowhere"],
+        ["aggregator", "start", "--listen", "192.0.2.1:9090"],
+        ["aggregator", "start", "--page", "0.0.0.0:8080"],
+        ["client", "start", "--aggregator", "ftp://x", "--task", "a=b"],
+        ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--name", "UPPER"],
+        ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--partition", "3/3"],
+        ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--split", "odd"],
+        ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--python", "/nowhere/python"],
+    ],
+)
+def test_a_command_that_cannot_be_understood_is_2(thinwire, words):
+    assert "try:" in refused(thinwire(*words), 2)
+
+
+def test_a_set_without_a_value_is_2(thinwire, plan):
+    assert "has no value" in refused(thinwire("plan", "check", plan, "--set", "local.lr"), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TWO_LINES + "rate = 1\n", "unknown key [local] rate"),
+        (TWO_LINES.replace("0.5", '"fast"'), "[local] lr = 'fast' cannot be"),
+        (TWO_LINES + '[uplink]\ncodec = "topq(0.01)"\n', "no codec 'topq'"),
+        (TWO_LINES + '[uplink]\ncodec = "topk(7)"\n', "topk"),
+        (TWO_LINES + "[secure]\nenabled = true\n", "cannot be honoured"),
+        ("[run\n", "is not TOML"),
+        ("", "is missing"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_3(thinwire, plan, home, text, said):
+    plan.write_text(text)
+    for words in (["plan", "check", plan], ["run", plan, "--home", home], ["sim", plan, "--clients", 2]):
+        err = refused(thinwire(*words), 3)
+        assert said in err
+        assert "try:" in err
+
+
+def test_a_plan_that_is_not_there_is_3(thinwire, tmp_path):
+    assert "thinwire init" in refused(thinwire("run", tmp_path / "none.toml"), 3)
+
+
+def test_a_plan_with_two_faults_names_both(thinwire, plan):
+    plan.write_text(TWO_LINES + '[uplink]\ncodec = "topq"\n[secure]\nenabled = true\n')
+    err = refused(thinwire("plan", "check", plan), 3)
+    assert "2 reasons" in err
+    assert "topq" in err
+    assert "[secure] enabled" in err
+
+
+def test_a_run_without_an_aggregator_is_4_and_says_how_to_start_one(thinwire, plan, home):
+    assert "thinwire aggregator start" in refused(thinwire("run", plan, "--home", home), 4)
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_an_aggregator_that_is_not_there_is_4(thinwire, home, verb):
+    refused(thinwire("aggregator", verb, "--home", home), 4)
+
+
+def test_an_aggregator_that_died_is_not_taken_for_one_that_lives(thinwire, home):
+    place = AggregatorHome.under(home)
+    with hold(place.lock, {"listen": "127.0.0.1:9"}):
+        pass
+    refused(thinwire("aggregator", "status", "--home", home), 4)
+
+
+def test_a_task_without_code_is_3(thinwire, plan, home):
+    place = AggregatorHome.under(home)
+    told(home)
+    with hold(place.lock, {"listen": "127.0.0.1:9"}):
+        assert "thinwire.tasks:toy" in refused(thinwire("run", plan, "--home", home), 3)
+        assert "--task toy=x" in refused(thinwire("run", plan, "--task", "other=x", "--home", home), 3)
+
+
+def test_two_aggregators_on_one_folder_are_refused(thinwire, home):
+    place = AggregatorHome.under(home)
+    with hold(place.lock, {"listen": "127.0.0.1:9"}):
+        assert f"process {os.getpid()}" in refused(thinwire("aggregator", "start", "--home", home), 1)
+
+
+def test_a_store_of_a_newer_version_is_8(thinwire, home):
+    told(home)
+    with sqlite3.connect(AggregatorHome.under(home).database) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+    refused(thinwire("runs", "list", "--home", home), 8)
+    refused(thinwire("aggregator", "start", "--no-page", "--listen", "127.0.0.1:0", "--home", home), 8)
+
+
+def test_a_file_that_is_no_store_is_8(thinwire, home):
+    AggregatorHome.under(home).database.write_bytes(b"not a database" * 100)
+    refused(thinwire("runs", "list", "--home", home), 8)
+
+
+@pytest.mark.parametrize("words", [["runs", "show", "nope"], ["runs", "watch", "nope"], ["runs", "stop", "nope"]])
+def test_a_run_that_is_not_there_is_9(thinwire, home, words):
+    told(home)
+    assert "toy-1" in refused(thinwire(*words, "--home", home), 9)
+
+
+def test_before_the_first_run_there_is_no_such_thing_either(thinwire, home):
+    assert "thinwire aggregator start" in refused(thinwire("runs", "show", "--home", home), 9)
+    refused(thinwire("client", "logs", "--name", "pi", "--home", home), 9)
+    refused(thinwire("plan", "keys", "clocks"), 9)
+
+
+def test_a_folder_that_cannot_be_written_is_8(thinwire, tmp_path):
+    (tmp_path / "file").write_text("")
+    refused(thinwire("runs", "list", "--home", tmp_path / "file"), 8)
+
+
+def test_ctrl_c_while_following_is_130_and_leaves_the_run(home):
+    told(home, "running")
+    command = [sys.executable, "-m", "thinwire.cli", "runs", "watch", "--home", str(home)]
+    watching = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_with_ctrl_c)
+    assert watching.stderr is not None
+    assert "round" in watching.stderr.readline()
+    watching.send_signal(2)
+    assert watching.wait(20) == 130
+    watching.stderr.close()
+
+
+def _with_ctrl_c():
+    import signal
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_help_comes_at_once():
+    command = [sys.executable, "-X", "importtime", "-m", "thinwire.cli", "--help"]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "Federated learning" in done.stdout
+    heavy = {"torch", "flwr", "sqlalchemy", "numpy", "fastapi"}
+    assert {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & heavy == set()
+    assert time.monotonic() - began < 30
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(home):
+    told(home)
+    command = f"{sys.executable} -m thinwire.cli runs show --json --home {home} | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,130 @@
+"""From `thinwire init` to a file that torch loads without us: what a person does with a model of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+@pytest.fixture
+def mine(thinwire, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert thinwire("init", "mine").code == 0
+    return tmp_path / "mine"
+
+
+def broken(mine, **replaced):
+    """The template with some of its functions replaced."""
+    text = "\n".join(["from mine.task import *", *(textwrap.dedent(code) for code in replaced.values())])
+    path = mine.parent / "broken.py"
+    path.write_text(text)
+    return path
+
+
+def test_the_files_are_short_and_not_overwritten(thinwire, mine):
+    code = [line for line in (mine / "task.py").read_text().splitlines() if line and not line.startswith(("#", '"'))]
+    assert len(code) <= 30
+    plan = [line for line in (mine / "plan.toml").read_text().splitlines() if "=" in line]
+    assert len(plan) == 2
+    assert thinwire("init", mine).code == 2
+
+
+def test_check_says_what_a_round_costs(thinwire, mine):
+    found = thinwire("task", "check", mine / "task.py", "--plan", mine / "plan.toml", "--json").document
+    assert (found["parameters"], found["train_examples"], found["test_examples"]) == (162, 1600, 400)
+    assert found["batch"] == ["float32 [32, 2]", "int64 [32]"]
+    assert found["loss_after"] < found["loss_before"]
+    assert 0 < found["up_bytes"] < found["dense_bytes"]
+    assert found["upload_s_at_mbit"]["1"] == pytest.approx(found["up_bytes"] * 8 / 1e6)
+    said = thinwire("task", "check", mine / "task.py", "--plan", mine / "plan.toml")
+    assert "thinwire sim" in said.err
+    assert "162 trained parameters" in said.out
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def loss(model, batch): raise ValueError('private')", "ValueError at broken.py:2"),
+        ("def loss(model, batch): return model(batch[0]).sum() * float('nan')", "nan on an untrained model"),
+        ("def loss(model, batch): return model(batch[0])", "gave a tensor of shape"),
+        ("def loss(model, batch): return torch.zeros(())", "does not depend on the model's parameters"),
+        ("def model(): return 3", "gave a int"),
+        ("def model(): raise KeyError('x')", "KeyError at broken.py:2"),
+        ("def data(site): return open('/nowhere')", "FileNotFoundError at broken.py:2"),
+        ("def data(site): return 5", "data(site) gave int"),
+        ("def metrics(model, batch): return 5", "sums and counts"),
+        ("import nowhere_at_all", "cannot import the task"),
+        ("del loss", "it has no loss"),
+        ("def loss(:", "SyntaxError at broken.py:2"),
+    ],
+)
+def test_check_says_what_is_wrong_with_a_task(thinwire, mine, code, said):
+    answer = thinwire("task", "check", broken(mine, code=code), "--plan", mine / "plan.toml")
+    assert answer.code == 3
+    assert said in answer.err
+    assert answer.err.startswith("error: ")
+
+
+def test_simulated_taken_and_loaded_without_us_the_model_gives_the_recorded_metric(thinwire, mine, home, tmp_path):
+    done = thinwire("sim", mine / "plan.toml", "--clients", 2, "--set", "run.rounds=2", "--json", "--home", home)
+    assert done.code == 0
+    assert (done.document["status"], done.document["source"], len(done.document["rounds"])) == ("done", "sim", 2)
+    assert done.document["rounds"][0]["wire_bytes"] is None
+    out = tmp_path / "model.safetensors"
+    found = thinwire("runs", "model", "latest", "--out", out, "--json", "--home", home).document
+    measured = json.loads(subprocess.run(
+        [sys.executable, "-c", MEASURE, str(mine), str(out)], capture_output=True, text=True, check=True
+    ).stdout)  # fmt: skip
+    assert measured == pytest.approx(found["metrics"]["accuracy"], abs=1e-6)
+    assert json.loads(measured_metadata(out)["metrics"]) == found["metrics"]
+    again = thinwire("sim", mine / "plan.toml", "--clients", 2, "--set", "run.rounds=1", "--home", home, "--json",
+                     "--set", f"run.init={out}")  # fmt: skip
+    assert again.code == 0
+    assert again.document["rounds"][0]["metrics"]["loss"] < done.document["rounds"][0]["metrics"]["loss"]
+
+
+MEASURE = """
+import sys, torch
+from safetensors.torch import load_file
+sys.path.insert(0, sys.argv[1])
+from task import data, model
+from thinwire.client import Site  # the data's two parts, as the simulation cut them
+net = model()
+net.load_state_dict(load_file(sys.argv[2]))
+right = count = 0
+for part in range(2):
+    inputs, targets = data(Site(partition=part, partitions=2)).test.tensors
+    right += int((net(inputs).argmax(1) == targets).sum())
+    count += len(targets)
+print(right / count)
+"""
+
+
+def measured_metadata(path):
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return file.metadata()
+
+
+def test_a_failing_task_is_a_failed_client_and_with_debug_an_exception(thinwire, mine, home):
+    path = broken(mine, code="def loss(model, batch): raise ValueError('private')")
+    words = ["sim", mine / "plan.toml", "--task", f"mine={path}", "--clients", 2, "--home", home, "--json"]
+    said = thinwire(*words)
+    assert (said.code, said.document["status"]) == (6, "failed")
+    said = thinwire(*words, "--debug")
+    assert (said.code, said.document["status"]) == (3, "failed")
+    assert "raise ValueError('private')" in said.err
+
+
+def test_a_run_begins_with_the_model_of_another_one(thinwire, mine, home):
+    words = ["sim", mine / "plan.toml", "--clients", 2, "--home", home, "--json"]
+    first = thinwire(*words, "--set", "run.rounds=2").document
+    second = thinwire(*words, "--set", "run.rounds=1", "--set", f"run.init=run:{first['run_id']}").document
+    assert second["rounds"][0]["metrics"]["loss"] < first["rounds"][0]["metrics"]["loss"]
+    assert thinwire(*words, "--set", "run.init=run:nope").code == 9
+    assert thinwire(*words, "--set", "run.init=nope.safetensors").code == 8

@@ -1,0 +1,108 @@
+"""`thinwire runs` and `devices` over what an aggregator left behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from tests.cli.story import PARAMS, told
+from thinwire.core.home import AggregatorHome
+from thinwire.store import Store
+
+
+def test_before_anything_was_run_there_is_an_empty_list(thinwire, home):
+    assert thinwire("runs", "list", "--home", home).code == 0
+    assert thinwire("runs", "list", "--json", "--home", home).document == []
+    assert thinwire("devices", "list", "--json", "--home", home).document == []
+
+
+def test_runs_are_listed(thinwire, home):
+    told(home)
+    (row,) = thinwire("runs", "list", "--json", "--home", home).document
+    assert (row["run_id"], row["status"], row["rounds_closed"]) == ("toy-1", "done", 2)
+    assert "toy-1  done" in thinwire("runs", "list", "--home", home).out
+
+
+def test_a_run_is_shown_round_by_round(thinwire, home):
+    told(home)
+    found = thinwire("runs", "show", "latest", "--json", "--home", home).document
+    assert (found["run_id"], found["task"], found["status"]) == ("toy-1", "toy", "done")
+    assert len(found["model_digest"]) == 64
+    first = found["rounds"][0]
+    assert (first["round"], first["reason"], first["asked"]) == (1, "deadline", ["pi-01", "pi-02"])
+    assert first["folded"] == ["toy-1/pi-01/1"]
+    assert (first["late"], first["failed"], first["seconds"]) == (0, 0, 1.5)
+    assert first["payload_bytes"] == 42
+    assert first["wire_bytes"] is None
+    assert first["metrics"] == {"accuracy": 0.6, "loss": 1.0}
+    assert "deadline" in thinwire("runs", "show", "toy", "--home", home).out
+
+
+def test_watching_a_run_that_is_over_ends_with_its_exit_code(thinwire, home):
+    told(home, "stopped", 10)
+    assert thinwire("runs", "watch", "latest", "--home", home).code == 10
+
+
+def test_stopping_a_run_that_is_over_changes_nothing(thinwire, home):
+    told(home)
+    said = thinwire("runs", "stop", "toy-1", "--json", "--home", home)
+    assert said.document == {"run_id": "toy-1", "status": "done"}
+
+
+def test_a_stop_without_an_aggregator_is_kept_as_an_order(thinwire, home, monkeypatch):
+    monkeypatch.setattr("thinwire.cli.runs.STOP_WAIT_S", 0.0)
+    told(home, "running")
+    assert "as soon as" in thinwire("runs", "stop", "toy-1", "--home", home).out
+    with Store.open(AggregatorHome.under(home).database) as store:
+        assert [(order.kind, order.run_id) for order in store.pending_orders()] == [("stop-run", "toy-1")]
+
+
+@pytest.mark.parametrize(("which", "version"), [("last", 2), ("best", 2), ("1", 1), ("0", 0)])
+def test_a_model_is_taken_by_its_round(thinwire, home, tmp_path, which, version):
+    told(home, plan='[run]\ntask = "toy"\nrounds = 2\nkeep = "all"\n[local]\nlr = 0.5')
+    out = tmp_path / "model.safetensors"
+    found = thinwire("runs", "model", "toy-1", "--round", which, "--out", out, "--json", "--home", home).document
+    assert found["version"] == version
+    with safe_open(out, framework="numpy") as file:
+        np.testing.assert_array_equal(file.get_tensor("first.weight").reshape(-1), PARAMS[:6] + version)
+        about = file.metadata()
+    assert (about["run"], about["version"], about["digest"]) == ("toy-1", str(version), found["digest"])
+
+
+def test_a_model_has_every_name_of_its_state_dict(thinwire, home, tmp_path):
+    told(home)
+    out = tmp_path / "model.safetensors"
+    thinwire("runs", "model", "toy-1", "--out", out, "--home", home)
+    with safe_open(out, framework="numpy") as file:
+        assert set(file.keys()) == {
+            "first.weight", "first.bias", "second.weight", "norm.running_mean", "norm.num_batches_tracked",
+        }  # fmt: skip
+        np.testing.assert_array_equal(file.get_tensor("second.weight"), file.get_tensor("first.weight"))
+        assert file.get_tensor("norm.num_batches_tracked") == np.int64(14)
+        assert file.get_tensor("norm.num_batches_tracked").dtype == np.int64
+
+
+@pytest.mark.parametrize(("which", "code"), [("7", 9), ("newest", 2)])
+def test_a_round_that_is_not_there_is_refused(thinwire, home, tmp_path, which, code):
+    told(home)
+    said = thinwire("runs", "model", "toy-1", "--round", which, "--out", tmp_path / "m.safetensors", "--home", home)
+    assert said.code == code
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_model_that_was_pruned_is_said_to_be_gone(thinwire, home, tmp_path):
+    told(home)
+    (AggregatorHome.under(home).run("toy-1") / "v000001.model").unlink()
+    said = thinwire("runs", "model", "toy-1", "--round", "1", "--out", tmp_path / "m.safetensors", "--home", home)
+    assert said.code == 9
+    assert '[run] keep = "all"' in said.err
+
+
+def test_a_damaged_model_is_not_given_out(thinwire, home, tmp_path):
+    told(home)
+    path = AggregatorHome.under(home).run("toy-1") / "v000002.model"
+    path.write_bytes(path.read_bytes()[:-8] + b"\1" * 8)
+    said = thinwire("runs", "model", "toy-1", "--out", tmp_path / "m.safetensors", "--home", home)
+    assert said.code == 8
+    assert not (tmp_path / "m.safetensors").exists()

@@ -1,0 +1,50 @@
+"""A run as lines: one a round, when its model was measured or will not be."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.story import T, evaluated, round_events
+from thinwire.cli.rounds import Teller
+from thinwire.core.events import ClientFailed, Event, RunStatusChanged
+
+
+def told(*events: Event) -> tuple[Teller, list[str]]:
+    teller = Teller()
+    return teller, [line for event in events for line in teller.hear(event)]
+
+
+def test_a_round_is_told_when_its_model_was_measured():
+    teller, lines = told(*round_events("toy-1", 1))
+    assert lines == []
+    (line,) = teller.hear(evaluated(1))
+    assert line.split() == ["1", "deadline", "1/2", "0.6000", "1.0000", "42", "B", "1.50", "waits", "for", "pi-02"]
+
+
+def test_a_round_that_is_not_measured_is_told_when_the_next_one_closes():
+    _, lines = told(*round_events("toy-1", 1), *round_events("toy-1", 2))
+    assert [line.split()[:5] for line in lines] == [["1", "deadline", "1/2", "-", "-"]]
+
+
+def test_the_end_of_a_run_tells_what_was_left():
+    teller, lines = told(*round_events("toy-1", 1), RunStatusChanged(T, "stopped", "stopped by a person", 10))
+    assert len(lines) == 1
+    assert (teller.over, teller.exit_code) == (True, 10)
+
+
+def test_failures_stand_beside_their_round():
+    failed = ClientFailed(T, 1, "pi-02", "ask", "task-error", "ValueError at task.py:7", 1.0)
+    events = round_events("toy-1", 1)
+    _, lines = told(*events[:-1], failed, events[-1], evaluated(1))
+    assert lines[0].endswith("pi-02 task-error")
+
+
+def test_while_a_round_is_open_its_replies_are_counted():
+    teller, _ = told(*round_events("toy-1", 1)[:3])
+    assert teller.now == "round 1: 1 of 2 replies"
+
+
+@pytest.mark.parametrize("text", ["waiting: 3 of 8 devices (missing pi-04; pi-07 task-mismatch)"])
+def test_a_waiting_run_says_for_whom(text):
+    teller, _ = told(RunStatusChanged(T, "waiting", text))
+    assert teller.now == text

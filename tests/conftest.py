@@ -1,0 +1,15 @@
+"""What every test stands on: no state folder of this machine's user is ever touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that forgets --home writes into a folder of pytest's, and is not told where somebody's services are."""
+    monkeypatch.setenv("THINWIRE_HOME", str(Path(tmp_path_factory.getbasetemp()) / "home-nobody-named"))
+    for name in ("THINWIRE_LISTEN", "THINWIRE_PAGE"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,110 @@
+"""What a device has to install: at most six distributions beyond Flower's own, and none that only others need."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST_BEYOND_FLWR = 6
+NOT_ON_A_DEVICE = {"torch", "psycopg", "pwdlib", "prometheus-client", "playwright", "hypothesis"}
+NO_INDEX = re.compile(r"No matching distribution|Could not find a version|Connection|Temporary failure|timed out|SSL")
+
+
+def closure(folder: Path, *wanted: str) -> set[str]:
+    """The distributions that pip would install into an empty environment."""
+    report = folder / "report.json"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--ignore-installed",
+        "--report",
+        str(report),
+    ]
+    done = subprocess.run(
+        [*command, "--constraint", str(ROOT / "constraints.txt"), *wanted], capture_output=True, text=True, timeout=300
+    )
+    if done.returncode and NO_INDEX.search(done.stderr):
+        pytest.skip(f"no package index is reachable: {done.stderr.strip().splitlines()[-1][:200]}")
+    assert done.returncode == 0, done.stderr
+    return {canonical(row["metadata"]["name"]) for row in json.loads(report.read_text())["install"]}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """What a build needs, copied: a build leaves its own folders beside what it builds."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("thinwire", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for path in [ROOT / "pyproject.toml", *ROOT.glob("*.md")]:
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.mark.network
+def test_a_client_adds_few_distributions_to_flowers(tmp_path, source):
+    flower = closure(tmp_path, project()["dependencies"][0])
+    client = closure(tmp_path, f"thinwire[client] @ {source.as_uri()}")
+    assert flower <= client
+    added = client - flower
+    assert "thinwire" in added
+    assert len(added) <= MOST_BEYOND_FLWR, sorted(added)
+    assert client & NOT_ON_A_DEVICE == set()
+
+
+def test_the_server_names_no_torch():
+    named = {canonical(re.split(r"[\[<>=!~ ]", text)[0]) for text in project()["optional-dependencies"]["server"]}
+    assert "torch" not in named
+    assert project()["requires-python"] == ">=3.11,<3.14"
+
+
+def test_all_that_is_not_code_is_packaged(tmp_path, source):
+    """A wheel has the page's files, the migrations, the templates and the example."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode and NO_INDEX.search(done.stderr):
+        pytest.skip("no package index is reachable for the build's own needs")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("thinwire-*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    package = ROOT / "thinwire"
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and "__pycache__" not in path.parts
+    }
+    assert wanted - inside == set()
+    for name in ("task.py", "plan.toml", "centralised.py"):
+        assert any(path.endswith(f"share/thinwire/examples/digits/{name}") for path in inside)
+
+
+def test_every_pinned_version_is_one_of_ours_or_of_what_ours_need():
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.!]+", pin) for pin in pins)
+    assert "torch==2.13.0" in pins
+
+
+def test_no_committed_file_of_the_build_names_a_machine_or_a_registry():
+    for name in ("pyproject.toml", "Makefile", "constraints.txt", ".ci/run"):
+        text = (ROOT / name).read_text()
+        assert re.findall(r"/work/|/root/|/tmp/|pypi\.org|pythonhosted|download\.pytorch", text) == [], name
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -89,6 +89,8 @@ class Session:
         """Everything on disk on which there is no verdict yet: what a new process sends again."""
         found = []
         for path in sorted((self.folder / "runs").glob("*/state.json")):
+            if path.parent.name.rpartition("-")[0] != self.task.name:  # a run's id is TASK-N: another session's
+                continue
             folder, state = self._state(path.parent.name, lambda line: None)
             found += [(entry.head, folder.path(entry)) for entry in state.outbox]
         return found

@@ -83,7 +83,8 @@ class TorchTrainer:
         for group in _groups(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
             if cancelled():
                 raise Cancelled
-            optimizer.zero_grad(set_to_none=True)
+            for parameter in params:
+                parameter.grad = None  # zero_grad() does the same at a tenth of a small step's cost
             for batch in group:
                 here = batches.moved(batch, self.device)
                 loss = _differentiable(as_loss(self.task.module.loss(module, here)))

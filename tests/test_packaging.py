@@ -107,4 +107,5 @@ def test_no_committed_file_of_the_build_names_a_machine_or_a_registry():
 
 
 def project() -> dict:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found: dict = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found

@@ -36,7 +36,7 @@ LAYOUT = Layout.build(
     [("second.weight", "first.weight")],
 )
 PARAMS = np.arange(9, dtype=np.float32)
-BUFFERS = np.float32([1, 2, 3])
+BUFFERS = np.array([1, 2, 3], np.float32)
 T = 1_700_000_000.0
 
 

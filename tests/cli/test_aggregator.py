@@ -92,6 +92,27 @@ def test_the_page_dies_with_its_aggregator_and_is_started_again_without_it(thinw
     assert thinwire("aggregator", "status", "--home", home).code == 4
 
 
+def test_ctrl_c_detaches_from_a_run_which_goes_on_until_it_is_stopped(thinwire, home, background):
+    plan = Path(__file__).parents[2] / "examples" / "digits" / "plan.toml"
+    following = subprocess.Popen(
+        [*COMMAND, "run", str(plan), "--home", str(home)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert following.stderr is not None
+    for line in following.stderr:
+        if "waiting: 0 of 1 devices" in line:
+            break
+    following.send_signal(signal.SIGINT)
+    assert following.wait(PATIENCE_S) == 130
+    said = following.stderr.read()
+    following.stderr.close()
+    assert "thinwire runs stop digits-1" in said
+    about = thinwire("aggregator", "status", "--json", "--home", home).document
+    assert about["running"] == "digits-1"
+    stopped = thinwire("runs", "stop", "latest", "--json", "--home", home)
+    assert stopped.document == {"run_id": "digits-1", "status": "stopped"}
+    assert thinwire("runs", "watch", "latest", "--home", home).code == 10
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_softly(home, number):
     command = [*COMMAND, "aggregator", "start", "--listen", "127.0.0.1:0", "--no-page", "--home", str(home)]

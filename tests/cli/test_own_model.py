@@ -35,14 +35,14 @@ def test_the_files_are_short_and_not_overwritten(thinwire, mine):
 
 def test_check_says_what_a_round_costs(thinwire, mine):
     found = thinwire("task", "check", mine / "task.py", "--plan", mine / "plan.toml", "--json").document
-    assert (found["parameters"], found["train_examples"], found["test_examples"]) == (162, 1600, 400)
+    assert (found["parameters"], found["train_examples"], found["test_examples"]) == (4482, 3200, 800)
     assert found["batch"] == ["float32 [32, 2]", "int64 [32]"]
     assert found["loss_after"] < found["loss_before"]
     assert 0 < found["up_bytes"] < found["dense_bytes"]
     assert found["upload_s_at_mbit"]["1"] == pytest.approx(found["up_bytes"] * 8 / 1e6)
     said = thinwire("task", "check", mine / "task.py", "--plan", mine / "plan.toml")
     assert "thinwire sim" in said.err
-    assert "162 trained parameters" in said.out
+    assert "4482 trained parameters" in said.out
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or
     templates = files("thinwire.cli") / "templates"
     written = {
         "task.py": (templates / "task.py.txt").read_text(),
-        "plan.toml": f'[run]\ntask = "{name}"\n\n[local]\nlr = 0.1\n',
+        "plan.toml": f'[run]\ntask = "{name}"\n\n[local]\nlr = 0.5\n',
     }
     if there := [one for one in written if (directory / one).exists()]:
         raise UsageError(

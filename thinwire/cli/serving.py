@@ -41,6 +41,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     from thinwire.cli.page import Page
     from thinwire.core.home import lock_file, write_about
     from thinwire.flower import FlowerFleet
+    from thinwire.server.limits import answer_limit
     from thinwire.server.service import serve
     from thinwire.store import FileSpool, Store
 
@@ -52,7 +53,9 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         stack.callback(store.close)
         store.record_restart()
         page_at = wanted.page.require_free("--page") if wanted.page else None
-        fleet = FlowerFleet(store.roster, FileSpool(place.spool), host=wanted.listen.host, port=wanted.listen.port)
+        at = wanted.listen
+        spool, limit = FileSpool(place.spool), answer_limit(store)
+        fleet = FlowerFleet(store.roster, spool, host=at.host, port=at.port, limit=limit)
         stack.callback(fleet.close)
         if page_at:
             stack.enter_context(Page(store.url, place.lock, page_at, place.root / "page.log", os.environ, say.note))

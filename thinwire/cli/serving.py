@@ -63,8 +63,8 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
             "page": str(page_at) if page_at else None, "control_address": None,
         }  # fmt: skip
-        write_about(lock, about)
         _greet(store, about, home)
+        write_about(lock, about)  # from here on others find it, and all that it says was said
         code = serve(fleet, store, place, ending=ending)
         say.note("stopped; what was going on goes on at the next start")
         return code

@@ -56,7 +56,8 @@ def test_ctrl_c_leaves_no_process_behind(place, number):
     for line in demo.stderr:
         if line.startswith("clients"):
             break
-    until(lambda: len(processes_that_name(str(place))) >= 4, "not everything was started")
+    until(lambda: demo.poll() is not None or len(processes_that_name(str(place))) >= 4, "not everything was started")
+    assert demo.poll() is None, demo.stderr.read()
     demo.send_signal(number)
     assert demo.wait(PATIENCE_S) == 130
     demo.communicate()

@@ -36,15 +36,18 @@ class Crowd:
         """Start it on the usual ports, or others where they are taken; gives what it says of itself."""
         from thinwire.core.errors import ThinwireError
 
-        listen, page = (free(Address("127.0.0.1", port)) for port in (9090, 8080))
-        self._start("aggregator", ["aggregator", "start", "--listen", str(listen), "--page", str(page)])
-        process = self._running["aggregator"]
-        until(lambda: process.poll() is not None or "listen" in (alive(self.home) or {}), START_S)
-        about = alive(self.home)
-        if about is None or "listen" not in about:
-            raise ThinwireError("the demo's aggregator did not start", why=self.last_words("aggregator"))
-        self.door = f"http://{about['listen']}"
-        return about
+        for door, page in ((9090, 8080), (0, 0), (0, 0)):  # a port may be taken between the look and the start
+            listen, at = (free(Address("127.0.0.1", port)) for port in (door, page))
+            self._start("aggregator", ["aggregator", "start", "--listen", str(listen), "--page", str(at)])
+            until(lambda: self._is_up(self._running["aggregator"]), START_S)
+            about = alive(self.home)
+            if about is not None and "listen" in about:
+                self.door = f"http://{about['listen']}"
+                return about
+        raise ThinwireError("the demo's aggregator did not start", why=self.last_words("aggregator"))
+
+    def _is_up(self, process: subprocess.Popen[bytes]) -> bool:
+        return process.poll() is not None or "listen" in (alive(self.home) or {})
 
     def client(self, name: str, arguments: Sequence[str]) -> None:
         self._start(name, ["client", "start", "--name", name, *arguments])

@@ -42,7 +42,7 @@ def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json
         if json:
             say.document(found)
         else:
-            tell_table(found, page)
+            tell_table(found)
         if stay and code == 0 and say.on_terminal():
             _stay()
     return code

@@ -46,7 +46,7 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
     }
 
 
-def tell_table(found: dict[str, Any], page: str) -> None:
+def tell_table(found: dict[str, Any]) -> None:
     """The table on stdout, what to type next on stderr."""
     say.line()
     for name in ("accuracy", "accuracy_uncompressed", "accuracy_centralised"):

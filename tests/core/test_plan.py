@@ -81,6 +81,11 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[privacy]\nmode = 'central'", "[privacy] mode"),
         ("[cohort]\nmode = 'buffered'", "[cohort] mode"),
         ("[server]\nreduce = 'median'", "[server] reduce"),
+        ("[privacy]\nnoise_multiplier = 1.0", "[privacy] noise_multiplier = 1.0"),
+        ("[secure]\npost_quantum = true", "[secure] post_quantum = true"),
+        ("[downlink]\nlog_rounds = 5", "[downlink] log_rounds = 5"),
+        ("[local.overlap]\nmax_delay = 2", "[local] overlap"),
+        ("[uplink]\nfeedback = 'ef21'", '[uplink] feedback = "ef21"'),
         ("[run.target]\nvalue = 0.9\n[cohort]\nmin_replies = 2.5", "min_replies"),
     ],
 )

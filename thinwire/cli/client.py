@@ -21,7 +21,10 @@ Name = Annotated[str | None, typer.Option("--name", help="this device's name; de
 @app.command()
 def start(
     aggregator: Annotated[str, typer.Option(metavar="URL", help="the aggregator's door")],
-    task: Annotated[list[str], typer.Option("--task", metavar="NAME=MODULE", help="what it can train; repeatable")],
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", metavar="NAME=MODULE", help="what it can train; repeatable; default: what is installed"),
+    ] = None,
     data: Data = None,
     name: Name = None,
     partition: Annotated[str | None, typer.Option(metavar="I/N", help="train on part I of N (from 0 on)")] = None,
@@ -40,7 +43,18 @@ def start(
     if python:
         elsewhere(python, sys.argv[1:])
     wanted = Device(
-        aggregator, tuple(task), data, _named(name), partition, split, seed, device, threads, once, home, slow_step
+        aggregator,
+        tuple(task or ()),
+        data,
+        _named(name),
+        partition,
+        split,
+        seed,
+        device,
+        threads,
+        once,
+        home,
+        slow_step,
     )
     raise typer.Exit(begin(wanted))
 

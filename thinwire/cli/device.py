@@ -36,6 +36,8 @@ def begin(device: Device) -> int:
     from thinwire.client.bench import compute_device, use_threads
     from thinwire.client.partitions import parse_split
     from thinwire.client.service import serve
+    from thinwire.client.task import installed_tasks
+    from thinwire.core.errors import UsageError
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import FlowerLink, device_key
 
@@ -43,10 +45,17 @@ def begin(device: Device) -> int:
     part, parts = part_of(device.partition)
     parse_split(device.split)
     folder = client_home(find_home(device.home), device.name)
-    about: dict[str, Any] = {"aggregator": url, "tasks": list(device.tasks), "name": device.name}
+    specs = device.tasks or tuple(f"{name}={module}" for name, module in installed_tasks().items())
+    if not specs:
+        raise UsageError(
+            "this client has no task",
+            why="no --task, and nothing is installed under the entry point thinwire.tasks",
+            hint="--task NAME=path/to/task.py",
+        )
+    about: dict[str, Any] = {"aggregator": url, "tasks": list(specs), "name": device.name}
     with hold(folder / "lock", about):
         use_threads(device.threads)
-        tasks = [load_task(spec) for spec in device.tasks]
+        tasks = [load_task(spec) for spec in specs]
         data = device.data.absolute() if device.data else None
         where = compute_device(device.device)
         site = Site(device.name, data, part, parts, device.split, device.seed, where)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from thinwire.client.task import LoadedTask
 
-GROUP = "thinwire.tasks"
-
 
 def task_spec(name: str, plan: Path, given: str | None) -> str:
     """The NAME=MODULE that a plan's task resolves to; `TaskError` says all three ways when there is none."""
+    from thinwire.client.task import GROUP, installed_tasks
     from thinwire.core.errors import TaskError
 
     if given:
@@ -30,8 +28,8 @@ def task_spec(name: str, plan: Path, given: str | None) -> str:
     beside = plan.absolute().parent / "task.py"
     if beside.is_file():
         return f"{name}={beside}"
-    if found := [entry for entry in entry_points(group=GROUP) if entry.name == name]:
-        return f"{name}={found[0].value}"
+    if installed := installed_tasks().get(name):
+        return f"{name}={installed}"
     raise TaskError(
         f"no code for the task {name!r}",
         why=f"no --task, no {beside}, no installed entry point {GROUP}:{name}",

@@ -73,9 +73,9 @@ def load_task(spec: str) -> LoadedTask:
     return as_task(name, _imported(module))
 
 
-def installed_tasks() -> list[str]:
-    """`NAME=MODULE` of everything installed under the entry-point group."""
-    return [f"{entry.name}={entry.value}" for entry in entry_points(group=GROUP)]
+def installed_tasks() -> dict[str, str]:
+    """Name and module of everything that is installed under the entry-point group `thinwire.tasks`."""
+    return {entry.name: entry.value for entry in entry_points(group=GROUP)}
 
 
 def as_task(name: str, module: Any) -> LoadedTask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -49,40 +50,48 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
     return [*_unbuilt(plan), *_work(plan), *_codecs(plan, codecs), *_deadline(plan, measured)]
 
 
+# What the plan's format has and this version does not: such a key must keep its default, and is never ignored.
+UNBUILT = {
+    "run": ("eval_cohort",),
+    "cohort": ("mode", "buffer", "max_concurrency", "selection", "requires"),
+    "local": ("min_steps", "codec_threads", "schedule", "prox", "partial", "overlap", "durability"),
+    "uplink": ("feedback_decay", "momentum", "warmup", "ladder"),
+    "downlink": ("codec", "feedback", "full_every", "log_rounds"),
+    "server": ("threads", "optimizer", "reduce"),
+    "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
+               "post_quantum"),
+    "privacy": ("mode", "clip", "adaptive", "noise_multiplier", "target_epsilon", "delta", "budget"),
+}  # fmt: skip
+UNBUILT_VALUES = {
+    ("run", "init"): "device",
+    ("run", "evaluate"): "holdout",
+    ("local", "steps"): "auto",
+    ("uplink", "feedback"): "ef21",
+}
+
+
 def _unbuilt(plan: RunPlan) -> Iterator[Refusal]:
-    """Keys that the plan's format has and this version cannot honour: refused, never ignored."""
-    run, cohort, local, up, down = plan.run, plan.cohort, plan.local, plan.uplink, plan.downlink
-    wanted = {
-        ('[run] init = "device"', '[run] init = ""'): run.init == "device",
-        ('[run] evaluate = "holdout"', '[run] evaluate = "clients"'): run.evaluate == "holdout",
-        ('[cohort] mode = "buffered"', '[cohort] mode = "sync"'): cohort.mode != "sync",
-        (f'[cohort] selection = "{cohort.selection}"', '[cohort] selection = "uniform"'): cohort.selection != "uniform",
-        ("[cohort] requires", "leave it out"): cohort.requires != type(cohort.requires)(),
-        ("[cohort] max_concurrency", "leave it out"): cohort.max_concurrency != 0,
-        ('[local] steps = "auto"', "a number of steps"): local.steps == "auto",
-        ("[local] prox", "[local] prox = 0"): local.prox != 0,
-        ("[local] partial", "[local] partial = false"): local.partial,
-        ("[local] overlap", "leave it out"): local.overlap is not None,
-        ('[local] durability = "exit"', '[local] durability = "round"'): local.durability != "round",
-        ("[local] min_steps", "leave it out"): local.min_steps != 1,
-        ("[local] codec_threads", "leave it out"): local.codec_threads != 0,
-        ('[uplink] feedback = "ef21"', '[uplink] feedback = "classic"'): up.feedback == "ef21",
-        ("[uplink] feedback_decay", "[uplink] feedback_decay = 1"): up.feedback_decay != 1.0,
-        ("[uplink] momentum", "[uplink] momentum = 0"): up.momentum != 0,
-        ("[uplink] warmup", "leave it out"): up.warmup is not None,
-        ("[uplink] ladder", "[uplink] codec"): bool(up.ladder),
-        (f'[downlink] codec = "{down.codec}"', '[downlink] codec = "identity"'): down.codec != "identity",
-        ("[downlink] full_every", "leave it out"): down.full_every != 0,
-        (f'[server] optimizer = "{plan.server.optimizer}"', '[server] optimizer = "fedavg"'): plan.server.optimizer
-        != "fedavg",
-        (f'[server] reduce = "{plan.server.reduce}"', '[server] reduce = "mean"'): plan.server.reduce != "mean",
-        ("[server] threads", "leave it out"): plan.server.threads != 0,
-        ("[secure] enabled = true", "[secure] enabled = false"): plan.secure.enabled,
-        (f'[privacy] mode = "{plan.privacy.mode}"', '[privacy] mode = "off"'): plan.privacy.mode != "off",
-    }
-    for (what, instead), asked in wanted.items():
-        if asked:
-            yield Refusal(f"{what} cannot be honoured", "this version of Thinwire does not have it yet", instead)
+    """Keys and values that this version cannot honour."""
+    for section, keys in UNBUILT.items():
+        given = getattr(plan, section)
+        for key in keys:
+            default = type(given).model_fields[key].get_default(call_default_factory=True)
+            if getattr(given, key) != default:
+                yield _refused(section, key, getattr(given, key), default)
+    for (section, key), value in UNBUILT_VALUES.items():
+        if getattr(getattr(plan, section), key) == value:
+            yield _refused(section, key, value, None)
+
+
+def _refused(section: str, key: str, value: object, default: object) -> Refusal:
+    plain = isinstance(default, (str, int, float)) and default != ""
+    shown = str(default).lower() if isinstance(default, bool) else json.dumps(default, default=str)
+    said = json.dumps(value) if isinstance(value, (str, bool, int, float)) else "..."
+    return Refusal(
+        f"[{section}] {key} = {said} cannot be honoured",
+        "this version of Thinwire does not have it yet",
+        f"[{section}] {key} = {shown}" if plain else f"leave [{section}] {key} out, or give another value",
+    )
 
 
 def _work(plan: RunPlan) -> Iterator[Refusal]:

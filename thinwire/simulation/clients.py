@@ -9,6 +9,7 @@ from pathlib import Path
 from thinwire.client.bench import Bench, use_threads
 from thinwire.client.session import Session
 from thinwire.client.site import Site
+from thinwire.client.state import write_unsynced
 from thinwire.client.task import LoadedTask
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
@@ -43,7 +44,7 @@ class SimulatedClients:
             name = f"sim-{index:0{width}}"
             place = Site(name, site.data, index, count, site.split, site.seed, site.device)
             own = private_folder(folder / name)
-            session = Session(name, task, own, place, bench=bench, write=_quickly, debug=debug)
+            session = Session(name, task, own, place, bench=bench, write=write_unsynced, debug=debug)
             own_clock = VirtualClock(origin=clock.origin)
             link = LocalLink(fleet, name, own_clock)
             session.welcomed(link.hello(Hello(name, name, (report,), {"python": platform.python_version()})).sequences)
@@ -74,8 +75,3 @@ class SimulatedClients:
 
 
 def _nothing(line: str) -> None: ...
-
-
-def _quickly(path: Path, data: bytes) -> None:
-    """A simulated device's state need not outlive a power cut."""
-    path.write_bytes(data)

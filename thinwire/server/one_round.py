@@ -10,30 +10,25 @@ import time
 from collections.abc import Iterable
 
 from thinwire.core.events import (
-    ClientAsked,
     ClientFailed,
     Evaluated,
     Event,
     RoundClosed,
     RoundOpened,
-    RunStatusChanged,
-    UpdateAccepted,
-    UpdateDropped,
     UpdateFolded,
 )
 from thinwire.core.fleet import Arrival, NodeJoined, NodeLeft
-from thinwire.core.messages import reply_from_json, reply_to_json
+from thinwire.core.messages import reply_from_json
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
-from thinwire.server.cohort import choose
-from thinwire.server.deadline import auto_deadline
 from thinwire.server.evaluation import evaluation
+from thinwire.server.facts import accepted_fact, dropped_fact
 from thinwire.server.folding import Folds
 from thinwire.server.measured import pooled
-from thinwire.server.moves import Closed, Terms
-from thinwire.server.past import asked_round
+from thinwire.server.moves import Closed
+from thinwire.server.opening import open_round, terms_of
 from thinwire.server.refold import refolded, spoilers
-from thinwire.server.round import Round, floor_of
+from thinwire.server.round import Round
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spent import where_time_went
 from thinwire.server.step import Fold, Frames, Overflowed
@@ -46,13 +41,7 @@ class OneRound:
 
     def __init__(self, running: Running, opened: RoundOpened) -> None:
         self.running, self.opened, self.plan = running, opened, running.plan
-        self.machine = Round(
-            Terms(
-                opened.round, opened.base_version, opened.asks, opened.target, opened.floor, opened.elapsed_s,
-                opened.deadline_s, self.plan.cohort.late, self.plan.cohort.max_staleness,
-                self.plan.cohort.staleness_exponent,
-            )
-        )  # fmt: skip
+        self.machine = Round(terms_of(opened, running.plan))
         self.heads: dict[UpdateId, ReplyHead] = {}
         self.fold = self._new_fold()
         self.folds = Folds()
@@ -61,40 +50,9 @@ class OneRound:
 
     @classmethod
     def open(cls, running: Running) -> OneRound | None:
-        """Decide a round and record it before any ask leaves; None when nobody can be asked now."""
-        past, plan = running.past, running.plan
-        number = past.rounds_opened + 1
-        for device, (_, asked) in list(past.busy.items()):
-            if number - asked > plan.cohort.max_staleness:
-                running.lose(device, "stale", f"no answer for {number - asked} rounds")
-        busy = {device: asked for device, (_, asked) in past.busy.items()}
-        cohort = choose(plan, number, running.presence.devices, running.unable(), busy)
-        if not cohort.asked:
-            return None
-        deadline = plan.cohort.deadline_s
-        stored = past.model
-        assert stored is not None
-        opened = RoundOpened(
-            at=running.clock.wall(),
-            round=number,
-            elapsed_s=running.elapsed,
-            base_version=stored.version,
-            base_digest=stored.digest,
-            candidates=list(cohort.candidates),
-            asks={device: f"{running.run_id}.{number}.{device}" for device in cohort.asked},
-            codec=running.codec,
-            deadline_s=auto_deadline(past.slowest) if deadline == "auto" else deadline,
-            target=cohort.target,
-            floor=floor_of(plan.cohort.min_replies, len(cohort.asked)),
-            reasons=dict(cohort.reasons),
-        )
-        size = sum(length for _, length, _ in stored.parts)
-        sent = [ClientAsked(opened.at, number, device, ask_id, size) for device, ask_id in opened.asks.items()]
-        said = RunStatusChanged(
-            opened.at, "running", f"round {number}, step {past.steps_made + 1} of {plan.run.rounds}"
-        )
-        running.record(said, opened, *sent)
-        return cls(running, opened)
+        """A new round, decided and recorded before any ask leaves; None when nobody can be asked now."""
+        opened = open_round(running)
+        return cls(running, opened) if opened else None
 
     @classmethod
     def resume(cls, running: Running) -> OneRound:
@@ -163,7 +121,8 @@ class OneRound:
                     self._on(moves.Left(device, why))
         if not accepted:
             return
-        self._record(*(self._accepted(head, action) for head, action in accepted))
+        now, number = self.running.clock.wall(), self.opened.round
+        self._record(*(accepted_fact(now, number, self.running.elapsed, head, action) for head, action in accepted))
         for head, action in accepted:
             self._begin(head, action.discount)
 
@@ -219,23 +178,12 @@ class OneRound:
                     self._record(ClientFailed(now, self.opened.round, device, ask_id, kind, text, elapsed))
         return actions
 
-    def _accepted(self, head: ReplyHead, action: moves.Fold) -> UpdateAccepted:
-        return UpdateAccepted(
-            self.running.clock.wall(), self.opened.round, asked_round(head.ask_id), head.update_id.device, head.ask_id,
-            str(head.update_id), action.staleness, action.discount, action.late, self.running.elapsed,
-            reply_to_json(head),
-        )  # fmt: skip
-
     def _drop(self, update_id: UpdateId, reason: str) -> None:
         head = self.heads[update_id]
         if str(update_id) in self.running.past.dropped:
             return  # refolding found again what the journal knows
-        self._record(
-            UpdateDropped(
-                self.running.clock.wall(), self.opened.round, asked_round(head.ask_id), update_id.device, head.ask_id,
-                str(update_id), reason, self.running.elapsed, reply_to_json(head),
-            )
-        )  # fmt: skip
+        now = self.running.clock.wall()
+        self._record(dropped_fact(now, self.opened.round, self.running.elapsed, head, reason))
 
     def _begin(self, head: ReplyHead, discount: float) -> None:
         self.heads[head.update_id] = head
@@ -277,15 +225,23 @@ class OneRound:
         if evaluated := self._evaluated(now):
             events.append(evaluated)
         counted = [self.heads[update_id] for update_id in closed.folded]
-        seconds = running.elapsed - self.opened.elapsed_s
         slowest, spent = where_time_went(self.opened, counted, self.fold_s, step_s, store_s)
         events.append(
             RoundClosed(
-                now, self.opened.round, closed.reason, version, [str(u) for u in closed.folded],
-                [str(u) for u in closed.dropped], list(closed.outstanding), running.elapsed, seconds,
-                pooled((head.metrics for head in counted), "train/"), spent, slowest,
+                at=now,
+                round=self.opened.round,
+                reason=closed.reason,
+                version=version,
+                folded=[str(u) for u in closed.folded],
+                dropped=[str(u) for u in closed.dropped],
+                outstanding=list(closed.outstanding),
+                elapsed_s=running.elapsed,
+                seconds=running.elapsed - self.opened.elapsed_s,
+                metrics=pooled((head.metrics for head in counted), "train/"),
+                spent=spent,
+                slowest=slowest,
             )
-        )  # fmt: skip
+        )
         self._record(*events)
         lost = [self.opened.asks[device] for device, kind in self.machine.lost.items() if kind == "left"]
         running.fleet.ack(list(self.heads))

@@ -60,7 +60,7 @@ class Aggregator:
 
     def __init__(self, folder: Path, task: LoadedTask, plan: RunPlan, steps: int = 3) -> None:
         self.folder, self.task, self.plan, self.steps = folder, task, plan, steps
-        self.first: Initial = initial_model(task, plan, 0)
+        self.first: Initial = initial_model(task, 0)
         self.said: list[str] = []
 
     def session(self, **options: Any) -> Session:

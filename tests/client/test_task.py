@@ -16,7 +16,6 @@ from thinwire.client import load_task
 from thinwire.client.initial import initial_model
 from thinwire.client.task import as_task
 from thinwire.core.errors import TaskError, UsageError
-from thinwire.core.plan import RunPlan
 
 WHOLE = "__version__ = '7'\ndef model(): ...\ndef data(site): ...\ndef loss(model, batch): ...\n"
 
@@ -108,13 +107,12 @@ def test_a_report_of_broken_code_gives_the_place_and_no_text(tmp_path: Path) -> 
 
 
 def test_a_model_that_is_no_module_is_refused() -> None:
-    plan = RunPlan.parse('[run]\ntask="toy"\n[local]\nlr=1')
     none: Any = lambda: None  # noqa: E731 -- what no type checker would let pass
     raising: Any = lambda: 1 / 0  # noqa: E731 -- as above
     with pytest.raises(TaskError, match="gave None"):
-        initial_model(task_of(none), plan, 1)
+        initial_model(task_of(none), 1)
     with pytest.raises(TaskError, match="raised ZeroDivisionError"):
-        initial_model(task_of(raising), plan, 1)
+        initial_model(task_of(raising), 1)
 
 
 def test_an_object_without_functions_is_no_task() -> None:

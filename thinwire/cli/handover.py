@@ -20,7 +20,7 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
     from thinwire.server.submit import submit
 
     code = load(plan.run.task, file, task)
-    made = initial_model(code, plan, plan.run.seed)
+    made = initial_model(code, plan.run.seed)
     place = aggregator_home(home)
     vector, buffers, counters = first_model(store, home, plan, file, made)
     return submit(store, place, plan, made.layout, vector, buffers, counters, code.report())

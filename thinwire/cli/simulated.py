@@ -40,7 +40,7 @@ def simulated(
     from thinwire.simulation import run_sim
 
     code = load(plan.run.task, file, task)
-    made = initial_model(code, plan, plan.run.seed)
+    made = initial_model(code, plan.run.seed)
     site = Site(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(), list[str]()
     with opened(home, read_only=False) as store, screen() as (tell, show):

@@ -16,7 +16,6 @@ from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
     from thinwire.client.task import LoadedTask
-    from thinwire.core.plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
     return module
 
 
-def initial_model(task: LoadedTask, plan: RunPlan, run_seed: int) -> Initial:  # noqa: ARG001 -- the plan is for first models that depend on it
+def initial_model(task: LoadedTask, run_seed: int) -> Initial:
     """A model drawn by the run's seed; `TaskError` says where the task's code raised."""
     try:
         layout = tensors.layout_of(build(task))

@@ -58,7 +58,7 @@ class Rehearsal:
 
 def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
     """Do it; `TaskError` says what is wrong with the task and at which of its lines."""
-    initial = initial_model(task, plan, plan.run.seed)
+    initial = initial_model(task, plan.run.seed)
     try:
         split = batches.as_split(task.module.data(site))
         batch = next(iter(batches.shuffled(split.train, plan.local.batch, Key(0, 1))))

@@ -101,7 +101,7 @@ def run_sim(
     `site` gives data, split, seed and compute device of all clients. With `debug` a task's exception is raised where
     it happens, else it is a client's failure as on a device.
     """
-    made = first or initial_model(task, plan, plan.run.seed)
+    made = first or initial_model(task, plan.run.seed)
     run_id = submit(
         store, home, plan, made.layout, made.vector, made.buffers, made.counters, task.report(), source="sim"
     )

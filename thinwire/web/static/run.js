@@ -113,7 +113,7 @@ const Waiting = ({ run, devices, service, gone }) => html`
   </section>`;
 
 const Plan = ({ run }) => html`
-  <${Section} id="plan" title="Plan" aside=${html`task <b>${run.task}</b> ${run.task_version}, ${plural(run.size, "parameter")} (${bytes(run.size * 4)} dense), made ${moment(run.created_at)}`}>
+  <${Section} id="plan" title="Plan" aside=${html`task <b>${run.task}</b>${run.task_version ? ` ${run.task_version}` : ""}, ${plural(run.size, "parameter")} (${bytes(run.size * 4)} dense), made ${moment(run.created_at)}`}>
     <details class="more"><summary>All keys, and the digests that bind them</summary>
       <div class="keys">
         ${Object.entries(run.plan).filter(([, keys]) => keys && typeof keys === "object").map(([section, keys]) => html`

@@ -103,7 +103,7 @@ def test_every_pinned_version_is_one_of_ours_or_of_what_ours_need():
 def test_no_committed_file_of_the_build_names_a_machine_or_a_registry():
     for name in ("pyproject.toml", "Makefile", "constraints.txt", ".ci/run"):
         text = (ROOT / name).read_text()
-        assert re.findall(r"/work/|/root/|/tmp/|pypi\.org|pythonhosted|download\.pytorch", text) == [], name
+        assert re.findall(r"/(?:work|root|tmp)/|https?://", text) == [], name
 
 
 def project() -> dict:

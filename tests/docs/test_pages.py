@@ -9,7 +9,7 @@ import pytest
 from tests.docs.blocks import PAGES, ROOT
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-MACHINE = re.compile(r"/work/|/root/|/tmp/|pypi\.org|pythonhosted|download\.pytorch|conda\.anaconda")
+MACHINE = re.compile(r"/(?:work|root|tmp)/|https?://\S*(?:simple|whl|channel)")
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -106,11 +106,3 @@ def test_a_damaged_model_is_not_given_out(thinwire, home, tmp_path):
     said = thinwire("runs", "model", "toy-1", "--out", tmp_path / "m.safetensors", "--home", home)
     assert said.code == 8
     assert not (tmp_path / "m.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    "command", [["runs", "list"], ["devices", "list"], ["runs", "show", "x"], ["aggregator", "status"]]
-)
-def test_who_only_looks_makes_no_folder(thinwire, tmp_path, command):
-    thinwire(*command, "--home", str(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()

@@ -20,7 +20,7 @@ def list_(json: Json = False, home: Home = None) -> None:
     """List the devices that this aggregator knows."""
     from thinwire.cli.places import aggregator_home, opened
 
-    if not aggregator_home(home, make=False).database.exists():
+    if not aggregator_home(home).database.exists():
         found: list[DeviceInfo] = []
     else:
         with opened(home) as store:

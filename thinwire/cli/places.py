@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from thinwire.store import Store
 
 
-def aggregator_home(home: Path | None, *, make: bool = True) -> AggregatorHome:
-    """The aggregator's part of the state folder; who only looks makes none."""
+def aggregator_home(home: Path | None) -> AggregatorHome:
     from thinwire.core.home import AggregatorHome, find_home
 
-    return AggregatorHome.under(find_home(home)) if make else AggregatorHome(find_home(home) / "aggregator")
+    return AggregatorHome.under(find_home(home))
 
 
 @contextmanager
@@ -27,7 +26,7 @@ def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
     from thinwire.core.errors import NotFound
     from thinwire.store import Store
 
-    place = aggregator_home(home, make=not read_only)
+    place = aggregator_home(home)
     if read_only and not place.database.exists():
         raise NotFound(
             f"there are no runs in {place.root}",

@@ -24,7 +24,7 @@ def list_(json: Json = False, home: Home = None) -> None:
     from thinwire.cli.places import again, aggregator_home, opened
     from thinwire.cli.shown import run_summary
 
-    if not aggregator_home(home, make=False).database.exists():
+    if not aggregator_home(home).database.exists():
         rows: list[RunRow] = []
     else:
         with opened(home) as store:

@@ -59,7 +59,7 @@ def test_ctrl_c_leaves_no_process_behind(place, number):
     until(lambda: demo.poll() is not None or len(processes_that_name(str(place))) >= 4, "not everything was started")
     assert demo.poll() is None, demo.stderr.read()
     demo.send_signal(number)
-    assert demo.wait(PATIENCE_S) == 130
+    assert demo.wait(PATIENCE_S) in (130, -number)  # a shell shows both as 128 + number
     demo.communicate()
     assert processes_that_name(str(place)) == set()
 

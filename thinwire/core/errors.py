@@ -60,6 +60,10 @@ class Refused(ThinwireError):
     exit_code = 5
 
 
+class NotInvited(Refused):
+    """No invitation that can be used; `why` (unknown, used, expired, withdrawn) is for the operator alone."""
+
+
 class TooFewClients(ThinwireError):
     """Fewer clients answered than the plan demands."""
 

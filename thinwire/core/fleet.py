@@ -28,24 +28,38 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Hello:
-    """A device's first words. `process` is drawn anew at each start: two live ones of one name are refused."""
+    """A device's first words. `process` is drawn anew at each start: two live ones of one name are refused.
+
+    `link` is what it measured on its way here: `rtt_s` (one round trip) and `skew_s` (how far its clock is behind).
+    `holds` are the pins of the CAs that it trusts; `plans` the digests of the resolved plans that it keeps.
+    """
 
     name: str
     process: str
     tasks: tuple[TaskReport, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)  # thinwire, python, torch, ...
-    protocol: int = PROTOCOL
+    protocol: int = PROTOCOL  # the newest that it speaks
+    oldest: int = PROTOCOL  # and the oldest
+    link: Mapping[str, float] = field(default_factory=dict)
+    holds: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """The answer: the highest sequence seen from this device for each run that goes on (it goes on above it)."""
+    """The answer: the highest sequence seen from this device for each run that goes on (it goes on above it).
+
+    `name` is the row's: a device that was renamed learns it here. After a lost aggregator devices come back within
+    `spread_s` of each other. `cas` are the certificates (PEM) to hold from now on, none on a door without TLS.
+    """
 
     name: str
     sequences: Mapping[str, int] = field(default_factory=dict)
     poll_s: float = 25.0
     server_time: float = 0.0
-    protocol: int = PROTOCOL
+    protocol: int = PROTOCOL  # the one that both speak from here on
+    spread_s: float = 0.0
+    cas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,8 @@ class Fleet(Protocol):
     Laws: an ask that was sent is delivered again after a lost connection, until a head or a failure for it arrives
     or it is cancelled; a head is polled only when all its parts are durable in the spool and their digests match;
     a head polled and not acked comes again after a restart; the same update_id with another digest never arrives
-    as a head but as Failure("state-lost"); NodeLeft comes for a device that has not been heard of for `grace`.
+    as a head but as Failure("state-lost"); after `shut_out` each open ask of the device is Failure("revoked") and
+    nothing of it arrives any more, also after a restart; NodeLeft comes for a device that has not been heard of for `grace`.
     """
 
     def send(self, asks: Sequence[Envelope]) -> None: ...
@@ -95,6 +110,7 @@ class Fleet(Protocol):
     def open(self, update_id: UpdateId) -> Iterator[bytes]: ...  # its parts in order, one at a time in memory
     def ack(self, update_ids: Sequence[UpdateId]) -> None: ...  # after the commit
     def cancel(self, ask_ids: Sequence[str]) -> None: ...  # takes effect at the device's next call
+    def shut_out(self, devices: Sequence[str]) -> None: ...  # now: calls answered, uploads gone, asks refused
     def close(self) -> None: ...
 
 
@@ -129,20 +145,39 @@ class DeviceRow:
     created_at: float
 
 
+@dataclass(frozen=True)
+class Joining:
+    """What a device that wants in has shown: an invitation's secret, and by its signature that the key is its own."""
+
+    secret: str  # 32 hex digits, 128 bits
+    name: str
+    fingerprint: str
+    public_key: bytes  # DER SubjectPublicKeyInfo
+    address: str  # where the connection came from; for people to read, never to decide by
+
+
 class Roster(Protocol):
-    """Who may reach the door: kept in the store, read at every request, called from the door's threads."""
+    """Who may reach the door: kept in the store, read at every request, called from the door's threads.
+
+    `join` is one transaction: the same secret with the same key is answered as the first time. It raises
+    `NotInvited` (whose text is for the operator alone), and `Refused` for a name that is taken, which uses nothing up.
+    """
 
     def rows(self) -> Sequence[DeviceRow]: ...
     def by_fingerprint(self, fingerprint: str) -> DeviceRow | None: ...
     def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow: ...  # Refused: name taken
+    def join(self, joining: Joining) -> DeviceRow: ...
+    def leave(self, name: str) -> None: ...  # the device shuts itself out
     def seen(self, hello: Hello, at: float) -> None: ...
     def sequences(self, name: str) -> Mapping[str, int]: ...
+    def note(self, kind: str, address: str, why: str, name: str = "") -> None: ...  # for the operator's log and page
 
 
 class Spool(Protocol):
     """Where bodies of answers lie until they are folded: `spool/RUN/DEVICE-SEQUENCE`, parts one after the other."""
 
     def path(self, update_id: UpdateId) -> Path: ...
+    def partial(self, update_id: UpdateId, digest: str) -> Path: ...  # the file of an upload that may be cut and go on
     def draft(self, update_id: UpdateId) -> Path: ...  # a new file to stream to, not visible yet
     def commit(self, draft: Path, head: ReplyHead) -> None: ...  # fsync file and head, then visible
     def head(self, update_id: UpdateId) -> ReplyHead | None: ...

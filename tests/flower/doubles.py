@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.errors import Refused
-from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How
+from thinwire.core.errors import NotInvited, Refused
+from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHead, UpdateId
 from thinwire.flower import FlowerFleet, FlowerLink, device_key
@@ -20,10 +20,12 @@ from thinwire.flower import FlowerFleet, FlowerLink, device_key
 
 @dataclass
 class MemoryRoster:
-    """Devices in a dict."""
+    """Devices in a dict; `invitations` maps a secret to the fingerprint that used it, or to ""."""
 
     devices: dict[str, DeviceRow] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
+    invitations: dict[str, str] = field(default_factory=dict)
+    notes: list[tuple[str, str, str, str]] = field(default_factory=list)  # kind, address, why, name
 
     def rows(self) -> Sequence[DeviceRow]:
         return list(self.devices.values())
@@ -36,11 +38,29 @@ class MemoryRoster:
             raise Refused(f"the name {name!r} is taken", why="another key has it")
         return self.devices.setdefault(name, DeviceRow(name, fingerprint, public_key, "approved", how, time.time()))
 
+    def join(self, joining: Joining) -> DeviceRow:
+        used_by = self.invitations.get(joining.secret)
+        if used_by is None or used_by not in ("", joining.fingerprint):
+            why = "unknown" if used_by is None else "used"
+            raise NotInvited("this invitation cannot be used", why=why)
+        if not used_by:
+            self.enrol(joining.name, joining.fingerprint, joining.public_key, "invitation")
+            self.invitations[joining.secret] = joining.fingerprint
+        row = self.by_fingerprint(joining.fingerprint)
+        assert row is not None
+        return row
+
+    def leave(self, name: str) -> None:
+        self.put(name, "revoked")
+
     def seen(self, hello: Hello, at: float) -> None:
         self.hellos.append(hello)
 
     def sequences(self, name: str) -> Mapping[str, int]:
         return {}
+
+    def note(self, kind: str, address: str, why: str, name: str = "") -> None:
+        self.notes.append((kind, address, why, name))
 
     def put(self, name: str, state: DeviceState) -> None:
         self.devices[name] = replace(self.devices[name], state=state)

@@ -89,6 +89,19 @@ def devices(database: Database) -> list[DeviceInfo]:
     ]
 
 
+def folded_rounds(database: Database, device: str) -> list[tuple[str, list[int]]]:
+    """(run, rounds) of what was folded from a device in runs on devices, oldest run first."""
+    folded = Update.outcome.in_(("folded", "late")) & Update.folded_round.is_not(None) & (Run.source == "devices")
+    wanted = select(Run.run_id, Update.folded_round).join(Run, Run.run_id == Update.run_id)
+    ordered = wanted.where(Update.device == device, folded).order_by(Run.number, Update.folded_round).distinct()
+    with database.reading() as connection:
+        found = connection.execute(ordered.add_columns(Run.number)).all()
+    rounds: dict[str, list[int]] = {}
+    for run_id, number, _ in found:
+        rounds.setdefault(run_id, []).append(int(number or 0))
+    return list(rounds.items())
+
+
 def device_row(found: Mapping[str, Any] | RowMapping) -> DeviceRow:
     return DeviceRow(**{name: found[name] for name in DeviceRow.__dataclass_fields__})
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import select, update
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import NotFound, Refused, UsageError
-from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How
-from thinwire.core.types import DEVICE_NAME
+from thinwire.core.errors import NotFound
+from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
+from thinwire.store import admission, audit, renaming
+from thinwire.store.admission import AT_ONCE, CHANGE, ROW, next_change
 from thinwire.store.database import Database
 from thinwire.store.repository import device_row
 from thinwire.store.tables import Client, Device, Run
-
-AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for a person
-_CHANGE = select(func.coalesce(func.max(Device.change), 0))
 
 
 class StoredRoster:
     """core.fleet.Roster on the store. Any thread may call it.
 
     A change by any process counts from the next call on: each call reads the number of the last change, one index
-    entry, and the rows only when it is a new one.
+    entry, and the rows only when it is a new one. Every change leaves a row that says who made it and when.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -39,33 +39,38 @@ class StoredRoster:
 
     def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow:
         """Bind a name to a key, once; `Refused` when either is bound to another. Who is known stays as it is."""
-        if not DEVICE_NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them")
+        row = DeviceRow(name, fingerprint, public_key, AT_ONCE.get(how, "pending"), how, self._clock.wall())
         with self._database.writing() as connection:
-            either = (Device.name == name) | (Device.fingerprint == fingerprint)
-            known = [device_row(row) for row in connection.execute(select(*_ROW).where(either)).mappings()]
-            for row in known:
-                if row.name != name:
-                    raise Refused(f"this key is {row.name}'s", why="a device has one name", hint=f"--name {row.name}")
-                if row.fingerprint != fingerprint:
-                    raise Refused(
-                        f"the name {name} belongs to another key",
-                        why="a device is known by the key that it made at its first start",
-                        hint="use another --name, or bring its state folder back",
-                    )
-                return row
-            row = DeviceRow(name, fingerprint, public_key, AT_ONCE.get(how, "pending"), how, self._clock.wall())
-            change = _next_change(connection)
-            connection.execute(insert(Device), {**dataclasses.asdict(row), "change": change, "hello": {}})
-            return row
+            return admission.enrol(connection, row)
 
-    def approve(self, name: str) -> None:
+    def join(self, joining: Joining) -> DeviceRow:
+        """Let a key in for an invitation, in one transaction; `NotInvited`, or `Refused` which uses nothing up."""
+        with self._database.writing() as connection:
+            return admission.join(connection, joining, self._clock.wall())
+
+    def add(self, name: str, public_key: bytes, how: Literal["manual", "stock"], who: str = "operator") -> DeviceRow:
+        """Approve a key (DER) that a person brought; `Refused` when the name or the key is another device's."""
+        fingerprint = hashlib.sha256(public_key).hexdigest()
+        row = DeviceRow(name, fingerprint, public_key, "approved", how, self._clock.wall())
+        with self._database.writing() as connection:
+            return admission.add(connection, row, who)
+
+    def approve(self, name: str, who: str = "operator") -> None:
         """Let a device in; `NotFound` when nobody of that name has come."""
-        self._set(name, "approved")
+        self._set(name, "approved", "approve", who)
 
-    def revoke(self, name: str) -> None:
+    def revoke(self, name: str, who: str = "operator") -> None:
         """Shut a device out, from its next request on; its name and key stay bound."""
-        self._set(name, "revoked")
+        self._set(name, "revoked", "revoke", who)
+
+    def leave(self, name: str) -> None:
+        """The device shuts itself out; it is going to delete its key."""
+        self._set(name, "revoked", "leave", name)
+
+    def rename(self, old: str, new: str, who: str = "operator") -> None:
+        """Give a device another name, and what it did with it; `Refused` while a run may still hear of the old one."""
+        with self._database.writing() as connection:
+            renaming.rename(connection, old, new, who, self._clock.wall())
 
     def seen(self, hello: Hello, at: float) -> None:
         """Keep what a device says of itself."""
@@ -81,24 +86,22 @@ class StoredRoster:
             rows = connection.execute(wanted.where(Client.device == name, Client.sequence > 0, going)).all()
         return {row.run_id: row.sequence for row in rows}
 
+    def note(self, kind: str, address: str, why: str, name: str = "") -> None:
+        """Keep a refusal of the door for the operator; the newest thousand stay."""
+        audit.note(self._database, self._clock.wall(), kind, address, why, name)
+
     def _known(self) -> Mapping[str, DeviceRow]:
         with self._database.reading() as connection:
-            change = int(connection.scalar(_CHANGE) or 0)
+            change = int(connection.scalar(CHANGE) or 0)
             if change != self._cache[0]:
-                rows = [device_row(row) for row in connection.execute(select(*_ROW)).mappings()]
+                rows = [device_row(row) for row in connection.execute(select(*ROW)).mappings()]
                 self._cache = (change, {row.fingerprint: row for row in rows})
             return self._cache[1]
 
-    def _set(self, name: str, state: DeviceState) -> None:
+    def _set(self, name: str, state: DeviceState, what: str, who: str) -> None:
         with self._database.writing() as connection:
-            change = {"state": state, "change": _next_change(connection)}
+            change = {"state": state, "change": next_change(connection)}
             if connection.execute(update(Device).where(Device.name == name), change).rowcount == 0:
                 names = list(connection.scalars(select(Device.name).order_by(Device.name)))
                 raise NotFound(f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}")
-
-
-_ROW = tuple(getattr(Device, name) for name in DeviceRow.__dataclass_fields__)
-
-
-def _next_change(connection: Connection) -> int:
-    return int(connection.scalar(_CHANGE) or 0) + 1
+            audit.act(connection, self._clock.wall(), who, name, what)

@@ -182,6 +182,56 @@ class DeviceInfo:
         return list(self.hello.get("tasks", ()))
 
 
+InvitationState = Literal["open", "used", "expired", "withdrawn"]
+
+
+@dataclass(frozen=True)
+class Invited:
+    """An invitation at the only moment at which its secret (32 hex digits) is known. `name` "": any that is free."""
+
+    id: int
+    secret: str
+    name: str
+    expires_at: float
+
+
+@dataclass(frozen=True)
+class InvitationRow:
+    """An invitation as it is listed; `used_by` is the device that came with it."""
+
+    id: int
+    name: str
+    state: InvitationState
+    created_at: float
+    expires_at: float
+    approve_manually: bool
+    who: str
+    used_by: str
+    used_at: float | None
+
+
+@dataclass(frozen=True)
+class DeviceAction:
+    """What was done to a device's row: enrol, join, add, approve, revoke, leave, rename; or invite and withdraw."""
+
+    at: float
+    who: str
+    device: str
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class DoorNote:
+    """A refusal of the door; `name` as it was said, which proves nothing, `why` as only the operator may know it."""
+
+    at: float
+    kind: str
+    address: str
+    name: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Order:
     """What a person wants done."""

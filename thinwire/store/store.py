@@ -14,12 +14,24 @@ from thinwire.core.events import DeviceJoined, DeviceLeft, Event
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.store import commands, journal, repository, schema
+from thinwire.store import audit, commands, journal, repository, schema
 from thinwire.store.database import Database, database_url
+from thinwire.store.invitations import Invitations
 from thinwire.store.logins import Logins
 from thinwire.store.recorder import Recorder
 from thinwire.store.roster import StoredRoster
-from thinwire.store.rows import ClientRow, DeviceInfo, ModelRow, Order, RoundRow, RunRow, Source, UpdateRow
+from thinwire.store.rows import (
+    ClientRow,
+    DeviceAction,
+    DeviceInfo,
+    DoorNote,
+    ModelRow,
+    Order,
+    RoundRow,
+    RunRow,
+    Source,
+    UpdateRow,
+)
 from thinwire.store.tables import Run
 
 
@@ -33,7 +45,7 @@ class Store:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
         self._recorder, self._logins = Recorder(database), Logins(database, clock)
-        self.roster = StoredRoster(database, clock)
+        self.roster, self.invitations = StoredRoster(database, clock), Invitations(database, clock)
 
     @classmethod
     def open(cls, path_or_url: str | Path, *, read_only: bool = False, clock: Clock | None = None) -> Self:
@@ -128,6 +140,18 @@ class Store:
 
     def devices(self) -> list[DeviceInfo]:
         return repository.devices(self._database)
+
+    def folded_rounds(self, device: str) -> list[tuple[str, list[int]]]:
+        """The rounds of each run that a device's updates are part of, run by run: what stays when it is shut out."""
+        return repository.folded_rounds(self._database, device)
+
+    def device_actions(self, name: str | None = None, limit: int = 100) -> list[DeviceAction]:
+        """Who did what to devices (or to one of them) and when, newest first."""
+        return audit.actions(self._database, name, limit)
+
+    def door_notes(self, limit: int = 100) -> list[DoorNote]:
+        """What the door refused and why, newest first; the newest thousand are kept."""
+        return audit.notes(self._database, limit)
 
     # Orders of people.
 

@@ -2,7 +2,7 @@
 
 `runs`, `rounds`, `updates` and `clients` are projections of the journal (store/projection.py): they are written in
 the transaction that appends the events, so at every commit they say what the journal says. Sums of bytes are kept
-in them, never added up on reading. `devices`, `commands`, `logins` and `sessions` stand on their own.
+in them, never added up on reading. All others stand on their own.
 """
 
 from __future__ import annotations
@@ -185,6 +185,50 @@ class Device(Base):
     online: Mapped[bool] = mapped_column(default=False)
     seen_at: Mapped[float | None]
     hello: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Invitation(Base):
+    """A secret that lets one key in, once; only its SHA-256 is here. `name`: the one that it is good for, "" any."""
+
+    __tablename__ = "invitations"
+
+    id: Mapped[int] = mapped_column(Counter, primary_key=True)
+    secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str] = mapped_column(String(63), default="")
+    approve_manually: Mapped[bool]
+    who: Mapped[str]
+    created_at: Mapped[float]
+    expires_at: Mapped[float]
+    used_by: Mapped[str] = mapped_column(String(63), default="")
+    used_key: Mapped[str] = mapped_column(String(64), default="")  # fingerprint
+    used_at: Mapped[float | None]
+    withdrawn_at: Mapped[float | None]
+
+
+class Action(Base):
+    """Who did what to a device's row, and when: only ever added to."""
+
+    __tablename__ = "device_actions"
+
+    id: Mapped[int] = mapped_column(Counter, primary_key=True)
+    at: Mapped[float]
+    who: Mapped[str]
+    device: Mapped[str] = mapped_column(index=True)
+    what: Mapped[str] = mapped_column(String(16))
+    detail: Mapped[str] = mapped_column(default="")
+
+
+class Note(Base):
+    """What the door refused, with the reason that it did not say outside; the newest thousand."""
+
+    __tablename__ = "door_notes"
+
+    id: Mapped[int] = mapped_column(Counter, primary_key=True)
+    at: Mapped[float]
+    kind: Mapped[str] = mapped_column(Words(40))
+    address: Mapped[str] = mapped_column(Words(100))
+    name: Mapped[str] = mapped_column(Words(63), default="")
+    why: Mapped[str] = mapped_column(Words(500))
 
 
 class Command(Base):

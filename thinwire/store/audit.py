@@ -1,0 +1,43 @@
+"""What people and devices did to the roster, and what the door refused: rows that are only read afterwards."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, insert, select
+
+from thinwire.store.database import Database
+from thinwire.store.rows import DeviceAction, DoorNote
+from thinwire.store.tables import Action, Note
+
+NOTES = 1000  # kept: whoever knocks for a year must not fill the disk
+
+
+def act(connection: Connection, at: float, who: str, device: str, what: str, detail: str = "") -> None:
+    """Write down a change in the transaction that makes it."""
+    connection.execute(insert(Action), {"at": at, "who": who, "device": device, "what": what, "detail": detail})
+
+
+def actions(database: Database, device: str | None, limit: int) -> list[DeviceAction]:
+    """Newest first; of one device, or of all."""
+    columns = (getattr(Action, name) for name in DeviceAction.__dataclass_fields__)
+    wanted = select(*columns).order_by(Action.id.desc()).limit(limit)
+    if device is not None:
+        wanted = wanted.where(Action.device == device)
+    with database.reading() as connection:
+        return [DeviceAction(**row) for row in connection.execute(wanted).mappings()]
+
+
+def note(database: Database, at: float, kind: str, address: str, why: str, name: str) -> None:
+    """Write down a refusal; the oldest one goes when there are too many."""
+    row = {"at": at, "kind": kind, "address": address, "why": why, "name": name}
+    oldest = select(Note.id).order_by(Note.id.desc()).offset(NOTES - 1).limit(1).scalar_subquery()
+    with database.writing() as connection:
+        connection.execute(insert(Note), row)
+        connection.execute(delete(Note).where(Note.id < oldest))
+
+
+def notes(database: Database, limit: int) -> list[DoorNote]:
+    """Newest first."""
+    columns = (getattr(Note, name) for name in DoorNote.__dataclass_fields__)
+    with database.reading() as connection:
+        found = connection.execute(select(*columns).order_by(Note.id.desc()).limit(limit)).mappings()
+        return [DoorNote(**row) for row in found]

@@ -1,0 +1,137 @@
+"""Invitations: who holds a secret may bring one key in, once. The database holds only the SHA-256 of secrets.
+
+A secret has 128 bits drawn at random, so its plain hash says nothing about it and may be looked up by an index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, insert, select, update
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import NotFound, NotInvited, Refused, UsageError
+from thinwire.core.types import DEVICE_NAME
+from thinwire.store.audit import act
+from thinwire.store.database import Database
+from thinwire.store.rows import InvitationRow, InvitationState, Invited
+from thinwire.store.tables import Device, Invitation
+
+SECRET_BYTES = 16
+SECRET = re.compile(r"[0-9a-f]{32}")
+DAY_S = 24 * 3600.0
+LONGEST_S = 366 * DAY_S
+MOST = 10_000  # at once
+
+
+class Invitations:
+    """Makes, lists and withdraws them; what uses one up is `store/admission.py`."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def invite(
+        self, count: int = 1, names: Sequence[str] = (), expires_s: float = DAY_S, approve_manually: bool = False,
+        who: str = "operator",
+    ) -> list[Invited]:  # fmt: skip
+        """`count` invitations for any name, or one for each of `names`, all of them or none."""
+        wanted = list(names) or [""] * count
+        _check(wanted, bool(names), expires_s)
+        now = self._clock.wall()
+        row = {"created_at": now, "expires_at": now + expires_s, "approve_manually": approve_manually, "who": who}
+        made: list[Invited] = []
+        with self._database.writing() as connection:
+            taken = sorted(set(connection.scalars(select(Device.name))) & set(names))
+            if taken:
+                raise Refused(
+                    f"there is a device called {taken[0]}", why="an invitation for a taken name could never be used",
+                    hint=f"another name, or thinwire devices rename {taken[0]} OTHER first",
+                )  # fmt: skip
+            for name in wanted:
+                secret = secrets.token_hex(SECRET_BYTES)
+                values = {**row, "name": name, "secret_hash": hashed(secret), "used_by": "", "used_key": ""}
+                number = connection.scalar(insert(Invitation).values(values).returning(Invitation.id))
+                made.append(Invited(int(number or 0), secret, name, now + expires_s))
+            by_hand = ", to be approved by hand" if approve_manually else ""
+            act(connection, now, who, "", "invite", f"{_numbers(made)}, for {expires_s:g} s{by_hand}")
+        return made
+
+    def all(self) -> list[InvitationRow]:
+        """Every invitation that was made, oldest first, with what became of it."""
+        now, shown = self._clock.wall(), [n for n in InvitationRow.__dataclass_fields__ if n != "state"]
+        with self._database.reading() as connection:
+            found = connection.execute(select(*Invitation.__table__.c).order_by(Invitation.id)).mappings()
+            return [InvitationRow(**{n: row[n] for n in shown}, state=state(row, now)) for row in found]
+
+    def withdraw(self, invitation_id: int, who: str = "operator") -> None:
+        """Make it worthless; `Refused` when a device has come with it, `NotFound` when there is none of that number."""
+        now = self._clock.wall()
+        with self._database.writing() as connection:
+            mine = Invitation.id == invitation_id
+            row = connection.execute(select(*Invitation.__table__.c).where(mine)).mappings().first()
+            if row is None:
+                raise NotFound(f"no invitation {invitation_id}", hint="thinwire devices invite --list")
+            if row["used_at"] is not None:
+                raise Refused(
+                    f"invitation {invitation_id} was used by {row['used_by']}",
+                    why="what was used cannot be taken back", hint=f"thinwire devices revoke {row['used_by']}",
+                )  # fmt: skip
+            if row["withdrawn_at"] is None:
+                connection.execute(update(Invitation).where(mine), {"withdrawn_at": now})
+                act(connection, now, who, "", "withdraw", f"invitation {invitation_id}")
+
+
+def find(connection: Connection, secret: str, fingerprint: str, now: float) -> RowMapping:
+    """The invitation of that secret, when it is open or was used by this very key; else `NotInvited`."""
+    mine = Invitation.secret_hash == hashed(secret)
+    found = connection.execute(select(*Invitation.__table__.c).where(mine)).mappings().first()
+    if found is None or not SECRET.fullmatch(secret):
+        raise _refusal("unknown")
+    now_is = state(found, now)
+    if now_is == "open" or (now_is == "used" and found["used_key"] == fingerprint):
+        return found
+    by = f" by {found['used_by']}" if now_is == "used" else ""
+    raise _refusal(f"{now_is}{by} (invitation {found['id']})")
+
+
+def use_up(connection: Connection, invitation_id: int, name: str, fingerprint: str, now: float) -> None:
+    """From here on only this key is answered."""
+    values = {"used_by": name, "used_key": fingerprint, "used_at": now}
+    connection.execute(update(Invitation).where(Invitation.id == invitation_id), values)
+
+
+def state(row: Mapping[str, Any] | RowMapping, now: float) -> InvitationState:
+    """What was used stays used, however late it is."""
+    if row["used_at"] is not None:
+        return "used"
+    if row["withdrawn_at"] is not None:
+        return "withdrawn"
+    return "expired" if now >= row["expires_at"] else "open"
+
+
+def hashed(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _refusal(why: str) -> NotInvited:
+    return NotInvited("this invitation cannot be used", why, "ask whoever runs the aggregator for a new one")
+
+
+def _check(wanted: Sequence[str], named: bool, expires_s: float) -> None:
+    if not 0 < len(wanted) <= MOST:
+        raise UsageError(f"{len(wanted)} invitations cannot be made", why=f"from 1 to {MOST} at once")
+    if not 0 < expires_s <= LONGEST_S:
+        raise UsageError(f"an invitation cannot be good for {expires_s:g} s", why="more than 0 s, at most 366 days")
+    for name in wanted if named else ():
+        if not DEVICE_NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them")
+        if wanted.count(name) > 1:
+            raise UsageError(f"the name {name} stands there twice", why="a name belongs to one device")
+
+
+def _numbers(made: Sequence[Invited]) -> str:
+    return f"invitation {made[0].id}" if len(made) == 1 else f"invitations {made[0].id} to {made[-1].id}"

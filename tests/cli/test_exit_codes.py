@@ -37,7 +37,6 @@ def refused(said, code):
         ["run"],
         ["runs", "model", "latest"],
         ["aggregator", "start", "--listen", "nowhere"],
-        ["aggregator", "start", "--listen", "192.0.2.1:9090"],
         ["aggregator", "start", "--page", "0.0.0.0:8080"],
         ["client", "start", "--aggregator", "ftp://x", "--task", "a=b"],
         ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--name", "UPPER"],

@@ -79,6 +79,16 @@ class FolderSpool:
         self.folder.mkdir(exist_ok=True)
         return self.folder / f".{uuid.uuid4().hex}"
 
+    def partial(self, update_id: UpdateId, digest: str) -> Path:
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f".partial-{update_id.device}-{update_id.sequence}-{digest[:16]}"
+        path.touch()
+        return path
+
+    def drop_partial(self, device: str) -> None:
+        for path in self.folder.glob(f".partial-{device}-*"):
+            path.unlink()
+
     def commit(self, draft: Path, head: ReplyHead) -> None:
         os.replace(draft, self.path(head.update_id))
         self._head(head.update_id).write_bytes(reply_to_bytes(head))

@@ -21,7 +21,8 @@ from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure, Part, ReplyHead, UpdateId
 from thinwire.flower import FlowerFleet, device_key, hellos
-from thinwire.flower.framing import HELLO, PULL, PUSH, block
+from thinwire.flower.framing import block
+from thinwire.flower.routes import HELLO, PULL, PUSH
 from thinwire.flower.signing import Signer
 
 Answer = tuple[int, str]
@@ -49,13 +50,17 @@ class Caller:
         """Status and kind of refusal."""
         connection = http.client.HTTPConnection(self.address, timeout=10)
         try:
-            given = self.signer.headers(method, path, head) if headers is None else headers
+            given = self.signed(path, head, rest, method) if headers is None else headers
             connection.request(method, path, block(head) + rest, given)
             got = connection.getresponse()
             body = got.read()
             return got.status, json.loads(body)["error"] if got.status >= 400 and body else ""
         finally:
             connection.close()
+
+    def signed(self, path: str, head: bytes, rest: bytes = b"", method: str = "POST") -> dict[str, str]:
+        body = block(head) + rest
+        return self.signer.headers(method, path, hashlib.sha256(body).digest(), len(body), whole_key=path == HELLO)
 
     def hello(self, name: str = "") -> Answer:
         said = hello(name or self.name)
@@ -96,7 +101,7 @@ def test_an_altered_head_is_refused(here: Place) -> None:
     caller = Caller(here)
     assert caller.hello() == (200, "")
     given = reply_to_bytes(answer("pi-1", "ask-1"))
-    headers = caller.signer.headers("POST", PUSH, given)
+    headers = caller.signed(PUSH, given)
     assert caller.call(PUSH, given.replace(b'"examples":32', b'"examples":99'), headers=headers) == (401, "signature")
     assert not answers_now(here.fleet)
 
@@ -106,9 +111,11 @@ def test_altered_parts_are_refused_and_leave_nothing(here: Place) -> None:
     caller.hello()
     head = answer("pi-1", "ask-1", 1, b"abc", b"d" * 90_000)
     for body in (b"abd" + b"d" * 90_000, b"abc" + b"d" * 89_999 + b"e"):
-        assert caller.push(head, body) == (400, "damaged")
-    assert caller.push(head, b"abc") == (400, "protocol")
-    assert caller.push(head, b"abc" + b"d" * 90_001) == (400, "protocol")
+        assert caller.push(head, body) == (409, "damaged")
+        signed = caller.signed(PUSH, reply_to_bytes(head), b"abc" + b"d" * 90_000)
+        assert caller.call(PUSH, reply_to_bytes(head), body, signed) == (401, "signature")
+    assert caller.push(head, b"abc") == (409, "protocol")
+    assert caller.push(head, b"abc" + b"d" * 90_001) == (409, "protocol")
     assert not here.spool.heads()
     assert not here.spool.drafts()
     assert not answers_now(here.fleet)
@@ -118,7 +125,7 @@ def test_a_replayed_request_is_refused(here: Place) -> None:
     caller = Caller(here)
     caller.hello()
     head = reply_to_bytes(Failure("task-error", "x", "ask-1"))
-    headers = caller.signer.headers("POST", PUSH, head)
+    headers = caller.signed(PUSH, head)
     assert caller.call(PUSH, head, headers=headers) == (200, "")
     assert caller.call(PUSH, head, headers=headers) == (401, "replay")
     assert len(answers_now(here.fleet)) == 1
@@ -128,7 +135,7 @@ def test_a_request_of_before_a_restart_is_refused_after_it(here: Place) -> None:
     caller = Caller(here)
     caller.hello()
     head = reply_to_bytes(Failure("task-error", "x", "ask-1"))
-    headers = caller.signer.headers("POST", PUSH, head)
+    headers = caller.signed(PUSH, head)
     here.restart()
     assert caller.call(PUSH, head, headers=headers) == (401, "clock")
 
@@ -137,7 +144,7 @@ def test_a_request_of_before_a_restart_is_refused_after_it(here: Place) -> None:
 def test_a_clock_that_is_wrong_is_refused(here: Place, age_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(here)
     caller.hello()
-    monkeypatch.setattr(here.fleet._pull._entry._clock, "wall", lambda: time.time() + age_s, raising=False)
+    monkeypatch.setattr(here.fleet._gate._clock, "wall", lambda: time.time() + age_s, raising=False)
     assert caller.pull() == (401, "clock")
 
 
@@ -147,10 +154,11 @@ def test_another_key_for_a_known_name_is_refused(here: Place) -> None:
     assert [row.name for row in here.roster.rows()] == ["pi-1"]
 
 
-def test_a_known_key_under_another_name_is_refused(here: Place) -> None:
+def test_a_known_key_under_another_name_is_who_it_was(here: Place) -> None:
     caller = Caller(here)
     caller.hello()
-    assert caller.hello("pi-2") == (409, "name")
+    assert caller.hello("pi-2") == (200, "")
+    assert [row.name for row in here.roster.rows()] == ["pi-1"]
 
 
 def test_an_unknown_key_is_told_to_say_hello(here: Place) -> None:
@@ -187,25 +195,23 @@ def test_an_answer_in_anothers_name_is_refused(here: Place) -> None:
 def test_a_run_that_cannot_be_a_folder_is_refused(here: Place, run: str) -> None:
     caller = Caller(here)
     caller.hello()
-    assert caller.push(ReplyHead("ask-1", UpdateId(run, "pi-1", 1), 0, 1)) == (400, "protocol")
+    assert caller.push(ReplyHead("ask-1", UpdateId(run, "pi-1", 1), 0, 1)) == (409, "protocol")
 
 
 def test_an_answer_beyond_its_limit_is_refused_before_it_is_read(here: Place) -> None:
     caller = Caller(here)
     caller.hello()
     head = ReplyHead("ask-1", UpdateId("digits-1", "pi-1", 1), 0, 1, parts=(Part("frame/0", 2**40, "0" * 64),))
-    said = reply_to_bytes(head)
-    headers = caller.signer.headers("POST", PUSH, said) | {"content-length": str(4 + len(said) + 2**40)}
-    assert caller.call(PUSH, said, headers=headers) == (413, "too-large")
+    assert caller.push(head) == (413, "too-large")
     failure = polled(here.fleet, Failure)
     assert (failure.kind, failure.ask_id, failure.device) == ("protocol", "ask-1", "pi-1")
 
 
 @pytest.mark.parametrize(("path", "length"), [(HELLO, 2**20), (PULL, 2**20), (PUSH, 2**23)])
-def test_a_head_beyond_its_limit_is_refused_before_it_is_read(here: Place, path: str, length: int) -> None:
+def test_a_body_beyond_its_limit_is_refused_before_it_is_read(here: Place, path: str, length: int) -> None:
     caller = Caller(here)
     caller.hello()
-    headers = caller.signer.headers("POST", path, b"") | {"content-length": str(4 + length)}
+    headers = caller.signer.headers("POST", path, length=4 + length) | {"content-length": str(4 + length)}
     connection = http.client.HTTPConnection(caller.address, timeout=10)
     connection.putrequest("POST", path)
     for name, value in headers.items():
@@ -219,22 +225,22 @@ def test_a_head_beyond_its_limit_is_refused_before_it_is_read(here: Place, path:
 def test_what_cannot_be_read_is_refused(here: Place, head: bytes) -> None:
     caller = Caller(here)
     caller.hello()
-    assert [caller.call(path, head) for path in (HELLO, PULL, PUSH)] == [(400, "protocol")] * 3
+    assert [caller.call(path, head) for path in (HELLO, PULL, PUSH)] == [(409, "protocol")] * 3
 
 
 def test_a_hello_with_an_impossible_name_or_protocol_is_refused(here: Place) -> None:
     caller = Caller(here)
     said = hellos.to_bytes(hello("pi-1"))
-    assert caller.hello("Pi/1") == (400, "protocol")
-    assert caller.call(HELLO, said.replace(b'"protocol":1', b'"protocol":2')) == (400, "protocol")
+    assert caller.hello("Pi/1") == (409, "protocol")
+    assert caller.call(HELLO, said.replace(b'"protocol":1,"oldest":1', b'"protocol":9,"oldest":8')) == (403, "protocol")
 
 
 def test_a_body_of_unknown_length_is_refused(here: Place) -> None:
     caller = Caller(here)
     connection = http.client.HTTPConnection(caller.address, timeout=10)
-    headers = caller.signer.headers("POST", HELLO, b"{}")
+    headers = caller.signed(HELLO, b"{}") | {"transfer-encoding": "chunked"}
     connection.request("POST", HELLO, iter([block(b"{}")]), headers, encode_chunked=True)
-    assert connection.getresponse().status == 400
+    assert connection.getresponse().status == 413
     connection.close()
 
 
@@ -270,7 +276,7 @@ def test_a_waiting_pull_is_answered_when_the_door_closes(here: Place) -> None:
     caller = Caller(here, "pi-2")
     caller.hello()
     head = json.dumps({"process": caller.process, "wait_s": 20.0, "held": []}).encode()
-    socket_pull.request("POST", PULL, block(head), caller.signer.headers("POST", PULL, head))
+    socket_pull.request("POST", PULL, block(head), caller.signed(PULL, head))
     while here.fleet.stats()["requests"]["pull"] < 1:
         time.sleep(0.01)
     here.fleet.close()
@@ -319,7 +325,7 @@ def test_bytes_and_requests_of_a_device_are_counted(here: Place, tmp_path: Path)
 def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
     caller = Caller(here)
     said = hellos.to_bytes(hello("pi-1"))
-    lines = "".join(f"{k}: {v}\r\n" for k, v in caller.signer.headers("POST", HELLO, said).items())
+    lines = "".join(f"{k}: {v}\r\n" for k, v in caller.signed(HELLO, said).items())
     body = block(said)
     request = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
     host, port = caller.address.split(":")

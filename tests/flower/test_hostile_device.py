@@ -18,8 +18,8 @@ from tests.flower.test_door import Caller
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_json
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.framing import PUSH
-from thinwire.flower.push import MAX_WAITING
+from thinwire.flower.answers import MAX_WAITING
+from thinwire.flower.routes import PUSH
 from thinwire.store import FileSpool
 
 
@@ -71,7 +71,7 @@ def test_no_head_gets_more_than_a_refusal(here: Place, caplog: pytest.LogCapture
     for field, values in HOSTILE.items():
         for value in values:
             status, _ = liar.call(PUSH, json.dumps({**plain, field: value}).encode())
-            assert status in (400, 403, 413), (field, str(value)[:60], status)
+            assert status in (403, 409, 413), (field, str(value)[:60], status)
     assert {path.relative_to(here.folder) for path in here.folder.rglob("*") if path.is_file()} == before
     assert "defect" not in caplog.text
     assert not [a for a in answers_now(here.fleet) if isinstance(a, ReplyHead)]
@@ -84,7 +84,7 @@ def test_a_pull_that_waits_for_no_number_is_answered(here: Place, caplog: pytest
     here.fleet.send([envelope("pi-1", "ask")])
     polled(here.fleet, NodeJoined)
     head = f'{{"process": "{liar.process}", "wait_s": {wait}, "held": []}}'.encode()
-    assert liar.call("/tw/v1/pull", head)[0] in (200, 400)
+    assert liar.call("/tw/v1/pull", head)[0] in (200, 409)
     assert "defect" not in caplog.text
 
 

@@ -22,7 +22,8 @@ from thinwire.core.fleet import Delivery, Envelope, Link, NodeJoined, NodeLeft
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Ask, Failure, Part, ReplyHead
 from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.framing import PUSH, block
+from thinwire.flower.framing import block
+from thinwire.flower.routes import PUSH
 from thinwire.flower.signing import Signer
 
 BIG = 30_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import itertools
 import time
 from collections.abc import Mapping
@@ -18,32 +19,40 @@ from thinwire.core.errors import DataLost
 from thinwire.flower import device_key
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.signing import (
+    DIGEST_HEADER,
     NONCE_HEADER,
+    NOTHING,
     PUBLIC_KEY_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
+    Claim,
     Signer,
-    Verifier,
     fingerprint,
     public_der,
     signed_bytes,
 )
+from thinwire.flower.window import Window
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 PATH, HEAD = "/tw/v1/push", b'{"a": 1}'
 
 
-def signed(path: str = PATH, head: bytes = HEAD, key: ec.EllipticCurvePrivateKey = KEY) -> dict[bytes, bytes]:
-    return {name.encode(): value.encode() for name, value in Signer(key).headers("POST", path, head).items()}
+def signed(
+    path: str = PATH, head: bytes = HEAD, key: ec.EllipticCurvePrivateKey = KEY, *, whole_key: bool = True
+) -> dict[bytes, bytes]:
+    made = Signer(key).headers("POST", path, hashlib.sha256(head).digest(), len(head), whole_key=whole_key)
+    return {name.encode(): value.encode() for name, value in made.items()}
 
 
 def refusal(
-    headers: Mapping[bytes, bytes], method: str = "POST", path: str = PATH, head: bytes = HEAD,
-    now: float | None = None, started_at: float = 0.0,
+    headers: Mapping[bytes, bytes], method: str = "POST", path: str = PATH, length: int = len(HEAD),
+    now: float | None = None, opened_at: float = 0.0,
 ) -> str:  # fmt: skip
     """The kind of refusal, "" when the request is let in."""
     try:
-        Verifier(started_at).check(method, path, head, headers, time.time() if now is None else now)
+        claim = Claim.read(headers)
+        Window(opened_at).require_now(claim, time.time() if now is None else now)
+        claim.require_signature(claim.der or public_der(KEY.public_key()), method, path, length)
     except Refusal as refused:
         assert refused.status == 401
         return refused.kind
@@ -51,9 +60,11 @@ def refusal(
 
 
 def test_a_signed_request_tells_its_signer() -> None:
-    identity = Verifier(0.0).check("POST", PATH, HEAD, signed(), time.time())
-    assert identity.der == public_der(KEY.public_key())
-    assert identity.fingerprint == fingerprint(identity.der)
+    for whole_key in (True, False):
+        claim = Claim.read(signed(whole_key=whole_key))
+        assert claim.fingerprint == fingerprint(public_der(KEY.public_key()))
+        assert claim.der == (public_der(KEY.public_key()) if whole_key else None)
+        assert refusal(signed(whole_key=whole_key)) == ""
 
 
 @pytest.mark.parametrize("name", [PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, NONCE_HEADER, SIGNATURE_HEADER])
@@ -64,12 +75,14 @@ def test_a_request_without_one_of_its_headers_is_refused(name: str) -> None:
         assert refusal(changed) == "signature"
 
 
-def test_method_path_and_head_are_signed() -> None:
+def test_method_target_digest_and_length_are_signed() -> None:
     headers = signed()
     assert refusal(headers) == ""
     assert refusal(headers, method="GET") == "signature"
     assert refusal(headers, path="/tw/v1/pull") == "signature"
-    assert refusal(headers, head=HEAD + b" ") == "signature"
+    assert refusal(headers, path=PATH + "?offset=1") == "signature"
+    assert refusal(headers, length=len(HEAD) + 1) == "signature"
+    assert refusal(headers | {DIGEST_HEADER.encode(): base64.b64encode(NOTHING)}) == "signature"
 
 
 @pytest.mark.parametrize("name", [TIMESTAMP_HEADER, NONCE_HEADER, PUBLIC_KEY_HEADER, SIGNATURE_HEADER])
@@ -85,31 +98,30 @@ def test_a_timestamp_is_taken_within_flowers_window(age_s: float, kind: str) -> 
 
 def test_what_was_signed_before_the_start_is_refused_so_a_restart_opens_no_replay() -> None:
     headers = signed()
-    assert refusal(headers, started_at=time.time() - 60) == ""
-    assert refusal(headers, started_at=time.time() + 0.001) == "clock"
+    assert refusal(headers, opened_at=time.time() - 60) == ""
+    assert refusal(headers, opened_at=time.time() + 0.001) == "clock"
 
 
 def test_a_request_opens_the_door_once() -> None:
-    verifier, headers, now = Verifier(0.0), signed(), time.time()
-    identity = verifier.check("POST", PATH, HEAD, headers, now)
-    verifier.spend(identity, headers, now)
+    window, claim, now = Window(0.0), Claim.read(signed()), time.time()
+    window.spend(claim, now)
     with pytest.raises(Refusal, match="made before") as refused:
-        verifier.spend(identity, headers, now + 300)
+        window.spend(claim, now + 300)
     assert (refused.value.status, refused.value.kind) == (401, "replay")
 
 
 def test_nonces_are_forgotten_when_their_time_is_over_and_bounded_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.flower.signing.MAX_NONCES", 3)
-    verifier, now = Verifier(0.0), time.time()
-    requests = [signed() for _ in range(5)]
-    identity = verifier.check("POST", PATH, HEAD, requests[0], now)
-    for headers in requests[:3]:
-        verifier.spend(identity, headers, now)
+    monkeypatch.setattr("thinwire.flower.window.MOST_OF_ONE", 3)
+    window, now = Window(0.0), time.time()
+    claims = [Claim.read(signed()) for _ in range(5)]
+    for claim in claims[:3]:
+        window.spend(claim, now)
     with pytest.raises(Refusal) as refused:
-        verifier.spend(identity, requests[3], now)
+        window.spend(claims[3], now)
     assert (refused.value.status, refused.value.kind) == (503, "busy")
-    verifier.spend(identity, requests[3], now + 311)
-    assert len(verifier._spent) == 1
+    window.spend(Claim.read(signed(key=ec.generate_private_key(ec.SECP384R1()))), now)
+    window.spend(claims[3], now + 311)
+    assert len(window._spent) == 1
 
 
 @pytest.mark.parametrize(
@@ -134,7 +146,9 @@ def test_no_header_breaks_the_check(changed: dict[str, bytes]) -> None:
 
 def test_no_two_requests_sign_the_same_bytes() -> None:
     fields = ["a", "b", ""]
-    every = {signed_bytes(m, p, h.encode(), t, n) for m, p, h, t, n in itertools.product(fields, repeat=5)}
+    every = {
+        signed_bytes(m, p, h.encode(), len(n), t, n.encode()) for m, p, h, t, n in itertools.product(fields, repeat=5)
+    }
     assert len(every) == 3**5
 
 

@@ -37,14 +37,14 @@ class Address:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def require_loopback(self, option: str) -> None:
-        """Refuse an address that others could reach: nothing leaves this machine without TLS."""
+        """Refuse a page that others could reach: it has neither TLS nor users."""
         from thinwire.core.errors import UsageError
 
         if not self.is_loopback:
             raise UsageError(
                 f"{option} {self} would be open to other machines",
-                why="this version has no TLS yet, and nothing leaves loopback without it",
-                hint=f"{option} 127.0.0.1:{self.port}",
+                why="the page has no users and no TLS yet, so it stays on this machine",
+                hint=f"{option} 127.0.0.1:{self.port}, and elsewhere: ssh -L {self.port}:127.0.0.1:{self.port} HOST",
             )
 
     def require_free(self, option: str) -> Address:

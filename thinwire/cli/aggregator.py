@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,16 +23,26 @@ def start(
     page: Annotated[
         str, typer.Option(envvar="THINWIRE_PAGE", metavar="HOST:PORT", help="the page: where people look")
     ] = "127.0.0.1:8080",
+    san: Annotated[
+        list[str] | None, typer.Option("--san", metavar="NAME", help="a name or address for the door's certificate")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option(help="your own certificate instead of ours (PEM)")] = None,
+    key: Annotated[Path | None, typer.Option(help="its key (PEM)")] = None,
+    ca: Annotated[Path | None, typer.Option(help="its CA, for devices to pin; default: the system's CAs")] = None,
     no_page: Annotated[bool, typer.Option("--no-page", help="without the page")] = False,
     background: Annotated[bool, typer.Option("--background", help="come back once it serves")] = False,
     home: Home = None,
 ) -> None:
     """Serve devices and runs until told to stop; a run that was in progress goes on."""
     from thinwire.cli.addresses import Address
+    from thinwire.cli.authority import Certificates
     from thinwire.cli.serving import Wanted, serve_here, serve_in_background
 
-    wanted = Wanted(Address.parse(listen, "--listen"), None if no_page else Address.parse(page, "--page"))
-    wanted.listen.require_loopback("--listen")
+    wanted = Wanted(
+        Address.parse(listen, "--listen"),
+        None if no_page else Address.parse(page, "--page"),
+        Certificates(tuple(san or ()), cert, key, ca),
+    )
     if wanted.page:
         wanted.page.require_loopback("--page")
     raise typer.Exit((serve_in_background if background else serve_here)(wanted, home))

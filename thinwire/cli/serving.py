@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 from thinwire.cli.addresses import Address
+from thinwire.cli.authority import Certificates, urls, write_invite
 from thinwire.cli.places import again, aggregator_home, alive
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ class Wanted:
 
     listen: Address
     page: Address | None
+    certificates: Certificates = field(default_factory=Certificates)
 
     def arguments(self) -> list[str]:
         page = ["--page", str(self.page)] if self.page else ["--no-page"]
-        return ["--listen", str(self.listen), *page]
+        return ["--listen", str(self.listen), *page, *self.certificates.arguments()]
 
 
 def serve_here(wanted: Wanted, home: Path | None) -> int:
@@ -52,15 +54,20 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         store = Store.open(place.database)
         stack.callback(store.close)
         store.record_restart()
+        authority = wanted.certificates.authority(place.tls, wanted.listen)
         page_at = wanted.page.require_free("--page") if wanted.page else None
         at = wanted.listen
         spool, limit = FileSpool(place.spool), answer_limit(store)
-        fleet = FlowerFleet(store.roster, spool, host=at.host, port=at.port, limit=limit)
+        fleet = FlowerFleet(store.roster, spool, host=at.host, port=at.port, authority=authority, limit=limit)
         stack.callback(fleet.close)
         if page_at:
             stack.enter_context(Page(store.url, place.lock, page_at, place.root / "page.log", os.environ, say.note))
+        if authority is not None:
+            write_invite(place.tls, authority, fleet.address, wanted.certificates.names)
         about: dict[str, Any] = {
             "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
+            "pin": authority.pin if authority else None,
+            "urls": urls(fleet.address, wanted.certificates.names) if authority else [f"http://{fleet.address}"],
             "page": str(page_at) if page_at else None, "control_address": None,
         }  # fmt: skip
         _greet(store, about, home)
@@ -119,12 +126,16 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     if about["page"]:
         say.line(f"page     {login_url(about['page'], store.new_login_code())}")
         say.line(f"         (works once, for ten minutes; another: {again('aggregator status --login', home)})")
-    say.line(f"door     {about['listen']} (this machine only)")
+    if about["pin"]:
+        say.line(f"door     {about['listen']} (TLS; {', '.join(about['urls'])})")
+        say.line(f"pin      {about['pin']}")
+    else:
+        say.line(f"door     {about['listen']} (this machine only)")
     devices = store.devices()
     known = ", ".join(info.row.name for info in devices[:8]) + (" ..." if len(devices) > 8 else "")
     say.line(f"devices  {f'{len(devices)} known: {known}' if devices else 'none known yet'}; to add one:")
-    add = again(f"client start --aggregator http://{about['listen']} --task NAME=MODULE --name NAME", home)
-    say.line(f"           {add}")
+    add = f"client start --aggregator http://{about['listen']} --task NAME=MODULE --name NAME"
+    say.line(f"           {again('devices invite' if about['pin'] else add, home)}")
     say.line(f"run      {again('run PLAN', home)}")
     if going := store.next_run():
         say.line(f"         {going.run_id} goes on")

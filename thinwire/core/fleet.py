@@ -101,8 +101,9 @@ class Fleet(Protocol):
     Laws: an ask that was sent is delivered again after a lost connection, until a head or a failure for it arrives
     or it is cancelled; a head is polled only when all its parts are durable in the spool and their digests match;
     a head polled and not acked comes again after a restart; the same update_id with another digest never arrives
-    as a head but as Failure("state-lost"); after `shut_out` each open ask of the device is Failure("revoked") and
-    nothing of it arrives any more, also after a restart; NodeLeft comes for a device that has not been heard of for `grace`.
+    as a head but as Failure("state-lost"); when `shut_out` returns each open ask of the device is Failure("refused",
+    "revoked"), what it sent and nobody polled is gone, and NodeLeft follows; NodeLeft comes too for a device that has
+    not been heard of for `grace`.
     """
 
     def send(self, asks: Sequence[Envelope]) -> None: ...
@@ -178,6 +179,7 @@ class Spool(Protocol):
 
     def path(self, update_id: UpdateId) -> Path: ...
     def partial(self, update_id: UpdateId, digest: str) -> Path: ...  # the file of an upload that may be cut and go on
+    def drop_partial(self, device: str) -> None: ...  # all that this device was uploading
     def draft(self, update_id: UpdateId) -> Path: ...  # a new file to stream to, not visible yet
     def commit(self, draft: Path, head: ReplyHead) -> None: ...  # fsync file and head, then visible
     def head(self, update_id: UpdateId) -> ReplyHead | None: ...

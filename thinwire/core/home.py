@@ -48,6 +48,11 @@ class AggregatorHome:
     def spool(self) -> Path:
         return private_folder(self.root / "spool")
 
+    @property
+    def tls(self) -> Path:
+        """The door's certificates and keys."""
+        return private_folder(self.root / "tls")
+
     def run(self, run_id: str) -> Path:
         return private_folder(self.root / "runs" / run_id)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
-import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from thinwire.core.errors import ThinwireError, Unreachable, UsageError
 from thinwire.flower.framing import STREAM_BYTES, block
 from thinwire.flower.refusals import Refusal, as_error
+from thinwire.flower.routes import HELLO
 from thinwire.flower.signing import Signer
 
 TIMEOUT_S = 30.0  # without a byte for so long, beyond what a pull waits anyway
@@ -78,27 +79,14 @@ class Connection:
         connection = self._open()
         if connection.sock is not None:
             connection.sock.settimeout(wait_s + TIMEOUT_S)
-        body = block(head)
+        body = block(head) + (bundle.read_bytes() if bundle is not None and length else b"")
         connection.putrequest("POST", path, skip_accept_encoding=True)
-        for name, value in self._signer.headers("POST", path, head).items():
+        digest = hashlib.sha256(body).digest()
+        for name, value in self._signer.headers("POST", path, digest, len(body), whole_key=path == HELLO).items():
             connection.putheader(name, value)
-        connection.putheader("content-length", str(len(body) + length))
+        connection.putheader("content-length", str(len(body)))
         connection.endheaders(body)
-        if bundle is not None and length:
-            self._stream(connection, bundle, length)
         return connection.getresponse()
-
-    def _stream(self, connection: http.client.HTTPConnection, bundle: Path, length: int) -> None:
-        """Send a file, but stop where the other end has answered before it had all."""
-        try:
-            with open(bundle, "rb", buffering=0) as file:
-                while length > 0 and (data := file.read(min(STREAM_BYTES, length))):
-                    if select.select([connection.sock], [], [], 0)[0]:
-                        break
-                    connection.send(data)
-                    length -= len(data)
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the answer may be there all the same
 
     def _open(self) -> http.client.HTTPConnection:
         if self._closed:

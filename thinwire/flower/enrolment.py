@@ -13,7 +13,7 @@ from thinwire.flower.signing import Identity
 class Enrol(Protocol):
     """Makes the row of a key that has none, or raises `Refusal`. It may block: it is called in a thread."""
 
-    def __call__(self, hello: Hello, identity: Identity) -> DeviceRow: ...
+    def __call__(self, hello: Hello, identity: Identity, /) -> DeviceRow: ...
 
 
 def by_loopback(roster: Roster) -> Enrol:
@@ -28,12 +28,6 @@ def by_loopback(roster: Roster) -> Enrol:
     return enrol
 
 
-def may(row: DeviceRow | None) -> DeviceRow:
-    """The row, when its device may call; else 401 (unknown: say hello) or 403."""
-    if row is None:
-        raise Refusal(401, "hello", "this key is not known here")
-    if row.state == "pending":
-        raise Refusal(403, "pending", f"{row.name} waits to be approved")
-    if row.state == "revoked":
-        raise Refusal(403, "revoked", f"{row.name} was revoked")
-    return row
+def welcomes_nobody(_hello: Hello, _identity: Identity) -> DeviceRow:
+    """On a door with TLS a row is made by an invitation or by the operator, never by a hello."""
+    raise Refusal(401, "unknown", "this key is not known here: join with an invitation")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from thinwire.core.fleet import Arrival, Envelope
+from thinwire.core.fleet import Arrival, Envelope, NodeLeft
 from thinwire.core.messages import ask_to_bytes, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead, UpdateId
-from thinwire.flower.grid import Grid, Message
+from thinwire.flower.grid import Grid, Message, said
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -120,18 +120,46 @@ class Exchange:
             outstanding = self._asks.get(device, {}).get(ask_id)
             return outstanding.pulled_at if outstanding else 0.0
 
-    def answered(self, device: str, reply: ReplyHead | Failure) -> None:
-        """An answer is durable: its ask is settled, and the fleet polls it as a Flower reply.
+    def answered(self, device: str, reply: ReplyHead | Failure) -> bool:
+        """An answer is durable: its ask is settled, and the fleet polls it as a Flower reply. False: it was shut out.
 
         An answer to an ask that this process never sent (it was restarted) gets an ask of its own in Flower's state.
         """
         with self._changed:
+            if device not in self._nodes:
+                return False
             outstanding = self._asks.get(device, {}).get(reply.ask_id)
             message = outstanding.message if outstanding else self._grid.ask(self._nodes[device], b"")
             self._settle(reply.ask_id, device, forget=False)
             if isinstance(reply, ReplyHead):
                 self._remember(reply)
             self._arrived(self._grid.reply(message, reply_to_bytes(reply)))
+            return True
+
+    def outstanding(self, device: str, ask_id: str) -> Outstanding | None:
+        """An ask that the device has not answered."""
+        with self._changed:
+            return self._asks.get(device, {}).get(ask_id)
+
+    def shut_out(self, device: str) -> list[UpdateId]:
+        """Refuse what the device was asked, and take back what it sent and nobody has polled; gives those answers."""
+        with self._changed:
+            taken, kept = list[UpdateId](), deque[Arrival | Message]()
+            for arrival in self._arrivals:
+                head = _head_of(arrival)
+                if head is None or head.update_id.device != device:
+                    kept.append(arrival)
+                else:
+                    taken.append(head.update_id)
+                    if isinstance(arrival, Message):
+                        self._grid.collect([arrival])
+            self._arrivals = kept
+            for ask_id in list(self._asks.get(device, {})):
+                self._settle(ask_id, device)
+                self._arrived(Failure("refused", "revoked", ask_id, device))
+            if self._nodes.pop(device, None) is not None:
+                self._arrived(NodeLeft(device, "revoked"))
+            return taken
 
     def settle(self, device: str, ask_id: str) -> None:
         """The device's answer was here before."""
@@ -176,6 +204,11 @@ def answer_digest(head: ReplyHead) -> bytes:
     """What two answers under one update_id must share to be one answer: all but the times they took."""
     said = (head.parts, head.base_version, head.examples, head.steps, head.a, head.codec, sorted(head.metrics.items()))
     return hashlib.sha256(repr(said).encode()).digest()
+
+
+def _head_of(arrival: Arrival | Message) -> ReplyHead | None:
+    reply = reply_from_bytes(said(arrival)) if isinstance(arrival, Message) else arrival
+    return reply if isinstance(reply, ReplyHead) else None
 
 
 def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:

@@ -12,26 +12,36 @@ from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Arrival, DeviceRow, Envelope, NodeLeft, Roster, Spool
 from thinwire.core.types import UpdateId
-from thinwire.flower.door import Door, Serving
-from thinwire.flower.enrolment import by_loopback
-from thinwire.flower.entry import Entry
+from thinwire.flower.answers import Answers
+from thinwire.flower.authority import Authority
+from thinwire.flower.bundle import BundleRoute
+from thinwire.flower.door import Door, Serve
+from thinwire.flower.enrolment import by_loopback, welcomes_nobody
 from thinwire.flower.exchange import Exchange
-from thinwire.flower.framing import HELLO, PULL, PUSH
+from thinwire.flower.gate import Gate
 from thinwire.flower.grid import Grid
+from thinwire.flower.joins import CaRoute, JoinRoute, LeaveRoute
 from thinwire.flower.lane import HelloRoute
+from thinwire.flower.listener import Listener
 from thinwire.flower.pull import PullRoute
 from thinwire.flower.push import PushRoute
+from thinwire.flower.requests import Request
 from thinwire.flower.sessions import Sessions
-from thinwire.flower.signing import Verifier
 from thinwire.flower.superlink import TASK_HEARTBEAT_S, SuperLink
+from thinwire.flower.uploads import Uploads
 
 GRACE_S = 4.0  # a device whose connection closed gets so long to come back
-POLL_S = 25.0  # how long a pull waits
+POLL_S = 240.0  # how long a pull waits: it is the heartbeat
 MOST_BYTES = 4 * 2**30  # of one answer, where the server sets no limit
+PARTING_S = 0.5  # who is shut out gets so long to read why
 
 
 class FlowerFleet:
-    """One thread calls it; the door has its own. `limit` gives the most bytes that an answer to an ask may have."""
+    """One thread calls it; the door has its own. `limit` gives the most bytes that an answer to an ask may have.
+
+    Without an `authority` the door is a plain one, on loopback only; with one it is TLS, and nobody comes in but by an
+    invitation.
+    """
 
     def __init__(
         self,
@@ -41,34 +51,49 @@ class FlowerFleet:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
+        authority: Authority | None = None,
         grace_s: float = GRACE_S,
         poll_s: float = POLL_S,
         limit: Callable[[str], int] = lambda ask_id: MOST_BYTES,
     ) -> None:
         clock = clock or RealClock()
-        self._spool, self._superlink = spool, SuperLink()
+        self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
         self._exchange = Exchange(Grid(self._superlink), self._wake)
         self._nodes: dict[str, int] = {}
+        self._holds: dict[str, tuple[str, ...]] = {}  # the pins that each device that came since the start holds
         self._sessions = Sessions(clock, grace_s, poll_s, self._left)
         self._sweep_s = min(1.0, grace_s / 4)
-        entry = Entry(roster, self._sessions, Verifier(clock.wall()), clock, self._called)
-        enrol = by_loopback(roster)
-        self._pull = PullRoute(entry, self._exchange, self._sessions, clock, poll_s)
-        hello = HelloRoute(entry, enrol, roster, spool, self._exchange, self._sessions, clock, poll_s)
-        push = PushRoute(entry, self._exchange, self._sessions, spool, clock, limit)
-        for row in roster.rows():
-            if row.state != "revoked":
-                self._register(row)
-        for head in spool.heads():
-            self._exchange.arrived(head)
-        self._door = Door({HELLO: hello, PULL: self._pull, PUSH: push})
-        self._serving = Serving(self._door, host, port, self._superlink.running, self._background)
-        self._serving.start()
+        self._gate = Gate(roster, clock, private=authority is None)
+        answers = Answers(self._exchange, self._sessions, spool, clock, limit)
+        self._uploads = Uploads(answers, self._sessions, spool, clock)
+        self._gate.room = self._uploads.room
+        self._pull = PullRoute(self._gate, self._exchange, self._sessions, clock, poll_s)
+        push = PushRoute(answers, self._uploads, self._sessions, spool, clock)
+        enrol = by_loopback(roster) if authority is None else welcomes_nobody
+        hello = HelloRoute(
+            enrol, roster, spool, self._exchange, self._sessions, clock, poll_s, self._cas, self._called,
+            self._holds.__setitem__,
+        )  # fmt: skip
+        routes: dict[str, Serve] = {
+            "hello": hello, "pull": self._pull, "push": push, "part": self._uploads.take,
+            "offset": self._uploads.tell, "bundle": BundleRoute(self._exchange, self._sessions),
+            "leave": LeaveRoute(roster, self._shut_out_here),
+        }  # fmt: skip
+        if authority is not None:
+            routes["ca"] = CaRoute(self._cas, authority.server_name)
+            routes["join"] = JoinRoute(roster, self._gate, clock, self._cas)
+        self._enter_all(spool)
+        self._door = Door(routes, clock, self._called)
+        self._listener = Listener(
+            self._door, self._gate.judge, host, port, clock, self._superlink.running, self._background,
+            authority.context if authority else None,
+        )  # fmt: skip
+        self._listener.start()
 
     @property
     def address(self) -> str:
         """host:port of the door."""
-        return self._serving.address
+        return self._listener.address
 
     def send(self, asks: Sequence[Envelope]) -> None:
         """All of them or, where a bundle is not what its ask says, none."""
@@ -97,50 +122,103 @@ class FlowerFleet:
     def cancel(self, ask_ids: Sequence[str]) -> None:
         self._exchange.cancel(ask_ids)
 
+    def shut_out(self, devices: Sequence[str]) -> None:
+        """When it returns, who waited is answered, what was being sent is gone, and each open ask is refused."""
+        for device in devices:
+            self._listener.now(lambda name=device: self._shut_out_here(name))  # type: ignore[misc]  # mypy cannot type a default
+
     def close(self) -> None:
         """Answer who waits, then close the door. A second close changes nothing."""
         self._pull.closing = True
-        self._serving.soon(self._sessions.wake_all)
-        self._serving.stop()
+        self._listener.soon(self._sessions.wake_all)
+        self._listener.stop()
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the door, for benchmarks: requests by path, refusals by path and status, bytes on the wire."""
-        total = self._sessions.total()
-        answers = dict(self._door.answers)
-        paths = {name.rsplit("/", 1)[1]: answers.pop(name, 0) for name in (HELLO, PULL, PUSH)}
+        """Counters of the door, for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
+        total, answers = self._sessions.total(), dict(self._door.answers)
+        names = ("hello", "pull", "push")
+        requests = {name: answers.pop(name, 0) for name in names}
+        requests |= {name: count for name, count in answers.items() if "/" not in name and not name[0].isdigit()}
+        refused = {name: count for name, count in answers.items() if name not in requests}
+        wires = self._listener.wires
         return {
-            "requests": paths,
-            "refused": answers,
+            "requests": requests,
+            "refused": refused,
             "sent_bytes": total.sent_bytes,
             "received_bytes": total.received_bytes,
+            "connections": len(wires.open),
+            "strangers": len(wires.strangers),
+            "turned_away": wires.strangers.turned_away,
         }
 
+    def _enter_all(self, spool: Spool) -> None:
+        """Who is known, and which answers lie in the spool; what who was shut out was uploading is gone."""
+        for row in self._roster.rows():
+            if row.state == "revoked":
+                spool.drop_partial(row.name)
+            else:
+                self._register(row)
+        for head in spool.heads():
+            self._exchange.arrived(head)
+
+    def _cas(self) -> tuple[str, ...]:
+        return self._authority.cas() if self._authority else ()
+
     def _wake(self, devices: Iterable[str]) -> None:
-        self._serving.soon(self._sessions.wake, devices)
+        self._listener.soon(self._sessions.wake, devices)
 
     def _register(self, row: DeviceRow) -> int:
-        """The device's node in Flower's registry."""
+        """The device's node in Flower's registry, which stays when it is shut out: a deleted key could not return."""
         if (node_id := self._nodes.get(row.fingerprint)) is None:
             pem = load_der_public_key(row.public_key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
             node_id = self._nodes[row.fingerprint] = self._superlink.node(row.name, pem)
+        if self._exchange.node_of(row.name) != node_id:
             self._exchange.register(row.name, node_id)
         return node_id
 
-    def _called(self, row: DeviceRow) -> None:
-        self._superlink.node_is_here(self._register(row))
+    def _called(self, request: Request) -> None:
+        """A device made a request that was let in."""
+        request.charge(self._sessions.account(request.row.name))
+        self._listener.wires.sign(request.wire)
+        self._superlink.node_is_here(self._register(request.row))
 
     def _left(self, device: str, why: str) -> None:
         if node_id := self._exchange.node_of(device):
             self._superlink.node_has_left(node_id)
         self._exchange.arrived(NodeLeft(device, why))
 
+    def _shut_out_here(self, device: str) -> None:
+        """In the door's loop: waiters first, so that each is told why before its connection goes."""
+        if node_id := self._exchange.node_of(device):
+            self._superlink.node_has_left(node_id)
+        account = self._sessions.account(device)
+        self._sessions.shut_out(device)
+        self._uploads.shut_out(device)
+        self._spool.drop_partial(device)
+        for update_id in self._exchange.shut_out(device):
+            self._spool.delete(update_id)
+            self._exchange.acked(update_id)
+        wires = [wire for wire in self._listener.wires.open if wire.account is account]
+        for wire in wires:
+            self._listener.loop.call_later(PARTING_S, wire.abort)
+
     async def _background(self) -> None:
-        """Notice who has left, and keep Flower's task alive."""
+        """Notice who has left, keep Flower's task alive and the certificate fresh."""
         loop = asyncio.get_running_loop()
         beat_at = loop.time()
         while True:
             self._sessions.sweep()
             if loop.time() >= beat_at:
                 self._superlink.beat()
+                await asyncio.to_thread(self._renew)
                 beat_at = loop.time() + TASK_HEARTBEAT_S
             await asyncio.sleep(self._sweep_s)
+
+    def _renew(self) -> None:
+        """Keep the certificate fresh; after a rotation have each device say hello, and so take the new CA."""
+        if self._authority is None:
+            return
+        if self._authority.renew():
+            self._listener.soon(self._sessions.greet_again)
+        rows = [row for row in self._roster.rows() if row.state == "approved" and row.how != "stock"]
+        self._authority.confirmed([self._holds.get(row.name, ()) for row in rows if row.how != "loopback"])

@@ -18,7 +18,7 @@ from flwr.app.message import make_message  # isort: skip
 from flwr.app.metadata import Metadata  # isort: skip
 from flwr.common.constant import SUPERLINK_NODE_ID  # isort: skip
 
-__all__ = ["Grid", "Message"]
+__all__ = ["Grid", "Message", "said"]
 
 RECORD = "thinwire"
 ASK, REPLY = "ask", "reply"
@@ -67,7 +67,7 @@ class Grid:
         Flower's own `get_message_res` puts an error in the place of a reply whose node has gone offline since.
         """
         self._state.delete_messages(message_ins_ids={reply.metadata.reply_to_message_id for reply in replies})
-        return [cast(bytes, reply.content[RECORD][REPLY]) for reply in replies]
+        return [said(reply) for reply in replies]
 
     def forget(self, message: Message) -> None:
         """Delete an ask that is withdrawn."""
@@ -96,3 +96,8 @@ class Grid:
             src_task_id=self._superlink.task_id,
         )
         return make_message(metadata, RecordDict({RECORD: ConfigRecord({kind: data})}))
+
+
+def said(reply: Message) -> bytes:
+    """What a reply holds."""
+    return cast(bytes, reply.content[RECORD][REPLY])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Hello, TaskReport, Welcome
-from thinwire.core.types import DEVICE_NAME, PROTOCOL
+from thinwire.core.types import DEVICE_NAME
 
 MAX_TASKS = 256
+MAX_PLANS = 64
 MAX_TEXT = 4096
 
 
@@ -22,8 +24,7 @@ def hello_from_bytes(data: bytes) -> Hello:
     """Read a stranger's hello: texts and lists are bounded, the name is one that a device may have."""
     try:
         raw: Any = json.loads(data)
-        if int(raw["protocol"]) != PROTOCOL:
-            raise BadPayload(f"protocol {raw['protocol']!r} is not spoken here", why=f"this is version {PROTOCOL}")
+        protocol = int(raw["protocol"])
         name, process = str(raw["name"]), str(raw["process"])
         if not DEVICE_NAME.fullmatch(name):
             raise BadPayload(f"{name[:80]!r} cannot be a device's name", why="a-z, 0-9 and -, at most 63")
@@ -31,18 +32,32 @@ def hello_from_bytes(data: bytes) -> Hello:
             raise BadPayload("a process is named by 1 to 64 characters")
         tasks = tuple(_task(task) for task in raw["tasks"][:MAX_TASKS])
         versions = {str(k)[:64]: str(v)[:64] for k, v in list(raw["versions"].items())[:64]}
+        oldest = int(raw.get("oldest", protocol))
+        link = {str(k)[:64]: _finite(v) for k, v in list(raw.get("link", {}).items())[:16]}
+        holds = tuple(str(pin)[:64] for pin in raw.get("holds", ())[:8])
+        plans = tuple(str(digest)[:64] for digest in raw.get("plans", ())[:MAX_PLANS])
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
-    return Hello(name, process, tasks, versions)
+    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans)
 
 
 def welcome_from_bytes(data: bytes) -> Welcome:
     try:
         raw: Any = json.loads(data)
         sequences = {str(run): int(sequence) for run, sequence in raw["sequences"].items()}
-        return Welcome(str(raw["name"]), sequences, float(raw["poll_s"]), float(raw["server_time"]))
+        return Welcome(
+            str(raw["name"]), sequences, _finite(raw["poll_s"]), _finite(raw["server_time"]), int(raw["protocol"]),
+            _finite(raw.get("spread_s", 0.0)), tuple(str(pem) for pem in raw.get("cas", ())[:8]),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error
+
+
+def _finite(raw: Any) -> float:
+    found = float(raw)
+    if not math.isfinite(found):
+        raise ValueError(f"{raw!r} is no number")
+    return found
 
 
 def _task(raw: Any) -> TaskReport:

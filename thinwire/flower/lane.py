@@ -1,55 +1,63 @@
-"""The lane's first route, hello, and the table of all three. Only our clients call them."""
+"""The lane's first route, hello: a process says who it is, what it can do, and learns how far its sequences went."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, Refused
 from thinwire.core.fleet import Hello, NodeJoined, Roster, Spool, Welcome
+from thinwire.core.protocol import SPEAKS, Range
 from thinwire.flower import hellos
-from thinwire.flower.enrolment import Enrol, may
-from thinwire.flower.entry import Entry
+from thinwire.flower.enrolment import Enrol
 from thinwire.flower.exchange import Exchange
-from thinwire.flower.framing import MAX_HELLO_BYTES, block
+from thinwire.flower.framing import block
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.requests import Request
 from thinwire.flower.sessions import Sessions
 
 SETTLE_S = 1.0  # a hello waits so long for the connection of the process before it to close
 SETTLE_STEP_S = 0.02
+SPREAD_PER_S = 100.0  # devices that may come back in one second after an aggregator was lost
 
 
 class HelloRoute:
-    """A process says who it is, what it can do, and learns how far its sequences went."""
+    """`cas` gives the certificates (PEM) that devices are to hold; `called` hears of a device that was not known
+    before its hello.
+    """
 
     def __init__(
-        self, entry: Entry, enrol: Enrol, roster: Roster, spool: Spool, exchange: Exchange, sessions: Sessions,
-        clock: Clock, poll_s: float,
+        self, enrol: Enrol, roster: Roster, spool: Spool, exchange: Exchange, sessions: Sessions, clock: Clock,
+        poll_s: float, cas: Callable[[], tuple[str, ...]], called: Callable[[Request], None],
+        held: Callable[[str, tuple[str, ...]], None], speaks: Range = SPEAKS,
     ) -> None:  # fmt: skip
-        self._entry, self._enrol, self._roster, self._spool = entry, enrol, roster, spool
-        self._exchange, self._sessions, self._clock, self._poll_s = exchange, sessions, clock, poll_s
+        self._enrol, self._roster, self._spool = enrol, roster, spool
+        self._exchange, self._sessions, self._clock = exchange, sessions, clock
+        self._poll_s, self._cas, self._called, self._held, self._speaks = poll_s, cas, called, held, speaks
 
     async def __call__(self, request: Request) -> None:
-        head = await request.head(MAX_HELLO_BYTES)
-        identity = self._entry.signer(request, head)
+        head, _ = await request.head()
         try:
             said = hellos.hello_from_bytes(head)
+            version = self._speaks.agreed(Range(said.oldest, said.protocol))
         except BadPayload as error:
-            raise Refusal(400, "protocol", str(error)) from error
-        row = self._entry.row(identity)
-        if row is None:
-            row = await asyncio.to_thread(self._enrol, said, identity)
-        if may(row).name != said.name:
-            raise Refusal(409, "name", f"this key belongs to the device {row.name!r}")
-        self._entry.enter(request, identity, row)
+            raise Refusal(409, "protocol", str(error)) from error
+        except Refused as error:
+            raise Refusal(403, "protocol", f"{error}; {error.hint}") from error
+        if request.admitted.row is None:
+            self._called(request.of(await asyncio.to_thread(self._enrol, said, request.identity)))
+        row = request.row
+        said = replace(said, name=row.name)  # a device that was renamed says its old one until it hears the new one
+        self._held(row.name, said.holds)
         await self._alone(said)
         if self._sessions.begin(said, request.wire):  # nothing awaited since `_alone`: two hellos cannot both begin
             self._exchange.arrived(NodeJoined(row.name, said))
         await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
         sequences = await asyncio.to_thread(self._sequences, row.name)
-        welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall())
+        spread_s = len(self._roster.rows()) / SPREAD_PER_S
+        welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas())
         await request.answer(200, block(hellos.to_bytes(welcome)))
 
     async def _alone(self, said: Hello) -> None:

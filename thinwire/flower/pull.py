@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from thinwire.core.clock import Clock
 from thinwire.core.types import Failure
-from thinwire.flower.entry import Entry
+from thinwire.flower.bundle import read
 from thinwire.flower.exchange import Exchange, Outstanding
-from thinwire.flower.framing import MAX_PULL_BYTES, STREAM_BYTES, block
+from thinwire.flower.framing import INLINE_BYTES, block
+from thinwire.flower.gate import Gate
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.requests import Gone, Request
 from thinwire.flower.sessions import Session, Sessions
+
+SPREAD = 1.1  # a device draws its wait from within a tenth of what it was told
 
 
 @dataclass(frozen=True)
@@ -39,30 +40,28 @@ class Wanted:
                 raise ValueError("it waits for NaN seconds")
             return cls(str(raw["process"]), wait_s, frozenset(str(held) for held in raw["held"]))
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-            raise Refusal(400, "protocol", f"cannot read the pull: {error}") from error
+            raise Refusal(409, "protocol", f"cannot read the pull: {error}") from error
 
 
 class PullRoute:
     """A waiting pull costs one timer and one event; hundreds of them cost nothing while nothing happens."""
 
-    def __init__(self, entry: Entry, exchange: Exchange, sessions: Sessions, clock: Clock, poll_s: float) -> None:
-        self._entry, self._exchange, self._sessions = entry, exchange, sessions
-        self._clock, self._poll_s = clock, poll_s
+    def __init__(self, gate: Gate, exchange: Exchange, sessions: Sessions, clock: Clock, poll_s: float) -> None:
+        self._gate, self._exchange, self._sessions = gate, exchange, sessions
+        self._clock, self._most_s = clock, poll_s * SPREAD
         self.closing = False
 
     async def __call__(self, request: Request) -> None:
-        self._entry.known(request)
-        head = await request.head(MAX_PULL_BYTES)
-        row = self._entry.admit(request, head)
-        wanted = Wanted.read(head)
+        row = request.row
+        wanted = Wanted.read((await request.head())[0])
         session = self._sessions.of(row.name)
         if session is None or session.hello.process != wanted.process:
             raise Refusal(401, "hello", "this process has not said hello here")
         self._sessions.listen(session, request.wire)
         session.held, session.turn = set(wanted.held), session.turn + 1
         with self._sessions.call(row.name):
-            outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._poll_s))
-            self._entry.still(row)
+            outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._most_s))
+            self._gate.still(row)
             await self._answer(request, session, outstanding, withdrawn)
 
     async def _wait(self, request: Request, session: Session, wait_s: float) -> tuple[Outstanding | None, list[str]]:
@@ -71,7 +70,7 @@ class PullRoute:
         until = loop.time() + wait_s
         while True:
             if self.closing:
-                raise Refusal(503, "closing", "the aggregator is closing")
+                raise Refusal(503, "closing", "the aggregator is closing", retry_after_s=1.0)
             if not request.wire.open:
                 raise Gone
             if session.turn != turn:
@@ -94,12 +93,13 @@ class PullRoute:
         if outstanding is None or not self._is_there(session.device, outstanding):
             await request.answer(200, control + block(b""))
             return
-        heads, bundle, length = control + block(outstanding.data), outstanding.envelope.bundle, outstanding.length
+        heads, bundle = control + block(outstanding.data), outstanding.envelope.bundle
+        length = outstanding.length if outstanding.length <= INLINE_BYTES else 0  # the device fetches larger ones
         self._exchange.pulled(outstanding, self._clock.wall())
         await request.begin(200, [(b"content-length", str(len(heads) + length).encode())])
         await request.write(heads, more=bool(length))
         if length and bundle is not None:
-            async for data, more in _read(bundle, length):
+            async for data, more in read(bundle, 0, length):
                 await request.write(data, more)
 
     def _is_there(self, device: str, outstanding: Outstanding) -> bool:
@@ -110,19 +110,3 @@ class PullRoute:
         ask_id = outstanding.envelope.ask.ask_id
         self._exchange.answered(device, Failure("disk", "the aggregator lost the model of this ask", ask_id, device))
         return False
-
-
-async def _read(path: Path, length: int) -> AsyncIterator[tuple[bytes, bool]]:
-    """A file in pieces, the next one read while this one is sent, and whether more follow."""
-    with await asyncio.to_thread(open, path, "rb", 0) as file:
-        ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(STREAM_BYTES, length)))
-        try:
-            while length:
-                data = await ahead
-                if not data:
-                    raise OSError(f"{path} is shorter than its ask says")
-                length -= len(data)
-                ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(STREAM_BYTES, length)))
-                yield data, length > 0
-        finally:
-            await asyncio.wait([ahead])

@@ -1,19 +1,22 @@
-"""One request at the door: its headers at once, its body as it comes, its answer."""
+"""One request at the door, judged already: its body as it comes, held to its digest, and its answer."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
-from thinwire.flower.framing import LENGTH
-from thinwire.flower.refusals import Refusal
-from thinwire.flower.wire import wire_of
+from thinwire.core.fleet import DeviceRow
+from thinwire.flower.framing import unblock
+from thinwire.flower.refusals import UNKNOWN_PATH, Refusal
+from thinwire.flower.signing import Claim, Identity
+from thinwire.flower.wire import Account, admitted_of, wire_of
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-STALLED_S = 30.0  # without a byte for so long, a body is given up
 DRAIN_S, DRAIN_BYTES = 5.0, 64 * 2**20  # how much of a body is still read after it was answered
 
 
@@ -22,52 +25,99 @@ class Gone(Exception):
 
 
 class Request:
-    """What a route sees. `head` is read first, then `blocks`; nothing is buffered beyond what is asked for."""
+    """What a route sees. `whole` reads a small body at once, `blocks` a large one in pieces."""
 
     def __init__(self, scope: Any, receive: Receive, send: Send) -> None:
-        self.method: str = scope["method"]
-        self.path: str = scope["raw_path"].decode("ascii", "replace")
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.admitted = admitted_of(scope)
         self.wire = wire_of(scope)
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.path: str = scope["raw_path"].decode("ascii", "replace")
         self._receive, self._send = receive, send
-        self._rest, self._more, self.answered = b"", True, False
+        self._more, self.answered = True, False
+
+    @property
+    def route(self) -> str:
+        return self.admitted.found.route.name
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the path names."""
+        return self.admitted.found.names
 
     @property
     def length(self) -> int:
-        """The body's length; 400 where it is not said: no body of unknown size is taken."""
-        try:
-            return int(self.headers[b"content-length"])
-        except (KeyError, ValueError):
-            raise Refusal(400, "protocol", "a request says its length") from None
+        return self.admitted.length
 
-    async def head(self, most: int) -> bytes:
-        """The first block of the body, refused before it is read when it is larger than `most`."""
-        (length,) = LENGTH.unpack(await self._exactly(LENGTH.size))
-        if length > most or length + LENGTH.size > self.length:
-            raise Refusal(413, "too-large", f"a head of {length} bytes, {most} are read")
-        return await self._exactly(length)
+    @property
+    def row(self) -> DeviceRow:
+        """The device that signed."""
+        if self.admitted.row is None:
+            raise UNKNOWN_PATH
+        return self.admitted.row
+
+    @property
+    def identity(self) -> Identity:
+        assert self.admitted.identity is not None
+        return self.admitted.identity
+
+    @property
+    def claim(self) -> Claim:
+        assert self.admitted.claim is not None
+        return self.admitted.claim
+
+    def of(self, row: DeviceRow) -> Request:
+        """The same request, now that its key has a row."""
+        self.admitted = replace(self.admitted, row=row)
+        return self
+
+    def charge(self, account: Account) -> None:
+        """From now on this device answers for the connection's bytes."""
+        account.requests += 1
+        self.wire.belongs_to(account)
+
+    async def whole(self) -> bytes:
+        """All of the body; 401 when it is not what was signed."""
+        data = b"".join([piece async for piece in self.blocks(1)])
+        if len(data) != self.length or hashlib.sha256(data).digest() != self.claim.digest:
+            raise Refusal(401, "signature", "the body is not the one that was signed")
+        return data
+
+    async def head(self) -> tuple[bytes, memoryview]:
+        """The body's first block, and what follows it."""
+        data = await self.whole()
+        try:
+            return unblock(data)
+        except ValueError as error:
+            raise Refusal(409, "protocol", str(error)) from error
 
     async def blocks(self, least: int) -> AsyncIterator[bytes]:
-        """The rest of the body, in pieces of at least `least` bytes but for the last."""
-        pieces, size = [self._rest], len(self._rest)
-        self._rest = b""
-        while self._more:
-            pieces.append(await self._next())
-            size += len(pieces[-1])
-            if size >= least:
+        """The body in pieces of at least `least` bytes but for the last; what came before a cut is given too."""
+        pieces, size = list[bytes](), 0
+        try:
+            while self._more:
+                piece = await self._next()
+                pieces.append(piece)
+                size += len(piece)
+                if size >= least:
+                    yield b"".join(pieces)
+                    pieces, size = [], 0
+        except Gone:
+            if size:
                 yield b"".join(pieces)
-                pieces, size = [], 0
+            raise
         if size:
             yield b"".join(pieces)
 
-    async def answer(self, status: int, body: bytes = b"", kind: bytes = b"application/octet-stream") -> None:
+    async def answer(
+        self, status: int, body: bytes = b"", kind: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
         """The whole answer. What is left of the request's body is read and dropped, so that a device that is
         still sending finds the answer and not a broken connection.
         """
-        headers = [(b"content-length", str(len(body)).encode())]
-        if body:
-            headers.append((b"content-type", kind))
-        await self.begin(status, headers)
+        said = [(b"content-length", str(len(body)).encode()), *(headers or [])]
+        if kind:
+            said.append((b"content-type", kind))
+        await self.begin(status, said)
         await self._send({"type": "http.response.body", "body": body, "more_body": self._more})
         if self._more:
             await self._drain()
@@ -82,20 +132,8 @@ class Request:
             raise Gone
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _exactly(self, count: int) -> bytes:
-        pieces, size = [self._rest], len(self._rest)
-        while size < count:
-            if not self._more:
-                raise Refusal(400, "protocol", "the body is shorter than its head says")
-            pieces.append(await self._next())
-            size += len(pieces[-1])
-        data = b"".join(pieces)
-        self._rest = data[count:]
-        return data[:count]
-
     async def _next(self) -> bytes:
-        async with asyncio.timeout(STALLED_S):
-            event = await self._receive()
+        event = await self._receive()
         if event["type"] == "http.disconnect":
             raise Gone
         self._more = event.get("more_body", False)
@@ -106,7 +144,7 @@ class Request:
         end, size = time.monotonic() + DRAIN_S, 0
         try:
             while self._more and size < DRAIN_BYTES and time.monotonic() < end:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + DRAIN_S):
+                async with asyncio.timeout(DRAIN_S):
                     size += len(await self._next())
         except (Gone, TimeoutError):
             self._more = False

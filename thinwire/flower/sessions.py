@@ -47,6 +47,17 @@ class Sessions:
     def of(self, device: str) -> Session | None:
         return self._now.get(device)
 
+    def shut_out(self, device: str) -> None:
+        """Nobody of this name is there: who waits is woken, and finds that."""
+        if session := self._now.pop(device, None):
+            session.turn += 1
+            session.woken.set()
+
+    def greet_again(self) -> None:
+        """Have everybody say hello at the next pull; nobody has left."""
+        for device in list(self._now):
+            self.shut_out(device)
+
     def begin(self, hello: Hello, wire: Wire) -> bool:
         """A process is there; False when it was there already."""
         old = self._now.get(hello.name)

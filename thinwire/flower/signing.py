@@ -1,7 +1,8 @@
-"""Signed requests: Flower's headers and algorithm, over the request itself and not only over its time.
+"""Signed requests: Flower's headers and algorithm, over the whole request and not only over its time.
 
-A signature covers a label, method, path, the SHA-256 of the body's head block, a timestamp and a nonce. The parts
-that follow a head are bound by their own SHA-256 in it. An identity is the SHA-256 of the DER key.
+A signature covers a label, method, target, the body's digest and length, a timestamp and a nonce: all that is in the
+headers, so that a request is judged before a byte of its body is read; the body is held to its digest as it comes. An
+identity is the SHA-256 of the DER key. Once a key is known here, requests name it by that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import base64
 import binascii
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -25,13 +26,15 @@ from thinwire.flower.refusals import Refusal
 PUBLIC_KEY_HEADER = "flwr-public-key"  # the three are Flower's (tests/flower/test_flwr_contract.py)
 TIMESTAMP_HEADER = "flwr-timestamp"
 SIGNATURE_HEADER = "flwr-signature"
-NONCE_HEADER = "thinwire-nonce"
+KEY_HEADER, NONCE_HEADER, DIGEST_HEADER = "thinwire-key", "thinwire-nonce", "thinwire-digest"
 LABEL = b"thinwire lane v1"
-NONCE_BYTES = 16
+NONCE_BYTES, DIGEST_BYTES = 16, 32
+MAX_HEADER_BYTES = 512  # of one header's value; a key takes 160
 EARLIEST_S, LATEST_S = -5.0, 305.0  # age of a timestamp that is taken: Flower's tolerance and its allowance for drift
-MAX_NONCES = 1 << 20  # of all devices within the window: some 3 400 requests a second
+NOTHING = hashlib.sha256().digest()
 
 _ECDSA = ec.ECDSA(hashes.SHA256())
+Headers = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,84 @@ class Identity:
     der: bytes
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a request's headers say, each field readable and of its right size. Nothing is proved yet."""
+
+    fingerprint: str
+    der: bytes | None  # None: the key is named by its fingerprint alone
+    digest: bytes
+    timestamp: str
+    nonce: bytes
+    signature: bytes
+
+    @classmethod
+    def read(cls, headers: Headers) -> Claim:
+        """`Refusal` 401 for a request that is not signed, or not by a P-384 key."""
+        fingerprint, der = _key(headers)
+        digest = _base64(_header(headers, DIGEST_HEADER), "digest")
+        nonce = _base64(_header(headers, NONCE_HEADER), "nonce")
+        if len(nonce) != NONCE_BYTES or len(digest) != DIGEST_BYTES:
+            raise Refusal(401, "signature", "a nonce has 16 bytes, a digest 32")
+        timestamp = _header(headers, TIMESTAMP_HEADER).decode("ascii", "replace")
+        signature = _base64(_header(headers, SIGNATURE_HEADER), "signature")
+        return cls(fingerprint, der, digest, timestamp, nonce, signature)
+
+    def signed_at(self) -> float:
+        """Wall-clock seconds by the device's clock."""
+        try:
+            at = datetime.fromisoformat(self.timestamp)
+            if at.tzinfo is None:
+                raise ValueError
+            return at.timestamp()
+        except (ValueError, OverflowError):
+            raise Refusal(401, "signature", "the timestamp cannot be read") from None
+
+    def require_signature(self, der: bytes, method: str, target: str, length: int) -> None:
+        """`Refusal` 401 unless the holder of this key signed exactly this request."""
+        said = signed_bytes(method, target, self.digest, length, self.timestamp, self.nonce)
+        try:
+            _loaded(der).verify(self.signature, said, _ECDSA)
+        except InvalidSignature:
+            raise Refusal(401, "signature", "the signature does not fit the request") from None
+
+
+def signed_bytes(method: str, target: str, digest: bytes, length: int, timestamp: str, nonce: bytes) -> bytes:
+    """What is signed. No field can hold a line feed, so no two requests have the same bytes."""
+    fields = (method, target, digest.hex(), str(length), timestamp, nonce.hex())
+    return b"\n".join((LABEL, *(field.encode() for field in fields)))
+
+
+class Signer:
+    """A device's end: the headers of one request. Each call draws a new nonce, so a retry is signed anew.
+
+    `now` gives the time that is signed; a device without a clock corrects its own (flower/clockwork.py).
+    """
+
+    def __init__(
+        self, key: ec.EllipticCurvePrivateKey, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._key, self._now = key, now
+        der = public_der(key.public_key())
+        self.fingerprint = fingerprint(der)
+        self._whole = base64.b64encode(der).decode()
+        self._named = base64.urlsafe_b64encode(bytes.fromhex(self.fingerprint)).rstrip(b"=").decode()
+
+    def headers(
+        self, method: str, target: str, digest: bytes = NOTHING, length: int = 0, *, whole_key: bool = False
+    ) -> dict[str, str]:
+        """`digest`: SHA-256 of the body (of the whole part for a PUT); `whole_key`: for an end that may not know it."""
+        timestamp, nonce = self._now().isoformat(), secrets.token_bytes(NONCE_BYTES)
+        signature = self._key.sign(signed_bytes(method, target, digest, length, timestamp, nonce), _ECDSA)
+        return {
+            **({PUBLIC_KEY_HEADER: self._whole} if whole_key else {KEY_HEADER: self._named}),
+            TIMESTAMP_HEADER: timestamp,
+            NONCE_HEADER: base64.b64encode(nonce).decode(),
+            DIGEST_HEADER: base64.b64encode(digest).decode(),
+            SIGNATURE_HEADER: base64.b64encode(signature).decode(),
+        }
+
+
 def public_der(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
@@ -50,103 +131,48 @@ def fingerprint(der: bytes) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def signed_bytes(method: str, path: str, head: bytes, timestamp: str, nonce: str) -> bytes:
-    """What is signed. No field can hold a line feed, so no two requests have the same bytes."""
-    digest = hashlib.sha256(head).hexdigest()
-    return b"\n".join((LABEL, method.encode(), path.encode(), digest.encode(), timestamp.encode(), nonce.encode()))
-
-
-class Signer:
-    """A device's end: the headers of one request. Each call draws a new nonce, so a retry is signed anew."""
-
-    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
-        self._key = key
-        self._public = base64.b64encode(public_der(key.public_key())).decode()
-
-    def headers(self, method: str, path: str, head: bytes) -> dict[str, str]:
-        timestamp = datetime.now(UTC).isoformat()
-        nonce = base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
-        signature = self._key.sign(signed_bytes(method, path, head, timestamp, nonce), _ECDSA)
-        return {
-            PUBLIC_KEY_HEADER: self._public,
-            TIMESTAMP_HEADER: timestamp,
-            NONCE_HEADER: nonce,
-            SIGNATURE_HEADER: base64.b64encode(signature).decode(),
-        }
-
-
-def claimed_identity(headers: Mapping[bytes, bytes]) -> Identity:
-    """Whose key a request shows; nothing is proved yet."""
-    return _key_of(_header(headers, PUBLIC_KEY_HEADER))[1]
-
-
-class Verifier:
-    """The door's end. `check` proves who signed and when; `spend` lets a request in once.
-
-    A timestamp older than this verifier is refused, so that a restart, which forgets the nonces, opens no replay.
-    """
-
-    def __init__(self, started_at: float) -> None:
-        self._started_at = started_at
-        self._spent: dict[bytes, float] = {}  # in the order of their expiry, which is that of insertion
-
-    def check(self, method: str, path: str, head: bytes, headers: Mapping[bytes, bytes], now: float) -> Identity:
-        """The signer's identity; refuses with 401 a bad signature and a clock outside the window."""
-        key, identity = _key_of(_header(headers, PUBLIC_KEY_HEADER))
-        timestamp, nonce = (
-            _header(headers, name).decode("ascii", "replace") for name in (TIMESTAMP_HEADER, NONCE_HEADER)
-        )
-        if len(_base64(nonce.encode(), "nonce")) != NONCE_BYTES:
-            raise Refusal(401, "signature", "the nonce is not 16 bytes")
-        self._check_time(timestamp, now)
-        try:
-            signature = _base64(_header(headers, SIGNATURE_HEADER), "signature")
-            key.verify(signature, signed_bytes(method, path, head, timestamp, nonce), _ECDSA)
-        except InvalidSignature:
-            raise Refusal(401, "signature", "the signature does not fit the request") from None
-        return identity
-
-    def spend(self, identity: Identity, headers: Mapping[bytes, bytes], now: float) -> None:
-        """Note the nonce of a request that is let in; refuses one that was let in before."""
-        nonce = bytes.fromhex(identity.fingerprint[:16]) + _header(headers, NONCE_HEADER)
-        while self._spent and next(iter(self._spent.values())) <= now:
-            del self._spent[next(iter(self._spent))]
-        if nonce in self._spent:
-            raise Refusal(401, "replay", "this request was made before")
-        if len(self._spent) >= MAX_NONCES:
-            raise Refusal(503, "busy", "too many requests in the last five minutes")
-        self._spent[nonce] = now + LATEST_S - EARLIEST_S
-
-    def _check_time(self, timestamp: str, now: float) -> None:
-        try:
-            signed_at = datetime.fromisoformat(timestamp)
-            if signed_at.tzinfo is None:
-                raise ValueError
-            at = signed_at.timestamp()
-        except (ValueError, OverflowError):
-            raise Refusal(401, "signature", "the timestamp cannot be read") from None
-        if not EARLIEST_S < now - at < LATEST_S:
-            raise Refusal(401, "clock", f"the device's clock is {now - at:+.0f} s behind the aggregator's")
-        if at < self._started_at:
-            raise Refusal(401, "clock", "the request was signed before the aggregator started")
-
-
-@lru_cache(maxsize=4096)
-def _key_of(encoded: bytes) -> tuple[ec.EllipticCurvePublicKey, Identity]:
+def identity_of(encoded: bytes) -> Identity:
     """The key in a header, written anew by us. Only P-384 is taken."""
+    der = _canonical(encoded)
+    return Identity(fingerprint(der), der)
+
+
+@lru_cache(maxsize=1024)
+def _canonical(encoded: bytes) -> bytes:
     try:
         key = load_der_public_key(_base64(encoded, "public key"))
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise Refusal(401, "signature", "the public key cannot be read") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise Refusal(401, "signature", "the public key is not a P-384 one")
-    der = public_der(key)
-    return key, Identity(fingerprint(der), der)
+    return public_der(key)
 
 
-def _header(headers: Mapping[bytes, bytes], name: str) -> bytes:
+@lru_cache(maxsize=16_384)
+def _loaded(der: bytes) -> ec.EllipticCurvePublicKey:
+    key = load_der_public_key(der)
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
+
+
+def _key(headers: Headers) -> tuple[str, bytes | None]:
+    """(fingerprint, key or None)."""
+    if PUBLIC_KEY_HEADER.encode() in headers:
+        identity = identity_of(_header(headers, PUBLIC_KEY_HEADER))
+        return identity.fingerprint, identity.der
+    named = _header(headers, KEY_HEADER)
+    found = _base64(named.translate(_STANDARD) + b"=" * (-len(named) % 4), "key's name")
+    if len(found) != DIGEST_BYTES:
+        raise Refusal(401, "signature", "a key is named by its SHA-256")
+    return found.hex(), None
+
+
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+
+
+def _header(headers: Headers, name: str) -> bytes:
     value = headers.get(name.encode(), b"")
-    if not value or len(value) > 1024:
+    if not value or len(value) > MAX_HEADER_BYTES:
         raise Refusal(401, "signature", f"the request has no {name}")
     return value
 

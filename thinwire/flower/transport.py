@@ -26,8 +26,9 @@ from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, reply_to_byte
 from thinwire.core.types import Ask, Failure, Part, ReplyHead
 from thinwire.flower import hellos
 from thinwire.flower.connection import Connection, in_words
-from thinwire.flower.framing import HELLO, LENGTH, MAX_HELLO_BYTES, PULL, PUSH, STREAM_BYTES
+from thinwire.flower.framing import LENGTH, STREAM_BYTES
 from thinwire.flower.refusals import Refusal
+from thinwire.flower.routes import HELLO, PULL, PUSH
 from thinwire.flower.signing import Signer
 
 REMEMBERED = 1024  # withdrawn asks
@@ -98,7 +99,7 @@ class FlowerLink:
 
     def _say(self, hello: Hello) -> Welcome:
         with self._pulling.post(HELLO, hellos.to_bytes(hello)) as answer:
-            return hellos.welcome_from_bytes(_block(answer, MAX_HELLO_BYTES))
+            return hellos.welcome_from_bytes(_block(answer, MAX_HEAD_BYTES))
 
     def _pull(self, wait_s: float) -> Delivery | None:
         with self._lock:

@@ -29,6 +29,7 @@ class Folds:
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._begun: list[Future[Outcome]] = []
+        self._of: dict[UpdateId, Future[Outcome]] = {}
 
     def begin(self, update_id: UpdateId, fold: Callable[[], None]) -> None:
         def timed() -> Outcome:
@@ -39,7 +40,16 @@ class Folds:
                 return Outcome(update_id, time.perf_counter() - start, refused=f"bad-payload: {error}")
             return Outcome(update_id, time.perf_counter() - start)
 
-        self._begun.append(self._worker.submit(timed))
+        self._of[update_id] = self._worker.submit(timed)
+        self._begun.append(self._of[update_id])
+
+    def withdraw(self, update_id: UpdateId) -> bool:
+        """Whether a fold that was begun here could still be kept from happening; it is not reported then."""
+        future = self._of.get(update_id)
+        if future is None or not future.cancel():
+            return False
+        self._begun.remove(future)
+        return True
 
     def finished(self, wait_s: float = 0.0) -> list[Outcome]:
         """The folds that ended, in their order; waits up to `wait_s` for the first of them."""

@@ -65,7 +65,11 @@ class OneRound:
             assert isinstance(head, ReplyHead)
             seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version)
             again.machine.on(seen, opened.elapsed_s)  # it was in time: that is not judged again
-            again._begin(head, event.discount)
+            if event.device in running.revoked() and event.update_id not in running.past.folded_now:
+                again.heads[head.update_id] = head
+                again._on(moves.Refused(head.update_id, "revoked"))
+            else:
+                again._begin(head, event.discount)
         for device, (kind, text) in running.past.lost_now.items():
             again.machine.on(moves.Failed(device, opened.asks[device], kind, text), opened.elapsed_s)
         return again
@@ -117,6 +121,8 @@ class OneRound:
                 case NodeJoined(device):
                     self._on(moves.Joined(device))
                 case NodeLeft(device, why):
+                    if why == "revoked":
+                        self._withdraw(device)
                     self._earlier(device, "left", why)
                     self._on(moves.Left(device, why))
         if not accepted:
@@ -125,6 +131,16 @@ class OneRound:
         self._record(*(accepted_fact(now, number, self.running.elapsed, head, action) for head, action in accepted))
         for head, action in accepted:
             self._begin(head, action.discount)
+
+    def _withdraw(self, device: str) -> None:
+        """Drop what a device that was shut out sent and nobody has folded; what is folded stays, and is recorded so."""
+        self._folded(0.0)
+        for update_id in [found for found in self.machine.folding if found.device == device]:
+            if self.folds.withdraw(update_id):
+                self._on(moves.Refused(update_id, "revoked"))
+        self.running.forget(device)
+        if self.later:
+            self._record()
 
     def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
         """An earlier round's ask will not be answered either."""

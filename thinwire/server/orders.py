@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from thinwire.store import Order, Store
 
@@ -32,9 +34,16 @@ class Orders:
         """Whether this run was ordered to end."""
         return self._answer("stop-run", run_id)
 
+    def revoked(self) -> list[Order]:
+        """Orders to shut a device out, that were not carried out yet; `done` says that one was."""
+        return [order for order in self._look() if order.kind == "revoke"]
+
+    def done(self, order: Order, result: Mapping[str, Any]) -> None:
+        self._store.answer(order.id, {"done": True, **result})
+        self._open.remove(order)
+
     def _answer(self, kind: str, run_id: str) -> bool:
         found = [order for order in self._look() if order.kind == kind and order.run_id == run_id]
         for order in found:
-            self._store.answer(order.id, {"done": True})
-            self._open.remove(order)
+            self.done(order, {})
         return bool(found)

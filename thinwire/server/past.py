@@ -20,6 +20,7 @@ from thinwire.core.events import (
     RunStatusChanged,
     UpdateAccepted,
     UpdateDropped,
+    UpdateFolded,
 )
 from thinwire.core.types import UpdateId, Verdict
 
@@ -46,6 +47,7 @@ class Past:
     too_few_in_a_row: int = 0
     open_round: RoundOpened | None = None
     accepted: list[UpdateAccepted] = field(default_factory=list)  # of the open round, in fold order
+    folded_now: set[str] = field(default_factory=set)  # of the open round
     lost_now: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the open round: device -> (kind, text)
     asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> device -> ask_id, of the last KEPT rounds
     decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
@@ -87,6 +89,8 @@ class Past:
                 self.accepted.append(event)
                 if not event.late and self.open_round:
                     self._slowest_now = max(self._slowest_now, event.elapsed_s - self.open_round.elapsed_s)
+            case UpdateFolded():
+                self.folded_now.add(event.update_id)
             case UpdateDropped():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.dropped.add(event.update_id)
@@ -124,7 +128,7 @@ class Past:
     def _fail(self, event: ClientFailed) -> None:
         if self.open_round and self.open_round.asks.get(event.device) == event.ask_id:
             self.lost_now[event.device] = (event.kind, event.text)
-        if event.kind == "left":
+        if event.kind in ("left", "refused"):
             self.here.discard(event.device)
         if self.busy.get(event.device, ("", 0))[0] == event.ask_id:
             del self.busy[event.device]
@@ -147,6 +151,7 @@ class Past:
         if self._slowest_now:
             self.slowest.append(self._slowest_now)
         self.open_round, self.accepted, self.lost_now, self._slowest_now = None, [], {}, 0.0
+        self.folded_now = set()
 
     def verdicts_for(self, device: str, most: int) -> tuple[Verdict, ...]:
         """The device's last `most` verdicts: told again until they are old, since being told twice does no harm."""

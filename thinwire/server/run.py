@@ -124,8 +124,11 @@ def _listen(running: Running, wait_s: float) -> None:
                 running.fleet.ack([arrival.update_id])
         elif isinstance(arrival, Failure) and running.past.busy.get(arrival.device, ("", 0))[0] == arrival.ask_id:
             running.lose(arrival.device, arrival.kind, arrival.text)
-        elif isinstance(arrival, NodeLeft) and arrival.device in running.past.busy:
-            running.lose(arrival.device, "left", arrival.why)
+        elif isinstance(arrival, NodeLeft):
+            if arrival.why == "revoked":
+                running.forget(arrival.device)
+            if arrival.device in running.past.busy:
+                running.lose(arrival.device, "left", arrival.why)
 
 
 def _reached(running: Running) -> bool:

@@ -100,6 +100,8 @@ class Running:
 
         Only an ask that went to this very device can be answered, with frames, and from the model that it named.
         """
+        if head.update_id.device in self.revoked():
+            return "refused", "revoked"
         if not (asked := self.past.round_of(head.update_id.device, head.ask_id)):
             return "protocol", "it answers what it was not asked"
         if not head.parts:
@@ -107,6 +109,15 @@ class Running:
         if head.base_version != self.past.bases[asked]:
             return "base-mismatch", f"trained from version {head.base_version}, asked from {self.past.bases[asked]}"
         return None
+
+    def revoked(self) -> set[str]:
+        """Devices that were shut out: of theirs only what is folded counts."""
+        return {row.name for row in self.store.roster.rows() if row.state == "revoked"}
+
+    def forget(self, device: str) -> None:
+        """Drop what a device that was shut out had sent for a later round."""
+        self.fleet.ack([head.update_id for head in self.deferred if head.update_id.device == device])
+        self.deferred = [head for head in self.deferred if head.update_id.device != device]
 
     def defer(self, head: ReplyHead) -> None:
         """Keep an answer for the next round: one for each ask."""

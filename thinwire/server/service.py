@@ -17,14 +17,18 @@ from thinwire.server.orders import Orders
 from thinwire.server.presence import Presence
 from thinwire.server.run import drive
 from thinwire.server.running import POLL_S, StopOrder
-from thinwire.store import Store
+from thinwire.store import Order, Store
 
 
 class NotedFleet:
-    """A fleet whose comings and goings are noted in the store, whichever run is polling it."""
+    """A fleet whose comings and goings are noted in the store, whichever run is polling it, and from which devices are
+    shut out when a person orders it: such an order is answered at the poll after the one that told of it, when all that
+    followed from it is recorded.
+    """
 
-    def __init__(self, fleet: Fleet, store: Store, clock: Clock) -> None:
-        self._fleet, self._store, self._clock = fleet, store, clock
+    def __init__(self, fleet: Fleet, store: Store, clock: Clock, orders: Orders) -> None:
+        self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
+        self._told: list[Order] = []
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
             fleet.open,
@@ -32,15 +36,24 @@ class NotedFleet:
             fleet.cancel,
             fleet.close,
         )
+        self.shut_out = fleet.shut_out
 
     def poll(self, wait_s: float) -> list[Arrival]:
-        arrivals = list(self._fleet.poll(wait_s))
+        self._revoke()
+        arrivals = list(self._fleet.poll(0.0 if self._told else wait_s))
         for arrival in arrivals:
             if isinstance(arrival, NodeJoined):
                 self._store.record_device(DeviceJoined(self._clock.wall(), arrival.device))
             elif isinstance(arrival, NodeLeft):
                 self._store.record_device(DeviceLeft(self._clock.wall(), arrival.device, arrival.why))
         return arrivals
+
+    def _revoke(self) -> None:
+        for order in self._told:
+            device = str(order.args["device"])
+            self._orders.done(order, {"rounds": dict(self._store.folded_rounds(device))})
+        self._told = self._orders.revoked()
+        self._fleet.shut_out([str(order.args["device"]) for order in self._told])
 
 
 def serve(
@@ -58,7 +71,8 @@ def serve(
     and the next one is begun.
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
-    noted, presence, orders = NotedFleet(fleet, store, clock), Presence(), Orders(store)
+    orders, presence = Orders(store), Presence()
+    noted = NotedFleet(fleet, store, clock, orders)
     while not (ending.is_set() or orders.stop_service()):
         row = store.next_run()
         if row is None:

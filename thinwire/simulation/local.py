@@ -73,6 +73,19 @@ class LocalFleet:
                     self.sent_at.pop(ask_id, None)
             self.changed.notify_all()
 
+    def shut_out(self, devices: Sequence[str]) -> None:
+        with self.changed:
+            for device in devices:
+                gone = [h for h in self._inbox if isinstance(h, ReplyHead) and h.update_id.device == device]
+                self._inbox = [arrival for arrival in self._inbox if arrival not in gone]
+                self.ack([head.update_id for head in gone])
+                for ask_id in list(self._asks.get(device, {})):
+                    self._arrived(device, Failure("refused", "revoked", ask_id, device))
+                if (link := self._live.pop(device, None)) is not None:
+                    link.closed = True
+                    self._inbox.append(NodeLeft(device, "revoked"))
+            self.changed.notify_all()
+
     def close(self) -> None:
         """Nothing is held."""
 

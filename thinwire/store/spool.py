@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,14 +15,16 @@ from thinwire.core.home import disk_error, private_folder, sync_folder, write_at
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHead, UpdateId
 
-DRAFT = ".draft-"
+DRAFT, PARTIAL = ".draft-", ".partial-"
+KEPT_S = 3 * 86400.0  # an upload that nobody went on with for so long is given up
 MANY_FOLDERS = 256  # made since those that are empty were last removed: a run's name comes from a device
 
 
 class FileSpool:
     """core.fleet.Spool in a folder: `RUN/DEVICE-SEQUENCE.parts` and, written last, its `.head`. Any thread may call it.
 
-    What has a head is whole and durable; a file without one is the rest of a crash, removed at the next start.
+    What has a head is whole and durable; a file without one is the rest of a crash, removed at the next start, but for
+    uploads that were cut: they go on.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,6 +52,24 @@ class FileSpool:
                 self._make(folder)
             except OSError as error:
                 raise disk_error(error, draft) from error
+
+    def partial(self, update_id: UpdateId, digest: str) -> Path:
+        """The file of an upload: as it was left, or empty. `digest` tells two answers under one id apart."""
+        folder = self.path(update_id).parent
+        path = folder / f"{PARTIAL}{update_id.device}-{update_id.sequence}-{digest[:32]}"
+        try:
+            if not folder.is_dir():
+                self._make(folder)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise disk_error(error, path) from error
+        return path
+
+    def drop_partial(self, device: str) -> None:
+        """Remove everything that a device had begun to upload."""
+        for path in self.folder.glob(f"*/{PARTIAL}*"):
+            if path.name.removeprefix(PARTIAL).rsplit("-", 2)[0] == device:
+                path.unlink(missing_ok=True)
 
     def commit(self, draft: Path, head: ReplyHead) -> None:
         """Make a draft and its head durable, then visible. What is there already stays: the first one counts.
@@ -128,7 +149,10 @@ class FileSpool:
         """At a start: read the heads, oldest first, and remove what an earlier life left half done."""
         found: list[tuple[float, ReplyHead]] = []
         for path in sorted(self.folder.glob("*/*")):
-            if path.name.startswith("."):
+            if path.name.startswith(PARTIAL):
+                if time.time() - path.stat().st_mtime > KEPT_S:
+                    path.unlink(missing_ok=True)
+            elif path.name.startswith("."):
                 path.unlink(missing_ok=True)
             elif path.suffix == ".head":
                 found.append((path.stat().st_mtime_ns, _read(path)))

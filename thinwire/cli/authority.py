@@ -1,0 +1,93 @@
+"""Who the door stands for, as it was asked for on the command line; and where invitations say that it is."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.cli.addresses import Address
+
+if TYPE_CHECKING:
+    from thinwire.flower.authority import Authority
+
+ANY = ("0.0.0.0", "::")
+INVITE = "invite.json"  # what `thinwire devices invite` reads: the pin, and the addresses to join at
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """`--san`, and `--cert --key [--ca]` for the operator's own certificate."""
+
+    names: tuple[str, ...] = ()
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    def arguments(self) -> list[str]:
+        given = [("--cert", self.certificate), ("--key", self.key), ("--ca", self.ca)]
+        named = [item for name in self.names for item in ("--san", name)]
+        return named + [item for option, path in given if path for item in (option, str(path.absolute()))]
+
+    def authority(self, folder: Path, listen: Address) -> Authority | None:
+        """None for a plain door, which is on loopback and was given no certificate or name."""
+        from thinwire.core.errors import UsageError
+        from thinwire.flower.authority import GivenAuthority, PrivateAuthority
+
+        if (self.certificate is None) != (self.key is None) or (self.ca and self.certificate is None):
+            raise UsageError(
+                "--cert and --key belong together, and --ca to both", hint="--cert agg.pem --key agg.key [--ca ca.pem]"
+            )
+        if self.certificate is not None and self.key is not None:
+            return GivenAuthority(self.certificate, self.key, self.ca)
+        if listen.is_loopback and not self.names:
+            return None
+        own = [*self.names, *([listen.host] if listen.host not in ANY and not listen.is_loopback else [])]
+        return PrivateAuthority(folder, own)
+
+
+def write_invite(folder: Path, authority: Authority, door: str, names: Sequence[str]) -> None:
+    """Leave the pin and the addresses for who writes invitations."""
+    from thinwire.core.home import write_atomically
+
+    said = {"pin": authority.pin, "urls": urls(door, names)}
+    write_atomically(folder / INVITE, json.dumps(said).encode())
+
+
+def urls(door: str, names: Sequence[str]) -> list[str]:
+    """Where devices can reach a door: by the names it was given, else by the addresses of this machine.
+
+    >>> urls("0.0.0.0:9090", ["agg.example"])
+    ['https://agg.example:9090']
+    """
+    host, _, port = door.rpartition(":")
+    host = host.strip("[]")
+    if named := [name for name in names if not _is_address(name)]:
+        return [f"https://{name}:{port}" for name in named]
+    hosts = [host] if host not in ANY else [*names, *own_addresses()]
+    return [f"https://[{one}]:{port}" if ":" in one else f"https://{one}:{port}" for one in dict.fromkeys(hosts)]
+
+
+def own_addresses() -> list[str]:
+    """The addresses that this machine would talk to others from; its name where it has none."""
+    found = []
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # RFC 5737, RFC 3849
+        with socket.socket(family, socket.SOCK_DGRAM) as tried:
+            try:
+                tried.connect((far, 9))  # no packet is sent
+                found.append(str(tried.getsockname()[0]))
+            except OSError:
+                continue
+    return [address for address in found if not ipaddress.ip_address(address).is_loopback] or [socket.gethostname()]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

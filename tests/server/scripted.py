@@ -128,8 +128,22 @@ class ScriptedFleet:
         self._due = [due for due in self._due if getattr(due[2], "ask_id", None) not in ask_ids]
         heapq.heapify(self._due)
 
+    def shut_out(self, devices: Sequence[str]) -> None:
+        """What is on its way from them never comes; what they were asked is refused."""
+        for device in devices:
+            self._due = [due for due in self._due if _sender(due[2]) != device]
+            heapq.heapify(self._due)
+            for ask_id in [ask_id for ask_id, envelope in self.asked.items() if envelope.device == device]:
+                if not any(head.ask_id == ask_id for head, _ in self.spooled.values()):
+                    self.later(0.0, Failure("refused", "revoked", ask_id, device))
+            self.later(0.0, NodeLeft(device, "revoked"))
+
     def close(self) -> None:
         """Nothing is held."""
 
     def lose(self, device: str, after_s: float = 0.0) -> None:
         self.later(after_s, NodeLeft(device, "the connection was lost"))
+
+
+def _sender(arrival: Arrival) -> str:
+    return arrival.update_id.device if isinstance(arrival, ReplyHead) else arrival.device

@@ -1,0 +1,136 @@
+"""A device is shut out in the middle of a round: its ask is refused, what is folded stays, what is not is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.server.scripted import Device
+from tests.server.test_run import Bench, Killed
+from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateDropped, UpdateFolded
+from thinwire.core.types import Ask
+from thinwire.server import one_round
+from thinwire.server.folding import Folds
+from thinwire.server.orders import Orders
+from thinwire.server.service import NotedFleet
+from thinwire.store import RunRow
+
+
+@pytest.fixture(autouse=True)
+def orders_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.server.orders.LOOK_S", 0.0)
+
+
+class Revoking(Bench):
+    """A run of three devices, all in the roster; `revoke` is what the command line does."""
+
+    def __init__(self, folder: Path, third: Callable[[Ask], float | None] = lambda ask: 1.0) -> None:
+        devices = [Device("a"), Device("b", lambda ask: 2.0), Device("c", third)]
+        super().__init__(folder, devices, run={"rounds": 3}, cohort={"deadline_s": 30})
+        for device in devices:
+            self.store.roster.enrol(device.name, device.name * 64, device.name.encode(), "loopback")
+        self.order = 0
+
+    def revoke(self, device: str) -> None:
+        self.store.roster.revoke(device)
+        self.order = self.store.order("revoke", args={"device": device})
+
+    def go(self, on_event: Callable[[Event], None] = lambda event: None) -> RunRow:
+        fleet, self.fleet = self.fleet, NotedFleet(self.fleet, self.store, self.clock, Orders(self.store))  # type: ignore[assignment]  # what the service does
+        try:
+            return self.drive(on_event=on_event)
+        finally:
+            self.fleet.poll(0.0)
+            self.fleet = fleet
+
+    def once(self, wanted: Callable[[Event], bool], act: Callable[[], None]) -> Callable[[Event], None]:
+        """Act at the first such event."""
+        done: list[bool] = []
+
+        def on_event(event: Event) -> None:
+            if not done and wanted(event):
+                done.append(True)
+                act()
+
+        return on_event
+
+
+def test_the_open_ask_ends_refused_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
+    bench = Revoking(tmp_path, lambda ask: None if ask.round == 2 else 1.0)
+    heard = bench.once(lambda e: isinstance(e, UpdateAccepted) and e.round == 2, lambda: bench.revoke("c"))
+    row = bench.go(heard)
+    assert (row.status, bench.reasons()) == ("done", ["all", "enough", "all"])
+    lost = [(e.round, e.device, e.kind, e.text) for e in bench.events(ClientFailed)]
+    assert lost == [(2, "c", "refused", "revoked")]
+    assert bench.store.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
+    assert bench.clock.now() < 30, "nobody waited for the deadline"
+
+
+def test_what_is_folded_stays_and_the_order_says_in_which_rounds(tmp_path: Path) -> None:
+    bench = Revoking(tmp_path)
+    heard = bench.once(
+        lambda e: isinstance(e, UpdateAccepted) and e.round == 2 and e.device == "b", lambda: bench.revoke("c")
+    )
+    bench.go(heard)
+    folded = [update for e in bench.events(RoundClosed) for update in e.folded if "/c/" in update]
+    assert len(folded) == 2
+    assert bench.store.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1, 2]}}
+
+
+def test_what_came_and_is_not_folded_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fold is held up until the order was given."""
+    bench = Revoking(tmp_path)
+    begin = Folds.begin
+
+    def stuck(self: Folds, update_id: object, fold: Callable[[], None]) -> None:
+        if getattr(update_id, "device", "") == "c" and getattr(update_id, "sequence", 0) == 2:
+            from concurrent.futures import Future
+
+            self._of[update_id] = Future()  # type: ignore[index]  # one that never starts
+            self._begun.append(self._of[update_id])  # type: ignore[index]  # as above
+            bench.revoke("c")
+            return
+        begin(self, update_id, fold)  # type: ignore[arg-type]  # an update's id
+
+    monkeypatch.setattr(one_round, "FOLD_WAIT_S", 0.0)
+    monkeypatch.setattr(Folds, "begin", stuck)
+    row = bench.go()
+    assert row.status == "done"
+    assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
+    assert bench.store.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
+
+
+def test_a_device_revoked_while_the_aggregator_was_down_is_out_before_its_answer_is_folded(tmp_path: Path) -> None:
+    bench = Revoking(tmp_path)
+
+    def killed(event: Event) -> None:
+        if isinstance(event, UpdateAccepted) and event.round == 2 and event.device == "c":
+            raise Killed
+
+    with pytest.raises(Killed):
+        bench.go(killed)
+    bench.store.roster.revoke("c")
+    bench.fleet = bench.fleet.restart()
+    row = bench.go()
+    assert row.status == "done"
+    assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
+    assert not [u for e in bench.events(RoundClosed) if e.round > 1 for u in e.folded if "/c/" in u]
+    assert not [u for u in bench.fleet.spooled if u.device == "c"]
+
+
+def test_what_was_recorded_as_folded_before_a_kill_stays_after_it(tmp_path: Path) -> None:
+    bench = Revoking(tmp_path)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, UpdateFolded) and event.round == 2 and event.update_id.split("/")[1] == "c":
+            bench.store.roster.revoke("c")
+            raise Killed
+
+    with pytest.raises(Killed):
+        bench.go(on_event)
+    bench.fleet = bench.fleet.restart()
+    assert bench.go().status == "done"
+    folded = {e.round: [u for u in e.folded if "/c/" in u] for e in bench.events(RoundClosed)}
+    assert [len(folded[number]) for number in (1, 2, 3)] == [1, 1, 0]

@@ -1,8 +1,9 @@
-"""`thinwire devices`: who may take part, who is there."""
+"""`thinwire devices`: who may take part, who is there, who let them in and who shut them out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -10,56 +11,156 @@ from thinwire.cli import say
 from thinwire.cli.options import Home, Json
 
 if TYPE_CHECKING:
-    from thinwire.store import DeviceInfo
+    from thinwire.store import Invited
 
 app = typer.Typer(name="devices", help="Devices: who may take part, who is there.", no_args_is_help=True)
 
+Device: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="a device: thinwire devices list")]
+
 
 @app.command(name="list")
-def list_(json: Json = False, home: Home = None) -> None:
+def list_(
+    log: Annotated[bool, typer.Option("--log", help="who did what to which device, and what the door refused")] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
     """List the devices that this aggregator knows."""
+    from thinwire.cli import shown_devices
     from thinwire.cli.places import aggregator_home, opened
 
     if not aggregator_home(home).database.exists():
-        found: list[DeviceInfo] = []
-    else:
-        with opened(home) as store:
-            found = list(store.devices())
+        shown_devices.nothing(json)
+        return
+    with opened(home) as store:
+        if log:
+            shown_devices.log(store.device_actions(), store.door_notes(), json)
+        else:
+            shown_devices.devices(list(store.devices()), json)
+
+
+@app.command()
+def invite(
+    count: Annotated[int | None, typer.Option("--count", help="how many; default 1")] = None,
+    names: Annotated[
+        Path | None, typer.Option("--names", metavar="FILE", help="one for each name in it, good for that name only")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="write them there, not here")] = None,
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="good for so long: 90s, 15m, 24h, 7d")
+    ] = "24h",
+    by_hand: Annotated[
+        bool, typer.Option("--approve-manually", help="who comes with it waits for thinwire devices approve")
+    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="show those that were made, without their secrets")] = False,
+    withdraw: Annotated[int | None, typer.Option("--withdraw", metavar="ID", help="make one worthless")] = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Make invitations: each lets one device in, once."""
+    from thinwire.cli import shown_devices
+    from thinwire.cli.durations import parse_duration
+    from thinwire.cli.inviting import DoorPlace, new_table, read_names, write_table
+    from thinwire.cli.places import known, operator
+    from thinwire.core.errors import UsageError
+
+    if listed or withdraw is not None:
+        if (listed and withdraw is not None) or count is not None or names or out or by_hand:
+            raise UsageError("--list and --withdraw stand alone", hint="thinwire devices invite --list")
+        with known(home, read_only=listed) as store:
+            if withdraw is not None:
+                store.invitations.withdraw(withdraw, operator())
+            shown_devices.invitations(store.invitations.all(), withdraw, json)
+        return
+    wanted = read_names(names) if names else []
+    if wanted and count not in (None, len(wanted)):
+        raise UsageError(f"--count {count} does not go with {len(wanted)} names", hint="leave --count away")
+    door, expires_s = DoorPlace.of(home), parse_duration(expires, "--expires")
+    with known(home, read_only=False) as store:
+
+        def made() -> list[Invited]:
+            return store.invitations.invite(1 if count is None else count, wanted, expires_s, by_hand, operator())
+
+        if out is None:
+            shown_devices.invited(door, made(), by_hand, json)
+            return
+        with new_table(out) as file:
+            invited = made()
+            try:
+                write_table(file, [door.row(one) for one in invited])
+            except OSError:
+                for one in invited:  # nobody will ever read them
+                    store.invitations.withdraw(one.id, operator())
+                raise
+        shown_devices.written(out, invited, json)
+
+
+@app.command()
+def approve(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a device that has come")] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE.pub", help="let a stock Flower node in by its public key")
+    ] = None,
+    as_name: Annotated[str | None, typer.Option("--name", help="what the device of that key is called")] = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Let a device in that waits or was shut out, or one whose public key you have."""
+    from thinwire.cli import shown_devices
+    from thinwire.cli.places import known, operator
+    from thinwire.cli.public_key import read_public_key
+    from thinwire.core.errors import UsageError
+
+    if (name is None) == (key is None) or (key is None) != (as_name is None):
+        raise UsageError(
+            "say which device", hint="thinwire devices approve NAME, or approve --key FILE.pub --name NAME"
+        )
+    der = read_public_key(key) if key else b""
+    with known(home, read_only=False) as store:
+        if name is not None:
+            store.roster.approve(name, operator())
+        else:
+            assert as_name is not None
+            store.roster.add(as_name, der, "stock", operator())
+        info = next(one for one in store.devices() if one.row.name == (name or as_name))
     if json:
-        say.document([_document(info) for info in found])
+        say.document(shown_devices.document(info))
         return
-    if not found:
-        say.note("no devices yet; thinwire aggregator start prints the line that adds one")
-        return
-    header = ("device", "state", "online", "seen", "tasks", "updates", "payload up", "last")
-    say.table(header, [_row(info) for info in found], right=header[5:7])
+    say.line(f"{info.row.name} is approved ({info.row.how}); the fingerprint of its key:")
+    say.line(f"  {info.row.fingerprint}")
 
 
-def _row(info: DeviceInfo) -> tuple[str, ...]:
-    tasks = ", ".join(task["name"] + (" (broken)" if task.get("error") else "") for task in info.tasks)
-    online, seen = "yes" if info.online else "no", say.ago(info.seen_at)
-    return (
-        info.row.name,
-        info.row.state,
-        online,
-        seen,
-        tasks,
-        str(info.updates),
-        say.size(info.payload_up),
-        info.last_outcome,
-    )
+@app.command()
+def revoke(name: Device, json: Json = False, home: Home = None) -> None:
+    """Shut a device out, at once; what is folded of it stays in the model."""
+    from thinwire.cli import shown_devices
+    from thinwire.cli.places import known, operator
+    from thinwire.cli.shutting_out import CONFIRMED_S, shut_out
+
+    with known(home, read_only=False) as store:
+        confirmed, rounds = shut_out(store, home, name, operator())
+    if json:
+        say.document({"name": name, "state": "revoked", "confirmed": confirmed, "rounds": rounds})
+    else:
+        say.line(f"{name} is shut out")
+        say.line(f"stays in the model: {shown_devices.stays(rounds)}")
+    if confirmed is None:
+        say.note("no aggregator is running: the next one applies it before its door opens")
+    elif not confirmed:
+        say.note(f"the door refuses it from now on, but the aggregator has not confirmed it within {CONFIRMED_S:g} s")
+        raise typer.Exit(124)
 
 
-def _document(info: DeviceInfo) -> dict[str, Any]:
-    return {
-        "name": info.row.name,
-        "state": info.row.state,
-        "how": info.row.how,
-        "fingerprint": info.row.fingerprint,
-        "online": info.online,
-        "seen_at": info.seen_at,
-        "tasks": list(info.tasks),
-        "updates": info.updates,
-        "payload_up": info.payload_up,
-        "last_outcome": info.last_outcome,
-    }
+@app.command()
+def rename(
+    old: Device, new: Annotated[str, typer.Argument(metavar="NEW", help="a-z, 0-9 and -")], json: Json = False,
+    home: Home = None,
+) -> None:  # fmt: skip
+    """Give a device another name; its key and its past stay with it."""
+    from thinwire.cli.places import known, operator
+
+    with known(home, read_only=False) as store:
+        store.roster.rename(old, new, operator())
+    if json:
+        say.document({"name": new, "was": old})
+    else:
+        say.line(f"{old} is now {new}; the device learns it when it next says hello")

@@ -40,6 +40,32 @@ def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
         store.close()
 
 
+@contextmanager
+def known(home: Path | None, read_only: bool) -> Iterator[Store]:
+    """The store of an aggregator that was started here before: who only changes devices makes none."""
+    from thinwire.core.errors import NotFound
+
+    place = aggregator_home(home)
+    if not place.database.exists():
+        raise NotFound(
+            f"there are no devices in {place.root}",
+            why="no aggregator was ever started there",
+            hint=again("aggregator start", home) + "; or name another folder: --home FOLDER",
+        )
+    with opened(home, read_only) as store:
+        yield store
+
+
+def operator() -> str:
+    """Who types: the name that the audit shows."""
+    import getpass
+
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return f"uid {os.getuid()}"
+
+
 def alive(home: Path | None) -> dict[str, Any] | None:
     """What the aggregator that is running on this folder wrote about itself, or None.
 

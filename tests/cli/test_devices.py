@@ -1,0 +1,287 @@
+"""`thinwire devices`: inviting, approving, shutting out, another name; what is kept of it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from tests.cli.story import told
+from thinwire.cli import inviting
+from thinwire.cli.places import operator
+from thinwire.core.fleet import Joining
+from thinwire.core.home import AggregatorHome, hold
+from thinwire.store import Store
+
+PIN = "ab" * 32
+URLS = ["https://agg.example:9090", "https://192.0.2.9:9090"]
+KEY = hashlib.sha256(b"key").hexdigest()
+
+
+@pytest.fixture
+def store(home):
+    with Store.open(AggregatorHome.under(home).database) as store:
+        yield store
+
+
+@pytest.fixture
+def door(home, store):
+    """What a door that others reach leaves when it starts."""
+    folder = AggregatorHome.under(home).root / "tls"
+    folder.mkdir()
+    (folder / "invite.json").write_text(json.dumps({"pin": PIN, "urls": URLS}))
+
+
+@pytest.fixture
+def device(store):
+    store.roster.enrol("pi-01", KEY, b"key", "loopback")
+
+
+def secret_of(text: str) -> str:
+    word, pin, secret = text.split(".")
+    assert (word, pin, len(bytes.fromhex(secret))) == ("tw1", PIN, 16)
+    return secret
+
+
+def join(store: Store, text: str, name: str) -> str:
+    return store.roster.join(Joining(secret_of(text), name, KEY, b"key", "192.0.2.7:40000")).state
+
+
+# Inviting.
+
+
+def test_an_invitation_is_printed_with_the_lines_to_paste(thinwire, home, store, door):
+    said = thinwire("devices", "invite", "--home", home)
+    assert said.code == 0, said.err
+    (text,) = {word for word in said.out.split() if word.startswith("tw1.")}
+    assert f"    thinwire client join {URLS[0]} {text}\n" in said.out
+    assert f"    THINWIRE_INVITE={text} thinwire client join {URLS[0]} -\n" in said.out
+    assert URLS[1] in said.err
+    assert join(store, text, "pi-09") == "approved"
+
+
+def test_invitations_as_a_document_hold_what_a_script_needs(thinwire, home, store, door):
+    words = ["--count", 2, "--expires", "90s", "--approve-manually"]
+    one, two = thinwire("devices", "invite", *words, "--json", "--home", home).document
+    assert one["invitation"] != two["invitation"]
+    assert one["command"] == f"thinwire client join {URLS[0]} {one['invitation']}"
+    assert (one["id"], two["id"], one["urls"], one["name"]) == (1, 2, URLS, "")
+    assert join(store, two["invitation"], "pi-09") == "pending"
+    rows = {row["id"]: row for row in thinwire("devices", "invite", "--list", "--json", "--home", home).document}
+    assert (rows[1]["state"], rows[2]["state"], rows[2]["used_by"]) == ("open", "used", "pi-09")
+    assert one["expires_at"] - rows[1]["created_at"] == pytest.approx(90, abs=1e-3)
+
+
+def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(thinwire, home, tmp_path, store, door):
+    names, out = tmp_path / "names.txt", tmp_path / "invites.csv"
+    names.write_text("# ward 3\npi-01\n\n  pi-02\n")
+    said = thinwire("devices", "invite", "--names", names, "--out", out, "--home", home)
+    assert said.code == 0, said.err
+    assert "tw1." not in said.out + said.err
+    assert out.stat().st_mode & 0o777 == 0o600
+    with out.open() as file:
+        one, two = csv.DictReader(file)
+    assert tuple(one) == inviting.COLUMNS
+    assert (one["id"], one["name"], one["url"], two["name"]) == ("1", "pi-01", URLS[0], "pi-02")
+    assert two["command"] == f"thinwire client join {URLS[0]} {two['invitation']} --name pi-02"
+    assert join(store, two["invitation"], "pi-02") == "approved"
+    before = out.read_bytes()
+    again = thinwire("devices", "invite", "--out", out, "--home", home)
+    assert (again.code, "is there already" in again.err) == (2, True)
+    assert out.read_bytes() == before
+    assert len(store.invitations.all()) == 2
+
+
+def test_what_cannot_be_made_leaves_no_file(thinwire, home, tmp_path, store, door, device):
+    (tmp_path / "names").write_text("pi-00\npi-01\n")
+    said = thinwire("devices", "invite", "--names", tmp_path / "names", "--out", tmp_path / "out.csv", "--home", home)
+    assert (said.code, "called pi-01" in said.err) == (5, True)
+    assert not (tmp_path / "out.csv").exists()
+    assert store.invitations.all() == []
+
+
+def test_invitations_that_a_full_disk_swallowed_are_withdrawn(thinwire, home, tmp_path, store, door, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = thinwire("devices", "invite", "--out", tmp_path / "out.csv", "--home", home)
+    monkeypatch.undo()
+    assert (said.code, "No space" in said.err) == (8, True)
+    assert not (tmp_path / "out.csv").exists()
+    assert [row.state for row in store.invitations.all()] == ["withdrawn"]
+
+
+def test_an_invitation_is_withdrawn_by_its_number(thinwire, home, store, door):
+    (one,) = thinwire("devices", "invite", "--json", "--home", home).document
+    assert thinwire("devices", "invite", "--withdraw", one["id"], "--home", home).code == 0
+    assert "withdrawn" in thinwire("devices", "invite", "--list", "--home", home).out
+    assert thinwire("devices", "invite", "--withdraw", 99, "--home", home).code == 9
+    assert [action.what for action in store.device_actions()] == ["withdraw", "invite"]
+    assert {action.who for action in store.device_actions()} == {operator()}
+
+
+def test_without_a_door_that_others_reach_nobody_is_invited(thinwire, home, store):
+    said = thinwire("devices", "invite", "--home", home)
+    assert (said.code, "aggregator start --listen 0.0.0.0:9090" in said.err) == (9, True)
+    path = AggregatorHome.under(home).root / "tls" / "invite.json"
+    path.parent.mkdir()
+    for torn in ("", "{}", "[]", '{"pin": "ab", "urls": ["https://x"]}', json.dumps({"pin": PIN, "urls": []})):
+        path.write_text(torn)
+        assert thinwire("devices", "invite", "--home", home).code == 9
+    assert store.invitations.all() == []
+
+
+def test_a_certificate_of_ones_own_is_named_by_the_system_in_the_invitation(thinwire, home, store, door):
+    path = AggregatorHome.under(home).root / "tls" / "invite.json"
+    path.write_text(json.dumps({"pin": "system", "urls": URLS}))
+    (one,) = thinwire("devices", "invite", "--json", "--home", home).document
+    assert one["invitation"].startswith("tw1.system.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--expires", "soon"],
+        ["--expires", "0s"],
+        ["--expires", "400d"],
+        ["--count", "0"],
+        ["--list", "--withdraw", "1"],
+        ["--list", "--count", "2"],
+        ["--names", "nowhere"],
+    ],
+)
+def test_an_invitation_that_cannot_be_understood_is_2(thinwire, home, store, door, words):
+    said = thinwire("devices", "invite", *words, "--home", home)
+    assert (said.code, said.out) == (2, "")
+    assert store.invitations.all() == []
+
+
+# Approving.
+
+
+def test_approving_says_the_fingerprint_that_both_ends_compare(thinwire, home, store, device):
+    store.roster.revoke("pi-01")
+    said = thinwire("devices", "approve", "pi-01", "--home", home)
+    assert (said.code, KEY in said.out) == (0, True)
+    assert store.roster.rows()[0].state == "approved"
+    assert thinwire("devices", "approve", "pi-77", "--home", home).code == 9
+
+
+def test_a_stock_node_is_approved_by_its_public_key(thinwire, home, tmp_path, store):
+    key = ec.generate_private_key(ec.SECP384R1())
+    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    (tmp_path / "node.pub").write_bytes(line + b" ann@laptop\n")
+    words = ["--key", tmp_path / "node.pub", "--name", "node-1"]
+    said = thinwire("devices", "approve", *words, "--json", "--home", home)
+    der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    assert said.document["fingerprint"] == hashlib.sha256(der).hexdigest()
+    (row,) = store.roster.rows()
+    assert (row.name, row.how, row.state, row.public_key) == ("node-1", "stock", "approved", der)
+
+
+def test_a_file_that_holds_no_such_key_is_refused(thinwire, home, tmp_path, store):
+    private = ec.generate_private_key(ec.SECP384R1()).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    other = ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    short = ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    for data, why in (
+        (private, "private key"),
+        (other, "ecdsa-sha2-nistp384"),
+        (short, "nistp384"),
+        (b"\0" * 99, "OpenSSH"),
+    ):
+        (tmp_path / "key").write_bytes(data)
+        said = thinwire("devices", "approve", "--key", tmp_path / "key", "--name", "node-1", "--home", home)
+        assert said.code == 2
+        assert why in said.err
+        assert "try:" in said.err
+    assert store.roster.rows() == []
+
+
+@pytest.mark.parametrize("words", [[], ["pi-01", "--name", "pi-02"], ["--key", "x.pub"], ["pi-01", "--key", "x.pub"]])
+def test_an_approval_of_nobody_in_particular_is_2(thinwire, home, store, words):
+    assert thinwire("devices", "approve", *words, "--home", home).code == 2
+
+
+# Shutting out.
+
+
+def test_with_the_aggregator_down_a_device_is_shut_out_by_its_row(thinwire, home, tmp_path, store):
+    told(home)
+    store.roster.enrol("pi-01", KEY, b"key", "loopback")
+    said = thinwire("devices", "revoke", "pi-01", "--home", home)
+    assert said.code == 0
+    assert "stays in the model: toy-1 rounds 1-2" in said.out
+    assert "before its door opens" in said.err
+    assert store.roster.rows()[0].state == "revoked"
+    assert store.pending_orders() == []
+    assert thinwire("devices", "revoke", "pi-77", "--home", home).code == 9
+
+
+def test_a_running_aggregator_confirms_that_a_device_is_shut_out(thinwire, home, store, device):
+    def serve() -> dict[str, object]:
+        while not (orders := store.pending_orders()):
+            threading.Event().wait(0.01)
+        store.answer(orders[0].id, {"done": True, "rounds": {"digits-1": [3]}})
+        return {"kind": orders[0].kind, "who": orders[0].who, **orders[0].args}
+
+    with hold(AggregatorHome.under(home).lock, {"pid": os.getpid()}), ThreadPoolExecutor(1) as threads:
+        order = threads.submit(serve)
+        said = thinwire("devices", "revoke", "pi-01", "--json", "--home", home)
+        assert order.result() == {"kind": "revoke", "who": operator(), "device": "pi-01"}
+    assert said.document == {"name": "pi-01", "state": "revoked", "confirmed": True, "rounds": {"digits-1": [3]}}
+    assert said.err == ""
+
+
+def test_an_aggregator_that_does_not_confirm_is_said(thinwire, home, store, device, monkeypatch):
+    monkeypatch.setattr("thinwire.cli.shutting_out.CONFIRMED_S", 0.0)
+    with hold(AggregatorHome.under(home).lock, {"pid": os.getpid()}):
+        said = thinwire("devices", "revoke", "pi-01", "--home", home)
+    assert (said.code, "has not confirmed" in said.err) == (124, True)
+    assert store.roster.rows()[0].state == "revoked"
+
+
+# Another name; the list; the log.
+
+
+def test_a_device_gets_another_name(thinwire, home, store, device):
+    assert thinwire("devices", "rename", "pi-01", "ward-3", "--home", home).code == 0
+    assert [row.name for row in store.roster.rows()] == ["ward-3"]
+    assert thinwire("devices", "rename", "pi-01", "ward-4", "--home", home).code == 9
+    assert thinwire("devices", "rename", "ward-3", "Ward 3", "--home", home).code == 2
+
+
+def test_the_list_shows_how_a_device_came_and_its_fingerprint(thinwire, home, store, device):
+    said = thinwire("devices", "list", "--home", home)
+    assert "loopback" in said.out
+    assert KEY[:16] in said.out
+    assert KEY not in said.out
+    (document,) = thinwire("devices", "list", "--json", "--home", home).document
+    assert (document["fingerprint"], document["how"], document["state"]) == (KEY, "loopback", "approved")
+
+
+def test_the_log_shows_who_did_what_and_what_the_door_refused(thinwire, home, store, device):
+    thinwire("devices", "revoke", "pi-01", "--home", home)
+    store.roster.note("invitation", "192.0.2.7", "expired (invitation 3)", "\x1b[2Jpi-03")
+    said = thinwire("devices", "list", "--log", "--home", home)
+    assert f"{operator()}" in said.out
+    assert "expired (invitation 3)" in said.out
+    assert "\x1b" not in said.out
+    document = thinwire("devices", "list", "--log", "--json", "--home", home).document
+    assert [action["what"] for action in document["actions"]] == ["revoke", "enrol"]
+    assert document["refused"][0]["address"] == "192.0.2.7"
+
+
+@pytest.mark.parametrize("words", [["approve", "a"], ["revoke", "a"], ["rename", "a", "b"], ["invite", "--list"]])
+def test_where_no_aggregator_ever_was_nothing_is_made(thinwire, home, words):
+    said = thinwire("devices", *words, "--home", home)
+    assert (said.code, "aggregator start" in said.err) == (9, True)
+    assert not AggregatorHome(Path(home) / "aggregator").database.exists()

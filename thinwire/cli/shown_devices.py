@@ -1,0 +1,146 @@
+"""Devices, invitations and who did what to them, as tables and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import say
+from thinwire.cli.inviting import DoorPlace
+
+if TYPE_CHECKING:
+    from thinwire.store import DeviceAction, DeviceInfo, DoorNote, InvitationRow, Invited
+
+SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apart, not to approve one by
+
+
+def nothing(json: bool) -> None:
+    if json:
+        say.document([])
+    else:
+        say.note("no devices yet; thinwire aggregator start prints the line that adds one")
+
+
+def devices(found: Sequence[DeviceInfo], json: bool) -> None:
+    if json:
+        say.document([document(info) for info in found])
+    elif not found:
+        nothing(json)
+    else:
+        header = ("device", "state", "how", "fingerprint", "online", "seen", "tasks", "updates", "payload up", "last")
+        say.table(header, [_row(info) for info in found], right=header[7:9])
+
+
+def document(info: DeviceInfo) -> dict[str, Any]:
+    return {
+        "name": info.row.name,
+        "state": info.row.state,
+        "how": info.row.how,
+        "fingerprint": info.row.fingerprint,
+        "online": info.online,
+        "seen_at": info.seen_at,
+        "tasks": list(info.tasks),
+        "updates": info.updates,
+        "payload_up": info.payload_up,
+        "last_outcome": info.last_outcome,
+    }
+
+
+def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) -> None:
+    """What was done, then what the door refused; newest first."""
+    if json:
+        said = {"actions": [dataclasses.asdict(a) for a in actions], "refused": [dataclasses.asdict(n) for n in notes]}
+        say.document(said)
+        return
+    rows = [(moment(a.at), a.who, a.what, a.device, a.detail) for a in actions]
+    say.table(("when", "who", "what", "device", "detail"), rows)
+    if notes:
+        say.line()
+        refused = [(moment(n.at), n.address, n.kind, _plain(n.name), _plain(n.why)) for n in notes]
+        say.table(("refused", "address", "kind", "called itself", "why"), refused)
+
+
+def invited(door: DoorPlace, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
+    """Each with what to paste; this is the only time that its secret is shown."""
+    if json:
+        say.document([{**door.row(one), "urls": list(door.urls), "expires_at": one.expires_at} for one in made])
+        return
+    for one in made:
+        straight, hidden = door.commands(one)
+        say.line(f"invitation {one.id} for {one.name or 'any name'}, good once, until {moment(one.expires_at)}")
+        say.line(f"  {door.text(one)}")
+        say.line("  on the device:")
+        say.line(f"    {straight}")
+        say.line("  or, where others could read its list of processes:")
+        say.line(f"    {hidden}")
+    if len(door.urls) > 1:
+        say.note(f"the door is also at {', '.join(door.urls[1:])}")
+    if by_hand:
+        say.note("who comes waits for: thinwire devices approve NAME; compare the fingerprint that both ends print")
+
+
+def written(path: Path, made: Sequence[Invited], json: bool) -> None:
+    if json:
+        say.document({"file": str(path), "ids": [one.id for one in made], "expires_at": made[0].expires_at})
+    else:
+        say.line(f"{path}: {len(made)} invitations, each good once, until {moment(made[0].expires_at)}")
+        say.note("whoever reads that file can join: hand the lines out and delete it")
+
+
+def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool) -> None:
+    if withdrawn is not None:
+        if json:
+            say.document(next(dataclasses.asdict(row) for row in rows if row.id == withdrawn))
+        else:
+            say.line(f"invitation {withdrawn} is withdrawn: nobody can join with it")
+    elif json:
+        say.document([dataclasses.asdict(row) for row in rows])
+    elif not rows:
+        say.note("no invitations yet: thinwire devices invite")
+    else:
+        cells = [
+            (r.id, r.name or "any", r.state, "by hand" if r.approve_manually else "at once", moment(r.expires_at),
+             r.used_by, moment(r.used_at), r.who)
+            for r in rows
+        ]  # fmt: skip
+        say.table(("id", "name", "state", "approved", "expires", "used by", "used", "made by"), cells, right=("id",))
+
+
+def stays(rounds: Mapping[str, Sequence[int]]) -> str:
+    """Where a device that was shut out stays in the model.
+
+    >>> stays({"digits-1": [1, 2, 3, 5], "ecg-2": [4]}), stays({})
+    ('digits-1 rounds 1-3, 5; ecg-2 round 4', 'no round')
+    """
+    said = []
+    for run_id, numbers in rounds.items():
+        spans: list[list[int]] = []
+        for number in numbers:
+            if spans and number == spans[-1][1] + 1:
+                spans[-1][1] = number
+            else:
+                spans.append([number, number])
+        shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+        said.append(f"{run_id} {'round' if len(numbers) == 1 else 'rounds'} {shown}")
+    return "; ".join(said) or "no round"
+
+
+def moment(wall: float | None) -> str:
+    """Local time, to the second."""
+    return "" if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+
+
+def _plain(text: str) -> str:
+    """A stranger's words without what would move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _row(info: DeviceInfo) -> tuple[str, ...]:
+    tasks = ", ".join(task["name"] + (" (broken)" if task.get("error") else "") for task in info.tasks)
+    return (
+        info.row.name, info.row.state, info.row.how, info.row.fingerprint[:SHORT], "yes" if info.online else "no",
+        say.ago(info.seen_at), tasks, str(info.updates), say.size(info.payload_up), info.last_outcome,
+    )  # fmt: skip

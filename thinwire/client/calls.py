@@ -37,14 +37,20 @@ class Calls:
             except ThinwireError as error:  # unreachable, or this disk is full, or an ask cannot be read: try again
                 if self.ending.is_set():
                     break
-                wait_s, due = self.outage.failed()
-                if self.give_up and isinstance(error, Unreachable) and self.outage.lasts_s >= patience_s:
-                    raise
-                if due:
-                    self.say(f"{error}; trying again")
-                self.ending.wait(wait_s)
+                self._wait(error, patience_s)
                 continue
             if self.outage.worked():
                 self.say("connected again")
             return got
         raise Ending
+
+    def _wait(self, error: ThinwireError, patience_s: float) -> None:
+        """Until the next try is due; once a minute it is said what, why and what to try."""
+        away = isinstance(error, Unreachable)
+        after_s, within_s = (error.after_s, error.within_s) if isinstance(error, Unreachable) else (0.0, 0.0)
+        wait_s, due = self.outage.failed(after_s, within_s)
+        if self.give_up and away and self.outage.lasts_s >= patience_s:
+            raise error
+        if due:
+            self.say(f"{error}; trying again" + (f"\ntry:   {error.hint}" if error.hint else ""))
+        self.ending.wait(wait_s)

@@ -49,15 +49,25 @@ class TaskError(ThinwireError):
 
 
 class Unreachable(ThinwireError):
-    """The other end does not answer."""
+    """The other end does not answer, or not now: come again after `after_s`, at a moment drawn within `within_s`."""
 
     exit_code = 4
+
+    def __init__(
+        self, what: str, why: str = "", hint: str = "", *, after_s: float = 0.0, within_s: float = 0.0
+    ) -> None:
+        super().__init__(what, why, hint)
+        self.after_s, self.within_s = after_s, within_s
 
 
 class Refused(ThinwireError):
     """The other end answers, and does not let us in."""
 
     exit_code = 5
+
+
+class NotTaken(Refused):
+    """The other end will never take this answer: it is of no use to send it again. The device itself may go on."""
 
 
 class NotInvited(Refused):

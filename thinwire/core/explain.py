@@ -1,4 +1,4 @@
-"""A wrong key or value of a plan in words: what it is, why it is wrong, what would be right."""
+"""A wrong key or value of a plan, or of another file like it, in words: what, why, and what would be right."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Any
 from pydantic import BaseModel
 
 
-def explain(plan: type[BaseModel], details: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(what, why, try) for one of pydantic's errors about `plan`."""
+def explain(
+    plan: type[BaseModel], details: Mapping[str, Any], noun: str = "plan", keys: str = "thinwire plan keys {}"
+) -> tuple[str, str, str]:
+    """(what, why, try) for one of pydantic's errors about `plan`; `keys` says where a table's keys are listed."""
     place = tuple(part for part in details["loc"] if isinstance(part, str) and not _is_branch(part))
     name = _shown(place)
     kind = details["type"]
     if kind == "extra_forbidden":
         known = _keys(plan, place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
-        where = f"[{place[0]}]" if len(place) > 1 else "a plan"
-        hint = f"{_shown((*place[:-1], near[0]))}" if near else f"thinwire plan keys {place[0]}"
+        where = f"[{place[0]}]" if len(place) > 1 else f"a {noun}"
+        hint = f"{_shown((*place[:-1], near[0]))}" if near else keys.format(place[0])
         return f"unknown key {name}", f"{where} has the keys {', '.join(known)}", hint
     if kind == "missing":
-        return f"{name} is missing", "every plan needs it", _example(place)
-    said = str(details["msg"]).replace("Input should be", "it should be")
+        return f"{name} is missing", f"every {noun} needs it", _example(place)
+    said = str(details["msg"]).replace("Input should be", "it should be").removeprefix("Value error, ")
     return (
         f"{name} = {details.get('input')!r} cannot be",
         said,
-        f"thinwire plan keys {place[0] if place else ''}".strip(),
+        keys.format(place[0] if place else "").strip(),
     )
 
 
@@ -37,7 +39,7 @@ def _is_branch(part: str) -> bool:
 
 def _shown(place: tuple[str, ...]) -> str:
     if len(place) < 2:
-        return f"[{place[0]}]" if place else "the plan"
+        return f"[{place[0]}]" if place else "the file"
     return f"[{place[0]}] {'.'.join(place[1:])}"
 
 

@@ -1,0 +1,246 @@
+"""What a device's owner forbids is declined, one rule a test; so is whatever cannot be established."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, time, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.client.policy import Policy, load_policy, parse_policy
+from thinwire.client.rules import Facts, decide
+from thinwire.core import RunPlan
+from thinwire.core.errors import PlanError
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
+FACTS = Facts(NOON, metered=False, carries=frozenset({"secure", "privacy"}))
+PLAN: dict[str, Any] = RunPlan.parse('[run]\ntask = "ecg"\n[local]\nlr = 0.1').to_json()
+KINDS = ("describe", "init", "train", "evaluate")
+
+
+def plan(**sections: Any) -> dict[str, Any]:
+    return PLAN | {name: PLAN[name] | keys for name, keys in sections.items()}
+
+
+def said(
+    policy: Policy, asked: dict[str, Any] = PLAN, facts: Facts = FACTS, kind: str = "train", task: str = "ecg"
+) -> str:
+    declined = decide(policy, task, kind, asked, facts)
+    return declined.text if declined else ""
+
+
+def rule_of(*args: Any, **more: Any) -> str:
+    return said(*args, **more).partition(":")[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_policy_every_kind_is_let_in(kind):
+    assert said(Policy(), kind=kind, facts=Facts(None, None)) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_that_is_not_allowed_is_declined_for_every_kind(kind):
+    assert said(Policy(tasks=["mri"]), kind=kind) == "tasks: this task is not among those allowed here"
+    assert said(Policy(tasks=["mri", "ecg"]), kind=kind) == ""
+
+
+def test_an_ask_for_one_task_with_the_plan_of_another_is_declined():
+    assert rule_of(Policy(), task="mri") == "tasks"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_that_is_not_allowed_is_declined(kind):
+    others = [other for other in KINDS if other != kind]
+    assert said(Policy(kinds=others), kind=kind) == f"kinds: {kind} is not allowed here"
+    assert said(Policy(kinds=[kind]), kind=kind) == ""
+
+
+def test_a_kind_that_this_version_does_not_know_is_declined():
+    assert rule_of(Policy(), kind="unmask") == "kinds"
+
+
+def test_a_stop_is_never_declined():
+    assert said(Policy(tasks=["mri"], secure="required"), {"what": "ever"}, Facts(None, None), kind="stop") == ""
+
+
+def test_masks_are_required_where_the_owner_says_so():
+    assert rule_of(Policy(secure="required")) == "secure"
+    assert said(Policy(secure="required"), plan(secure={"enabled": True})) == ""
+    assert said(Policy(), plan(secure={"enabled": True})) == ""
+
+
+def test_a_plan_with_masks_is_declined_by_a_version_that_has_none():
+    """It would send in the clear what the plan promises to mask: declined with any policy."""
+    assert rule_of(Policy(), plan(secure={"enabled": True}), replace(FACTS, carries=frozenset())) == "secure"
+
+
+@pytest.mark.parametrize("mode", ["off", "central", "distributed", "example"])
+def test_a_mode_of_privacy_that_is_not_among_the_owners_is_declined(mode):
+    asked = plan(privacy={"mode": mode})
+    others = [other for other in ("off", "central", "distributed", "example") if other != mode]
+    assert said(Policy(privacy=others), asked) == f'privacy: mode = "{mode}" is not private enough here'
+    assert said(Policy(privacy=[mode]), asked) == ""
+
+
+@pytest.mark.parametrize("mode", ["central", "distributed", "example"])
+def test_a_private_plan_is_declined_by_a_version_that_cannot_keep_it(mode):
+    assert rule_of(Policy(), plan(privacy={"mode": mode}), replace(FACTS, carries=frozenset())) == "privacy"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "rule"),
+    [
+        ({"mode": "off"}, "max_epsilon"),
+        ({"mode": "off", "target_epsilon": 1.0}, "max_epsilon"),
+        ({"mode": "central", "noise_multiplier": 9.0}, "max_epsilon"),  # no accountant here: it cannot be established
+        ({"mode": "central", "target_epsilon": 4.5}, "max_epsilon"),
+        ({"mode": "central", "target_epsilon": 4.0}, ""),
+        ({"mode": "central", "budget": 3.0, "noise_multiplier": 0.1}, ""),
+        ({"mode": "central", "target_epsilon": 4.0, "delta": 1e-3}, "max_delta"),
+    ],
+)
+def test_no_more_epsilon_is_spent_than_the_owner_allows(privacy, rule):
+    assert rule_of(Policy(max_epsilon=4.0), plan(privacy=privacy)) == rule
+
+
+@pytest.mark.parametrize(
+    ("privacy", "rule"),
+    [
+        ({"mode": "off", "noise_multiplier": 2.0}, "min_noise"),
+        ({"mode": "central", "target_epsilon": 1.0}, "min_noise"),
+        ({"mode": "central", "noise_multiplier": 0.9}, "min_noise"),
+        ({"mode": "central", "noise_multiplier": 1.0}, ""),
+    ],
+)
+def test_no_less_noise_is_added_than_the_owner_allows(privacy, rule):
+    assert rule_of(Policy(min_noise=1.0), plan(privacy=privacy)) == rule
+
+
+def test_outside_the_hours_nothing_begins():
+    assert rule_of(Policy(hours="22:00-06:00")) == "hours"
+    assert said(Policy(hours="12:00-12:01")) == ""
+
+
+def test_with_hours_and_no_clock_nothing_begins():
+    assert (
+        said(Policy(hours="00:00-23:59"), facts=replace(FACTS, now=None, no_clock="it is 1970")) == "hours: it is 1970"
+    )
+
+
+@given(begin=st.times(), end=st.times(), at=st.times())
+def test_of_two_spans_that_make_a_day_exactly_one_is_open(begin, end, at):
+    begin, end = begin.replace(second=0, microsecond=0), end.replace(second=0, microsecond=0)
+    if begin != end:
+        one, other = (Policy(hours=f"{a:%H:%M}-{b:%H:%M}") for a, b in ((begin, end), (end, begin)))
+        assert one.is_open(at) != other.is_open(at)
+        assert one.is_open(begin)
+        assert not one.is_open(end)
+
+
+def test_so_many_a_day_and_no_more():
+    policy = Policy(rounds_a_day=3)
+    assert [rule_of(policy, facts=replace(FACTS, let_in=n)) for n in (0, 2, 3, 4)] == ["", "", *["rounds_a_day"] * 2]
+
+
+@pytest.mark.parametrize("facts", [replace(FACTS, let_in=None), replace(FACTS, now=None)])
+def test_counts_that_cannot_be_read_or_a_day_that_is_not_known_are_declined(facts):
+    assert rule_of(Policy(rounds_a_day=3), facts=facts) == "rounds_a_day"
+
+
+def test_a_metered_link_is_refused_and_so_is_one_that_may_be_metered():
+    refuse, allow = Policy(metered="refuse"), Policy(metered="allow")
+    assert [rule_of(refuse, facts=replace(FACTS, metered=m)) for m in (True, None, False)] == ["metered", "metered", ""]
+    assert [rule_of(allow, facts=replace(FACTS, metered=m)) for m in (True, None, False)] == ["", "", ""]
+
+
+names = st.text(min_size=1, max_size=2000)
+values = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=9), st.dictionaries(names, st.integers()))
+SECTIONS = [name for name in PLAN if name != "plan_version"]
+
+
+@given(
+    section=st.sampled_from(["", *SECTIONS, "cohort.requires"]), key=names, value=values, kind=st.sampled_from(KINDS)
+)
+def test_a_plan_with_a_key_that_this_version_does_not_know_is_declined(section, key, value, kind):
+    asked: dict[str, Any] = {name: dict(keys) if isinstance(keys, dict) else keys for name, keys in PLAN.items()}
+    table = asked
+    for name in section.split(".") if section else ():
+        table[name] = dict(table[name])
+        table = table[name]
+    if key not in table:
+        table[key] = value
+        text = said(Policy(), asked, kind=kind)
+        assert text.startswith("plan: this version cannot judge it")
+        assert len(text) < 400
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        [],
+        {"run": 1},
+        PLAN | {"plan_version": 2},
+        plan(privacy={"mode": "local"}),
+        plan(secure={"adversary": "none"}),
+        plan(privacy={"delta": float("nan")}),
+    ],
+)
+def test_a_plan_that_cannot_be_read_is_declined(asked):
+    assert rule_of(Policy(), asked) == "plan"
+
+
+@given(key=names.filter(lambda key: key not in Policy.model_fields), value=st.integers())
+def test_a_key_of_the_policy_that_this_version_does_not_know_is_refused(key, value):
+    quoted = "".join(f"\\U{ord(letter):08x}" for letter in key if not 0xD800 <= ord(letter) < 0xE000)
+    with pytest.raises(PlanError) as caught:
+        parse_policy(f'[policy]\n"{quoted}" = {value}')
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[policy]\nhour = '22:00-06:00'", "[policy] hour"),
+        ("hours = '22:00-06:00'", "[hours]"),
+        ("[policy]\nhours = '22-06'", "[policy] hours"),
+        ("[policy]\nhours = '22:00-22:00'", "[policy] hours"),
+        ("[policy]\nhours = '24:00-06:00'", "[policy] hours"),
+        ("[policy]\ntasks = []", "[policy] tasks"),
+        ("[policy]\nkinds = ['stop']", "[policy] kinds"),
+        ("[policy]\nrounds_a_day = 0", "[policy] rounds_a_day"),
+        ("[policy]\nrounds_a_day = true", "[policy] rounds_a_day"),
+        ("[policy]\nmax_epsilon = '4'", "[policy] max_epsilon"),
+        ("[policy]\nmax_epsilon = inf", "[policy] max_epsilon"),
+        ("[policy]\nmetered = false", "[policy] metered"),
+        ("[policy]\nprivacy = 'central'", "[policy] privacy"),
+        ("[policy", "is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_names_the_key(text, named):
+    with pytest.raises(PlanError) as caught:
+        parse_policy(text)
+    assert named in caught.value.what
+    assert (caught.value.exit_code, bool(caught.value.hint)) == (3, True)
+
+
+def test_a_file_that_is_not_there_forbids_nothing_unless_it_was_named(tmp_path):
+    assert load_policy(tmp_path / "client.toml") == Policy()
+    with pytest.raises(PlanError):
+        load_policy(tmp_path / "client.toml", must_exist=True)
+    (tmp_path / "client.toml").mkdir()
+    with pytest.raises(PlanError):
+        load_policy(tmp_path / "client.toml")
+
+
+def test_two_policies_have_two_digests():
+    assert Policy().digest == Policy().digest != Policy(hours="22:00-06:00").digest
+
+
+def test_an_hour_is_a_minutes_matter():
+    policy = Policy(hours="22:00-06:00")
+    assert policy.is_open(time(5, 59, 59))
+    assert not policy.is_open(time(21, 59, 59))

@@ -1,0 +1,130 @@
+"""What a device's owner lets others do with it: `client.toml`, read when the client starts.
+
+The aggregator is not asked and cannot change it. `client/rules.py` holds every ask against it before anything of the
+ask is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from datetime import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator
+
+from thinwire.core.errors import PlanError
+from thinwire.core.explain import explain
+from thinwire.core.sections import Count, NotNegative, Positive, Section, TaskName
+
+FILE = "client.toml"
+KEYS = "docs/reference/policy.md lists the keys of [policy]"
+HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+Kind = Literal["describe", "init", "train", "evaluate"]
+Mode = Literal["off", "central", "distributed", "example"]
+
+
+class Policy(Section):
+    """What this device's owner allows. A key that is left out allows everything that it is about."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # "4" or true in a number's place: a slip
+
+    tasks: Annotated[list[TaskName], Field(min_length=1)] | None = Field(
+        default=None, description="names of tasks that may be worked on; left out: all that are installed"
+    )
+    kinds: Annotated[list[Kind], Field(min_length=1)] | None = Field(
+        default=None, description="what may be asked: each of these reads the device's data or its task; left out: all"
+    )
+    secure: Literal["any", "required"] = Field(
+        default="any", description="whether this device's updates may only leave it under masks ([secure] of the plan)"
+    )
+    privacy: Annotated[list[Mode], Field(min_length=1)] | None = Field(
+        default=None, description="the values of [privacy] mode that are private enough; left out: all, off among them"
+    )
+    max_epsilon: Positive | None = Field(
+        default=None, description="largest epsilon of a whole run; a plan from which it cannot be read is declined"
+    )
+    max_delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=1e-5, description="largest delta that goes with `max_epsilon`"
+    )
+    min_noise: NotNegative = Field(default=0.0, description="least [privacy] noise_multiplier; 0: any, also none")
+    rounds_a_day: Count | None = Field(
+        default=None,
+        description="most asks of each kind that are worked on in one day of this device's own calendar",
+    )
+    hours: str = Field(
+        default="", description='when work may begin, in local time: "22:00-06:00" passes midnight; empty: always'
+    )
+    metered: Literal["allow", "refuse"] = Field(
+        default="allow", description="whether to work on a link that is paid by volume, or that may be one"
+    )
+    link: Literal["auto", "metered", "unmetered"] = Field(
+        default="auto", description="what the link is; auto: as NetworkManager says, where there is one"
+    )
+
+    @field_validator("hours")
+    @classmethod
+    def _is_a_span(cls, text: str) -> str:
+        if text and (not HOURS.fullmatch(text) or text[:5] == text[6:]):
+            raise ValueError('it reads "HH:MM-HH:MM", from 00:00 to 23:59, and the two differ')
+        return text
+
+    @property
+    def digest(self) -> str:
+        """What tells one policy from another, and nothing else about it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
+    def is_open(self, at: time) -> bool:
+        """Whether work may begin at this time of day: from the first minute on, not any more from the last.
+
+        >>> night = Policy(hours="22:00-06:00")
+        >>> night.is_open(time(22, 0)), night.is_open(time(5, 59)), night.is_open(time(6, 0))
+        (True, True, False)
+        """
+        if not self.hours:
+            return True
+        begin, end = (time.fromisoformat(text) for text in self.hours.split("-"))
+        return begin <= at < end if begin < end else at >= begin or at < end
+
+
+class ClientFile(Section):
+    """The whole of `client.toml`."""
+
+    policy: Policy = Policy()
+
+
+def load_policy(path: Path, must_exist: bool = False) -> Policy:
+    """The policy in this file; `PlanError` names every wrong key and value. No file: nothing is forbidden."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError as error:
+        if must_exist:
+            raise PlanError(
+                f"there is no policy {path}", hint="--policy FILE, in TOML, with a [policy] table"
+            ) from error
+        return Policy()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(
+            f"cannot read the policy {path}", why=str(error), hint="make it readable, or move it"
+        ) from error
+    return parse_policy(text, str(path))
+
+
+def parse_policy(text: str, source: str = FILE) -> Policy:
+    """Read a policy from TOML.
+
+    >>> parse_policy('[policy]\\nhours = "22:00-06:00"').hours
+    '22:00-06:00'
+    """
+    try:
+        raw: dict[str, Any] = tomllib.loads(text)
+        return ClientFile.model_validate(raw).policy
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{source} is not TOML", why=str(error), hint='a line reads: key = "value"') from error
+    except ValidationError as error:
+        found = [explain(ClientFile, details, "client.toml", KEYS) for details in error.errors()]
+        whats, whys = ("; ".join(dict.fromkeys(column)) for column in ([f[0] for f in found], [f[1] for f in found]))
+        raise PlanError(f"{source}: {whats}", why=whys, hint=found[0][2]) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from docs.generate.cli import cli_page
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
+from docs.generate.policy import policy_page
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 NOTE = "<!-- Written by docs/generate from the code. Do not edit. -->"
@@ -16,6 +17,7 @@ NOTE = "<!-- Written by docs/generate from the code. Do not edit. -->"
 
 PAGES: dict[str, Callable[[], str]] = {
     "plan.md": plan_page,
+    "policy.md": policy_page,
     "cli.md": cli_page,
     "exit-codes.md": exit_codes_page,
     "failures.md": failures_page,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, get_args, get_origin
 
 from docs.generate.table import table
 from thinwire.core.check import refusals
 from thinwire.core.errors import PlanError
 from thinwire.core.plan import RunPlan
+
+Refused = Callable[[str, Any], str]
 
 
 def plan_page() -> str:
@@ -26,30 +29,31 @@ def plan_page() -> str:
             continue
         section: Any = field.annotation
         text.append(f"## [{name}]\n\n{inspect.getdoc(section)}")
-        rows = list(_keys(name, section, schema))
+        rows = list(keys(section, schema, partial(_refused, name)))
         text.append(table(("key", "value", "default", "meaning"), rows))
     return "\n\n".join(text)
 
 
-def _keys(place: str, model: Any, schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, ...]]:
+def keys(model: Any, schema: Mapping[str, Any], refused: Refused) -> Iterator[tuple[str, ...]]:
+    """The rows of a table's keys; `refused` says what of a key's values is not built."""
     properties = schema["$defs"][model.__name__]["properties"]
     for name, field in model.model_fields.items():
         if (inner := _inner(properties[name], schema)) is not None:
             words = field.description or schema["$defs"][inner]["description"]
             table = "table or none" if field.default is None else "table"
             yield (
-                f"`{prefix}{name}`",
+                f"`{name}`",
                 table,
                 "none" if field.default is None else "",
-                _sentence(words, place, name, field),
+                _sentence(words, refused(name, field)),
             )
             for key, value in schema["$defs"][inner]["properties"].items():
                 needed = key in schema["$defs"][inner].get("required", [])
                 shown = "needed" if needed else _toml(value.get("default"))
-                yield f"`{prefix}{name}.{key}`", _type(value), shown, value.get("description", "")
+                yield f"`{name}.{key}`", _type(value), shown, value.get("description", "")
             continue
         default = "needed" if field.is_required() else _toml(field.default)
-        yield f"`{prefix}{name}`", _type(properties[name]), default, _sentence(field.description, place, name, field)
+        yield f"`{name}`", _type(properties[name]), default, _sentence(field.description, refused(name, field))
 
 
 def _inner(value: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
@@ -85,8 +89,7 @@ def _type(value: Mapping[str, Any]) -> str:
     return ", ".join([words[str(value["type"])], *said])
 
 
-def _sentence(description: str | None, place: str, name: str, field: Any) -> str:
-    refused = _refused(place, name, field)
+def _sentence(description: str | None, refused: str) -> str:
     return "; ".join(part.rstrip(".") for part in (description, refused) if part)
 
 

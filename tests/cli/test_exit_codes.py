@@ -49,6 +49,24 @@ def test_a_command_that_cannot_be_understood_is_2(thinwire, words):
     assert "try:" in refused(thinwire(*words), 2)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_policy_with_a_key_that_nobody_knows_is_3_and_names_it(thinwire, tmp_path, given):
+    folder = tmp_path / "state" / "clients" / "pi-01"
+    folder.mkdir(parents=True)
+    path = tmp_path / "mine.toml" if given else folder / "client.toml"
+    path.write_text('[policy]\nhourz = "22:00-06:00"\n')
+    words = ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--name", "pi-01"]
+    more = ["--home", tmp_path / "state", *(["--policy", path] if given else [])]
+    said = refused(thinwire(*words, *more), 3)
+    assert f"{path}: unknown key [policy] hourz" in said
+    assert "try:   [policy] hours" in said
+
+
+def test_a_policy_that_was_named_and_is_not_there_is_3(thinwire, tmp_path):
+    words = ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--policy", tmp_path / "none"]
+    assert "there is no policy" in refused(thinwire(*words), 3)
+
+
 def test_a_set_without_a_value_is_2(thinwire, plan):
     assert "has no value" in refused(thinwire("plan", "check", plan, "--set", "local.lr"), 2)
 

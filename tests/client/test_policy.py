@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, time, timedelta, timezone
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.policy import Policy, load_policy, parse_policy
+from thinwire.client.policy import Kind, Mode, Policy, load_policy, parse_policy
 from thinwire.client.rules import Facts, decide
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
@@ -18,7 +18,8 @@ from thinwire.core.errors import PlanError
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
 FACTS = Facts(NOON, metered=False, carries=frozenset({"secure", "privacy"}))
 PLAN: dict[str, Any] = RunPlan.parse('[run]\ntask = "ecg"\n[local]\nlr = 0.1').to_json()
-KINDS = ("describe", "init", "train", "evaluate")
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def plan(**sections: Any) -> dict[str, Any]:
@@ -77,10 +78,10 @@ def test_a_plan_with_masks_is_declined_by_a_version_that_has_none():
     assert rule_of(Policy(), plan(secure={"enabled": True}), replace(FACTS, carries=frozenset())) == "secure"
 
 
-@pytest.mark.parametrize("mode", ["off", "central", "distributed", "example"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_mode_of_privacy_that_is_not_among_the_owners_is_declined(mode):
     asked = plan(privacy={"mode": mode})
-    others = [other for other in ("off", "central", "distributed", "example") if other != mode]
+    others = [other for other in MODES if other != mode]
     assert said(Policy(privacy=others), asked) == f'privacy: mode = "{mode}" is not private enough here'
     assert said(Policy(privacy=[mode]), asked) == ""
 

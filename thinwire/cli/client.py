@@ -34,6 +34,9 @@ def start(
     threads: Annotated[int, typer.Option(min=0, help="of torch; 0: its own choice")] = 0,
     once: Annotated[bool, typer.Option("--once", help="end when a run has ended, or nobody answers (4)")] = False,
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="the interpreter that has torch")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="what may be asked of it; default: client.toml in its folder")
+    ] = None,
     slow_step: Annotated[float, typer.Option(hidden=True, help="seconds to sleep after each local step")] = 0.0,
     home: Home = None,
 ) -> None:
@@ -55,6 +58,7 @@ def start(
         once,
         home,
         slow_step,
+        policy,
     )
     raise typer.Exit(begin(wanted))
 

@@ -28,6 +28,7 @@ class Device:
     once: bool
     home: Path | None
     slow_step_s: float = 0.0
+    policy: Path | None = None
 
 
 def begin(device: Device) -> int:
@@ -35,6 +36,7 @@ def begin(device: Device) -> int:
     from thinwire.client import Site, load_task
     from thinwire.client.bench import compute_device, use_threads
     from thinwire.client.partitions import parse_split
+    from thinwire.client.policy import FILE, load_policy
     from thinwire.client.service import serve
     from thinwire.client.task import installed_tasks
     from thinwire.core.errors import UsageError
@@ -45,6 +47,7 @@ def begin(device: Device) -> int:
     part, parts = part_of(device.partition)
     parse_split(device.split)
     folder = client_home(find_home(device.home), device.name)
+    policy = load_policy(device.policy or folder / FILE, must_exist=device.policy is not None)
     specs = device.tasks or tuple(f"{name}={module}" for name, module in installed_tasks().items())
     if not specs:
         raise UsageError(
@@ -61,7 +64,15 @@ def begin(device: Device) -> int:
         site = Site(device.name, data, part, parts, device.split, device.seed, where)
         link = FlowerLink(url, device_key(folder), device.name, folder)
         return serve(
-            link, tasks, folder, device.name, site=site, say=say.line, once=device.once, slow_step_s=device.slow_step_s
+            link,
+            tasks,
+            folder,
+            device.name,
+            site=site,
+            say=say.line,
+            once=device.once,
+            slow_step_s=device.slow_step_s,
+            policy=policy,
         )
 
 

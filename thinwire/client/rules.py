@@ -8,7 +8,7 @@ the price may be dear; a clock that cannot be believed says nothing about the ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -46,6 +46,9 @@ class Facts:
     carries: frozenset[str] = frozenset()
     no_clock: str = ""
     no_counts: str = ""
+
+    def beside(self, metered: bool | None, carries: frozenset[str]) -> Facts:
+        return replace(self, metered=metered, carries=carries)
 
 
 def decide(policy: Policy, task: str, kind: str, plan: Mapping[str, Any], facts: Facts) -> Declined | None:

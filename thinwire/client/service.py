@@ -13,6 +13,8 @@ from pathlib import Path
 
 from thinwire import __version__
 from thinwire.client.calls import Calls
+from thinwire.client.gate import Gate
+from thinwire.client.policy import Policy
 from thinwire.client.session import Session
 from thinwire.client.site import Site
 from thinwire.client.task import LoadedTask
@@ -32,6 +34,7 @@ def serve(
     once: bool = False,
     stop: threading.Event | None = None,
     slow_step_s: float = 0.0,
+    policy: Policy | None = None,
 ) -> int:
     """Answer asks until `stop` is set, SIGTERM or Ctrl-C; gives the exit code.
 
@@ -39,10 +42,11 @@ def serve(
     says so once a minute; with `once` it ends instead (4), and it ends after a run (0). Who is refused ends with 5.
     """
     where = replace(site or Site(), name=name)
-    sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s) for task in tasks}
+    gate = Gate(policy, folder)
+    sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks}
     with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
         calls = Calls(ending, tell, give_up=once)
-        worker = Worker(link, sessions, name, versions(), tell, once, ending, calls)
+        worker = Worker(link, sessions, name, versions(gate.policy), tell, once, ending, calls, gate.plans.digests)
         try:
             return worker.run()
         except (Refused, Unreachable) as error:
@@ -54,13 +58,14 @@ def serve(
             worker.join()
 
 
-def versions() -> Mapping[str, str]:
-    """What an operator wants to know of a device."""
+def versions(policy: Policy | None = None) -> Mapping[str, str]:
+    """What an operator wants to know of a device; of its policy no more than that it is another one than before."""
     import torch
 
+    said = {"policy": policy.digest} if policy and policy != Policy() else {}
     return {
         "thinwire": __version__, "python": platform.python_version(), "torch": torch.__version__,
-        "machine": platform.machine(), "system": platform.system(),
+        "machine": platform.machine(), "system": platform.system(), **said,
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from thinwire.aggregation.downlink import Shadow
@@ -12,6 +13,7 @@ from thinwire.client.batches import as_split
 from thinwire.client.bench import Bench
 from thinwire.client.evaluate import Cancelled
 from thinwire.client.failures import CannotAnswer
+from thinwire.client.gate import Gate
 from thinwire.client.site import Site, Split
 from thinwire.client.state import Entry, RunFolder, RunState, Write, run_folder
 from thinwire.client.task import LoadedTask
@@ -29,6 +31,7 @@ KINDS: tuple[tuple[type[Exception], str], ...] = (
     (BadPayload, "base-mismatch"),
     (DataLost, "disk"),
 )
+NOT_WRONG = ("declined", "need-plan")  # nothing went wrong: the last error is still the last error
 
 
 class Session:
@@ -48,7 +51,9 @@ class Session:
         bench: Bench | None = None,
         write: Write = write_atomically,
         debug: bool = False,
+        gate: Gate | None = None,
     ) -> None:
+        self.gate = gate or Gate()
         self.name, self.task, self.folder, self.site = name, task, folder, site
         self.bench = bench or Bench(task, site.device)
         self.slow_step_s, self.debug, self._write = slow_step_s, debug, write
@@ -71,7 +76,8 @@ class Session:
             if self.debug:
                 raise
             failure = self._failure(error, delivery.ask)
-            say(f"round {delivery.ask.round}: failed, {failure.kind}: {error}")
+            failed = "" if failure.kind in NOT_WRONG else "failed, "
+            say(f"round {delivery.ask.round}: {failed}{failure.kind}: {error}")
             return failure, None
 
     def stop(self, ask: Ask, say: Say) -> None:
@@ -109,17 +115,18 @@ class Session:
             return made.head, folder.path(made)
         if ask.protocol > PROTOCOL:
             raise CannotAnswer("protocol", f"the aggregator speaks protocol {ask.protocol}, this client {PROTOCOL}")
+        plan = self.gate.admit(ask, state.sequence)  # before anything is loaded
+        ask = replace(ask, plan=plan)
+        delivery = replace(delivery, ask=ask)
         settled = self._settled(ask, folder, state, say)
         head = ReplyHead(
             ask.ask_id, outbox.next_id(state, ask.run, self.name, self.seen.get(ask.run, 0)), ask.base_version, 0
         )
         if ask.kind not in ("train", "evaluate"):
             raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
-        if isinstance(ask.plan, str):
-            raise CannotAnswer("need-plan", "the plan was sent by its digest only")
         if settled is not state:
             self._keep(ask.run, folder, settled)  # a verdict counts even if the work after it fails
-        job = Job(delivery, RunPlan.from_json(ask.plan), self.name, cancelled, say, queue_s, self.slow_step_s)
+        job = Job(delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s)
         shadow = self._shadows.pop(ask.run, None) or Shadow(self.bench.layout, job.plan.downlink.codec)
         result = work(job, head, settled, self.bench, self._data(), shadow)
         if shadow.codec.spec != "identity":
@@ -184,6 +191,8 @@ class Session:
         text = failures.place(error, self.task.file)
         if isinstance(error, CannotAnswer):
             kind, text = error.kind, str(error)
+        if kind in NOT_WRONG:
+            return Failure(kind, text, ask.ask_id, self.name)
         with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
             failures.remember(self.folder, error, f"{ask.run}, round {ask.round}: {kind}")
         return Failure(kind, text, ask.ask_id, self.name)

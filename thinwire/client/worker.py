@@ -33,12 +33,15 @@ class Worker:
         once: bool,
         ending: threading.Event,
         calls: Calls,
+        plans: tuple[str, ...] = (),
     ) -> None:
         self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
         self.say, self.calls = say, calls
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s = 25.0
-        self.hello = Hello(name, uuid.uuid4().hex, tuple(s.task.report() for s in sessions.values()), versions)
+        self.hello = Hello(
+            name, uuid.uuid4().hex, tuple(s.task.report() for s in sessions.values()), versions, plans=plans
+        )
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
 
     def run(self) -> int:

@@ -85,11 +85,21 @@ class RunPlan(Section):
     @property
     def digest(self) -> str:
         """SHA-256 in hex over the canonical JSON of the resolved plan."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return digest_of(self.to_json())
 
     def check(self, codecs: CodecBook, measured: Mapping[str, DeviceTimes] | None = None) -> list[Refusal]:
         """Everything in this plan that cannot hold together, with the reason; empty when it can run."""
         return refusals(self, codecs, measured or {})
+
+
+def canonical(resolved: Mapping[str, Any]) -> bytes:
+    """The one JSON text of a plan as it was sent: keys sorted, no spaces, ASCII."""
+    return json.dumps(resolved, sort_keys=True, separators=(",", ":")).encode()
+
+
+def digest_of(resolved: Mapping[str, Any]) -> str:
+    """SHA-256 in hex over the canonical JSON: both ends compute it, each over what it holds."""
+    return hashlib.sha256(canonical(resolved)).hexdigest()
 
 
 def _override(raw: dict[str, Any], place: str, value: str) -> None:

@@ -1,0 +1,351 @@
+"""What passes before an ask is worked on: no data is read for what is declined, and what is counted stays counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from tests.client.small import RUN, Aggregator, examples, plan_of, task_of
+from thinwire.client.day import SLACK
+from thinwire.client.gate import Gate
+from thinwire.client.metered import as_told, metered
+from thinwire.client.plans import KEPT, Plans
+from thinwire.client.policy import Kind, Policy
+from thinwire.client.session import Session
+from thinwire.client.site import Split
+from thinwire.core.errors import DataLost
+from thinwire.core.plan import digest_of
+from thinwire.core.types import Failure, ReplyHead
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
+KINDS: tuple[Kind, ...] = get_args(Kind)
+DAMAGED = b'{"format":1,"date"'
+FORBIDS: dict[str, tuple[Policy, dict[str, Any]]] = {
+    "tasks": (Policy(tasks=["other"]), {}),
+    "kinds": (Policy(kinds=["train"]), {}),
+    "secure": (Policy(secure="required"), {}),
+    "privacy": (Policy(privacy=["central"]), {}),
+    "max_epsilon": (Policy(max_epsilon=1.0), {}),
+    "min_noise": (Policy(min_noise=1.0), {}),
+    "hours": (Policy(hours="22:00-06:00"), {}),
+    "metered": (Policy(metered="refuse"), {}),
+    "plan": (Policy(), {"plan": {"run": {"task": "small"}, "local": {"lr": 0.1}, "leak": True}}),
+}
+
+
+class Device:
+    """A session behind a gate, whose task notes when its data are asked for."""
+
+    def __init__(self, folder: Path, policy: Policy, **gate: Any) -> None:
+        self.folder, self.policy, self.read = folder, policy, 0
+        self.aggregator = Aggregator(folder, task_of(data=self.data), plan_of())
+        self.at = NOON
+        self.price: bool | None = None
+        self.gate_options = gate
+        self.start()
+
+    def data(self, site: object) -> Split:
+        self.read += 1
+        return Split(examples(), examples(6, 4))
+
+    def start(self) -> None:
+        """As a new process would."""
+        (self.folder / "device").mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {"now": lambda: self.at, "link_is": lambda link: self.price, **self.gate_options}
+        self.gate = Gate(self.policy, self.folder / "device", **options)
+        self.session: Session = self.aggregator.session(gate=self.gate)
+
+    def ask(self, number: int = 1, kind: str = "train", **changed: Any) -> ReplyHead | Failure:
+        answer: ReplyHead | Failure = self.aggregator.answer(
+            self.session, self.aggregator.ask(number, kind, **changed)
+        )[0]
+        return answer
+
+    def kind(self, *args: Any, **changed: Any) -> str:
+        """Of the failure that an ask comes to, else "reply"."""
+        answer = self.ask(*args, **changed)
+        return answer.kind if isinstance(answer, Failure) else "reply"
+
+    def rule(self, *args: Any, **changed: Any) -> str:
+        answer = self.ask(*args, **changed)
+        if isinstance(answer, ReplyHead):
+            return ""
+        assert answer.kind == "declined", answer
+        return answer.text.partition(":")[0]
+
+    @property
+    def counts(self) -> Path:
+        return self.folder / "device" / "policy.json"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", FORBIDS)
+def test_what_is_declined_never_reads_the_data(tmp_path, rule, kind):
+    policy, changed = FORBIDS[rule]
+    if rule == "kinds":
+        policy = Policy(kinds=[other for other in KINDS if other != kind])
+    device = Device(tmp_path, policy)
+    assert device.rule(1, kind, **changed) == rule
+    assert device.read == 0
+    assert not (tmp_path / "device" / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_count_declines_every_kind_and_reads_no_data(tmp_path, kind):
+    device = Device(tmp_path, Policy(rounds_a_day=5))
+    device.counts.write_bytes(DAMAGED)
+    answer = device.ask(1, kind)
+    assert isinstance(answer, Failure)
+    assert (
+        answer.text == "rounds_a_day: policy.json on this device cannot be read; its owner can look at it and delete it"
+    )
+    assert (device.read, device.counts.read_bytes()) == (0, DAMAGED)
+    device.counts.unlink()
+    assert device.rule(2) == ""
+
+
+def test_with_the_rules_kept_the_data_are_read(tmp_path):
+    device = Device(tmp_path, Policy(tasks=["small"], hours="11:00-13:00", rounds_a_day=9, metered="refuse"))
+    device.price = False
+    assert (device.rule(1), device.rule(2, "evaluate"), device.read) == ("", "", 1)
+
+
+def test_the_day_counts_each_kind_apart_and_begins_anew(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=2))
+    assert [device.rule(number) for number in (1, 2, 3)] == ["", "", "rounds_a_day"]
+    assert [device.rule(number, "evaluate") for number in (4, 5, 6)] == ["", "", "rounds_a_day"]
+    device.at += timedelta(hours=11, minutes=59)
+    assert device.rule(7) == "rounds_a_day"
+    device.at += timedelta(minutes=1)
+    assert [device.rule(number) for number in (8, 9, 10)] == ["", "", "rounds_a_day"]
+
+
+def test_an_ask_that_was_answered_is_answered_again_unchecked_and_uncounted(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    first = device.ask(1)
+    assert isinstance(first, ReplyHead)
+    device.gate.policy = Policy(rounds_a_day=1, tasks=["other"])
+    device.counts.write_bytes(DAMAGED)
+    assert device.ask(1) == first
+    device.start()
+    assert device.ask(1) == first
+
+
+def test_one_id_does_not_buy_a_second_answer(tmp_path):
+    """Once its answer was forgotten (a verdict came), the same id again is another answer, and counts."""
+    device = Device(tmp_path, Policy(rounds_a_day=2))
+    assert device.rule(1) == ""
+    assert device.rule(1, verdicts=[(1, "folded")], ask_id="a-2") == ""
+    assert device.rule(1, verdicts=[(1, "folded"), (2, "folded")], ask_id="a-2") == ""  # the answer that is there
+    device.start()
+    device.session.stop(device.aggregator.ask(3, "stop").ask, print)
+    assert device.rule(1, ask_id="a-2") == "rounds_a_day"
+
+
+def test_an_ask_whose_work_failed_is_not_counted_again(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    assert device.kind(1, layout_digest="0" * 64) == "layout-mismatch"
+    assert device.rule(1) == ""
+    assert device.rule(2) == "rounds_a_day"
+
+
+def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path):
+    """A process is killed with SIGKILL in `data()`, between the count and the training."""
+    script = (
+        "import sys, os, signal, pathlib\n"
+        "from tests.client import test_gate as t\n"
+        "class Dying(t.Device):\n"
+        "    def data(self, site): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Dying(pathlib.Path(sys.argv[1]), t.Policy(rounds_a_day=1)).ask(1)\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    died = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, env=environment, timeout=60)
+    assert died.returncode == -signal.SIGKILL
+    kept = json.loads((tmp_path / "device" / "policy.json").read_text())
+    assert [len(keys) for keys in kept["let_in"].values()] == [1]
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    assert device.rule(2) == "rounds_a_day"
+    assert device.rule(1) == "", "the one that was killed comes again, and is not counted twice"
+
+
+def test_a_disk_that_cannot_keep_the_count_lets_nothing_in(tmp_path):
+    def full(path, data):
+        raise DataLost("the disk is full")
+
+    device = Device(tmp_path, Policy(rounds_a_day=1), write=full)
+    answer = device.ask(1)
+    assert isinstance(answer, Failure)
+    assert (answer.kind, device.read) == ("disk", 0)
+
+
+@pytest.mark.parametrize("policy", [Policy(hours="00:00-23:59"), Policy(rounds_a_day=9)])
+def test_a_clock_that_was_never_set_or_was_set_back_is_not_believed(tmp_path, policy):
+    device = Device(tmp_path, policy)
+    device.at = datetime(1970, 1, 1, 12, tzinfo=UTC)
+    assert device.rule(1) != ""
+    device.at = NOON
+    assert device.rule(1) == ""
+    device.at = NOON - SLACK / 2
+    assert device.rule(2) == ""
+    device.at = NOON - 2 * SLACK
+    answer = device.ask(3)
+    assert isinstance(answer, Failure)
+    assert "was set back" in answer.text
+
+
+def test_a_clock_that_steps_back_over_midnight_does_not_begin_the_day_anew(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    device.at = NOON.replace(hour=0, minute=5)
+    assert device.rule(1) == ""
+    device.at -= timedelta(minutes=10)
+    assert device.rule(2) == "rounds_a_day"
+    device.at += timedelta(minutes=10)
+    assert device.rule(3) == "rounds_a_day"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"[]", b'{"format":2}', b'{"format":1,"date":"2026-11-21","at":"2026-11-21T12:00:00","let_in":{}}',
+     b'{"format":1,"date":"2026-11-21","at":"2026-11-21T12:00:00+01:00","let_in":{"train":"abc"}}'],
+)  # fmt: skip
+def test_no_damage_of_the_counts_begins_the_day_anew(tmp_path, damage):
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    assert device.rule(1) == ""
+    device.counts.write_bytes(damage)
+    assert device.rule(2) == "rounds_a_day"
+
+
+def test_what_was_declined_is_no_error_of_the_device(tmp_path):
+    device = Device(tmp_path, Policy(secure="required"))
+    assert device.rule(1) == "secure"
+    assert not (tmp_path / "device" / "last-error.txt").exists()
+    assert any(line.startswith("round 1: declined: secure: ") for line in device.aggregator.said)
+
+
+# Plans by digest
+
+
+def test_a_plan_that_came_whole_is_known_by_its_digest_also_to_the_next_process(tmp_path):
+    device = Device(tmp_path, Policy())
+    plan = device.aggregator.plan
+    assert device.ask(1, plan=plan.digest) == Failure(
+        "need-plan", "the plan was sent by its digest only", "a-1", "pi-01"
+    )
+    assert device.read == 0
+    assert isinstance(device.ask(1), ReplyHead)
+    assert isinstance(device.ask(2, plan=plan.digest), ReplyHead)
+    device.start()
+    assert device.gate.plans.digests == (plan.digest,)
+    assert isinstance(device.ask(3, plan=plan.digest), ReplyHead)
+
+
+def test_the_owners_policy_holds_for_a_plan_that_is_named_by_its_digest(tmp_path):
+    device = Device(tmp_path, Policy())
+    assert device.rule(1) == ""
+    device.gate.policy = Policy(secure="required")
+    assert device.rule(2, plan=device.aggregator.plan.digest) == "secure"
+
+
+def test_a_plan_on_disk_that_is_not_what_its_name_says_is_thrown_away(tmp_path):
+    device = Device(tmp_path, Policy())
+    plan, folder = device.aggregator.plan, tmp_path / "device" / "plans"
+    device.ask(1)
+    milder = {**plan.to_json(), "leak": True}
+    (folder / f"{plan.digest}.json").write_text(json.dumps(milder))
+    (folder / "note.json").write_text("{}")
+    device.start()
+    assert (device.gate.plans.digests, list(folder.iterdir())) == ((), [])
+    assert device.kind(2, plan=plan.digest) == "need-plan"
+
+
+def test_a_plan_that_comes_under_another_digest_than_was_named_is_not_used(tmp_path):
+    device = Device(tmp_path, Policy())
+    assert device.kind(1, plan="0" * 64) == "need-plan"
+    assert [device.kind(1) for _ in range(2)] == ["protocol"] * 2
+    assert device.read == 0
+
+
+@pytest.mark.parametrize("plan", ["", "../../etc/passwd", "0" * 65, None, 7, ["x"]])
+def test_what_is_no_plan_and_no_digest_is_never_looked_for(tmp_path, plan):
+    device = Device(tmp_path, Policy())
+    assert device.kind(1, plan=plan) in ("need-plan", "protocol")
+    assert device.read == 0
+
+
+def test_so_many_plans_are_kept_and_the_one_unused_longest_goes(tmp_path):
+    ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
+    plans = Plans(tmp_path / "plans")
+    numbered = [{"number": number} for number in range(KEPT + 1)]
+    for plan in numbered[:KEPT]:
+        plans.of(replace(ask, plan=plan))
+    plans.of(replace(ask, plan=digest_of(numbered[0])))
+    plans.of(replace(ask, plan=numbered[KEPT]))
+    gone = digest_of(numbered[1])
+    for held in (plans, Plans(tmp_path / "plans")):
+        assert len(held.digests) == KEPT
+        assert gone not in held.digests
+        assert digest_of(numbered[0]) in held.digests
+    assert len(list((tmp_path / "plans").iterdir())) == KEPT
+
+
+def test_a_full_disk_costs_a_plan_no_more_than_being_sent_again(tmp_path):
+    def full(path, data):
+        raise DataLost("the disk is full")
+
+    ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
+    plans = Plans(tmp_path / "plans", full)
+    assert plans.of(ask) == ask.plan
+    assert plans.of(replace(ask, plan=digest_of(ask.plan))) == ask.plan
+    assert Plans(tmp_path / "plans").digests == ()
+
+
+# Metered links
+
+
+def test_the_owner_knows_best_what_a_link_costs():
+    assert (metered("metered"), metered("unmetered")) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("program", "price"),
+    [
+        ("echo GENERAL.TYPE:wifi; echo 'GENERAL.STATE:100 (connected)'; echo 'GENERAL.METERED:no (guessed)'", False),
+        ("echo GENERAL.TYPE:wifi; echo 'GENERAL.STATE:100 (connected)'; echo 'GENERAL.METERED:yes (guessed)'", True),
+        ("echo GENERAL.TYPE:wifi; echo 'GENERAL.STATE:100 (connected)'; echo 'GENERAL.METERED:unknown'", None),
+        ("exit 8", None),
+        ("true", None),
+    ],
+)
+def test_networkmanager_is_asked_where_it_is_installed(tmp_path, monkeypatch, program, price):
+    (tmp_path / "nmcli").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "nmcli").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    assert metered("auto") is price
+
+
+def test_without_networkmanager_nobody_knows(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert metered("auto") is None
+
+
+def test_one_metered_link_among_several_is_enough_and_bridges_do_not_count():
+    wifi = "GENERAL.TYPE:wifi\nGENERAL.STATE:100 (connected)\nGENERAL.METERED:no (guessed)\n\n"
+    bridge = "GENERAL.TYPE:bridge\nGENERAL.STATE:100 (connected (externally))\nGENERAL.METERED:unknown\n\n"
+    modem = "GENERAL.TYPE:gsm\nGENERAL.STATE:100 (connected)\nGENERAL.METERED:yes\n\n"
+    assert (as_told(wifi + bridge), as_told(wifi + bridge + modem), as_told(bridge)) == (False, True, None)
+
+
+def test_runs_do_not_share_an_answers_place(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    assert device.rule(1) == ""
+    assert device.rule(1, run=f"{RUN}1") == "rounds_a_day"

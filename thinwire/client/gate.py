@@ -1,0 +1,75 @@
+"""What every ask but a stop passes before anything is loaded: its plan is known, and the owner's policy lets it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from thinwire.client import metered
+from thinwire.client.day import Day, DayFile, believed, key_of
+from thinwire.client.failures import CannotAnswer
+from thinwire.client.plans import Plans
+from thinwire.client.policy import Policy
+from thinwire.client.rules import Facts, decide
+from thinwire.client.state import Write
+from thinwire.core.errors import DataLost
+from thinwire.core.home import write_atomically
+from thinwire.core.types import Ask
+
+CARRIES: frozenset[str] = (
+    frozenset()
+)  # sections of a plan that this version carries out: neither secure nor privacy yet
+
+
+def local_time() -> datetime:
+    return datetime.now().astimezone()
+
+
+class Gate:
+    """One for a device, shared by its sessions. `policy` may be replaced between two asks.
+
+    Laws: `admit` raises before the task's data or model are touched; what it counts is on disk when it returns; an ask
+    that comes again because its answer was never made is not counted again.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        folder: Path | None = None,
+        *,
+        now: Callable[[], datetime] = local_time,
+        link_is: Callable[..., bool | None] = metered.metered,
+        write: Write = write_atomically,
+    ) -> None:
+        self.policy, self._now, self._link_is = policy or Policy(), now, link_is
+        self.plans = Plans(folder / "plans" if folder else None, write)
+        self._file = DayFile(folder, write) if folder else None
+
+    def admit(self, ask: Ask, sequence: int) -> Mapping[str, Any]:
+        """The ask's resolved plan; CannotAnswer: need-plan or declined. `sequence` is of the run's last answer here."""
+        plan, policy = self.plans.of(ask), self.policy
+        counted = self._file is not None and (policy.rounds_a_day is not None or bool(policy.hours))
+        day, facts = self._today(ask, key_of(ask, sequence)) if counted else (None, Facts(self._now(), None))
+        price = self._link_is(policy.link) if policy.metered == "refuse" else None
+        declined = decide(policy, ask.task, ask.kind, plan, facts.beside(price, CARRIES))
+        if declined is not None:
+            raise CannotAnswer("declined", declined.text)
+        if day is not None and self._file is not None:
+            self._file.keep(day.with_one(ask.kind, key_of(ask, sequence)))
+        return plan
+
+    def _today(self, ask: Ask, key: str) -> tuple[Day | None, Facts]:
+        """What was let in today, and what of it and of the clock can be believed."""
+        assert self._file is not None
+        now = self._now()
+        try:
+            last = self._file.read()
+        except DataLost as error:
+            why = f"{error.what}; its owner can look at it and delete it"
+            return None, Facts(None, None, no_clock=why, no_counts=why)
+        if doubt := believed(now, last):
+            return None, Facts(None, None, no_clock=doubt, no_counts=doubt)
+        day = (last or Day(now.date(), now)).on(now)
+        return day, Facts(now, day.count(ask.kind) - day.has(ask.kind, key))

@@ -291,6 +291,21 @@ class FleetLaws:
         link.close()
         assert setting.link("pi-1").hello(hello("pi-1")).sequences["digits-1"] == 7
 
+    def test_who_is_shut_out_is_refused_and_nothing_of_it_is_left(self, setting: Setting, tmp_path: Path) -> None:
+        link, other = join(setting, "pi-1"), join(setting, "pi-2")
+        setting.fleet.send([envelope("pi-1", "ask-1"), envelope("pi-1", "ask-2"), envelope("pi-2", "ask-3")])
+        given = answer("pi-1", "ask-2", 1, b"abc")
+        link.push(given, written(tmp_path, b"abc"))
+        setting.fleet.shut_out(["pi-1"])
+        arrived = setting.fleet.poll(0.2)
+        refused = [(a.kind, a.text, a.ask_id) for a in arrived if isinstance(a, Failure)]
+        assert refused == [("refused", "revoked", "ask-1")]
+        assert [(a.device, a.why) for a in arrived if isinstance(a, NodeLeft)] == [("pi-1", "revoked")]
+        assert not [a for a in arrived if isinstance(a, ReplyHead)]
+        assert setting.spool.head(given.update_id) is None
+        assert pulled(other).ask.ask_id == "ask-3"
+        setting.fleet.shut_out(["pi-1", "nobody"])
+
     def test_a_head_that_was_not_acked_comes_again_after_a_restart(self, setting: Any, tmp_path: Path) -> None:
         _can_restart(setting)
         link = join(setting, "pi-1")

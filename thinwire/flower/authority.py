@@ -245,7 +245,7 @@ def _server_context() -> ssl.SSLContext:
 def _issued(certificate: Path, key: Path) -> Issued:
     try:
         found = Issued(certificate.read_bytes(), key.read_bytes())
-        found.parsed  # noqa: B018 - it raises for what is none
+        found.require_readable()
         return found
     except (OSError, ValueError) as error:
         raise _lost(certificate, error) from error

@@ -16,7 +16,13 @@ from datetime import UTC, datetime, timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_VALID = timedelta(days=20 * 365)
@@ -32,6 +38,11 @@ class Issued:
 
     certificate: bytes
     key: bytes
+
+    def require_readable(self) -> None:
+        """ValueError where either half is damaged."""
+        load_pem_private_key(self.key, password=None)
+        x509.load_pem_x509_certificate(self.certificate)
 
     @property
     def parsed(self) -> x509.Certificate:
@@ -156,8 +167,6 @@ def _signed(
 
 
 def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     key = load_pem_private_key(pem, password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key

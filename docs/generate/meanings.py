@@ -60,8 +60,8 @@ FAILURES = {
     "protocol": "the two ends speak protocols that are too far apart: update the older one",
     "worker": "the process that trains has died",
     "disk": "the device cannot write its state",
-    "refused": "said by the aggregator: the device was shut out while it was asked (the text says `revoked`); nothing that "
-    "is not folded yet counts",
+    "refused": "said by the aggregator: the device was shut out while it was asked (the text says `revoked`); "
+    "nothing that is not folded yet counts",
     "stale": "said by the aggregator: no answer for more than `[cohort] max_staleness` rounds; it is asked anew",
     "left": "said by the aggregator: the device has not been heard of, or the person there stopped it",
 }

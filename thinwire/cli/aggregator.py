@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli import say
+from thinwire.cli import aggregator_service, say
 from thinwire.cli.options import Home, Json
 
 app = typer.Typer(name="aggregator", help="The aggregator: the service that devices reach.", no_args_is_help=True)
+app.add_typer(aggregator_service.app)
 
 END_S = 30.0
 

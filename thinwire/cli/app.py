@@ -43,7 +43,8 @@ def top(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; whatever goes wrong is said as error / why / try on stderr."""
     try:
-        answer = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        answer = app(args=words, obj=words, standalone_mode=False)
         sys.stdout.flush()
         return answer if isinstance(answer, int) else 0
     except click.exceptions.Abort:

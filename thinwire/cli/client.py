@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import platform
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.options import Data, Home, Json
+from thinwire.cli import client_service, say
+from thinwire.cli.joined import named
+from thinwire.cli.options import ClientName, Data, Home, Json
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
-
-Name = Annotated[str | None, typer.Option("--name", help="this device's name; default: the machine's")]
+app.add_typer(client_service.app)
 
 
 @app.command()
@@ -26,7 +24,7 @@ def start(
         typer.Option("--task", metavar="NAME=MODULE", help="what it can train; repeatable; default: what is installed"),
     ] = None,
     data: Data = None,
-    name: Name = None,
+    name: ClientName = None,
     partition: Annotated[str | None, typer.Option(metavar="I/N", help="train on part I of N (from 0 on)")] = None,
     split: Annotated[str, typer.Option(metavar="SPEC", help='how the parts are cut: iid or "dirichlet(0.3)"')] = "iid",
     seed: Annotated[int, typer.Option(help="of the split")] = 0,
@@ -49,7 +47,7 @@ def start(
         aggregator,
         tuple(task or ()),
         data,
-        _named(name),
+        named(name),
         partition,
         split,
         seed,
@@ -64,12 +62,12 @@ def start(
 
 
 @app.command()
-def status(name: Name = None, json: Json = False, home: Home = None) -> None:
+def status(name: ClientName = None, json: Json = False, home: Home = None) -> None:
     """Say what the clients of this machine are doing."""
     from thinwire.core.home import find_home, holder
 
     clients = find_home(home) / "clients"
-    names = [_named(name)] if name else sorted(path.name for path in clients.glob("*/") if (path / "lock").exists())
+    names = [named(name)] if name else sorted(path.name for path in clients.glob("*/") if (path / "lock").exists())
     rows = [(one, holder(clients / one / "lock")) for one in names]
     if json:
         say.document([{"name": one, "running": about is not None, **(about or {})} for one, about in rows])
@@ -84,7 +82,7 @@ def status(name: Name = None, json: Json = False, home: Home = None) -> None:
 
 @app.command()
 def logs(
-    name: Name = None,
+    name: ClientName = None,
     last_error: Annotated[bool, typer.Option("--last-error", help="the traceback that never left this device")] = False,
     home: Home = None,
 ) -> None:
@@ -92,27 +90,13 @@ def logs(
     from thinwire.core.errors import NotFound
     from thinwire.core.home import find_home
 
-    folder = find_home(home) / "clients" / _named(name)
+    folder = find_home(home) / "clients" / named(name)
     if not folder.is_dir():
-        raise NotFound(f"no client {_named(name)!r} here", why=f"{folder} is not there", hint="thinwire client status")
+        raise NotFound(f"no client {named(name)!r} here", why=f"{folder} is not there", hint="thinwire client status")
     if not last_error:
         say.line(str(folder))
         return
     found = folder / "last-error.txt"
     if not found.is_file():
-        raise NotFound(f"{_named(name)} has had no error", why=f"{found} is not there")
+        raise NotFound(f"{named(name)} has had no error", why=f"{found} is not there")
     say.line(found.read_text(errors="replace").rstrip())
-
-
-def _named(name: str | None) -> str:
-    """A device's name: as given, else the machine's in our letters."""
-    from thinwire.core.errors import UsageError
-    from thinwire.core.types import DEVICE_NAME
-
-    if name is None:
-        name = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-")[:63] or "device"
-    if not DEVICE_NAME.fullmatch(name):
-        raise UsageError(
-            f"--name {name!r} cannot be", why="a name has 1 to 63 of a-z, 0-9 and -", hint="--name lab-pi-03"
-        )
-    return name

@@ -10,6 +10,7 @@ from typing import Any
 
 from thinwire.cli import say
 from thinwire.cli.addresses import aggregator_url
+from thinwire.cli.typed import Typed
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def begin(device: Device) -> int:
         data = device.data.absolute() if device.data else None
         where = compute_device(device.device)
         site = Site(device.name, data, part, parts, device.split, device.seed, where)
+        Typed.now().remember(folder)
         link = FlowerLink(url, device_key(folder), device.name, folder)
         return serve(
             link,

@@ -10,6 +10,9 @@ import typer
 Home: TypeAlias = Annotated[
     Path | None, typer.Option("--home", help="state folder; default THINWIRE_HOME, else the XDG state folder")
 ]
+ClientName: TypeAlias = Annotated[str | None, typer.Option("--name", help="this device's name; default: the machine's")]
+Print: TypeAlias = Annotated[bool, typer.Option("--print", help="show the unit and touch nothing")]
+System: TypeAlias = Annotated[bool, typer.Option("--system", help="for the whole machine (root); default: this user")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 Task: TypeAlias = Annotated[
     str | None, typer.Option("--task", metavar="NAME=MODULE", help="a task's code: a dotted name or a .py file")

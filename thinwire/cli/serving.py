@@ -17,6 +17,7 @@ from thinwire.cli import say
 from thinwire.cli.addresses import Address
 from thinwire.cli.authority import Certificates, urls, write_invite
 from thinwire.cli.places import again, aggregator_home, alive
+from thinwire.cli.typed import Typed
 
 if TYPE_CHECKING:
     from thinwire.store import Store
@@ -70,6 +71,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             "urls": urls(fleet.address, wanted.certificates.names) if authority else [f"http://{fleet.address}"],
             "page": str(page_at) if page_at else None, "control_address": None,
         }  # fmt: skip
+        Typed.now().remember(place.root)
         _greet(store, about, home)
         write_about(lock, about)  # from here on others find it, and all that it says was said
         code = serve(fleet, store, place, ending=ending)

@@ -1,0 +1,47 @@
+"""`thinwire aggregator service`: an aggregator that is there after a restart of its host."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from thinwire.cli.options import Home, Print, System
+
+app = typer.Typer(name="service", help="Keep the aggregator going with systemd.", no_args_is_help=True)
+
+NAME = "thinwire-aggregator"
+TAKES_REST = {"allow_extra_args": True, "ignore_unknown_options": True}
+Rest = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[START OPTIONS]", help="as for `aggregator start`; default: those of the last one"),
+]
+
+
+@app.command(context_settings=TAKES_REST)
+def install(options: Rest = None, printed: Print = False, system: System = False, home: Home = None) -> None:
+    """Keep `aggregator start` going with the words that it was last started with, or those given here."""
+    from thinwire.cli import aggregator, service
+    from thinwire.cli.addresses import Address
+    from thinwire.cli.systemd import Systemd
+    from thinwire.cli.typed import understood
+    from thinwire.core.errors import UsageError
+
+    at, manager = service.home_of(home, system), Systemd(system)
+    state = at / "aggregator"
+    typed = service.words_of(options or (), state)
+    meant = understood(aggregator.app, "start", typed.words)
+    if meant["background"]:
+        raise UsageError("a service runs in the foreground of its unit", hint="drop --background")
+    low = 0 < Address.parse(meant["listen"], "--listen").port < 1024
+    unit = service.unit_of(NAME, "Thinwire aggregator", "aggregator", typed, state, at, manager, low_port=low)
+    service.install(unit, manager, state / "lock", printed)
+
+
+@app.command()
+def uninstall(system: System = False) -> None:
+    """Stop the service and take its unit away; runs, devices and keys stay."""
+    from thinwire.cli import service
+    from thinwire.cli.systemd import Systemd
+
+    service.uninstall(NAME, Systemd(system))

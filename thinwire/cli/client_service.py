@@ -1,0 +1,65 @@
+"""`thinwire client service`: a client that is there after a restart of its device."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from thinwire.cli.options import ClientName, Home, Print, System
+
+app = typer.Typer(name="service", help="Keep a client going with systemd.", no_args_is_help=True)
+
+TAKES_REST = {"allow_extra_args": True, "ignore_unknown_options": True}
+Rest = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[START OPTIONS]", help="as for `client start`; default: those of the last one"),
+]
+
+
+@app.command(context_settings=TAKES_REST)
+def install(
+    options: Rest = None, name: ClientName = None, printed: Print = False, system: System = False, home: Home = None
+) -> None:
+    """Keep `client start` going with the words that it was last started with, or those given here."""
+    from thinwire.cli import client, service
+    from thinwire.cli.joined import chosen
+    from thinwire.cli.systemd import Systemd
+    from thinwire.cli.typed import understood
+    from thinwire.core.errors import UsageError
+
+    at = service.home_of(home, system)
+    called = chosen(name, at)
+    state = at / "clients" / called
+    typed = service.words_of(options or (), state)
+    meant = understood(client.app, "start", typed.words)
+    if meant["once"]:
+        raise UsageError(
+            "a service goes on", why="--once ends it, and systemd would start it again", hint="drop --once"
+        )
+    if meant["name"] != called:
+        typed = typed.with_option("--name", called)
+    unit = service.unit_of(_unit(called), f"Thinwire client {called}", "client", typed, state, at, Systemd(system))
+    service.install(unit, Systemd(system), state / "lock", printed)
+
+
+@app.command()
+def uninstall(name: ClientName = None, system: System = False, home: Home = None) -> None:
+    """Stop the service and take its unit away; key, residuals and outbox stay."""
+    from thinwire.cli import service
+    from thinwire.cli.joined import chosen
+    from thinwire.cli.systemd import Systemd
+
+    service.uninstall(_unit(chosen(name, service.home_of(home, system))), Systemd(system))
+
+
+def installed(name: str) -> str:
+    """The line that shows a client's journal, where a service was installed for it; else ""."""
+    from thinwire.cli.systemd import Systemd
+
+    found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
+    return f"{found[0].journal} -u {_unit(name)} -f" if found else ""
+
+
+def _unit(name: str) -> str:
+    return f"thinwire-client-{name}"

@@ -1,0 +1,40 @@
+"""Which client of this machine is meant, and which aggregator it has joined."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+TRUST_FILE = "aggregator.json"  # what `client join` leaves (flower/trust.py)
+
+
+def named(name: str | None) -> str:
+    """A device's name: as given, else the machine's in our letters."""
+    from thinwire.core.errors import UsageError
+    from thinwire.core.types import DEVICE_NAME
+
+    if name is None:
+        name = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-")[:63] or "device"
+    if not DEVICE_NAME.fullmatch(name):
+        raise UsageError(
+            f"--name {name!r} cannot be", why="a name has 1 to 63 of a-z, 0-9 and -", hint="--name lab-pi-03"
+        )
+    return name
+
+
+def chosen(name: str | None, home: Path) -> str:
+    """The client that a command without --name means: the one that has joined, else the one of this machine's name."""
+    from thinwire.core.errors import UsageError
+
+    if name is not None:
+        return named(name)
+    joined = sorted(path.parent.name for path in (home / "clients").glob(f"*/{TRUST_FILE}"))
+    own = named(None)
+    if len(joined) < 2 or own in joined:
+        return joined[0] if len(joined) == 1 else own
+    raise UsageError(
+        "several clients of this machine have joined",
+        why=", ".join(joined[:8]) + (" ..." if len(joined) > 8 else ""),
+        hint=f"say which: --name {joined[0]}",
+    )

@@ -1,0 +1,55 @@
+"""The words that were typed for `start`: a service is started with the same ones, in the same folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+
+from thinwire.core.home import write_atomically
+
+FILE = "start.json"
+ONCE = ("--background", "--once")  # of a start by hand: a service is neither
+
+
+@dataclass(frozen=True)
+class Typed:
+    """`words` stand behind `thinwire NOUN start`, and were typed in `folder`."""
+
+    words: tuple[str, ...]
+    folder: Path
+
+    def with_option(self, option: str, value: str) -> Typed:
+        """With an option that these words leave open."""
+        return Typed((*self.words, option, value), self.folder)
+
+    def remember(self, place: Path) -> None:
+        """Keep them beside the state that they belong to."""
+        said = {"words": [word for word in self.words if word not in ONCE], "folder": str(self.folder)}
+        write_atomically(place / FILE, json.dumps(said).encode())
+
+    @classmethod
+    def remembered(cls, place: Path) -> Typed | None:
+        """Those of the last start here; None where it was never started, or the file is damaged."""
+        try:
+            said = json.loads((place / FILE).read_bytes())
+            return cls(tuple(str(word) for word in said["words"]), Path(said["folder"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @classmethod
+    def now(cls) -> Typed:
+        """Those of the command that runs; see `thinwire.cli.app.main`, which hands them on."""
+        said: Any = click.get_current_context().find_root().obj
+        return cls(tuple(said or ())[2:], Path.cwd())
+
+
+def understood(app: typer.Typer, verb: str, words: Sequence[str]) -> dict[str, Any]:
+    """What the command `verb` would make of these words; they are refused now, not at the next boot."""
+    group: Any = typer.main.get_command(app)  # typer's own click: its types are its own
+    return dict(group.commands[verb].make_context(f"thinwire {group.name} {verb}", list(words)).params)

@@ -21,7 +21,7 @@ from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure, Part, ReplyHead, UpdateId
 from thinwire.flower import FlowerFleet, device_key, hellos
-from thinwire.flower.framing import block
+from thinwire.flower.framing import packed
 from thinwire.flower.routes import HELLO, PULL, PUSH
 from thinwire.flower.signing import Signer
 
@@ -51,7 +51,7 @@ class Caller:
         connection = http.client.HTTPConnection(self.address, timeout=10)
         try:
             given = self.signed(path, head, rest, method) if headers is None else headers
-            connection.request(method, path, block(head) + rest, given)
+            connection.request(method, path, packed(head) + rest, given)
             got = connection.getresponse()
             body = got.read()
             return got.status, json.loads(body)["error"] if got.status >= 400 and body else ""
@@ -59,7 +59,7 @@ class Caller:
             connection.close()
 
     def signed(self, path: str, head: bytes, rest: bytes = b"", method: str = "POST") -> dict[str, str]:
-        body = block(head) + rest
+        body = packed(head) + rest
         return self.signer.headers(method, path, hashlib.sha256(body).digest(), len(body), whole_key=path == HELLO)
 
     def hello(self, name: str = "") -> Answer:
@@ -239,7 +239,7 @@ def test_a_body_of_unknown_length_is_refused(here: Place) -> None:
     caller = Caller(here)
     connection = http.client.HTTPConnection(caller.address, timeout=10)
     headers = caller.signed(HELLO, b"{}") | {"transfer-encoding": "chunked"}
-    connection.request("POST", HELLO, iter([block(b"{}")]), headers, encode_chunked=True)
+    connection.request("POST", HELLO, iter([packed(b"{}")]), headers, encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
 
@@ -276,7 +276,7 @@ def test_a_waiting_pull_is_answered_when_the_door_closes(here: Place) -> None:
     caller = Caller(here, "pi-2")
     caller.hello()
     head = json.dumps({"process": caller.process, "wait_s": 20.0, "held": []}).encode()
-    socket_pull.request("POST", PULL, block(head), caller.signed(PULL, head))
+    socket_pull.request("POST", PULL, packed(head), caller.signed(PULL, head))
     while here.fleet.stats()["requests"]["pull"] < 1:
         time.sleep(0.01)
     here.fleet.close()
@@ -326,7 +326,7 @@ def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
     caller = Caller(here)
     said = hellos.to_bytes(hello("pi-1"))
     lines = "".join(f"{k}: {v}\r\n" for k, v in caller.signed(HELLO, said).items())
-    body = block(said)
+    body = packed(said)
     request = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
     host, port = caller.address.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as raw:

@@ -22,7 +22,7 @@ from thinwire.core.fleet import Delivery, Envelope, Link, NodeJoined, NodeLeft
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Ask, Failure, Part, ReplyHead
 from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.framing import block
+from thinwire.flower.framing import packed
 from thinwire.flower.routes import PUSH
 from thinwire.flower.signing import Signer
 
@@ -378,7 +378,7 @@ def _begun_push(here: Place, head: ReplyHead) -> socket.socket:
     said = reply_to_bytes(head)
     signed = Signer(device_key(here.folder / "clients" / "pi-1")).headers("POST", PUSH, said)
     lines = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
-    body = block(said)
+    body = packed(said)
     host, port = here.fleet.address.split(":")
     raw = socket.create_connection((host, int(port)), timeout=10)
     length = len(body) + head.payload_bytes

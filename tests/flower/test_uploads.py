@@ -19,7 +19,7 @@ from tests.flower.test_door import Caller
 from thinwire.core.fleet import NodeJoined, NodeLeft
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.framing import block
+from thinwire.flower.framing import packed
 from thinwire.flower.routes import PUSH
 from thinwire.store import FileSpool
 
@@ -56,7 +56,7 @@ class Uploader(Caller):
 
     def offer(self) -> list[int] | None:
         """How much of each part is there; None when all is done."""
-        status, said, _ = self.ask("POST", PUSH, block(reply_to_bytes(self.given)))
+        status, said, _ = self.ask("POST", PUSH, packed(reply_to_bytes(self.given)))
         assert status == 200
         return None if said.get("done") else said["offsets"]
 

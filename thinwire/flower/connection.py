@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from thinwire.core.errors import ThinwireError, Unreachable, UsageError
-from thinwire.flower.framing import STREAM_BYTES, block
+from thinwire.flower.framing import STREAM_BYTES, packed
 from thinwire.flower.refusals import Refusal, as_error
 from thinwire.flower.routes import HELLO
 from thinwire.flower.signing import Signer
@@ -79,7 +79,7 @@ class Connection:
         connection = self._open()
         if connection.sock is not None:
             connection.sock.settimeout(wait_s + TIMEOUT_S)
-        body = block(head) + (bundle.read_bytes() if bundle is not None and length else b"")
+        body = packed(head) + (bundle.read_bytes() if bundle is not None and length else b"")
         connection.putrequest("POST", path, skip_accept_encoding=True)
         digest = hashlib.sha256(body).digest()
         for name, value in self._signer.headers("POST", path, digest, len(body), whole_key=path == HELLO).items():

@@ -13,7 +13,7 @@ from thinwire.core.protocol import SPEAKS, Range
 from thinwire.flower import hellos
 from thinwire.flower.enrolment import Enrol
 from thinwire.flower.exchange import Exchange
-from thinwire.flower.framing import block
+from thinwire.flower.framing import packed
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.requests import Request
 from thinwire.flower.sessions import Sessions
@@ -58,7 +58,7 @@ class HelloRoute:
         sequences = await asyncio.to_thread(self._sequences, row.name)
         spread_s = len(self._roster.rows()) / SPREAD_PER_S
         welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas())
-        await request.answer(200, block(hellos.to_bytes(welcome)))
+        await request.answer(200, packed(hellos.to_bytes(welcome)))
 
     async def _alone(self, said: Hello) -> None:
         """Refuse a second live process of one name; one that was just killed gets a moment to be noticed."""

@@ -11,7 +11,7 @@ from thinwire.core.clock import Clock
 from thinwire.core.types import Failure
 from thinwire.flower.bundle import read
 from thinwire.flower.exchange import Exchange, Outstanding
-from thinwire.flower.framing import INLINE_BYTES, block
+from thinwire.flower.framing import INLINE_BYTES, block, packed
 from thinwire.flower.gate import Gate
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.requests import Gone, Request
@@ -89,11 +89,12 @@ class PullRoute:
     async def _answer(
         self, request: Request, session: Session, outstanding: Outstanding | None, withdrawn: list[str]
     ) -> None:
-        control = block(json.dumps({"cancelled": withdrawn}).encode() if withdrawn else b"{}")
+        said = json.dumps({"cancelled": withdrawn}).encode() if withdrawn else b"{}"
+        control = packed(said)
         if outstanding is None or not self._is_there(session.device, outstanding):
             await request.answer(200, control + block(b""))
             return
-        heads, bundle = control + block(outstanding.data), outstanding.envelope.bundle
+        heads, bundle = control + packed(outstanding.data), outstanding.envelope.bundle
         length = outstanding.length if outstanding.length <= INLINE_BYTES else 0  # the device fetches larger ones
         self._exchange.pulled(outstanding, self._clock.wall())
         await request.begin(200, [(b"content-length", str(len(heads) + length).encode())])

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from thinwire.core.fleet import DeviceRow
-from thinwire.flower.framing import unblock
+from thinwire.core.messages import MAX_HEAD_BYTES
+from thinwire.flower.framing import inflated, unblock
 from thinwire.flower.refusals import UNKNOWN_PATH, Refusal
 from thinwire.flower.signing import Claim, Identity
 from thinwire.flower.wire import Account, admitted_of, wire_of
@@ -83,10 +84,11 @@ class Request:
         return data
 
     async def head(self) -> tuple[bytes, memoryview]:
-        """The body's first block, and what follows it."""
+        """The JSON of the body's first block, and what follows it."""
         data = await self.whole()
         try:
-            return unblock(data)
+            head, rest = unblock(data)
+            return inflated(head, MAX_HEAD_BYTES), rest
         except ValueError as error:
             raise Refusal(409, "protocol", str(error)) from error
 

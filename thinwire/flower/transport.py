@@ -26,7 +26,7 @@ from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, reply_to_byte
 from thinwire.core.types import Ask, Failure, Part, ReplyHead
 from thinwire.flower import hellos
 from thinwire.flower.connection import Connection, in_words
-from thinwire.flower.framing import LENGTH, STREAM_BYTES
+from thinwire.flower.framing import LENGTH, STREAM_BYTES, inflated
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.routes import HELLO, PULL, PUSH
 from thinwire.flower.signing import Signer
@@ -161,7 +161,7 @@ def _block(answer: http.client.HTTPResponse, most: int) -> bytes:
     (length,) = LENGTH.unpack(_exactly(answer, LENGTH.size))
     if length > most:
         raise BadPayload(f"a block of {length} bytes", why=f"at most {most} are read")
-    return _exactly(answer, length)
+    return inflated(_exactly(answer, length), most) if length else b""
 
 
 def _exactly(answer: http.client.HTTPResponse, count: int) -> bytes:

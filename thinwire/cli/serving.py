@@ -52,7 +52,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(lock_file(place.lock))
         ending = stack.enter_context(_ended_by_signals())
-        store = Store.open(place.database)
+        store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
         store.record_restart()
         authority = wanted.certificates.authority(place.tls, wanted.listen)

@@ -8,6 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from thinwire.core.errors import DataLost
+from thinwire.store.copying import copy_file
 from thinwire.store.database import Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -19,26 +20,51 @@ def revisions() -> list[str]:
     return sorted(path.name.split("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
 
 
-def prepare(database: Database) -> None:
-    """Make the tables what this program needs, or say why they cannot be.
+def prepare(database: Database, upgrade: bool) -> None:
+    """Make the tables where there are none; an older database becomes the newest one only if `upgrade`.
 
-    Several processes may do this at the same time; killed on its way, it has done nothing.
+    Several processes may do this at the same time; killed on its way, it has done nothing. A SQLite file is copied to
+    `FILE.before-REVISION` first. `DataLost` when it cannot be done: the database is then as it was.
     """
     with database.reading() as connection:
-        found = _revision(database, connection)
+        found = revision(database, connection)
     if found == revisions()[-1]:
         if not database.read_only:
             with database.writing() as connection:  # a disk that refuses shows it here, not in the middle of a round
                 connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
         return
-    if database.read_only:
-        raise DataLost(f"{database.name} is older than this program", hint="start the aggregator once: it upgrades it")
+    if database.read_only or not (upgrade or found is None):
+        raise DataLost(
+            f"{database.name} is older than this program",
+            why=f"it has revision {found}, this program works on {revisions()[-1]}",
+            hint="start the aggregator once: it keeps a copy and upgrades it",
+        )
     with database.writing() as connection:
-        if _revision(database, connection) != revisions()[-1]:
-            upgrade(connection)
+        found = revision(database, connection)
+        if found is None:
+            migrate(connection)
+        elif found != revisions()[-1]:
+            _upgrade(database, connection, found)
 
 
-def upgrade(connection: Connection, revision: str = "head") -> None:
+def _upgrade(database: Database, connection: Connection, found: str) -> None:
+    """Nobody else writes meanwhile: the copy, which is read beside our transaction, is what the upgrade begins from."""
+    copy = ""
+    if database.sqlite:
+        path = Path(database.name)
+        copy = str(copy_file(path, path.with_name(f"{path.name}.before-{revisions()[-1]}")))
+    try:
+        migrate(connection)
+    except Exception as error:  # whatever a migration stumbles over, what it had begun is rolled back
+        said = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+        raise DataLost(
+            f"{database.name} could not be upgraded and is as it was",
+            why=f"from revision {found} to {revisions()[-1]}: {said}",
+            hint="the version of thinwire that wrote it goes on with it" + (f"; a copy is {copy}" if copy else ""),
+        ) from error
+
+
+def migrate(connection: Connection, to: str = "head") -> None:
     """Run the migrations in the transaction that `connection` is in."""
     from alembic import command
     from alembic.config import Config
@@ -47,10 +73,10 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     with _UPGRADING:
-        command.upgrade(config, revision)
+        command.upgrade(config, to)
 
 
-def _revision(database: Database, connection: Connection) -> str | None:
+def revision(database: Database, connection: Connection) -> str | None:
     """The database's revision, None for an empty one; refuses one that is newer, or another program's."""
     tables = set(inspect(connection).get_table_names())
     if "alembic_version" not in tables:

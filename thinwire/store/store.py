@@ -48,14 +48,17 @@ class Store:
         self.roster, self.invitations = StoredRoster(database, clock), Invitations(database, clock)
 
     @classmethod
-    def open(cls, path_or_url: str | Path, *, read_only: bool = False, clock: Clock | None = None) -> Self:
-        """Open a SQLite file or a database's URL; it is made and upgraded as needed.
+    def open(
+        cls, path_or_url: str | Path, *, read_only: bool = False, upgrade: bool = False, clock: Clock | None = None
+    ) -> Self:
+        """Open a SQLite file or a database's URL; it is made where there is none.
 
-        `DataLost` when it is damaged, newer than this program, or cannot be written (and is not `read_only`).
+        `DataLost` when it is damaged, newer than this program, cannot be written (and is not `read_only`), or is older:
+        only who says `upgrade` (the aggregator, when it starts) changes an old one, after a copy was made.
         """
         database = Database(database_url(path_or_url), read_only)
         try:
-            schema.prepare(database)
+            schema.prepare(database, upgrade)
         except BaseException:
             database.close()
             raise

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from thinwire.core.errors import DataLost
+from thinwire.store import Store, copying, schema
+from thinwire.store.database import Database, database_url
+
+LOGIN = "INSERT INTO logins (code_hash, expires_at) VALUES ('of before', 1.0)"
+
+
+@pytest.fixture
+def old(address: str) -> str:
+    """A database as version 1 of the tables left it, with one row to recognise it by."""
+    database = Database(database_url(address), read_only=False)
+    with database.writing() as connection:
+        schema.migrate(connection, "0001")
+        connection.execute(text(LOGIN))
+    database.close()
+    return address
+
+
+def at_revision(address: str) -> tuple[str | None, list[str]]:
+    database = Database(database_url(address), read_only=True)
+    with database.reading() as connection:
+        found = schema.revision(database, connection), list(connection.scalars(text("SELECT code_hash FROM logins")))
+    database.close()
+    return found
+
+
+def dump(path: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(path)) as opened:
+        return list(opened.iterdump())
+
+
+def copies(folder: Path) -> list[Path]:
+    return sorted(folder.glob("store.sqlite3.*before*")) + sorted(folder.glob(".store*"))
+
+
+@pytest.fixture
+def with_a_broken_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The migrations, and one more that gets half way."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "versions" / "9000_broken.py").write_text(
+        "from alembic import op\n"
+        f"revision, down_revision = '9000', '{schema.revisions()[-1]}'\n"
+        "def upgrade():\n    op.execute('DELETE FROM logins')\n    op.execute('CREATE TABLE half (a INTEGER)')\n"
+        "    op.execute('SELECT no_such_column FROM logins')\n"
+    )
+    monkeypatch.setattr(schema, "MIGRATIONS", folder)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_only_who_says_so_upgrades_an_old_store(old: str, tmp_path: Path, read_only: bool) -> None:
+    with pytest.raises(DataLost, match="older than this program") as refused:
+        Store.open(old, read_only=read_only)
+    assert refused.value.exit_code == 8
+    assert "start the aggregator once" in refused.value.hint
+    assert at_revision(old) == ("0001", ["of before"])
+    assert copies(tmp_path) == []
+
+
+def test_an_old_store_is_upgraded_and_keeps_what_it_held(old: str, tmp_path: Path) -> None:
+    with Store.open(old, upgrade=True) as store:
+        assert store.invitations.all() == []
+    assert at_revision(old) == (schema.revisions()[-1], ["of before"])
+    Store.open(old, upgrade=True).close()
+
+
+def test_a_file_is_copied_before_it_is_upgraded(tmp_path: Path) -> None:
+    path, copy = tmp_path / "store.sqlite3", tmp_path / f"store.sqlite3.before-{schema.revisions()[-1]}"
+    copy.write_text("of an upgrade that failed")
+    database = Database(database_url(path), read_only=False)
+    with database.writing() as connection:
+        schema.migrate(connection, "0001")
+    with database.writing() as connection:
+        connection.execute(text(LOGIN))
+    before = dump(path)  # while its log holds some of it
+    Store.open(path, upgrade=True).close()
+    database.close()
+    assert dump(copy) == before
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert copies(tmp_path) == [copy]
+    shutil.copy(copy, path)
+    assert at_revision(str(path)) == ("0001", ["of before"])
+
+
+def test_a_new_store_and_one_that_is_up_to_date_are_not_copied(tmp_path: Path) -> None:
+    for _ in range(2):
+        Store.open(tmp_path / "store.sqlite3", upgrade=True).close()
+    assert copies(tmp_path) == []
+
+
+def test_a_migration_that_fails_leaves_the_old_store_in_use(old: str, with_a_broken_one: None) -> None:
+    with pytest.raises(DataLost, match="as it was") as failed:
+        Store.open(old, upgrade=True)
+    assert failed.value.exit_code == 8
+    assert "no_such_column" in failed.value.why
+    assert at_revision(old) == ("0001", ["of before"])
+
+
+def test_a_migration_that_fails_writes_nothing_into_the_file(tmp_path: Path, with_a_broken_one: None) -> None:
+    path = tmp_path / "store.sqlite3"
+    database = Database(database_url(path), read_only=False)
+    with database.writing() as connection:
+        schema.migrate(connection, "0002")
+        connection.execute(text(LOGIN))
+    database.close()
+    before = dump(path)
+    with pytest.raises(DataLost) as failed:
+        Store.open(path, upgrade=True)
+    assert dump(path) == before == dump(tmp_path / "store.sqlite3.before-9000")
+    assert str(tmp_path / "store.sqlite3.before-9000") in failed.value.hint
+
+
+def test_where_no_copy_can_be_made_nothing_is_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.sqlite3"
+    database = Database(database_url(path), read_only=False)
+    with database.writing() as connection:
+        schema.migrate(connection, "0001")
+        connection.execute(text(LOGIN))
+    database.close()
+
+    def full(source: Path, draft: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(copying, "_back_up", full)
+    with pytest.raises(DataLost, match="before-") as failed:
+        Store.open(path, upgrade=True)
+    assert failed.value.exit_code == 8
+    assert at_revision(str(path)) == ("0001", ["of before"])
+    assert copies(tmp_path) == []
+
+
+def test_a_store_newer_than_the_program_is_refused_by_who_upgrades_too(address: str, tmp_path: Path) -> None:
+    with Store.open(address) as store, store._database.writing() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(DataLost, match="newer than this program") as refused:
+        Store.open(address, upgrade=True)
+    assert refused.value.exit_code == 8
+    assert copies(tmp_path) == []
+
+
+def test_a_copy_of_a_damaged_file_is_not_made(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    Store.open(path).close()
+    path.write_bytes(path.read_bytes()[:5000] + bytes(range(256)) * 100)
+    with pytest.raises(DataLost):
+        copying.copy_file(path, tmp_path / "copy")
+    assert [found.name for found in tmp_path.iterdir() if "copy" in found.name] == []

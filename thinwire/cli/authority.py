@@ -68,14 +68,15 @@ def urls(door: str, names: Sequence[str]) -> list[str]:
     host = host.strip("[]")
     if named := [name for name in names if not _is_address(name)]:
         return [f"https://{name}:{port}" for name in named]
-    hosts = [host] if host not in ANY else [*names, *own_addresses()]
+    hosts = [host] if host not in ANY else [*names, *own_addresses(host)]
     return [f"https://[{one}]:{port}" if ":" in one else f"https://{one}:{port}" for one in dict.fromkeys(hosts)]
 
 
-def own_addresses() -> list[str]:
-    """The addresses that this machine would talk to others from; its name where it has none."""
+def own_addresses(host: str) -> list[str]:
+    """The addresses that this machine would talk to others from, of the kinds that `host` listens on; else its name."""
     found = []
-    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # RFC 5737, RFC 3849
+    kinds = [(socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")]  # RFC 5737, RFC 3849
+    for family, far in kinds[:1] if host == "0.0.0.0" else kinds:
         with socket.socket(family, socket.SOCK_DGRAM) as tried:
             try:
                 tried.connect((far, 9))  # no packet is sent

@@ -135,5 +135,11 @@ def test_a_client_says_what_it_is(thinwire, home):
     assert said.code == 4
     (row,) = thinwire("client", "status", "--json", "--home", home).document
     assert (row["name"], row["running"]) == ("pi-01", False)
-    assert thinwire("client", "logs", "--name", "pi-01", "--home", home).out.strip() == str(home / "clients" / "pi-01")
+    assert (row["state"], row["pending"]) == ("stopped", 0)
+    assert "cannot reach the aggregator" in row["last_error"]
+    assert "cannot reach the aggregator" in thinwire("client", "status", "--home", home).out
+    said = thinwire("client", "logs", "--name", "pi-01", "--home", home)
+    assert next(line.partition(" ")[2] for line in said.out.splitlines()) == "connecting"
+    assert "cannot reach the aggregator" in said.out
+    assert str(home / "clients" / "pi-01") in said.err
     assert thinwire("client", "logs", "--name", "pi-01", "--last-error", "--home", home).code == 9

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import client_service, say
-from thinwire.cli.joined import named
+from thinwire.cli.joined import chosen, named
 from thinwire.cli.options import ClientName, Data, Home, Json
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
@@ -64,18 +64,17 @@ def start(
 @app.command()
 def status(name: ClientName = None, json: Json = False, home: Home = None) -> None:
     """Say what the clients of this machine are doing."""
-    from thinwire.core.home import find_home, holder
+    from thinwire.cli.client_status import look, show
+    from thinwire.core.home import find_home
 
-    clients = find_home(home) / "clients"
+    at = find_home(home)
+    clients = at / "clients"
     names = [named(name)] if name else sorted(path.name for path in clients.glob("*/") if (path / "lock").exists())
-    rows = [(one, holder(clients / one / "lock")) for one in names]
+    rows = [look(at, one) for one in names]
     if json:
-        say.document([{"name": one, "running": about is not None, **(about or {})} for one, about in rows])
+        say.document(rows)
     elif rows:
-        cells = [
-            (one, "running" if a else "stopped", (a or {}).get("pid"), (a or {}).get("aggregator")) for one, a in rows
-        ]
-        say.table(("client", "state", "process", "aggregator"), cells)
+        show(rows)
     else:
         say.note(f"no client was ever started in {clients}")
 
@@ -83,20 +82,30 @@ def status(name: ClientName = None, json: Json = False, home: Home = None) -> No
 @app.command()
 def logs(
     name: ClientName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what comes, until Ctrl-C")] = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="of the end")] = 50,
     last_error: Annotated[bool, typer.Option("--last-error", help="the traceback that never left this device")] = False,
     home: Home = None,
 ) -> None:
-    """Show where a client's notes are, or what went wrong last in a task's code."""
+    """Show what a client said, or what went wrong last in a task's code."""
+    from thinwire.cli.client_service import journal
+    from thinwire.client.logbook import FILE, last_lines, new_lines
     from thinwire.core.errors import NotFound
     from thinwire.core.home import find_home
 
-    folder = find_home(home) / "clients" / named(name)
+    at = find_home(home)
+    called = chosen(name, at)
+    folder = at / "clients" / called
     if not folder.is_dir():
-        raise NotFound(f"no client {named(name)!r} here", why=f"{folder} is not there", hint="thinwire client status")
-    if not last_error:
-        say.line(str(folder))
+        raise NotFound(f"no client {called!r} here", why=f"{folder} is not there", hint="thinwire client status")
+    if last_error:
+        found = folder / "last-error.txt"
+        if not found.is_file():
+            raise NotFound(f"{called} has had no error", why=f"{found} is not there")
+        say.line(found.read_text(errors="replace").rstrip())
         return
-    found = folder / "last-error.txt"
-    if not found.is_file():
-        raise NotFound(f"{named(name)} has had no error", why=f"{found} is not there")
-    say.line(found.read_text(errors="replace").rstrip())
+    for line in last_lines(folder, count):
+        say.line(line)
+    say.note(f"from {folder / FILE}" + (f"; all of it: {command}" if (command := journal(called)) else ""))
+    for line in new_lines(folder) if follow else ():
+        say.line(line)

@@ -53,7 +53,7 @@ def uninstall(name: ClientName = None, system: System = False, home: Home = None
     service.uninstall(_unit(chosen(name, service.home_of(home, system))), Systemd(system))
 
 
-def installed(name: str) -> str:
+def journal(name: str) -> str:
     """The line that shows a client's journal, where a service was installed for it; else ""."""
     from thinwire.cli.systemd import Systemd
 

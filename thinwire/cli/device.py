@@ -36,9 +36,11 @@ def begin(device: Device) -> int:
     """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
     from thinwire.client import Site, load_task
     from thinwire.client.bench import compute_device, use_threads
+    from thinwire.client.logbook import Logbook
     from thinwire.client.partitions import parse_split
     from thinwire.client.policy import FILE, load_policy
     from thinwire.client.service import serve
+    from thinwire.client.standing import Watched
     from thinwire.client.task import installed_tasks
     from thinwire.core.errors import UsageError
     from thinwire.core.home import client_home, find_home, hold
@@ -66,12 +68,12 @@ def begin(device: Device) -> int:
         Typed.now().remember(folder)
         link = FlowerLink(url, device_key(folder), device.name, folder)
         return serve(
-            link,
+            Watched(link, folder),
             tasks,
             folder,
             device.name,
             site=site,
-            say=say.line,
+            say=Logbook(folder, say.line),
             once=device.once,
             slow_step_s=device.slow_step_s,
             policy=policy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 from pathlib import Path
@@ -38,3 +39,11 @@ def chosen(name: str | None, home: Path) -> str:
         why=", ".join(joined[:8]) + (" ..." if len(joined) > 8 else ""),
         hint=f"say which: --name {joined[0]}",
     )
+
+
+def joined_url(folder: Path) -> str | None:
+    """The aggregator that this client has joined; None where it has not."""
+    try:
+        return str(json.loads((folder / TRUST_FILE).read_bytes())["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,81 @@
+"""What a client said, with the time before it, in a file that never grows beyond what a small card can spare."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+FILE, BEFORE = "client.log", "client.log.1"
+MOST_BYTES = 500_000  # of each of the two: some thousand rounds
+LOOK_S = 0.25
+
+
+class Logbook:
+    """`say` with a memory: each line goes to the file and then on. A disk that takes nothing ends nothing.
+
+    Any thread may call it.
+    """
+
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], most: int = MOST_BYTES, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._folder, self._say, self._most, self._wall = folder, say, most, wall
+        self._lock = threading.Lock()
+
+    def __call__(self, line: str) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall()))
+        text = "".join(f"{stamp} {one}\n" for one in line.splitlines() or [""]).encode(errors="replace")
+        with self._lock, contextlib.suppress(OSError):
+            self._put(text[: self._most])
+        self._say(line)
+
+    def _put(self, text: bytes) -> None:
+        path = self._folder / FILE
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(descriptor).st_size + len(text) > self._most:
+                os.replace(path, self._folder / BEFORE)
+                os.close(descriptor)
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.write(descriptor, text)
+        finally:
+            os.close(descriptor)
+
+
+def last_lines(folder: Path, count: int) -> list[str]:
+    """The newest `count` lines, oldest first; fewer where there are no more."""
+    kept: deque[str] = deque(maxlen=count)
+    for name in (BEFORE, FILE):
+        with contextlib.suppress(FileNotFoundError), open(folder / name, errors="replace") as file:
+            kept.extend(line.rstrip("\n") for line in file)
+    return list(kept)
+
+
+def new_lines(folder: Path, wait: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    """Lines as they come, from now on and for ever; a file that is replaced is read to its end first."""
+    path, rest = folder / FILE, ""
+    with contextlib.ExitStack() as stack:
+        file = _opened(path, stack)
+        if file is not None:
+            file.seek(0, os.SEEK_END)
+        while True:
+            replaced = file is None or not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino
+            if file is not None:
+                *whole, rest = (rest + file.read()).split("\n")
+                yield from whole
+            if replaced:
+                stack.close()
+                file = _opened(path, stack)
+            wait(LOOK_S)
+
+
+def _opened(path: Path, stack: contextlib.ExitStack) -> TextIO | None:
+    with contextlib.suppress(FileNotFoundError):
+        return stack.enter_context(open(path, errors="replace"))
+    return None

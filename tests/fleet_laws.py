@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -188,6 +190,29 @@ class FleetLaws:
         failure = polled(setting.fleet, Failure)
         assert (failure.kind, failure.ask_id, failure.device) == ("task-error", "ask-1", "pi-1")
         assert failure.text == "ValueError at task.py:7"
+
+    def test_an_ask_that_failed_is_sent_again_to_the_process_that_waits(self, setting: Setting, tmp_path: Path) -> None:
+        link, waited = join(setting, "pi-1"), list[Delivery]()
+        setting.fleet.send([envelope("pi-1", "ask-1", tmp_path, b"model")])
+        pulled(link)
+        waiting = threading.Thread(target=lambda: waited.append(pulled(link)))  # its pull may begin before the push
+        waiting.start()
+        link.push(Failure("need-plan", "", "ask-1"))
+        polled(setting.fleet, Failure)
+        again = envelope("pi-1", "ask-1", tmp_path, b"model")
+        setting.fleet.send([again])
+        waiting.join(PATIENCE_S)
+        assert [delivery.ask for delivery in waited] == [again.ask]
+        link.push(answer("pi-1", "ask-1"))
+        assert polled(setting.fleet, ReplyHead).ask_id == "ask-1"
+
+    def test_a_process_that_says_something_else_is_polled_again(self, setting: Setting) -> None:
+        link, said = setting.link("pi-1"), hello("pi-1")
+        link.hello(said)
+        polled(setting.fleet, NodeJoined)
+        other = replace(said, versions={"thinwire": "test", "policy": "another"})
+        link.hello(other)
+        assert polled(setting.fleet, NodeJoined).hello.versions == other.versions
 
     def test_the_same_push_again_is_answered_and_not_polled_again(self, setting: Setting, tmp_path: Path) -> None:
         link, given, bundle = join(setting, "pi-1"), answer("pi-1", "ask-1", 1, b"abc"), written(tmp_path, b"abc")

@@ -13,6 +13,7 @@ import numpy as np
 from thinwire.aggregation import feedback, parse
 from thinwire.core import Key, Layout, VirtualClock
 from thinwire.core.fleet import Arrival, Envelope, Hello, NodeJoined, NodeLeft, TaskReport
+from thinwire.core.plan import digest_of
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Transfer, UpdateId
 
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
@@ -30,6 +31,16 @@ class Device:
     sequence: int = 0
     examples: int = 10
     answered: dict[str, tuple[ReplyHead, list[bytes]]] = field(default_factory=dict)  # its outbox
+    plans: set[str] = field(default_factory=set)  # digests of those that it holds
+
+    def take(self, ask: Ask) -> float | Failure | None:
+        """As the script says, once the plan is known: a whole one is kept, one that is only named must be there."""
+        if isinstance(ask.plan, str):
+            if ask.plan not in self.plans:
+                return Failure("need-plan", "", ask.ask_id)
+        else:
+            self.plans.add(digest_of(ask.plan))
+        return self.script(ask)
 
     def answer(self, ask: Ask) -> tuple[ReplyHead, list[bytes]]:
         """An ask that was answered gets the same bytes again."""
@@ -70,7 +81,10 @@ class ScriptedFleet:
 
     def __post_init__(self) -> None:
         for device in self.devices:
-            self.later(0.0, NodeJoined(device.name, Hello(device.name, "p1", (REPORT,))))
+            self.later(0.0, NodeJoined(device.name, self.hello(device)))
+
+    def hello(self, device: Device) -> Hello:
+        return Hello(device.name, "p1", (REPORT,), plans=tuple(device.plans))
 
     def later(self, seconds: float, arrival: Arrival) -> None:
         heapq.heappush(self._due, (self.clock.now() + seconds, next(self._count), arrival))
@@ -94,8 +108,9 @@ class ScriptedFleet:
                 continue
             self.asked[envelope.ask.ask_id] = envelope
             device = next(d for d in self.devices if d.name == envelope.device)
-            answer = device.script(envelope.ask)
+            answer = device.take(envelope.ask)
             if isinstance(answer, Failure):
+                del self.asked[envelope.ask.ask_id]  # it is over, and may be asked again
                 self.later(0.0, replace(answer, ask_id=envelope.ask.ask_id, device=device.name))
             elif answer is not None:
                 head, frames = device.answer(envelope.ask)

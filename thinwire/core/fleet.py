@@ -103,7 +103,7 @@ class Fleet(Protocol):
     a head polled and not acked comes again after a restart; the same update_id with another digest never arrives
     as a head but as Failure("state-lost"); when `shut_out` returns each open ask of the device is Failure("refused",
     "revoked"), what it sent and nobody polled is gone, and NodeLeft follows; NodeLeft comes too for a device that has
-    not been heard of for `grace`.
+    not been heard of for `grace`; an ask that failed may be sent again under its id, to the same process too.
     """
 
     def send(self, asks: Sequence[Envelope]) -> None: ...

@@ -59,12 +59,12 @@ class Sessions:
             self.shut_out(device)
 
     def begin(self, hello: Hello, wire: Wire) -> bool:
-        """A process is there; False when it was there already."""
+        """A process is there; False when it was there already and says nothing else than before."""
         old = self._now.get(hello.name)
         if old is not None and old.hello.process == hello.process:
-            old.hello, old.heard_at = hello, self._clock.now()
+            before, old.hello, old.heard_at = old.hello, hello, self._clock.now()
             self.listen(old, wire)
-            return False
+            return (before.tasks, before.versions) != (hello.tasks, hello.versions)
         if old is not None:
             old.turn += 1
             old.woken.set()

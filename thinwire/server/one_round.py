@@ -79,7 +79,7 @@ class OneRound:
         running = self.running
         open_asks = {device: self.opened.asks[device] for device in self.machine.outstanding}
         deadline = self.opened.deadline_s
-        running.fleet.send(
+        running.ask(
             [running.envelope(d, ask_id, "train", self.opened.round, deadline) for d, ask_id in open_asks.items()]
         )
         deferred, running.deferred = running.deferred, []

@@ -6,6 +6,7 @@ run that goes on knows exactly what the one that was killed knew. Nothing is dec
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ from thinwire.core.events import (
 )
 from thinwire.core.types import UpdateId, Verdict
 
+PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
+PASSING_S = 600.0  # so long a device that declined by one of them is left alone
 KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
 
 
@@ -56,6 +59,7 @@ class Past:
     busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
     barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
+    barred_until: dict[str, float] = field(default_factory=dict)  # of those: when its reason may have passed by itself
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
@@ -134,6 +138,9 @@ class Past:
             del self.busy[event.device]
         if event.kind in ("task-missing", "task-mismatch", "layout-mismatch", "declined", "protocol"):
             self.barred[event.device] = f"{event.kind}: {event.text}"
+            self.barred_until[event.device] = math.inf
+            if event.kind == "declined" and event.text.partition(":")[0] in PASSING:
+                self.barred_until[event.device] = event.elapsed_s + PASSING_S
 
     def _close(self, event: RoundClosed) -> None:
         stepped = event.reason not in ("too-few", "stopped")
@@ -152,6 +159,10 @@ class Past:
             self.slowest.append(self._slowest_now)
         self.open_round, self.accepted, self.lost_now, self._slowest_now = None, [], {}, 0.0
         self.folded_now = set()
+
+    def bars(self, elapsed_s: float) -> dict[str, str]:
+        """Devices that are not asked now, with the reason."""
+        return {device: why for device, why in self.barred.items() if elapsed_s < self.barred_until[device]}
 
     def verdicts_for(self, device: str, most: int) -> tuple[Verdict, ...]:
         """The device's last `most` verdicts: told again until they are old, since being told twice does no harm."""

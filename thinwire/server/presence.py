@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from thinwire.core.fleet import Arrival, Hello, NodeJoined, NodeLeft
 
@@ -13,12 +13,18 @@ class Presence:
     """Kept by the service across runs; a run reads it."""
 
     hellos: dict[str, Hello] = field(default_factory=dict)
+    _last: dict[str, Hello] = field(default_factory=dict)  # also of those that have left
 
-    def take(self, arrival: Arrival) -> None:
-        if isinstance(arrival, NodeJoined):
-            self.hellos[arrival.device] = arrival.hello
-        elif isinstance(arrival, NodeLeft):
+    def take(self, arrival: Arrival) -> bool:
+        """Whether a device came that says something else than the last time: only then may its answer be another."""
+        if isinstance(arrival, NodeLeft):
             self.hellos.pop(arrival.device, None)
+        if not isinstance(arrival, NodeJoined):
+            return False
+        self.hellos[arrival.device] = arrival.hello
+        said = replace(arrival.hello, link={}, holds=(), plans=())  # these say nothing about what it can do
+        before, self._last[arrival.device] = self._last.get(arrival.device), said
+        return said != before
 
     @property
     def devices(self) -> Sequence[str]:

@@ -160,9 +160,7 @@ def _evaluate_last(running: Running) -> None:
     deadline = auto_deadline(running.past.slowest)
     asks = {d: f"{running.run_id}.eval{version}.{d}" for d in running.presence.devices if d not in running.unable()}
     running.status("running", f"measuring the last model on {len(asks)} devices")
-    running.fleet.send(
-        [running.envelope(d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()]
-    )
+    running.ask([running.envelope(d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()])
     until, open_asks, heads = running.elapsed + deadline, dict(asks), list[ReplyHead]()
     while open_asks and running.elapsed < until and not running.stop_ordered():
         for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
@@ -185,4 +183,4 @@ def _dismiss(running: Running) -> None:
     running.fleet.cancel([ask_id for ask_id, _ in running.past.busy.values()])
     running.fleet.ack([head.update_id for head in running.deferred])
     stops = {device: f"{running.run_id}.stop.{device}" for device in running.presence.devices}
-    running.fleet.send([running.envelope(d, a, "stop", running.past.rounds_opened, 0.0) for d, a in stops.items()])
+    running.ask([running.envelope(d, a, "stop", running.past.rounds_opened, 0.0) for d, a in stops.items()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from thinwire.aggregation import with_layers
@@ -15,6 +15,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Ask, AskKind, ReplyHead, Work
 from thinwire.server.cohort import mismatch
+from thinwire.server.holders import Holders
 from thinwire.server.past import Past
 from thinwire.server.presence import Presence
 from thinwire.server.step import Model
@@ -45,6 +46,7 @@ class Running:
         self.stopped: StopOrder = None
         row = store.run(run_id)
         self.plan, self.layout, self.report = RunPlan.from_json(row.plan), Layout.from_json(row.layout), row.task_report
+        self.holders = Holders(self.plan.to_json(), self.plan.digest)
         self.codec = with_layers(self.plan.uplink.codec, self.plan.uplink.layers)
         self.versions = Versions(home.run(run_id), self.layout)
         self.past = Past()
@@ -80,14 +82,26 @@ class Running:
         self.stopped = self.stopped or self._stop()
         return self.stopped is not None
 
+    def ask(self, envelopes: Sequence[Envelope]) -> None:
+        """Send asks, and remember whose plan may have to follow."""
+        self.holders.asked(envelopes)
+        self.fleet.send(envelopes)
+
     def poll(self, wait_s: float) -> Iterable[Arrival]:
-        """What came in, presence already noted; a device that comes anew is no longer barred."""
-        arrivals = self.fleet.poll(wait_s)
-        for arrival in arrivals:
-            self.presence.take(arrival)
-            if isinstance(arrival, NodeJoined):
+        """What came in, presence already noted; a device that comes anew is no longer barred.
+
+        An ask whose plan was not there any more is sent again with it: nobody else hears of that.
+        """
+        found = list[Arrival]()
+        for arrival in self.fleet.poll(wait_s):
+            anew = self.presence.take(arrival)
+            if anew and isinstance(arrival, NodeJoined):
                 self.past.barred.pop(arrival.device, None)
-        return arrivals
+            if (again := self.holders.take(arrival, anew)) is not None:
+                self.fleet.send([again])
+            else:
+                found.append(arrival)
+        return found
 
     def lose(self, device: str, kind: str, text: str) -> None:
         """Give up on an answer to an earlier round's ask, so that the device can be asked again."""
@@ -135,7 +149,7 @@ class Running:
         """Devices that are there and cannot take part, with the reason."""
         found = {name: mismatch(self.plan, self.report, hello) for name, hello in self.presence.hellos.items()}
         return {name: why for name, why in found.items() if why} | {
-            name: why for name, why in self.past.barred.items() if name in self.presence.hellos
+            name: why for name, why in self.past.bars(self.elapsed).items() if name in self.presence.hellos
         }
 
     def envelope(self, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float) -> Envelope:
@@ -148,7 +162,9 @@ class Running:
             run=self.run_id,
             task=self.plan.run.task,
             kind=kind,
-            plan=self.plan.to_json(),
+            plan=self.holders.digest
+            if kind == "stop"
+            else self.holders.plan_for(device, self.presence.hellos.get(device)),
             round=round_number,
             base_version=stored.version,
             base_digest=stored.digest,

@@ -144,6 +144,7 @@ class LocalFleet:
         began = link.clock.wall()
         pulled = link.held.get(reply.ask_id, began)
         if isinstance(reply, Failure):
+            link.held.pop(reply.ask_id, None)  # it may be sent again, and is another delivery then
             return self._arrived(link.name, Failure(reply.kind, reply.text, reply.ask_id, link.name))
         if reply.update_id.device != link.name:
             raise Refused("an answer in another device's name", why=f"this link is {link.name}'s")

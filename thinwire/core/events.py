@@ -136,7 +136,10 @@ class RoundClosed(Event):
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """The model that round `round` made, measured on the clients' test splits: pooled, with the clients' spread."""
+    """The model that round `round` made, measured on the clients' test splits: pooled, with the clients' spread.
+
+    The last model is asked for by itself; what that took in bytes stands here, and is 0 for all others.
+    """
 
     round: int
     version: int
@@ -145,6 +148,9 @@ class Evaluated(Event):
     examples: int
     clients: int
     best: bool = False
+    payload_bytes: int = 0
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -20,5 +20,17 @@ def evaluation(running: Running, version: int, heads: list[ReplyHead], now: floa
     total = sum(int(found.get("eval/loss", (0.0, 0.0))[1]) for found in measured) or examples
     return Evaluated(
         now, running.past.made_by.get(version, 0), version, metrics, spread(measured, "eval/"), total, len(measured),
-        best=metric in metrics and better(metric, metrics[metric], best),
+        best=metric in metrics and better(metric, metrics[metric], best), **_bytes(running, heads),
     )  # fmt: skip
+
+
+def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, int]:
+    """What answers that only measure took; those that also train are counted as updates."""
+    alone = [head for head in heads if not head.parts]
+    model = sum(length for _, length, _ in running.past.model.parts) if running.past.model else 0
+    wires = [head.transfer for head in alone if head.transfer and head.transfer.sent_bytes is not None]
+    found = {"payload_bytes": model * len(alone)} if alone else {}
+    if wires:
+        found["sent_bytes"] = sum(wire.sent_bytes or 0 for wire in wires)
+        found["received_bytes"] = sum(wire.received_bytes or 0 for wire in wires)
+    return found

@@ -186,6 +186,10 @@ class Projection:
         self.sums.run["rounds_closed"] += 1
 
     def _evaluated(self, event: Evaluated) -> None:
+        amounts = {
+            "payload_down": event.payload_bytes, "wire_down": event.sent_bytes, "wire_up": event.received_bytes,
+        }  # fmt: skip
+        self.sums.run.update({name: amount for name, amount in amounts.items() if amount})
         best: Mapping[str, Any] = {}
         if event.best:
             best = {"best_version": event.version, "best_value": event.metrics.get(self.facts.metric)}

@@ -85,7 +85,7 @@ class PrivateAuthority:
         return [*self._state.names, *sorted(name for name in own if _is_name(name))]
 
     def cas(self) -> tuple[str, ...]:
-        return tuple(self._ca(pin).certificate.decode() for pin in self._state.pins)
+        return self._pems
 
     def server_name(self) -> str:
         return server_name(self.pin)
@@ -100,6 +100,7 @@ class PrivateAuthority:
             before, self._state = self._state.pins, self._read() or self._state
             for pin in self._state.pins:
                 self._show(pin)
+            self._pems = tuple(self._ca(pin).certificate.decode() for pin in self._state.pins)
             certificate, key = self._files(self._state.pins[0], "leaf")
             if self._loaded.get("") != self._loaded[self._state.pins[0]]:
                 self.context.load_cert_chain(certificate, key)  # for who names no server
@@ -121,6 +122,7 @@ class PrivateAuthority:
         with self._lock:
             if len(self._state.pins) > 1 and holds and all(self.pin in pins for pins in holds):
                 self._write(State(self._state.pins[:1], self._state.names))
+                self._pems = self._pems[:1]
 
     def _found(self, names: Sequence[str]) -> State:
         """The first start: a CA for the names that are given and for those of this machine."""

@@ -29,6 +29,7 @@ from thinwire.flower.routes import Found
 from thinwire.flower.sessions import Sessions
 from thinwire.flower.wire import Wire
 
+OFFERS = 8  # of one device at a time: one that was not gone on with makes room
 RELEASE_S = 5.0  # how long a writer whose connection was ended may take to let go
 
 
@@ -72,8 +73,10 @@ class Uploads:
             await self._release(offer)
             offer.head = head
             return offer
-        arriving = sum(other.device == update.device for other in self._offers)
-        self._answers.require_room(update.device, arriving)
+        own = [other for other in self._offers if other.device == update.device]
+        self._answers.require_room(update.device, min(len(own), OFFERS))
+        for oldest in [other for other in own if self._offers[other].writer is None][: max(0, len(own) + 1 - OFFERS)]:
+            del self._offers[oldest]  # its file stays: offered again, it goes on
         path = await asyncio.to_thread(self._spool.partial, update, digest)
         size = min(path.stat().st_size, head.payload_bytes)
         offer = self._offers[update] = Offer(head, path, began_at, size)

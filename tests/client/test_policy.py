@@ -131,6 +131,18 @@ def test_with_hours_and_no_clock_nothing_begins():
     )
 
 
+@pytest.mark.parametrize(("hours", "again_s"), [("13:00-14:00", 3600), ("06:00-12:00", 18 * 3600)])
+def test_who_declines_by_the_hour_says_how_long_it_stays_so(hours, again_s):
+    assert said(Policy(hours=hours)).endswith(f" (again in {again_s} s)")
+    later = replace(FACTS, now=NOON + timedelta(seconds=again_s))
+    assert said(Policy(hours=hours), facts=later) == ""
+
+
+def test_a_day_that_is_used_up_ends_at_midnight():
+    text = said(Policy(rounds_a_day=1), facts=replace(FACTS, let_in=1))
+    assert text == "rounds_a_day: the 1 of today are used up (again in 43200 s)"
+
+
 @given(begin=st.times(), end=st.times(), at=st.times())
 def test_of_two_spans_that_make_a_day_exactly_one_is_open(begin, end, at):
     begin, end = begin.replace(second=0, microsecond=0), end.replace(second=0, microsecond=0)

@@ -18,7 +18,8 @@ from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.fleet_laws import polled
 from thinwire.client.calls import Calls
 from thinwire.client.outage import Outage
-from thinwire.client.service import serve
+from thinwire.client.policy import Policy
+from thinwire.client.service import serve, versions
 from thinwire.client.worker import sent
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, Unreachable
@@ -53,7 +54,7 @@ class Running:
 
         thread = threading.Thread(target=run)
         thread.start()
-        polled(self.fleet, NodeJoined)
+        self.joined = polled(self.fleet, NodeJoined)
         return thread
 
     def send(self, *deliveries: Delivery) -> None:
@@ -294,3 +295,26 @@ sys.exit(serve(link, [task_of()], folder, "pi-01", say=lambda line: print(line, 
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:
+    policy, read = Policy(secure="required"), list[object]()
+    running.task = task_of(data=read.append)
+    running.start(policy=policy)
+    running.send(running.aggregator.ask(1))
+    failure = polled(running.fleet, Failure)
+    assert failure.kind == "declined"
+    assert failure.text == "secure: the plan sums in the clear, and masks are required here"
+    assert (read, versions(policy)["policy"], "policy" in versions(Policy())) == ([], policy.digest, False)
+
+
+def test_the_hello_says_which_plans_are_held(running: Running) -> None:
+    thread = running.start()
+    running.send(running.aggregator.ask(1))
+    polled(running.fleet, ReplyHead)
+    running.stop.set()
+    thread.join(10)
+    running.stop.clear()
+    running.start()
+    assert running.joined.hello.plans == (running.aggregator.plan.digest,)
+    running.stop.set()

@@ -11,7 +11,7 @@ import pytest
 from tests.server.scripted import REPORT, Device, ScriptedFleet
 from tests.server.test_run import Bench, Killed, outcome, three
 from thinwire.core import RunPlan
-from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.fleet import Envelope, Hello, NodeJoined
 from thinwire.core.types import Ask, Failure, ReplyHead, UpdateId
 from thinwire.server.holders import Holders
@@ -154,8 +154,8 @@ def test_a_kill_at_any_commit_changes_nothing_where_plans_are_lost_and_sent_agai
 # Declined
 
 
-def declining(rule: str) -> Callable[[Ask], float | Failure]:
-    return lambda ask: Failure("declined", f"{rule}: so it is", "")
+def declining(rule: str, again: str = "") -> Callable[[Ask], float | Failure]:
+    return lambda ask: Failure("declined", f"{rule}: so it is{again}", "")
 
 
 def test_a_device_that_declined_is_not_asked_again_and_the_rule_stands_beside_it(tmp_path: Path) -> None:
@@ -179,6 +179,20 @@ def test_a_reason_that_may_have_passed_is_tried_again_after_ten_minutes(tmp_path
     asked = [(e.round, e.elapsed_s) for e in bench.events(RoundOpened) if "c" in e.asks]
     assert [number for number, _ in asked] == [1, 13]
     assert asked[1][1] - asked[0][1] >= 600
+
+
+@pytest.mark.parametrize(("again_s", "left_alone_s"), [(7200, 7200), (1, 600), (999999, 90_000)])
+def test_who_says_how_long_it_stays_so_is_left_alone_for_so_long(
+    tmp_path: Path, again_s: int, left_alone_s: float
+) -> None:
+    """A run of devices that work at night waits for the night: it does not fail for too few in the afternoon."""
+    script = declining("hours", f" (again in {again_s} s)")
+    bench = Bench(tmp_path, [Device("a", script)], run={"rounds": 1}, cohort={"retry_limit": 1})
+    bench.drive()
+    one, two = bench.events(RoundOpened)
+    assert left_alone_s <= two.elapsed_s - one.elapsed_s < left_alone_s + 60
+    waited = [e.text for e in bench.events(RunStatusChanged) if e.status == "waiting"]
+    assert waited == [f"waiting: 0 of 1 devices (a declined: hours: so it is (again in {again_s} s))"]
 
 
 def test_a_hello_that_says_something_else_lets_a_device_be_asked_again(tmp_path: Path) -> None:

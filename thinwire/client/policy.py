@@ -77,6 +77,12 @@ class Policy(Section):
         """What tells one policy from another, and nothing else about it."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
+    @property
+    def span(self) -> tuple[time, time]:
+        """From and to of `hours`, which must not be empty."""
+        begin, end = (time.fromisoformat(text) for text in self.hours.split("-"))
+        return begin, end
+
     def is_open(self, at: time) -> bool:
         """Whether work may begin at this time of day: from the first minute on, not any more from the last.
 
@@ -86,7 +92,7 @@ class Policy(Section):
         """
         if not self.hours:
             return True
-        begin, end = (time.fromisoformat(text) for text in self.hours.split("-"))
+        begin, end = self.span
         return begin <= at < end if begin < end else at >= begin or at < end
 
 

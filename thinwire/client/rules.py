@@ -7,9 +7,10 @@ the price may be dear; a clock that cannot be believed says nothing about the ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, time, timedelta
 from typing import Any, get_args
 
 from thinwire.client.policy import Kind, Policy
@@ -21,14 +22,18 @@ MOST_LETTERS = 300  # of a reason: a plan that cannot be read may have long keys
 
 @dataclass(frozen=True)
 class Declined:
-    """The first rule that forbids it, and why: a sentence about the policy and the plan, never about data."""
+    """The first rule that forbids it, and why: a sentence about the policy and the plan, never about data.
+
+    `again_s` is how long it stays so for certain; the other end reads it in the text and asks no earlier.
+    """
 
     rule: str
     why: str
+    again_s: int = 0
 
     @property
     def text(self) -> str:
-        return f"{self.rule}: {self.why}"
+        return f"{self.rule}: {self.why}" + (f" (again in {self.again_s} s)" if self.again_s else "")
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,9 @@ def _hours(ask: _Ask) -> Declined | None:
     if ask.facts.now is None:
         return Declined("hours", ask.facts.no_clock or "the time is not known")
     if not ask.policy.is_open(ask.facts.now.time()):
-        return Declined("hours", f"work begins within {ask.policy.hours} of this device's time")
+        begin, _ = ask.policy.span
+        again_s = _until(ask.facts.now, begin)
+        return Declined("hours", f"work begins within {ask.policy.hours} of this device's time", again_s)
     return None
 
 
@@ -156,8 +163,16 @@ def _rounds_a_day(ask: _Ask) -> Declined | None:
     if facts.let_in is None or facts.now is None:
         return Declined("rounds_a_day", facts.no_counts or facts.no_clock or "what was done today is not known")
     if facts.let_in >= most:
-        return Declined("rounds_a_day", f"the {most} of today are used up")
+        return Declined("rounds_a_day", f"the {most} of today are used up", _until(facts.now, time.min))
     return None
+
+
+def _until(now: datetime, at: time) -> int:
+    """Whole seconds until this time of day comes next, by a clock that nobody puts forward or back meanwhile."""
+    next_one = datetime.combine(now.date(), at, now.tzinfo)
+    if next_one <= now:
+        next_one += timedelta(days=1)
+    return math.ceil((next_one - now).total_seconds())
 
 
 def _metered(ask: _Ask) -> Declined | None:

@@ -7,6 +7,7 @@ run that goes on knows exactly what the one that was killed knew. Nothing is dec
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -26,7 +27,8 @@ from thinwire.core.events import (
 from thinwire.core.types import UpdateId, Verdict
 
 PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
-PASSING_S = 600.0  # so long a device that declined by one of them is left alone
+PASSING_S, DAY_S = 600.0, 90_000.0  # so long at least and at most a device is left alone that declined by one of them
+AGAIN = re.compile(r"\(again in (\d{1,6}) s\)$")
 KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
 
 
@@ -36,6 +38,18 @@ def asked_round(ask_id: str) -> int:
         return int(ask_id.rsplit(".", 2)[1])
     except (IndexError, ValueError):
         return 0
+
+
+def barred_s(kind: str, text: str) -> float:
+    """How long a device is not asked after such a failure, unless it says something else meanwhile.
+
+    >>> barred_s("declined", "hours: at night (again in 7200 s)"), barred_s("declined", "tasks: not this one")
+    (7200.0, inf)
+    """
+    if kind != "declined" or text.partition(":")[0] not in PASSING:
+        return math.inf
+    told = AGAIN.search(text)
+    return min(max(float(told[1]) if told else 0.0, PASSING_S), DAY_S)
 
 
 @dataclass
@@ -138,9 +152,7 @@ class Past:
             del self.busy[event.device]
         if event.kind in ("task-missing", "task-mismatch", "layout-mismatch", "declined", "protocol"):
             self.barred[event.device] = f"{event.kind}: {event.text}"
-            self.barred_until[event.device] = math.inf
-            if event.kind == "declined" and event.text.partition(":")[0] in PASSING:
-                self.barred_until[event.device] = event.elapsed_s + PASSING_S
+            self.barred_until[event.device] = event.elapsed_s + barred_s(event.kind, event.text)
 
     def _close(self, event: RoundClosed) -> None:
         stepped = event.reason not in ("too-few", "stopped")

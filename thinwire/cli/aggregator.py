@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli import aggregator_service, say
+from thinwire.cli import aggregator_service, ca, say
 from thinwire.cli.options import Home, Json
 
 app = typer.Typer(name="aggregator", help="The aggregator: the service that devices reach.", no_args_is_help=True)
 app.add_typer(aggregator_service.app)
+app.add_typer(ca.app)
 
 END_S = 30.0
 
@@ -98,3 +99,14 @@ def stop(home: Home = None) -> None:
             f"the aggregator (process {about['pid']}) has not ended within {END_S:g} s", hint=f"kill {about['pid']}"
         )
     say.line("stopped")
+
+
+@app.command()
+def doctor(json: Json = False, home: Home = None) -> None:
+    """Look at folder, disk, store, clock, devices, door, certificate and page; say what to do where one is wrong."""
+    from thinwire.cli.aggregator_doctor import examine
+    from thinwire.cli.findings import tell
+    from thinwire.cli.places import alive
+    from thinwire.core.home import find_home
+
+    raise typer.Exit(tell(examine(find_home(home), alive(home)), json))

@@ -58,6 +58,15 @@ def write_invite(folder: Path, authority: Authority, door: str, names: Sequence[
     write_atomically(folder / INVITE, json.dumps(said).encode())
 
 
+def repin(folder: Path, pin: str) -> None:
+    """Let new invitations name the CA of this pin; where the door is does not change."""
+    from thinwire.core.home import write_atomically
+
+    path = folder / INVITE
+    if path.exists():
+        write_atomically(path, json.dumps(json.loads(path.read_bytes()) | {"pin": pin}).encode())
+
+
 def urls(door: str, names: Sequence[str]) -> list[str]:
     """Where devices can reach a door: by the names it was given, else by the addresses of this machine.
 

@@ -1,0 +1,148 @@
+"""`thinwire aggregator doctor`: what has to be right on the host, looked at without changing anything."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import say
+from thinwire.cli.disk import private, room
+from thinwire.cli.findings import Finding, found, unseen
+from thinwire.core.home import AggregatorHome
+
+if TYPE_CHECKING:
+    from thinwire.store import DeviceInfo, Store
+
+LOOK_S = 5.0
+SKEW_S = 60.0  # of a clock that everybody else's differs from
+SOON = timedelta(days=14)  # a leaf of ours is made anew long before
+
+
+def examine(home: Path, about: dict[str, Any] | None) -> list[Finding]:
+    """Everything; what rests on something comes after it. `about`: of the process that runs, where one does."""
+    place = AggregatorHome(home / "aggregator")
+    findings = [private("folder", place.root)]
+    if findings[0].ok is False:
+        return [*findings, *(unseen(what, "there is no folder") for what in ("disk", "store"))]
+    findings.append(room("disk", place.root))
+    findings.append(_service(about))
+    findings += _store(place)
+    findings.append(found("door", lambda: _door(about)))
+    findings.append(found("certificate", lambda: _certificate(place.root / "tls", about)))
+    findings.append(found("page", lambda: _page(about)))
+    return findings
+
+
+def _service(about: dict[str, Any] | None) -> Finding:
+    if about is None:
+        return Finding("service", False, "no aggregator is running here", "thinwire aggregator start")
+    return Finding("service", True, f"process {about['pid']}, version {about.get('version')}")
+
+
+def _store(place: AggregatorHome) -> Iterator[Finding]:
+    from thinwire.store import Store
+
+    if not place.database.exists():
+        yield Finding("store", False, f"{place.database} is not there", "thinwire aggregator start makes it")
+        return
+    opened: list[Store] = []
+
+    def version() -> str:
+        opened.append(Store.open(place.database, read_only=True))
+        held = sum(path.stat().st_size for path in place.root.glob(f"{place.database.name}*"))
+        return f"{place.database.name}, {say.size(held)}, of this version"
+
+    yield found("store", version)
+    for store in opened:
+        devices = list(store.devices())
+        yield found("clock", lambda devices=devices: _clock(devices))  # type: ignore[misc]  # mypy cannot type a default
+        yield found("devices", lambda devices=devices: _devices(devices))  # type: ignore[misc]  # as above
+        store.close()
+
+
+def _clock(devices: list[DeviceInfo]) -> Finding:
+    """The devices are witnesses: one may be wrong, but not most of them by the same."""
+    skews = [float(info.hello.get("link", {}).get("skew_s", 0.0)) for info in devices if info.seen_at]
+    now = datetime.now(UTC)
+    newest = max((info.seen_at or 0.0 for info in devices), default=0.0)
+    if newest > time.time() + SKEW_S:
+        ahead = say.seconds(newest - time.time())
+        return Finding("clock", False, f"{now:%Y-%m-%d %H:%M} UTC, but a device was seen {ahead} later", "timedatectl")
+    middle = statistics.median(skews) if skews else 0.0
+    if abs(middle) > SKEW_S:
+        way = "ahead of" if middle > 0 else "behind"
+        return Finding(
+            "clock", False, f"{now:%Y-%m-%d %H:%M} UTC: {say.seconds(abs(middle))} {way} most devices",
+            "timedatectl set-ntp true",
+        )  # fmt: skip
+    return Finding(
+        "clock", True, f"{now:%Y-%m-%d %H:%M} UTC, and the devices agree" if skews else f"{now:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+def _devices(devices: list[DeviceInfo]) -> Finding:
+    states = [info.row.state for info in devices]
+    online = sum(info.online for info in devices)
+    said = f"{len(devices)} known, {online} there, {states.count('revoked')} revoked"
+    if waiting := [info.row.name for info in devices if info.row.state == "pending"]:
+        return Finding(
+            "devices", True, f"{said}; waiting to be approved: {', '.join(waiting[:8])}",
+            f"thinwire devices approve {waiting[0]}, after comparing its fingerprint",
+        )  # fmt: skip
+    return Finding("devices", True, said)
+
+
+def _door(about: dict[str, Any] | None) -> Finding | str:
+    if about is None:
+        return unseen("door", "no aggregator is running")
+    with socket.create_connection(_here(about), timeout=LOOK_S):
+        pass
+    return f"{about['listen']} answers; devices reach it at {', '.join(about.get('urls') or [])}"
+
+
+def _here(about: dict[str, Any]) -> tuple[str, int]:
+    host, _, port = str(about["listen"]).rpartition(":")
+    return {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]")), int(port)
+
+
+def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
+    from thinwire.flower.chains import chains, shown
+
+    rows, pin = chains(folder), (about or {}).get("pin")
+    if about is not None and pin is None:
+        return "none: the door is on this machine only"
+    ours = next((row for row in rows if pin in (row.pin, None)), None)
+    if ours is None and about is None:
+        return "none of ours yet"
+    leaf, now = ours.leaf if ours else shown(*_here(about or {}), LOOK_S), datetime.now(UTC)
+    said = f"pin {ours.pin if ours else pin}\nuntil {leaf.ends:%Y-%m-%d}, for {', '.join(leaf.names)}"
+    if not leaf.begins <= now < leaf.ends - SOON:
+        renew = "a start makes it anew: thinwire aggregator start" if ours else "replace the files of --cert and --key"
+        return Finding("certificate", False, said, f"is the clock right? {renew}")
+    if ours and (missing := [name for name in ours.wanted if name not in leaf.names]):
+        return Finding("certificate", False, f"{said}\nit lacks {missing[0]}", "thinwire aggregator ca rotate")
+    if ours and len(rows) > 1:
+        said += f"\n{len(rows)} CAs are served until every device holds the newest: thinwire aggregator ca show"
+    return said
+
+
+def _page(about: dict[str, Any] | None) -> Finding | str:
+    if about is None:
+        return unseen("page", "no aggregator is running")
+    if not about.get("page"):
+        return "none (--no-page)"
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(f"http://{about['page']}/healthz", timeout=LOOK_S) as answer:
+            return f"{about['page']} answers ({answer.status}); from elsewhere: ssh -L 8080:{about['page']} HOST"
+    except urllib.error.HTTPError as error:
+        return Finding(
+            "page", False, f"{about['page']} answers with {error.code}", "page.log in the state folder says more"
+        )

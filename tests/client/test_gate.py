@@ -213,6 +213,12 @@ def test_a_clock_that_steps_back_over_midnight_does_not_begin_the_day_anew(tmp_p
     assert device.rule(3) == "rounds_a_day"
 
 
+@pytest.mark.parametrize(("skew_s", "let_in"), [(-3590.0, True), (3590.0, True), (3610.0, False), (-3610.0, False)])
+def test_a_clock_that_is_hours_from_the_aggregators_is_not_believed(tmp_path, skew_s, let_in):
+    device = Device(tmp_path, Policy(hours="00:00-23:59"), skew_s=lambda: skew_s)
+    assert (device.rule(1) == "") is let_in
+
+
 @pytest.mark.parametrize(
     "damage",
     [b"", b"[]", b'{"format":2}', b'{"format":1,"date":"2026-11-21","at":"2026-11-21T12:00:00","let_in":{}}',
@@ -230,6 +236,26 @@ def test_what_was_declined_is_no_error_of_the_device(tmp_path):
     assert device.rule(1) == "secure"
     assert not (tmp_path / "device" / "last-error.txt").exists()
     assert any(line.startswith("round 1: declined: secure: ") for line in device.aggregator.said)
+
+
+@pytest.mark.parametrize("rule", FORBIDS)
+def test_what_will_be_declined_is_not_fetched(tmp_path, rule):
+    """On a dear link the model would be paid for and thrown away."""
+    policy, changed = FORBIDS[rule]
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    asked = device.aggregator.ask(1, "evaluate", **changed).ask
+    assert device.gate.wanted(asked) is (rule != "plan")
+    device.gate.policy = policy
+    assert not device.gate.wanted(asked)
+    assert (device.read, device.counts.exists(), device.gate.plans.digests) == (0, False, ())
+
+
+def test_an_ask_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    named = device.aggregator.ask(1, plan=device.aggregator.plan.digest).ask
+    assert not device.gate.wanted(named)
+    assert device.rule(1) == ""
+    assert device.gate.wanted(named)
 
 
 # Plans by digest

@@ -17,6 +17,7 @@ import torch
 from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.fleet_laws import polled
 from thinwire.client.calls import Calls
+from thinwire.client.gate import Gate
 from thinwire.client.outage import Outage
 from thinwire.client.policy import Policy
 from thinwire.client.service import serve, versions
@@ -300,7 +301,7 @@ sys.exit(serve(link, [task_of()], folder, "pi-01", say=lambda line: print(line, 
 def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:
     policy, read = Policy(secure="required"), list[object]()
     running.task = task_of(data=read.append)
-    running.start(policy=policy)
+    running.start(gate=Gate(policy, running.folder / "device"))
     running.send(running.aggregator.ask(1))
     failure = polled(running.fleet, Failure)
     assert failure.kind == "declined"

@@ -36,6 +36,7 @@ def begin(device: Device) -> int:
     """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
     from thinwire.client import Site, load_task
     from thinwire.client.bench import compute_device, use_threads
+    from thinwire.client.gate import Gate
     from thinwire.client.logbook import Logbook
     from thinwire.client.partitions import parse_split
     from thinwire.client.policy import FILE, load_policy
@@ -76,7 +77,7 @@ def begin(device: Device) -> int:
             say=Logbook(folder, say.line),
             once=device.once,
             slow_step_s=device.slow_step_s,
-            policy=policy,
+            gate=Gate(policy, folder),
         )
 
 

@@ -83,12 +83,18 @@ class DayFile:
         self._write(self.path, json.dumps(raw, separators=(",", ":")).encode())
 
 
-def believed(now: datetime, last: Day | None) -> str:
-    """Why this clock cannot be believed, or "" when it can: a Pi boots without one."""
+def believed(now: datetime, last: Day | None, skew_s: float = 0.0) -> str:
+    """Why this clock cannot be believed, or "" when it can: a Pi boots without one.
+
+    The aggregator's clock (this one is `skew_s` behind it) can raise a doubt and never settle one: else who asks would
+    also say what time it is.
+    """
     if now < RELEASED:
         return "this device's clock has not been set"
     if last is not None and now < last.at - SLACK:
         return f"this device's clock was set back; where that is right, {FILE} on this device can be deleted"
+    if abs(skew_s) > SLACK.total_seconds():
+        return f"this device's clock and the aggregator's are {abs(skew_s) / 3600:.1f} hours apart"
     return ""
 
 

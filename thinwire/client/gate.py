@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +32,8 @@ class Gate:
     """One for a device, shared by its sessions. `policy` may be replaced between two asks.
 
     Laws: `admit` raises before the task's data or model are touched; what it counts is on disk when it returns; an ask
-    that comes again because its answer was never made is not counted again.
+    that comes again because its answer was never made is not counted again. Two threads call it: one that fetches
+    (`wanted`), one that works (`admit`).
     """
 
     def __init__(
@@ -41,24 +43,45 @@ class Gate:
         *,
         now: Callable[[], datetime] = local_time,
         link_is: Callable[..., bool | None] = metered.metered,
+        skew_s: Callable[[], float] = lambda: 0.0,
         write: Write = write_atomically,
     ) -> None:
+        self._skew_s, self._lock = skew_s, threading.Lock()
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
         self.plans = Plans(folder / "plans" if folder else None, write)
         self._file = DayFile(folder, write) if folder else None
 
     def admit(self, ask: Ask, sequence: int) -> Mapping[str, Any]:
         """The ask's resolved plan; CannotAnswer: need-plan or declined. `sequence` is of the run's last answer here."""
-        plan, policy = self.plans.of(ask), self.policy
+        with self._lock:
+            plan = self.plans.of(ask)
+            day, facts = self._facts(ask, key_of(ask, sequence))
+            declined = decide(self.policy, ask.task, ask.kind, plan, facts)
+            if declined is not None:
+                raise CannotAnswer("declined", declined.text)
+            if day is not None and self._file is not None:
+                self._file.keep(day.with_one(ask.kind, key_of(ask, sequence)))
+            return plan
+
+    def wanted(self, ask: Ask) -> bool:
+        """Whether the ask's parts are worth their way here: not where `admit` would say no whatever came.
+
+        Nothing is counted, and a day that is used up does not count: this may be an ask that was let in before.
+        """
+        with self._lock:
+            if (plan := self.plans.known(ask)) is None:
+                return False
+            _, facts = self._facts(ask, "")
+            policy = self.policy.model_copy(update={"rounds_a_day": None})
+            return decide(policy, ask.task, ask.kind, plan, facts) is None
+
+    def _facts(self, ask: Ask, key: str) -> tuple[Day | None, Facts]:
+        """What the policy has to know, and no more is looked up; with the day, where it is counted."""
+        policy = self.policy
         counted = self._file is not None and (policy.rounds_a_day is not None or bool(policy.hours))
-        day, facts = self._today(ask, key_of(ask, sequence)) if counted else (None, Facts(self._now(), None))
+        day, facts = self._today(ask, key) if counted else (None, Facts(self._now(), None))
         price = self._link_is(policy.link) if policy.metered == "refuse" else None
-        declined = decide(policy, ask.task, ask.kind, plan, facts.beside(price, CARRIES))
-        if declined is not None:
-            raise CannotAnswer("declined", declined.text)
-        if day is not None and self._file is not None:
-            self._file.keep(day.with_one(ask.kind, key_of(ask, sequence)))
-        return plan
+        return day, facts.beside(price, CARRIES)
 
     def _today(self, ask: Ask, key: str) -> tuple[Day | None, Facts]:
         """What was let in today, and what of it and of the clock can be believed."""
@@ -69,7 +92,7 @@ class Gate:
         except DataLost as error:
             why = f"{error.what}; its owner can look at it and delete it"
             return None, Facts(None, None, no_clock=why, no_counts=why)
-        if doubt := believed(now, last):
+        if doubt := believed(now, last, self._skew_s()):
             return None, Facts(None, None, no_clock=doubt, no_counts=doubt)
         day = (last or Day(now.date(), now)).on(now)
         return day, Facts(now, day.count(ask.kind) - day.has(ask.kind, key))

@@ -41,6 +41,10 @@ class Plans:
         """What is held: a hello says it."""
         return tuple(self._held)
 
+    def known(self, ask: Ask) -> Mapping[str, Any] | None:
+        """The ask's plan where it is here or came with it; nothing is kept."""
+        return self._held.get(ask.plan) if isinstance(ask.plan, str) else ask.plan
+
     def of(self, ask: Ask) -> Mapping[str, Any]:
         """The ask's plan, kept from now on; CannotAnswer("need-plan") where only its digest came and is not here."""
         if isinstance(ask.plan, str):

@@ -34,7 +34,7 @@ def serve(
     once: bool = False,
     stop: threading.Event | None = None,
     slow_step_s: float = 0.0,
-    policy: Policy | None = None,
+    gate: Gate | None = None,
 ) -> int:
     """Answer asks until `stop` is set, SIGTERM or Ctrl-C; gives the exit code.
 
@@ -42,7 +42,7 @@ def serve(
     says so once a minute; with `once` it ends instead (4), and it ends after a run (0). Who is refused ends with 5.
     """
     where = replace(site or Site(), name=name)
-    gate = Gate(policy, folder)
+    gate = gate or Gate(folder=folder)
     sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks}
     with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
         calls = Calls(ending, tell, give_up=once)

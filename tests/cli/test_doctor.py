@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import shutil
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from thinwire.cli import aggregator_doctor, disk
+from thinwire.cli import aggregator_doctor
 from thinwire.core.fleet import Hello, Joining
 from thinwire.core.home import AggregatorHome, hold
 from thinwire.flower.authority import PrivateAuthority
@@ -97,7 +98,7 @@ def test_what_is_wrong_is_named_with_what_to_do(thinwire, home, place, break_it,
 
 
 def test_a_full_disk_is_said_before_it_is_full(thinwire, home, place, monkeypatch):
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10_000_000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10_000_000}))
     with running(place):
         said = thinwire("aggregator", "doctor", "--json", "--home", home)
     assert (findings(said)["disk"]["ok"], "10 MB free" in findings(said)["disk"]["said"]) == (False, True)

@@ -1,0 +1,64 @@
+"""A whole run, page and a look at everything with all of the network denied but this machine's own addresses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from tests.system import no_calls_out
+from tests.system.processes import Site, environment, free_port
+
+
+@pytest.fixture
+def denied(tmp_path, monkeypatch):
+    for name, value in no_calls_out.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda: no_calls_out.calls(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket; socket.create_connection(('192.0.2.1', 9), timeout=1)",
+        "import socket; socket.getaddrinfo('agg.example', 9)",
+        "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 9))",
+        "import urllib.request; urllib.request.urlopen('http://agg.example/')",
+        "import httpx; httpx.get('http://192.0.2.1/')",
+    ],
+)
+def test_a_call_that_leaves_this_machine_would_be_found(denied, code):
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert [line for line in denied() if line.startswith("OUT")]
+
+
+def test_nothing_calls_out_but_to_the_door(tmp_path, denied):
+    site = Site(tmp_path / "home")
+    try:
+        page = f"127.0.0.1:{free_port()}"
+        site.start("aggregator", "start", "--listen", site.listen, "--page", page)
+        site.until(lambda: site.call("aggregator", "status").returncode == 0)
+        site.start_client("pi-01")
+        run_id = site.begin("run.rounds=2")
+        assert site.until_done(run_id).status == "done"
+        login = json.loads(site.call("aggregator", "status", "--login", "--json").stdout)["login"]
+        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(login) as answer:
+            assert b"thinwire" in answer.read().lower()
+        for words in (
+            ("aggregator", "doctor"),
+            ("aggregator", "status"),
+            ("runs", "show", run_id),
+            ("devices", "list"),
+        ):
+            assert site.call(*words).returncode == 0, words
+    finally:
+        site.close()
+    assert [line for line in denied() if line.startswith("OUT")] == []
+    ports = {line.split("'127.0.0.1', ")[1].split(")")[0] for line in denied() if " socket.connect (" in line}
+    assert ports == {site.listen.rpartition(":")[2], page.rpartition(":")[2]}, denied()

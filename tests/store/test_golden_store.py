@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.scripted import Device, ScriptedFleet
+from tests.server.scripted import Device, Script, ScriptedFleet
 from tests.store.agreement import assert_sums_agree
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost
@@ -19,6 +19,8 @@ from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.home import AggregatorHome
 from thinwire.server.run import drive
 from thinwire.store import FileSpool, Store, schema
+from thinwire.store.backup import back_up
+from thinwire.store.restore import restore
 
 GOLDEN = Path(__file__).parent / "golden" / "before-issue-4"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
@@ -26,20 +28,26 @@ RUN = EXPECTED["run_id"]
 SECONDS = {"a": 1.0, "b": 2.0, "c": 3.0}  # until each answers, as when it was made
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> AggregatorHome:
-    """The folder as it lay there."""
+@pytest.fixture(params=["as it lay there", "backed up and restored"])
+def home(tmp_path: Path, request: pytest.FixtureRequest) -> AggregatorHome:
     home = AggregatorHome.under(tmp_path)
     with contextlib.closing(sqlite3.connect(home.database)) as opened:
         opened.executescript((GOLDEN / "store.sql").read_text())
     for part in ("runs", "spool"):
         shutil.copytree(GOLDEN / part, home.root / part)
+    if request.param == "backed up and restored":
+        back_up(home, tmp_path / "backup.tar", "test")
+        restore(tmp_path / "backup.tar", home, force=True)
     return home
 
 
 def dump(path: Path) -> list[str]:
     with contextlib.closing(sqlite3.connect(path)) as opened:
         return list(opened.iterdump())
+
+
+def after(seconds: float) -> Script:
+    return lambda ask: seconds
 
 
 def devices_as_they_are(spool: FileSpool, store: Store) -> list[Device]:
@@ -49,7 +57,7 @@ def devices_as_they_are(spool: FileSpool, store: Store) -> list[Device]:
         sent = [head for head in spool.heads() if head.update_id.device == name]
         answered: dict[str, Any] = {head.ask_id: (head, list(spool.open(head.update_id))) for head in sent}
         known = [*(head.update_id.sequence for head in sent), *store.roster.sequences(name).values()]
-        devices.append(Device(name, lambda ask, s=seconds: s, max(known, default=0), answered=answered))
+        devices.append(Device(name, after(seconds), max(known, default=0), answered=answered))
     return devices
 
 

@@ -110,3 +110,50 @@ def doctor(json: Json = False, home: Home = None) -> None:
     from thinwire.core.home import find_home
 
     raise typer.Exit(tell(examine(find_home(home), alive(home)), json))
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="the backup to make, one tar")],
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Write database, models, unfolded answers, and the door's CA and keys into one file; also while it serves."""
+    from thinwire import __version__
+    from thinwire.core.home import AggregatorHome, find_home
+    from thinwire.store.backup import back_up
+
+    manifest = back_up(AggregatorHome(find_home(home) / "aggregator"), file.absolute(), __version__)
+    written = file.stat().st_size
+    if json:
+        say.document({"file": str(file), "bytes": written, "files": len(manifest.files), "taken_at": manifest.taken_at})
+        return
+    say.line(f"{file}: {len(manifest.files)} files, {say.size(written)}")
+    say.note(
+        "it holds the door's keys: whoever has it can stand in for this aggregator. Keep it as safe as the original"
+    )
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a backup")],
+    force: Annotated[bool, typer.Option("--force", help="move what is there aside")] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Put a backup in the place of an aggregator's state; checked byte by byte before anything changes."""
+    from thinwire.cli.places import again
+    from thinwire.core.home import AggregatorHome, find_home
+    from thinwire.store.restore import restore as put_back
+
+    place = AggregatorHome(find_home(home) / "aggregator")
+    restored = put_back(file.absolute(), place, force)
+    taken_at, replaced = restored.manifest.taken_at, restored.replaced
+    if json:
+        moved = str(replaced) if replaced else None
+        say.document({"home": str(place.root.parent), "taken_at": taken_at, "replaced": moved})
+        return
+    say.line(f"{place.root} is as it was {say.ago(taken_at)}; go on: {again('aggregator start', home)}")
+    if replaced:
+        say.line(f"what was there is now {replaced}")
+    say.note("who was let in or shut out since then is as it was too: thinwire devices list")

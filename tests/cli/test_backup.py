@@ -1,0 +1,51 @@
+"""`thinwire aggregator backup` and `restore`: there and back, and what they refuse."""
+
+from __future__ import annotations
+
+from tests.cli.story import told
+from thinwire.core.home import AggregatorHome, hold
+
+
+def test_a_backup_becomes_another_home(thinwire, home, tmp_path):
+    run_id, file, there = told(home), tmp_path / "b.tar", tmp_path / "there"
+    said = thinwire("aggregator", "backup", file, "--json", "--home", home)
+    assert (said.document["file"], said.document["bytes"]) == (str(file), file.stat().st_size)
+    assert said.document["files"] > 1
+    said = thinwire("aggregator", "restore", file, "--home", there)
+    assert (said.code, f"aggregator start --home {there}" in said.out) == (0, True), said.err
+    shown = [thinwire("runs", "show", run_id, "--json", "--home", place).document for place in (home, there)]
+    assert shown[0] == shown[1]
+    model = tmp_path / "model.safetensors"
+    assert thinwire("runs", "model", run_id, "--out", model, "--home", there).code == 0
+
+
+def test_what_is_there_is_moved_aside_only_by_force(thinwire, home, tmp_path):
+    told(home)
+    file = tmp_path / "b.tar"
+    assert thinwire("aggregator", "backup", file, "--home", home).code == 0
+    assert thinwire("aggregator", "backup", file, "--home", home).code == 2
+    said = thinwire("aggregator", "restore", file, "--home", home)
+    assert (said.code, "--force" in said.err) == (2, True)
+    said = thinwire("aggregator", "restore", file, "--force", "--json", "--home", home)
+    replaced = said.document["replaced"]
+    assert replaced.startswith(f"{home / 'aggregator'}.before-restore-")
+    assert AggregatorHome(home / "aggregator").database.exists()
+
+
+def test_nothing_is_restored_under_a_running_aggregator(thinwire, home, tmp_path):
+    told(home)
+    thinwire("aggregator", "backup", tmp_path / "b.tar", "--home", home)
+    with hold(AggregatorHome.under(home).lock, {}):
+        said = thinwire("aggregator", "restore", tmp_path / "b.tar", "--force", "--home", home)
+    assert (said.code, "in use by process" in said.err) == (1, True)
+
+
+def test_a_damaged_backup_is_8_and_a_missing_one_9(thinwire, home, tmp_path):
+    told(home)
+    file = tmp_path / "b.tar"
+    thinwire("aggregator", "backup", file, "--home", home)
+    file.write_bytes(file.read_bytes()[:5000])
+    assert thinwire("aggregator", "restore", file, "--home", tmp_path / "there").code == 8
+    assert thinwire("aggregator", "restore", tmp_path / "none", "--home", tmp_path / "there").code == 9
+    assert thinwire("aggregator", "backup", tmp_path / "c.tar", "--home", tmp_path / "there").code == 9
+    assert thinwire("aggregator", "backup", tmp_path / "none" / "c.tar", "--home", home).code == 8

@@ -1,0 +1,140 @@
+"""A backup of an aggregator's folder, also while it is serving: a moment's state from which it can go on.
+
+Law: every model and every answer that the copied database speaks of, and a run that is not over needs, is in it.
+Model files and answers are written once, before the database speaks of them, and removed when it no longer needs them.
+So they are linked into a folder of ours before and after the database is copied, and only a file that came and went
+in between could be missing; then it is done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from thinwire.core.errors import DataLost, NotFound, UsageError
+from thinwire.core.home import AggregatorHome, disk_error, lock_file, private_folder, sync_folder
+from thinwire.core.types import UpdateId
+from thinwire.store.archive import DATABASE, FOLDERS, Manifest, files_under, fits, put, put_manifest
+from thinwire.store.copying import copy_file
+
+ATTEMPTS = 5
+STAGE = ".backup"
+
+
+def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
+    """Write `target` (0600, never over another file): database, models, spool, and the door's CA and keys."""
+    if not home.database.exists():
+        raise NotFound(f"there is nothing to back up in {home.root}", hint="thinwire aggregator start makes it")
+    if target.exists():
+        raise UsageError(f"{target} is there already", why="a backup is never overwritten", hint="another name")
+    try:
+        with lock_file(home.root / "backup.lock"), _stage(home.root / STAGE) as stage:
+            taken_at = _collect(home, stage)
+            return _write(stage, target, Manifest(taken_at, version))
+    except OSError as error:
+        raise disk_error(error, target) from error
+
+
+@contextlib.contextmanager
+def _stage(folder: Path) -> Iterator[Path]:
+    """A folder beside what is linked into it; what a killed backup left there goes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield private_folder(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _collect(home: AggregatorHome, stage: Path) -> float:
+    for _ in range(ATTEMPTS):
+        shutil.rmtree(stage)
+        private_folder(stage)
+        _link(home.root, stage)
+        taken_at = time.time()
+        copy_file(home.database, stage / DATABASE)
+        _link(home.root, stage)
+        missing = list(_missing(stage))
+        if not missing:
+            _certificates(home.root / "tls", private_folder(stage / "tls"))
+            return taken_at
+    raise DataLost(
+        f"{missing[0]} is missing", why="the database speaks of it, and a run that is not over needs it",
+        hint="stop the aggregator and try again; if it is missing then too, thinwire runs stop that run",
+    )  # fmt: skip
+
+
+def _link(root: Path, stage: Path) -> None:
+    """Everything finished under runs/ and spool/ that is not there yet; a link costs no space.
+
+    A folder in the spool is named by a device: one that names no run of ours is left out.
+    """
+    for source in (path for name in ("runs", "spool") for path in files_under(root / name)):
+        place = stage / source.relative_to(root)
+        if not fits(str(source.relative_to(root))):
+            continue
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            try:
+                os.link(source, place)
+            except OSError as error:
+                if isinstance(error, (FileExistsError, FileNotFoundError)):
+                    raise
+                shutil.copy2(source, place)  # a disk without links
+
+
+def _missing(stage: Path) -> Iterator[str]:
+    """What runs that are not over need to go on: their last model, and the answers of an open round."""
+    going = "runs.status NOT IN ('preparing', 'done', 'failed', 'stopped')"
+    models = f"SELECT run_id, model_file FROM runs WHERE model_file <> '' AND {going}"  # noqa: S608  # no outside text
+    answers = (
+        "SELECT updates.update_id FROM updates JOIN runs USING (run_id) LEFT JOIN rounds"  # noqa: S608
+        " ON rounds.run_id = updates.run_id"
+        " AND rounds.round = coalesce(updates.folded_round, updates.round + updates.staleness)"
+        f" WHERE updates.outcome IN ('accepted', 'folded', 'late') AND rounds.closed_at IS NULL AND {going}"
+    )
+    with contextlib.closing(sqlite3.connect(stage / DATABASE)) as copy:
+        needed = [f"runs/{run}/{file}" for run, file in copy.execute(models)]
+        for (text,) in copy.execute(answers):
+            update = UpdateId.parse(text)
+            place = f"spool/{update.run}/{update.device}-{update.sequence}"
+            needed += [f"{place}.parts", f"{place}.head"]
+    return (name for name in needed if not (stage / name).exists())
+
+
+def _certificates(folder: Path, stage: Path) -> None:
+    """Copies, as they stood at one moment: a certificate and its key are two files, which a renewal replaces."""
+    while True:
+        found = {path: path.read_bytes() for path in files_under(folder)}
+        if found == {path: path.read_bytes() for path in files_under(folder)}:
+            break
+    for path, data in found.items():
+        place = stage / path.relative_to(folder)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.write_bytes(data)
+
+
+def _write(stage: Path, target: Path, manifest: Manifest) -> Manifest:
+    draft = target.with_name(f".{target.name}.draft")
+    draft.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+                for path in [stage / DATABASE, *(path for name in FOLDERS for path in files_under(stage / name))]:
+                    name = str(path.relative_to(stage))
+                    with open(path, "rb") as source:
+                        manifest.files[name] = put(tar, name, source, os.fstat(source.fileno()))
+                put_manifest(tar, manifest)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+        sync_folder(target.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+    return manifest

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.store.story import LAYOUT, PLAN
+from thinwire.core.events import Evaluated
 from thinwire.core.fleet import TaskReport
 from thinwire.store import Store, UpdateRow
 
@@ -19,9 +20,21 @@ TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
 
 
 def assert_sums_agree(store: Store, run_id: str) -> None:
-    """Every count and sum in runs, rounds and clients is that over the rows of updates."""
+    """Every count and sum in runs, rounds and clients is that over the rows of updates.
+
+    A run's bytes have beside them what measuring its last model took, which is no round's.
+    """
     updates = store.updates(run_id)
-    assert _kept(store.run(run_id)) == _added(updates)
+    whole = _added(updates)
+    for _, event in store.events(run_id):
+        if isinstance(event, Evaluated):
+            taken = {
+                "payload_down": event.payload_bytes,
+                "wire_down": event.sent_bytes,
+                "wire_up": event.received_bytes,
+            }
+            whole |= {name: (whole[name] or 0) + amount for name, amount in taken.items() if amount}
+    assert _kept(store.run(run_id)) == whole
     for row in store.rounds(run_id):
         assert _kept(row) == _added([u for u in updates if u.round == row.round])
     for client in store.clients(run_id):

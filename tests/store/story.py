@@ -102,8 +102,9 @@ def histories(draw: st.DrawFn, run_id: str) -> list[list[Event]]:
         few = draw(st.booleans())
         end = closed(number, [], tuple(folded), "too-few") if few else closed(number, folded)
         measured = Evaluated(
-            17.0, number - 1, number - 1, {"loss": 1.0 / number}, {"loss": [0.0, 1.0]}, 9, 3, best=True
-        )
+            17.0, number - 1, number - 1, {"loss": 1.0 / number}, {"loss": [0.0, 1.0]}, 9, 3, best=True,
+            payload_bytes=number * 7, sent_bytes=draw(st.sampled_from([None, 8])), received_bytes=9,
+        )  # fmt: skip
         batches.append([measured, end])
     return draw(merged([batch for batch in batches if batch]))
 

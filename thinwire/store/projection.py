@@ -1,7 +1,8 @@
 """From events to the tables that are read: what the journal says, laid out to be shown.
 
 A law: after any number of events each count and each sum of bytes in `rounds`, `clients` and `runs` equals that
-over the rows of `updates`. An event that tells nothing new (a fold repeated after a restart) changes nothing.
+over the rows of `updates`; a run's bytes have beside them those of measuring its last model. An event that tells
+nothing new (a fold repeated after a restart) changes nothing.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ class FleetLaws:
         welcome = setting.link("pi-1").hello(said)
         assert (welcome.name, welcome.poll_s > 0) == ("pi-1", True)
         joined = polled(setting.fleet, NodeJoined)
-        assert (joined.device, joined.hello) == ("pi-1", said)
+        heard = replace(joined.hello, link=said.link, holds=said.holds)  # those the link itself adds
+        assert (joined.device, heard) == ("pi-1", said)
 
     def test_an_ask_arrives_with_its_parts_in_a_file(self, setting: Setting, tmp_path: Path) -> None:
         link = join(setting, "pi-1")

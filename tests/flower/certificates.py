@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from thinwire.flower.trust import pin_of, server_name_of
+from thinwire.flower.certificates import pin_of, server_name
 
 NOW = dt.datetime.now(dt.UTC)
 
@@ -51,7 +51,7 @@ class Authority:
 
     @property
     def pin(self) -> str:
-        return pin_of(self.pem)
+        return pin_of(self.certificate)
 
     def chain(
         self, folder: Path, *, begins: dt.datetime = NOW - dt.timedelta(days=1), days: int = 90, name: str | None = None
@@ -59,7 +59,7 @@ class Authority:
         """A server's context with a fresh leaf; `name` is the derived one where none is given."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
-            x509.DNSName(name if name is not None else server_name_of(self.pin)),
+            x509.DNSName(name if name is not None else server_name(self.pin)),
             x509.DNSName("localhost"),
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
         ]

@@ -16,6 +16,10 @@ from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHead, UpdateId
 from thinwire.flower import FlowerFleet, FlowerLink, device_key
+from thinwire.flower.authority import PrivateAuthority
+from thinwire.flower.invitation import Invitation
+from thinwire.flower.joining import join
+from thinwire.flower.trust import Trust
 
 
 @dataclass
@@ -127,10 +131,19 @@ def _read(path: Path) -> ReplyHead:
 
 
 class Place:
-    """A fleet with its roster and spool; `restart` is what a restart of the aggregator is."""
+    """A fleet with its roster and spool; `restart` is what a restart of the aggregator is.
 
-    def __init__(self, folder: Path, roster: Any = None, spool: Any = None, **options: Any) -> None:
-        self.folder = folder
+    With `tls` devices join by invitations that are made here. `door` stands before the fleet's own address where tests
+    put something in between.
+    """
+
+    def __init__(
+        self, folder: Path, roster: Any = None, spool: Any = None, *, tls: bool = False, **options: Any
+    ) -> None:
+        self.folder, self.door = folder, ""
+        self.authority = PrivateAuthority(folder / "ca") if tls else None
+        if self.authority is not None:
+            options["authority"] = self.authority
         self._spool = spool or (lambda: FolderSpool(folder / "spool"))
         self.roster: Any = roster or MemoryRoster()
         self.spool: Any = self._spool()
@@ -140,12 +153,22 @@ class Place:
 
     @property
     def url(self) -> str:
-        return f"http://{self.fleet.address}"
+        return f"{'https' if self.authority else 'http'}://{self.door or self.fleet.address}"
 
-    def link(self, name: str) -> FlowerLink:
+    def invite(self) -> Invitation:
+        assert self.authority is not None
+        made = Invitation.draw(self.authority.pin)
+        self.roster.invitations[made.secret] = ""
+        return made
+
+    def link(self, name: str, **options: Any) -> FlowerLink:
+        """A link; on a TLS door its device joins first, if it has not."""
         folder = self.folder / "clients" / name
         folder.mkdir(parents=True, exist_ok=True)
-        link = FlowerLink(self.url, device_key(folder), name, folder)
+        if self.authority is not None and Trust.load(folder) is None:
+            url = f"https://{self.fleet.address}"
+            join(url, self.invite(), device_key(folder), name, {}).trust.save(folder)
+        link = FlowerLink(self.url, device_key(folder), name, folder, Trust.load(folder), **options)
         self.links.append(link)
         return link
 

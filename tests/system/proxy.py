@@ -108,7 +108,7 @@ class Proxy:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pass(reader, far_writer, self.up, opened))
                 both.create_task(self._pass(far_reader, writer, self.down, opened))
-        except (OSError, asyncio.IncompleteReadError, ExceptionGroup):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError, ExceptionGroup):
             pass
         finally:
             for one in opened:

@@ -46,6 +46,7 @@ def begin(device: Device) -> int:
     from thinwire.core.errors import UsageError
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import FlowerLink, device_key
+    from thinwire.flower.trust import Trust
 
     url = aggregator_url(device.aggregator)
     part, parts = part_of(device.partition)
@@ -67,7 +68,8 @@ def begin(device: Device) -> int:
         where = compute_device(device.device)
         site = Site(device.name, data, part, parts, device.split, device.seed, where)
         Typed.now().remember(folder)
-        link = FlowerLink(url, device_key(folder), device.name, folder)
+        trust = Trust.load(folder) if url.startswith("https:") else None
+        link = FlowerLink(url, device_key(folder), device.name, folder, trust)
         return serve(
             Watched(link, folder),
             tasks,

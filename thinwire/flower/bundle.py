@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-from thinwire.core.types import Part
 from thinwire.flower.exchange import Exchange
-from thinwire.flower.framing import STREAM_BYTES
+from thinwire.flower.framing import STREAM_BYTES, etag
 from thinwire.flower.refusals import Refusal
-from thinwire.flower.requests import Request
+from thinwire.flower.requests import Gone, Request
 from thinwire.flower.sessions import Sessions
 
 _FROM = re.compile(rb"bytes=(\d{1,18})-")
-
-
-def etag(parts: Sequence[Part]) -> str:
-    """What the parts are, one after the other: the same for every ask that carries them."""
-    return '"' + hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest() + '"'
 
 
 class BundleRoute:
@@ -46,6 +39,9 @@ class BundleRoute:
             if start == length:
                 await request.write(b"", more=False)
             async for data, more in read(bundle, start, length):
+                if self._exchange.outstanding(request.row.name, request.names["ask"]) is None:
+                    request.wire.abort()  # withdrawn meanwhile: the device need not have what is buffered either
+                    raise Gone
                 await request.write(data, more)
 
 

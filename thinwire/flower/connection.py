@@ -1,136 +1,251 @@
-"""One keep-alive connection of a device: signed requests, bodies from and to files, and what can go wrong in words."""
+"""One keep-alive connection of a device: signed requests, bodies from files, the right time, and where to come from."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import http.client
-import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import BinaryIO
 
-from thinwire.core.errors import ThinwireError, Unreachable, UsageError
-from thinwire.flower.framing import STREAM_BYTES, packed
-from thinwire.flower.refusals import Refusal, as_error
-from thinwire.flower.routes import HELLO
-from thinwire.flower.signing import Signer
+from thinwire.core.errors import BadPayload, DataLost
+from thinwire.flower.address import Address
+from thinwire.flower.clockwork import Clockwork
+from thinwire.flower.framing import LENGTH, inflated
+from thinwire.flower.inlet import Inlet
+from thinwire.flower.line import Line, dial, moved
+from thinwire.flower.refusals import Refusal
+from thinwire.flower.signing import NOTHING, Signer
+from thinwire.flower.trust import Trust
 
-TIMEOUT_S = 30.0  # without a byte for so long, beyond what a pull waits anyway
+SILENT_S = 60.0  # without a byte for so long, beyond what a pull waits anyway; also for each piece that is sent
+LOOK_S = 5.0  # how often a waiting line looks whether this machine has moved
+PIECE_BYTES = 64 * 2**10  # sent at once: a line of 2 kB/s manages it within SILENT_S
+MAX_REFUSAL_BYTES = 65_536
+
+
+class Moved(ConnectionError):
+    """This machine comes from another address now: whatever was under way is made again at once."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Of a file, from byte `start` on; `digest` is what is signed: that of the whole part."""
+
+    path: Path
+    start: int
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request. `wait_s`: how long its answer may take on purpose."""
+
+    method: str
+    target: str
+    body: bytes | Slice = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wait_s: float = 0.0
+    whole_key: bool = False
+
+    @property
+    def length(self) -> int:
+        return self.body.length if isinstance(self.body, Slice) else len(self.body)
+
+    @property
+    def digest(self) -> bytes:
+        if isinstance(self.body, Slice):
+            return self.body.digest
+        return hashlib.sha256(self.body).digest() if self.body else NOTHING
 
 
 class Connection:
-    """Used by one thread at a time. `post` yields the answer of a 200; all else is raised: `Refusal` as the door said
-    it, `Unreachable` when nobody answers. A request on a connection that the other end had closed is made again.
+    """Used by one thread at a time, but for `close`. `made` yields the answer to a call.
+
+    What the door refuses is raised as `Refusal`; OSError and `http.client.HTTPException` mean that nobody answers. A
+    stamp that the door does not take is corrected by the time that it says, and the call made once more at once.
     """
 
-    def __init__(self, url: str, signer: Signer) -> None:
-        self.url, self._signer = url, signer
-        self._host, self._port = _address(url)
+    def __init__(
+        self,
+        address: Address,
+        signer: Signer,
+        clock: Clockwork,
+        trust: Callable[[], Trust | None] = lambda: None,
+        *,
+        look_s: float = LOOK_S,
+        moved: Callable[[Line], bool] = lambda line: moved(line.sock),
+    ) -> None:
+        self.address, self._signer, self._clock, self._trust = address, signer, clock, trust
+        self._look_s, self._moved = look_s, moved
         self._busy = threading.Lock()
+        self._line: Line | None = None
         self._http: http.client.HTTPConnection | None = None
-        self._closed = False
+        self._inlet: Inlet | None = None
+        self._wait_s = 0.0
+        self.closed = False
 
     @contextmanager
-    def post(
-        self, path: str, head: bytes, bundle: Path | None = None, length: int = 0, wait_s: float = 0.0
-    ) -> Iterator[http.client.HTTPResponse]:
+    def made(self, call: Call) -> Iterator[http.client.HTTPResponse]:
         with self._busy:
             try:
-                answer = self._once_or_again(path, head, bundle, length, wait_s)
-                if answer.status != 200:
-                    raise Refusal.read(answer.status, answer.read(65_536))
+                answer = self._answered(call)
                 yield answer
-            except (OSError, http.client.HTTPException) as error:
-                self._drop()
-                raise self._unreachable(error) from error
+                if not answer.isclosed() or answer.will_close:
+                    self._drop()  # the rest of it would be taken for the next answer
+            except Refusal:
+                raise
             except BaseException:
-                self._drop()  # its answer may not have been read to the end
+                self._drop()
                 raise
 
+    def open(self) -> float:
+        """Dial if it is not open; gives one round trip in seconds."""
+        with self._busy:
+            try:
+                return self._opened().rtt_s
+            except BaseException:
+                self._drop()
+                raise
+
+    def require_dates(self) -> None:
+        """`Unreachable` when the certificate of this connection is not valid now, as far as the time is known."""
+        if self._line is not None and self._line.dates is not None:
+            self._clock.require_valid(*self._line.dates, str(self.address))
+
     def close(self) -> None:
-        """From any thread: whoever waits on it stops waiting."""
-        self._closed = True
-        made = self._http
-        if made is not None and made.sock is not None:
-            with contextlib.suppress(OSError):  # it was closed already
-                made.sock.shutdown(socket.SHUT_RDWR)
+        """From any thread and for good: whoever waits on it stops waiting."""
+        self.closed = True
+        if (line := self._line) is not None:
+            line.hang_up()
         if self._busy.acquire(timeout=1.0):
             try:
                 self._drop()
             finally:
                 self._busy.release()
 
-    def _once_or_again(
-        self, path: str, head: bytes, bundle: Path | None, length: int, wait_s: float
-    ) -> http.client.HTTPResponse:
-        if self._http is not None:
-            try:
-                return self._request(path, head, bundle, length, wait_s)
-            except (ConnectionError, http.client.BadStatusLine):  # it was closed while it lay idle
-                self._drop()
-        return self._request(path, head, bundle, length, wait_s)
+    def _answered(self, call: Call) -> http.client.HTTPResponse:
+        try:
+            return self._once(call)
+        except Refusal as refusal:
+            if refusal.kind != "clock" or not refusal.now:
+                raise
+            self._clock.learn(refusal.now)
+        return self._once(call)
 
-    def _request(
-        self, path: str, head: bytes, bundle: Path | None, length: int, wait_s: float
-    ) -> http.client.HTTPResponse:
-        connection = self._open()
-        if connection.sock is not None:
-            connection.sock.settimeout(wait_s + TIMEOUT_S)
-        body = packed(head) + (bundle.read_bytes() if bundle is not None and length else b"")
-        connection.putrequest("POST", path, skip_accept_encoding=True)
-        digest = hashlib.sha256(body).digest()
-        for name, value in self._signer.headers("POST", path, digest, len(body), whole_key=path == HELLO).items():
-            connection.putheader(name, value)
-        connection.putheader("content-length", str(len(body)))
-        connection.endheaders(body)
-        return connection.getresponse()
+    def _once(self, call: Call) -> http.client.HTTPResponse:
+        if self._inlet is not None and self._inlet.came():
+            self._drop()  # it was closed while it lay idle
+        line = self._opened()
+        self.require_dates()
+        whole = self._send(call, line)
+        assert self._http is not None
+        self._wait_s = call.wait_s
+        answer = self._http.getresponse()
+        if answer.status < 400:
+            return answer
+        said = answer.read(MAX_REFUSAL_BYTES)
+        refusal = Refusal.read(answer.status, said, {name.lower(): value for name, value in answer.getheaders()})
+        if not whole or not answer.isclosed() or answer.will_close:
+            self._drop()
+        raise refusal
 
-    def _open(self) -> http.client.HTTPConnection:
-        if self._closed:
+    def _send(self, call: Call, line: Line) -> bool:
+        """False where the other end had answered before it had all."""
+        made = self._http
+        assert made is not None
+        line.sock.settimeout(SILENT_S)
+        made.putrequest(call.method, call.target, skip_accept_encoding=True)
+        signed = self._signer.headers(call.method, call.target, call.digest, call.length, whole_key=call.whole_key)
+        for name, value in {**signed, **call.headers}.items():
+            made.putheader(name, value)
+        if call.method in ("POST", "PUT"):
+            made.putheader("content-length", str(call.length))
+        if isinstance(call.body, bytes):
+            made.endheaders(call.body or None)
+            return True
+        made.endheaders()
+        return self._stream(made, call.body)
+
+    def _stream(self, made: http.client.HTTPConnection, body: Slice) -> bool:
+        assert self._inlet is not None
+        left = body.length
+        with _opened(body.path) as file:
+            file.seek(body.start)
+            while left:
+                data = file.read(min(PIECE_BYTES, left))
+                if not data:
+                    raise BadPayload(f"{body.path} is shorter than its head says")
+                if self._inlet.came():
+                    return False
+                try:
+                    made.send(data)
+                except (BrokenPipeError, ConnectionResetError):
+                    return False  # the answer may be there all the same
+                left -= len(data)
+        return True
+
+    def _opened(self) -> Line:
+        if self.closed:
             raise ConnectionAbortedError("this link was closed")
-        if self._http is None:
-            made = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S, blocksize=STREAM_BYTES)
-            made.connect()
-            self._http = made
-        return self._http
+        if self._line is None:
+            self._line = line = dial(self.address, self._trust())
+            if self.closed:
+                raise ConnectionAbortedError("this link was closed")
+            self._inlet = Inlet(line.sock, self._look_s, self._quiet)
+            self._http = made = http.client.HTTPConnection(self.address.host, self.address.port)
+            made.auto_open = 0  # what is dialled is verified here
+            made.sock = self._inlet
+        return self._line
+
+    def _quiet(self, silent_s: float) -> None:
+        """Called now and then while nothing comes."""
+        if self._line is not None and self._moved(self._line):
+            raise Moved("this machine's address has changed")
+        if silent_s >= self._wait_s + SILENT_S:
+            raise TimeoutError(f"nothing came for {silent_s:.0f} s")
 
     def _drop(self) -> None:
+        line, self._line, self._inlet = self._line, None, None
         if self._http is not None:
             self._http.close()
             self._http = None
-
-    def _unreachable(self, error: Exception) -> ThinwireError:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if self._closed:
-            return Unreachable("this link was closed", why=why)
-        return Unreachable(
-            f"cannot reach the aggregator at {self.url}",
-            why=why,
-            hint="start it there (thinwire aggregator start), or give its address: --aggregator URL",
-        )
+        if line is not None:
+            line.sock.close()
 
 
-@contextmanager
-def in_words(url: str) -> Iterator[None]:
-    """Let a refusal out as what it means on a device."""
+def _opened(path: Path) -> BinaryIO:
     try:
-        yield
-    except Refusal as refusal:
-        raise as_error(refusal, url) from refusal
+        return open(path, "rb", buffering=0)
+    except OSError as error:  # the disk's: the wire's would be tried again
+        raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error
 
 
-def _address(url: str) -> tuple[str, int]:
-    """Host and port of http://HOST:PORT."""
+def block_of(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """The next block of a body; `BadPayload` where it is larger than `most`."""
+    (length,) = LENGTH.unpack(exactly(answer, LENGTH.size))
+    if length > most:
+        raise BadPayload(f"a block of {length} bytes", why=f"at most {most} are read")
+    data = exactly(answer, length)
     try:
-        parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
-        host, port = parts.hostname, parts.port
+        return inflated(data, most) if data else b""
     except ValueError as error:
-        raise UsageError(f"{url!r} is no address", why=str(error), hint="http://127.0.0.1:9090") from error
-    if parts.scheme != "http" or not host:
-        raise UsageError(
-            f"{url!r} is no address of an aggregator", why="http://HOST:PORT is", hint="http://127.0.0.1:9090"
-        )
-    return host, port or 9090
+        raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
+
+
+def everything(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """The rest of a body; one that is cut short is an error of the wire, as `read(count)` alone would not say."""
+    if answer.length is None or answer.length > most:
+        raise BadPayload(f"an answer of {answer.length} bytes", why=f"at most {most} are read")
+    return answer.read()
+
+
+def exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
+    data = answer.read(count) if count else b""
+    if len(data) != count:
+        raise http.client.IncompleteRead(data, count - len(data))
+    return data

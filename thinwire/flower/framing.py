@@ -7,8 +7,12 @@ A block of JSON is deflated (RFC 1951) against words that both ends know: a head
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
+from collections.abc import Sequence
+
+from thinwire.core.types import Part
 
 LENGTH = struct.Struct("<I")
 INLINE_BYTES = 256 * 2**10
@@ -70,3 +74,8 @@ def unblock(data: bytes) -> tuple[bytes, memoryview]:
     if LENGTH.size + length > len(data):
         raise ValueError("a block is longer than its body")
     return data[LENGTH.size : LENGTH.size + length], memoryview(data)[LENGTH.size + length :]
+
+
+def etag(parts: Sequence[Part]) -> str:
+    """What the parts are, one after the other: the same for every ask that carries them."""
+    return '"' + hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest() + '"'

@@ -1,87 +1,133 @@
-"""FlowerLink: a device's end. It needs neither flwr nor torch: the standard library's HTTP and a key.
+"""FlowerLink: a device's end. It needs neither flwr nor torch: the standard library's HTTP and TLS, and a key.
 
 One connection waits for asks, the other one pushes. Whoever uses it decides when to try again: a call that cannot be
-made raises `Unreachable` at once.
+made raises `Unreachable` at once, and says when and within what time to come again. Only a transfer that goes on, cut
+by cut, is gone on with in here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import http.client
 import json
+import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from thinwire.core.errors import BadPayload, Refused, Unreachable
+from thinwire.core.errors import BadPayload, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
-from thinwire.core.home import disk_error, private_folder
 from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, reply_to_bytes
-from thinwire.core.types import Ask, Failure, Part, ReplyHead
+from thinwire.core.types import Ask, Failure, ReplyHead
 from thinwire.flower import hellos
-from thinwire.flower.connection import Connection, in_words
-from thinwire.flower.framing import LENGTH, STREAM_BYTES, inflated
+from thinwire.flower.address import Address
+from thinwire.flower.clockwork import Clockwork
+from thinwire.flower.connection import LOOK_S, Call, Connection, Moved, block_of
+from thinwire.flower.framing import INLINE_BYTES, packed
+from thinwire.flower.incoming import Incoming
+from thinwire.flower.line import Line, moved
+from thinwire.flower.meaning import meaning, silence
+from thinwire.flower.outgoing import Outgoing
 from thinwire.flower.refusals import Refusal
-from thinwire.flower.routes import HELLO, PULL, PUSH
+from thinwire.flower.routes import HELLO, LEAVE, PULL, PUSH
 from thinwire.flower.signing import Signer
+from thinwire.flower.trust import Trust
 
 REMEMBERED = 1024  # withdrawn asks
+POLL_JITTER = 0.1  # of a pull's wait: devices that came together do not go on asking together
+SKEW_SHOWN_S = 5.0  # a clock that is so wrong is told to the aggregator at once
 
 
 class FlowerLink:
     """The device `name`'s connections to the aggregator at `url`; downloads go to `folder`/downloads.
 
-    It tells the aggregator which asks it holds: one is given again until it arrived whole, and not after. After the
+    `trust` is what `join` left; without it the door is a plain one on loopback. It is kept up to date in `folder`. The
+    link tells the aggregator which asks it holds: one is given again until it arrived whole, and not after. After the
     aggregator was restarted it says hello again by itself.
     """
 
-    def __init__(self, url: str, key: ec.EllipticCurvePrivateKey, name: str, folder: Path) -> None:
-        self.url, self.name = url, name
-        signer = Signer(key)
-        self._pulling, self._pushing = Connection(url, signer), Connection(url, signer)
-        self._downloads = private_folder(folder / "downloads")
-        for left in self._downloads.iterdir():
-            left.unlink()  # of a process that was killed: what it held is given again
+    def __init__(
+        self,
+        url: str,
+        key: ec.EllipticCurvePrivateKey,
+        name: str,
+        folder: Path,
+        trust: Trust | None = None,
+        *,
+        clock: Clockwork | None = None,
+        look_s: float = LOOK_S,
+        is_moved: Callable[[Line], bool] = lambda line: moved(line.sock),
+    ) -> None:
+        address = Address.parse(url)
+        if address.tls != (trust is not None):
+            raise UsageError(
+                f"this device has {'not joined' if address.tls else 'joined another door than'} {url}",
+                why="over TLS it must know whom to trust" if address.tls else "what it joined speaks TLS",
+                hint="thinwire client join URL INVITE" if address.tls else f"--aggregator {trust.url if trust else ''}",
+            )
+        self.url, self.name, self.trust = url, name, trust
+        self.clock = clock or Clockwork()
+        self._folder, self._names = folder, {name}
+        signer = Signer(key, self.clock.now)
+        self.fingerprint = signer.fingerprint
+        self._pulling, self._pushing = (
+            Connection(address, signer, self.clock, lambda: self.trust, look_s=look_s, moved=is_moved) for _ in range(2)
+        )
+        self._incoming = Incoming(folder / "downloads")
+        self._outgoing = Outgoing(self._pushing, self._pause)
+        self._spread_s = trust.spread_s if trust else 0.0
+        self._ending = threading.Event()
         self._hello: Hello | None = None
         self._lock = threading.Lock()
         self._held: dict[str, None] = {}
         self._cancelled: OrderedDict[str, None] = OrderedDict()
 
     def hello(self, hello: Hello) -> Welcome:
-        if hello.name != self.name:
+        if hello.name not in self._names:
             raise Refused(f"this link is {self.name!r}'s", why=f"the hello says {hello.name!r}")
         with self._lock:
             if self._hello is not None and self._hello.process != hello.process:
                 self._held.clear()
-        with in_words(self.url):
-            welcome = self._say(hello)
+        with self._in_words():
+            welcome = self._greet(hello)
         self._hello = hello
         return welcome
 
     def pull(self, wait_s: float) -> Delivery | None:
-        with in_words(self.url):
+        wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
+        with self._in_words():
             try:
+                return self._pull(wait_s)
+            except Moved:
                 return self._pull(wait_s)
             except Refusal as refusal:
                 if refusal.kind != "hello":
                     raise
-            self._say(self._said())  # the aggregator was restarted, or had given us up
+            self._greet(self._said())  # the aggregator was restarted, had given us up, or has news for everybody
             return self._pull(wait_s)
 
     def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
         head = reply_to_bytes(reply)
-        length = sum(part.length for part in reply.parts) if isinstance(reply, ReplyHead) else 0
+        length = reply.payload_bytes if isinstance(reply, ReplyHead) else 0
         _require(bundle, length)
-        with in_words(self.url), self._pushing.post(PUSH, head, bundle, length) as answer:
-            answer.read()
+        with self._in_words(answer=True):
+            if isinstance(reply, ReplyHead) and bundle is not None and length > INLINE_BYTES:
+                self._outgoing.send(reply, head, bundle)
+            else:
+                body = packed(head) + (bundle.read_bytes() if bundle is not None and length else b"")
+                self._call(self._pushing, Call("POST", PUSH, body))
         with self._lock:
             self._held.pop(reply.ask_id, None)
+
+    def leave(self) -> None:
+        """Shut this device out, by its own wish. The key is then of no use any more: whoever calls deletes it."""
+        with self._in_words():
+            self._call(self._pushing, Call("POST", LEAVE))
 
     def cancelled(self) -> frozenset[str]:
         with self._lock:
@@ -89,6 +135,7 @@ class FlowerLink:
 
     def close(self) -> None:
         """From any thread: a pull or push in progress ends with `Unreachable`."""
+        self._ending.set()
         self._pulling.close()
         self._pushing.close()
 
@@ -97,28 +144,102 @@ class FlowerLink:
             raise Unreachable("this link has not said hello yet", why="a hello comes before a pull")
         return self._hello
 
-    def _say(self, hello: Hello) -> Welcome:
-        with self._pulling.post(HELLO, hellos.to_bytes(hello)) as answer:
-            return hellos.welcome_from_bytes(_block(answer, MAX_HEAD_BYTES))
+    def _greet(self, hello: Hello) -> Welcome:
+        """Say hello, and once more where the answer changed what there is to say: the CAs held, or a wrong clock."""
+        if self._hello is None and self._spread_s >= 1.0:
+            self._pause()  # many devices, and all of them may just have got their power back
+        welcome, said = self._say(hello)
+        if (said.holds, said.link["skew_s"]) != (self._holds, self._skew_s):
+            welcome, _ = self._say(hello)
+        return welcome
+
+    def _say(self, hello: Hello) -> tuple[Welcome, Hello]:
+        rtt_s = self._pulling.open()
+        said = replace(hello, link={**hello.link, "rtt_s": rtt_s, "skew_s": self._skew_s}, holds=self._holds)
+        with self._pulling.made(Call("POST", HELLO, packed(hellos.to_bytes(said)), whole_key=True)) as answer:
+            welcome = hellos.welcome_from_bytes(block_of(answer, MAX_HEAD_BYTES))
+            answer.read()
+        self.clock.learn(welcome.server_time)
+        self._learn(welcome)
+        self._pulling.require_dates()
+        return welcome, said
+
+    @property
+    def _skew_s(self) -> float:
+        """As it is shown: a clock that is right enough is not worth a word."""
+        skew_s = self.clock.skew_s
+        return float(round(skew_s)) if abs(skew_s) >= SKEW_SHOWN_S else 0.0
+
+    @property
+    def _holds(self) -> tuple[str, ...]:
+        return self.trust.pins if self.trust else ()
+
+    def _learn(self, welcome: Welcome) -> None:
+        """What a verified aggregator says about itself and about us, kept for the next start."""
+        self.name, self._spread_s = welcome.name, max(0.0, welcome.spread_s)
+        self._names.add(welcome.name)
+        if self.trust is not None:
+            spread_s = float(round(self._spread_s))
+            known = replace(self.trust.renewed(welcome.cas), name=welcome.name, spread_s=spread_s)
+            if known != self.trust:
+                known.save(self._folder)
+                self.trust = known
 
     def _pull(self, wait_s: float) -> Delivery | None:
         with self._lock:
             held = list(self._held)
         wanted = json.dumps({"process": self._said().process, "wait_s": wait_s, "held": held}, separators=(",", ":"))
-        with self._pulling.post(PULL, wanted.encode(), wait_s=wait_s) as answer:
-            self._withdraw(_control(_block(answer, MAX_HEAD_BYTES)))
+        with self._pulling.made(Call("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
+            self._withdraw(_control(block_of(answer, MAX_HEAD_BYTES)))
             began = time.monotonic()
-            data = _block(answer, MAX_HEAD_BYTES)
-            if not data:
-                answer.read()
-                return None
-            ask = ask_from_bytes(data)
-            bundle = self._download(answer, ask) if any(part.length for part in ask.parts) else None
+            data = block_of(answer, MAX_HEAD_BYTES)
+            ask = ask_from_bytes(data) if data else None
+            length = sum(part.length for part in ask.parts) if ask else 0
+            bundle = self._incoming.take(ask.parts, answer) if ask and 0 < length <= INLINE_BYTES else None
             answer.read()
+        if ask is None:
+            return None
+        if length > INLINE_BYTES and (bundle := self._fetched(ask)) is None:
+            return None
         with self._lock:
             self._held[ask.ask_id] = None
             self._cancelled.pop(ask.ask_id, None)
         return Delivery(ask, bundle, time.monotonic() - began)
+
+    def _fetched(self, ask: Ask) -> Path | None:
+        """A large ask's parts, whole; None when it was withdrawn meanwhile. As long as each try gains something."""
+
+        @contextmanager
+        def get(start: int, tag: str) -> Iterator[http.client.HTTPResponse]:
+            ranged = {"range": f"bytes={start}-", "if-range": tag} if start else {}
+            with self._pulling.made(Call("GET", f"/tw/v1/asks/{ask.ask_id}/bundle", headers=ranged)) as answer:
+                yield answer
+
+        while True:
+            before = self._incoming.size(ask.parts)
+            try:
+                return self._incoming.fetch(ask.parts, get)
+            except Refusal as refusal:
+                if refusal.status != 404:
+                    raise
+                return None
+            except (OSError, http.client.HTTPException):
+                if self._pulling.closed or self._incoming.size(ask.parts) <= before:
+                    raise
+            self._pause()
+
+    def _call(self, connection: Connection, call: Call) -> None:
+        """One small request, made again at once when this machine moved in the middle of it."""
+        try:
+            with connection.made(call) as answer:
+                answer.read()
+        except Moved:
+            with connection.made(call) as answer:
+                answer.read()
+
+    def _pause(self) -> None:
+        """Before a cut line is dialled again: the others may have lost it too."""
+        self._ending.wait(random.uniform(0.0, self._spread_s))
 
     def _withdraw(self, ask_ids: Iterable[str]) -> None:
         with self._lock:
@@ -128,47 +249,19 @@ class FlowerLink:
             while len(self._cancelled) > REMEMBERED:
                 self._cancelled.popitem(last=False)
 
-    def _download(self, answer: http.client.HTTPResponse, ask: Ask) -> Path:
-        path = self._downloads / hashlib.sha256(ask.ask_id.encode()).hexdigest()[:32]
+    @contextmanager
+    def _in_words(self, answer: bool = False) -> Iterator[None]:
+        tls, within_s = self.trust is not None, self._spread_s
         try:
-            with open(path, "wb", buffering=0) as file:
-                for part in ask.parts:
-                    _copy(answer, file, part)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError)):
-                raise disk_error(error, path) from error
-            raise
-        return path
-
-
-def _copy(answer: http.client.HTTPResponse, file: BinaryIO, part: Part) -> None:
-    """One part from the wire to the file; what does not fit its digest was damaged on the way."""
-    digest, left = hashlib.sha256(), part.length
-    while left:
-        data = answer.read(min(STREAM_BYTES, left))
-        if not data:
-            raise http.client.IncompleteRead(b"", left)
-        digest.update(data)
-        file.write(data)
-        left -= len(data)
-    if digest.hexdigest() != part.sha256:
-        raise Unreachable(f"part {part.name!r} of an ask arrived damaged", why="it does not fit its digest")
-
-
-def _block(answer: http.client.HTTPResponse, most: int) -> bytes:
-    (length,) = LENGTH.unpack(_exactly(answer, LENGTH.size))
-    if length > most:
-        raise BadPayload(f"a block of {length} bytes", why=f"at most {most} are read")
-    return inflated(_exactly(answer, length), most) if length else b""
-
-
-def _exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
-    data = answer.read(count)
-    if len(data) != count:
-        raise http.client.IncompleteRead(data, count - len(data))
-    return data
+            yield
+        except Refusal as refusal:
+            raise meaning(
+                refusal, self.url, tls=tls, fingerprint=self.fingerprint, answer=answer, within_s=within_s
+            ) from refusal
+        except (OSError, http.client.HTTPException) as error:
+            if self._ending.is_set():
+                raise Unreachable("this link was closed", why=str(error)) from error
+            raise silence(error, self.url, tls=tls, within_s=within_s) from error
 
 
 def _control(data: bytes) -> list[str]:

@@ -5,7 +5,6 @@ Law: the CAs that are held are replaced only by what came over a connection that
 
 from __future__ import annotations
 
-import hashlib
 import json
 import ssl
 from dataclasses import asdict, dataclass, replace
@@ -13,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.home import write_atomically
+from thinwire.flower.certificates import NO_CHECK_TIME, pin_of, server_name
 
 TRUST_FILE = "aggregator.json"
-NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME (openssl/x509_vfy.h): dates are checked against a corrected clock
 MAX_CAS = 8
 MAX_PEM = 16_384  # letters of one certificate
 
@@ -65,11 +63,11 @@ class Trust:
 
     @property
     def pins(self) -> tuple[str, ...]:
-        return tuple(pin_of(ca) for ca in self.cas)
+        return tuple(_pin(ca) for ca in self.cas)
 
     def names(self, host: str) -> tuple[str, ...]:
         """The names to try, one for each CA that is held: while CAs are rotated a door answers to both."""
-        return tuple(server_name_of(pin) for pin in self.pins) if self.server_name else (host,)
+        return tuple(server_name(pin) for pin in self.pins) if self.server_name else (host,)
 
     def context(self) -> ssl.SSLContext:
         """TLS 1.2 or later, strict, and nobody believed but the CAs that are held."""
@@ -94,25 +92,18 @@ class Trust:
             first = readable(cas)[0]
         except BadPayload:
             return self
-        return replace(self, cas=cas, server_name=server_name_of(first) if self.server_name else "")
+        return replace(self, cas=cas, server_name=server_name(first) if self.server_name else "")
 
 
-def pin_of(pem: str) -> str:
-    """SHA-256 (hex) over a certificate's SubjectPublicKeyInfo: it names the key, whatever certificate carries it."""
+def _pin(pem: str) -> str:
     try:
-        key = x509.load_pem_x509_certificate(pem.encode()).public_key()
-        return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+        return pin_of(x509.load_pem_x509_certificate(pem.encode()))
     except Exception as error:  # cryptography raises many kinds, and the text may be a stranger's
         raise BadPayload("this is no certificate", why=str(error)) from error
-
-
-def server_name_of(pin: str) -> str:
-    """The DNS name that each leaf of this CA carries; `.invalid` is nobody's (RFC 2606)."""
-    return f"tw-{pin[:32]}.invalid"
 
 
 def readable(cas: tuple[str, ...]) -> tuple[str, ...]:
     """Their pins; `BadPayload` where there are none, or one cannot be read."""
     if not cas or any(len(ca) > MAX_PEM for ca in cas):
         raise BadPayload("no certificates that can be held")
-    return tuple(pin_of(ca) for ca in cas)
+    return tuple(_pin(ca) for ca in cas)

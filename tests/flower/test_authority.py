@@ -15,9 +15,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.flower.authority import GivenAuthority, PrivateAuthority
+from thinwire.flower.authority import PrivateAuthority
 from thinwire.flower.certificates import make_ca, make_leaf, pin_of, private_context, server_name
 from thinwire.flower.invitation import SYSTEM, Invitation
+from thinwire.flower.own_certificate import GivenAuthority
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)
 

@@ -36,7 +36,8 @@ class Certificates:
     def authority(self, folder: Path, listen: Address) -> Authority | None:
         """None for a plain door, which is on loopback and was given no certificate or name."""
         from thinwire.core.errors import UsageError
-        from thinwire.flower.authority import GivenAuthority, PrivateAuthority
+        from thinwire.flower.authority import PrivateAuthority
+        from thinwire.flower.own_certificate import GivenAuthority
 
         if (self.certificate is None) != (self.key is None) or (self.ca and self.certificate is None):
             raise UsageError(

@@ -23,8 +23,7 @@ from cryptography import x509
 
 from thinwire.core.errors import DataLost, UsageError
 from thinwire.core.home import private_folder, write_atomically
-from thinwire.flower.certificates import Issued, due, make_ca, make_leaf, permits, pin_of, server_name
-from thinwire.flower.invitation import SYSTEM
+from thinwire.flower.certificates import Issued, due, make_ca, make_leaf, permits, pin_of, server_context, server_name
 
 STATE = "state.json"
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -66,7 +65,7 @@ class PrivateAuthority:
         self._loaded: dict[str, bytes] = {}  # the leaf that each context shows
         self._state = self._read() or self._found(names)
         self._add(names)
-        self.context = _server_context()
+        self.context = server_context()
         self.context.sni_callback = self._choose
         self.renew()
 
@@ -161,7 +160,7 @@ class PrivateAuthority:
             present = make_leaf(ca, self.names, self._now())
             write_atomically(key, present.key)
             write_atomically(certificate, present.certificate)
-        context = self._contexts.setdefault(server_name(pin), _server_context())
+        context = self._contexts.setdefault(server_name(pin), server_context())
         if self._loaded.get(pin) != present.certificate:
             context.load_cert_chain(certificate, key)
             self._loaded[pin] = present.certificate
@@ -190,58 +189,6 @@ class PrivateAuthority:
         data = json.dumps({"pins": state.pins, "names": state.names}).encode()
         write_atomically(self.folder / STATE, data)
         self._state = state
-
-
-class GivenAuthority:
-    """A certificate that the operator brought. `ca`: its CA's file, to be pinned; without one, the system's CAs."""
-
-    def __init__(self, certificate: Path, key: Path, ca: Path | None = None) -> None:
-        self._certificate, self._key, self._ca = certificate, key, ca
-        self.context = _server_context()
-        self._seen: tuple[int, ...] = ()
-        self.renew()
-        self._pems = (ca.read_text(),) if ca else ()
-        try:
-            self._pin = pin_of(x509.load_pem_x509_certificate(ca.read_bytes())) if ca else SYSTEM
-        except ValueError as error:
-            raise UsageError(f"--ca {ca} holds no certificate", why=str(error), hint="a PEM file") from error
-
-    @property
-    def pin(self) -> str:
-        return self._pin
-
-    def cas(self) -> tuple[str, ...]:
-        return self._pems
-
-    def server_name(self) -> str:
-        return ""
-
-    def renew(self) -> bool:
-        """Load the files again when they were replaced."""
-        try:
-            seen = tuple(path.stat().st_mtime_ns for path in (self._certificate, self._key))
-            if seen != self._seen:
-                self.context.load_cert_chain(self._certificate, self._key)
-                self._seen = seen
-        except OSError as error:  # ssl.SSLError is one too
-            if self._seen:
-                return False  # the one that was loaded goes on
-            raise UsageError(
-                f"--cert {self._certificate} and --key {self._key} cannot be used",
-                why=str(error),
-                hint="two PEM files that belong together, readable by this user",
-            ) from error
-        return False
-
-    def confirmed(self, holds: Sequence[Sequence[str]]) -> None:
-        """Nothing: the operator's CA is the operator's to replace."""
-
-
-def _server_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # a connection lasts for hours: tickets would be half of its first bytes
-    return context
 
 
 def _issued(certificate: Path, key: Path) -> Issued:

@@ -127,6 +127,14 @@ def due(leaf: Issued, names: Sequence[str], ca: Issued, now: datetime) -> bool:
     return found.issuer != ca.parsed.subject or not wanted <= there or not made_at <= now < made_at + LEAF_RENEWED
 
 
+def server_context() -> ssl.SSLContext:
+    """A door's context, without a certificate yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0  # a connection lasts for hours: tickets would be half of its first bytes
+    return context
+
+
 def private_context(cas: Sequence[str]) -> ssl.SSLContext:
     """A client's context that trusts these CAs (PEM) alone, strictly, and whatever the date."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

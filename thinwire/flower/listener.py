@@ -21,7 +21,8 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
 from thinwire.flower.door import Door
 from thinwire.flower.gate import Judge
-from thinwire.flower.wire import HttpProtocol, Wires
+from thinwire.flower.protocols import HttpProtocol, protocol_of
+from thinwire.flower.wire import Wires
 
 BACKLOG = 1024
 KEEP_ALIVE_S = 600  # of an idle connection that was signed on: longer than a poll lasts
@@ -113,7 +114,7 @@ class Listener:
     async def _serve(self) -> None:
         async with self._lifespan():
             server = await self.loop.create_server(
-                cast(Callable[[], asyncio.Protocol], self.wires.made), sock=self._socket, backlog=BACKLOG
+                lambda: cast(asyncio.Protocol, protocol_of(self.wires)), sock=self._socket, backlog=BACKLOG
             )
             tasks = [asyncio.ensure_future(work()) for work in (self._background, self._watch)]
             self._up.set()

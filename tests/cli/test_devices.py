@@ -268,6 +268,13 @@ def test_the_list_shows_how_a_device_came_and_its_fingerprint(thinwire, home, st
     assert (document["fingerprint"], document["how"], document["state"]) == (KEY, "loopback", "approved")
 
 
+def test_who_came_over_loopback_waits_while_the_door_has_tls(thinwire, home, store, device):
+    with hold(AggregatorHome.under(home).lock, {"pin": PIN}):
+        assert "pending" in thinwire("devices", "list", "--home", home).out
+        thinwire("devices", "approve", "pi-01", "--home", home)
+        assert "pending" not in thinwire("devices", "list", "--home", home).out
+
+
 def test_the_log_shows_who_did_what_and_what_the_door_refused(thinwire, home, store, device):
     thinwire("devices", "revoke", "pi-01", "--home", home)
     store.roster.note("invitation", "192.0.2.7", "expired (invitation 3)", "\x1b[2Jpi-03")

@@ -68,6 +68,25 @@ def test_what_changes_nothing_is_not_written_down(known: Store) -> None:
     assert said(known) == before
 
 
+# Approving.
+
+
+def test_what_a_person_approves_counts_on_a_door_with_tls_too(known: Store) -> None:
+    known.roster.approve("pi-01")
+    assert {row.name: row.how for row in known.roster.rows()} == {
+        "pi-01": "manual", "pi-02": "loopback", "pi-03": "loopback",
+    }  # fmt: skip
+
+
+def test_an_approval_takes_back_an_order_that_nobody_has_carried_out(known: Store) -> None:
+    for name in ("pi-01", "pi-02"):
+        known.roster.revoke(name)
+    first, second = (known.order("revoke", args={"device": name}) for name in ("pi-01", "pi-02"))
+    known.roster.approve("pi-01")
+    assert known.result(first) == {"done": False, "why": "approved again"}
+    assert [order.id for order in known.pending_orders()] == [second]
+
+
 # A key that a person brings.
 
 

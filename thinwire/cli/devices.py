@@ -26,7 +26,7 @@ def list_(
 ) -> None:
     """List the devices that this aggregator knows."""
     from thinwire.cli import shown_devices
-    from thinwire.cli.places import aggregator_home, opened
+    from thinwire.cli.places import aggregator_home, alive, opened
 
     if not aggregator_home(home).database.exists():
         shown_devices.nothing(json)
@@ -35,7 +35,7 @@ def list_(
         if log:
             shown_devices.log(store.device_actions(), store.door_notes(), json)
         else:
-            shown_devices.devices(list(store.devices()), json)
+            shown_devices.devices(list(store.devices()), bool((alive(home) or {}).get("pin")), json)
 
 
 @app.command()

@@ -51,7 +51,9 @@ class DoorPlace:
 
     def text(self, invited: Invited) -> str:
         """What the device's owner is given: `tw1.PIN.SECRET`."""
-        return f"tw1.{self.pin}.{invited.secret}"
+        from thinwire.flower.invitation import Invitation
+
+        return Invitation(self.pin, invited.secret).text()
 
     def commands(self, invited: Invited) -> tuple[str, str]:
         """Two ways to use it on the device: in one line, and so that no list of processes or shell history shows it."""

@@ -24,14 +24,15 @@ def nothing(json: bool) -> None:
         say.note("no devices yet; thinwire aggregator start prints the line that adds one")
 
 
-def devices(found: Sequence[DeviceInfo], json: bool) -> None:
+def devices(found: Sequence[DeviceInfo], tls: bool, json: bool) -> None:
+    """`tls`: the door is open to other machines now, where who came over loopback must be approved by a person."""
     if json:
         say.document([document(info) for info in found])
     elif not found:
         nothing(json)
     else:
         header = ("device", "state", "how", "fingerprint", "online", "seen", "tasks", "updates", "payload up", "last")
-        say.table(header, [_row(info) for info in found], right=header[7:9])
+        say.table(header, [_row(info, tls) for info in found], right=header[7:9])
 
 
 def document(info: DeviceInfo) -> dict[str, Any]:
@@ -138,9 +139,11 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _row(info: DeviceInfo) -> tuple[str, ...]:
+def _row(info: DeviceInfo, tls: bool) -> tuple[str, ...]:
     tasks = ", ".join(task["name"] + (" (broken)" if task.get("error") else "") for task in info.tasks)
+    waits = tls and info.row.how == "loopback" and info.row.state == "approved"
+    state, online = "pending" if waits else info.row.state, "yes" if info.online else "no"
     return (
-        info.row.name, info.row.state, info.row.how, info.row.fingerprint[:SHORT], "yes" if info.online else "no",
-        say.ago(info.seen_at), tasks, str(info.updates), say.size(info.payload_up), info.last_outcome,
+        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], online, say.ago(info.seen_at), tasks,
+        str(info.updates), say.size(info.payload_up), info.last_outcome,
     )  # fmt: skip

@@ -40,7 +40,7 @@ class Orders:
 
     def done(self, order: Order, result: Mapping[str, Any]) -> None:
         self._store.answer(order.id, {"done": True, **result})
-        self._open.remove(order)
+        self._open = [other for other in self._open if other.id != order.id]
 
     def _answer(self, kind: str, run_id: str) -> bool:
         found = [order for order in self._look() if order.kind == kind and order.run_id == run_id]

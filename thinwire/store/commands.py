@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from thinwire.core.errors import NotFound
 from thinwire.store.database import Database
@@ -43,6 +43,15 @@ def result(database: Database, order_id: int) -> dict[str, Any] | None:
         found = connection.execute(select(Command.id, Command.result).where(Command.id == order_id)).first()
     _must_be(found, order_id)
     return None if found is None else found.result
+
+
+def take_back(connection: Connection, kind: str, device: str, why: str, at: float) -> None:
+    """Answer what was ordered about a device and nobody has carried out yet: it is not wanted any more."""
+    open_ones = select(Command.id, Command.args).where(Command.kind == kind, Command.answered_at.is_(None))
+    for row in connection.execute(open_ones).all():
+        if row.args.get("device") == device:
+            answered = {"result": {"done": False, "why": why}, "answered_at": at}
+            connection.execute(update(Command).where(Command.id == row.id), answered)
 
 
 def _must_be(found: object, order_id: int) -> None:

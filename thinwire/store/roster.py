@@ -7,12 +7,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
-from thinwire.store import admission, audit, renaming
+from thinwire.store import admission, audit, commands, renaming
 from thinwire.store.admission import AT_ONCE, CHANGE, ROW, next_change
 from thinwire.store.database import Database
 from thinwire.store.repository import device_row
@@ -56,16 +56,25 @@ class StoredRoster:
             return admission.add(connection, row, who)
 
     def approve(self, name: str, who: str = "operator") -> None:
-        """Let a device in; `NotFound` when nobody of that name has come."""
-        self._set(name, "approved", "approve", who)
+        """Let a device in; `NotFound` when nobody of that name has come.
+
+        What a person has approved counts on a door with TLS too: a row that loopback made becomes one made by hand.
+        """
+        with self._database.writing() as connection:
+            self._set(connection, name, "approved", "approve", who)
+            by_loopback = update(Device).where(Device.name == name, Device.how == "loopback")
+            connection.execute(by_loopback, {"how": "manual"})
+            commands.take_back(connection, "revoke", name, "approved again", self._clock.wall())
 
     def revoke(self, name: str, who: str = "operator") -> None:
         """Shut a device out, from its next request on; its name and key stay bound."""
-        self._set(name, "revoked", "revoke", who)
+        with self._database.writing() as connection:
+            self._set(connection, name, "revoked", "revoke", who)
 
     def leave(self, name: str) -> None:
         """The device shuts itself out; it is going to delete its key."""
-        self._set(name, "revoked", "leave", name)
+        with self._database.writing() as connection:
+            self._set(connection, name, "revoked", "leave", name)
 
     def rename(self, old: str, new: str, who: str = "operator") -> None:
         """Give a device another name, and what it did with it; `Refused` while a run may still hear of the old one."""
@@ -98,10 +107,9 @@ class StoredRoster:
                 self._cache = (change, {row.fingerprint: row for row in rows})
             return self._cache[1]
 
-    def _set(self, name: str, state: DeviceState, what: str, who: str) -> None:
-        with self._database.writing() as connection:
-            change = {"state": state, "change": next_change(connection)}
-            if connection.execute(update(Device).where(Device.name == name), change).rowcount == 0:
-                names = list(connection.scalars(select(Device.name).order_by(Device.name)))
-                raise NotFound(f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}")
-            audit.act(connection, self._clock.wall(), who, name, what)
+    def _set(self, connection: Connection, name: str, state: DeviceState, what: str, who: str) -> None:
+        change = {"state": state, "change": next_change(connection)}
+        if connection.execute(update(Device).where(Device.name == name), change).rowcount == 0:
+            names = list(connection.scalars(select(Device.name).order_by(Device.name)))
+            raise NotFound(f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}")
+        audit.act(connection, self._clock.wall(), who, name, what)

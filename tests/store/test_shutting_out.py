@@ -202,3 +202,34 @@ def test_the_newest_thousand_refusals_are_kept(store: Store, clock: VirtualClock
     assert len(store.door_notes(10_000)) == NOTES
     newest = store.door_notes(1)[0]
     assert (newest.kind, len(newest.address), newest.why, len(newest.name)) == ("key", 100, "? unknown ?", 63)
+
+
+# What the page asks.
+
+
+def test_what_a_device_was_asked_comes_newest_first_over_all_runs_on_devices(known: Store) -> None:
+    assert known.device_updates("pi-01") == []
+    for source in ("devices", "sim", "devices"):
+        run_id = new_run(known, source=source)
+        known.record(run_id, [*opened(run_id, 1), *opened(run_id, 2)])
+    found = [(row.device, row.run_id, row.round) for row in known.device_updates("pi-01", limit=3)]
+    assert found == [("pi-01", "digits-3", 2), ("pi-01", "digits-3", 1), ("pi-01", "digits-1", 2)]
+
+
+def test_one_number_tells_of_every_change_of_the_roster_and_every_refusal(store: Store) -> None:
+    numbers = [store.last_act()]
+
+    def changed() -> bool:
+        numbers.append(store.last_act())
+        return numbers[-1] > numbers[-2]
+
+    assert numbers == [0]
+    invited = store.invitations.invite()[0]
+    assert changed()
+    store.roster.note("invitation", "192.0.2.9", "unknown")
+    assert changed()
+    store.roster.join(Joining(invited.secret, "pi-01", KEYS["pi-01"], b"key", "192.0.2.7:40000"))
+    assert changed()
+    store.roster.revoke("pi-01")
+    assert changed()
+    assert not changed()

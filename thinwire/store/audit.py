@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from thinwire.store.database import Database
 from thinwire.store.rows import DeviceAction, DoorNote
@@ -41,3 +41,10 @@ def notes(database: Database, limit: int) -> list[DoorNote]:
     with database.reading() as connection:
         found = connection.execute(select(*columns).order_by(Note.id.desc()).limit(limit)).mappings()
         return [DoorNote(**row) for row in found]
+
+
+def last(database: Database) -> int:
+    """A number that rises with each action and each note; two index entries."""
+    actions, notes = (select(func.coalesce(func.max(each.id), 0)).scalar_subquery() for each in (Action, Note))
+    with database.reading() as connection:
+        return int(connection.scalar(select(actions + notes)) or 0)

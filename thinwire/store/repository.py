@@ -56,6 +56,15 @@ def updates(database: Database, run_id: str, round_number: int | None = None) ->
     return [UpdateRow(**found) for found in _all(database, wanted.order_by(Update.round, Update.device))]
 
 
+def device_updates(database: Database, device: str, limit: int) -> list[UpdateRow]:
+    """What a device was asked last in runs on devices, newest first."""
+    mine = (Client.run_id == Update.run_id) & (Client.device == device)  # its runs by an index, then their asks
+    wanted = _columns(Update, UpdateRow).join(Client, mine).join(Run, Run.run_id == Update.run_id)
+    wanted = wanted.where(Update.device == device, Run.source == "devices")
+    wanted = wanted.order_by(Run.number.desc(), Update.round.desc(), Update.asked_at.desc()).limit(limit)
+    return [UpdateRow(**found) for found in _all(database, wanted)]
+
+
 def clients(database: Database, run_id: str) -> list[ClientRow]:
     """Each device's part in a run, by name."""
     wanted = _columns(Client, ClientRow).where(Client.run_id == run_id).order_by(Client.device)

@@ -148,6 +148,10 @@ class Store:
         """The rounds of each run that a device's updates are part of, run by run: what stays when it is shut out."""
         return repository.folded_rounds(self._database, device)
 
+    def device_updates(self, name: str, limit: int = 50) -> list[UpdateRow]:
+        """What a device was asked last and what came of it, newest first, over all runs on devices."""
+        return repository.device_updates(self._database, name, limit)
+
     def device_actions(self, name: str | None = None, limit: int = 100) -> list[DeviceAction]:
         """Who did what to devices (or to one of them) and when, newest first."""
         return audit.actions(self._database, name, limit)
@@ -155,6 +159,10 @@ class Store:
     def door_notes(self, limit: int = 100) -> list[DoorNote]:
         """What the door refused and why, newest first; the newest thousand are kept."""
         return audit.notes(self._database, limit)
+
+    def last_act(self) -> int:
+        """Rises with all that people, devices and the door wrote beside the journal; as cheap as `last_seq`."""
+        return audit.last(self._database)
 
     # Orders of people.
 

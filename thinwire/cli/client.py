@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import client_service, say
-from thinwire.cli.joined import chosen, named
+from thinwire.cli.joined import chosen, is_joined, named
 from thinwire.cli.options import ClientName, Data, Home, Json
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
@@ -18,7 +18,9 @@ app.add_typer(client_service.app)
 
 @app.command()
 def start(
-    aggregator: Annotated[str, typer.Option(metavar="URL", help="the aggregator's door")],
+    aggregator: Annotated[
+        str | None, typer.Option(metavar="URL", help="the aggregator's door; default: the one that was joined")
+    ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option("--task", metavar="NAME=MODULE", help="what it can train; repeatable; default: what is installed"),
@@ -40,6 +42,7 @@ def start(
 ) -> None:
     """Train for an aggregator on this machine's data until told to stop."""
     from thinwire.cli.device import Device, begin, elsewhere
+    from thinwire.core.home import find_home
 
     if python:
         elsewhere(python, sys.argv[1:])
@@ -47,7 +50,7 @@ def start(
         aggregator,
         tuple(task or ()),
         data,
-        named(name),
+        chosen(name, find_home(home)) if is_joined(aggregator) else named(name),
         partition,
         split,
         seed,
@@ -59,6 +62,36 @@ def start(
         policy,
     )
     raise typer.Exit(begin(wanted))
+
+
+@app.command()
+def join(
+    url: Annotated[str, typer.Argument(metavar="URL", help="the aggregator's door: https://HOST:PORT")],
+    invite: Annotated[
+        str | None,
+        typer.Argument(metavar="[INVITE|-]", help="the invitation; -: THINWIRE_INVITE, else standard input"),
+    ] = None,
+    name: ClientName = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Join an aggregator with an invitation: makes this device's key, and keeps whom to trust."""
+    from thinwire.cli import joining
+
+    joining.join(url, invite, named(name), home).tell(home, json)
+
+
+@app.command()
+def leave(
+    name: ClientName = None,
+    force: Annotated[bool, typer.Option("--force", help="delete the key even if nobody could be told")] = False,
+    home: Home = None,
+) -> None:
+    """Shut this device out at its aggregator, then delete its key."""
+    from thinwire.cli import leaving
+    from thinwire.core.home import find_home
+
+    leaving.leave(chosen(name, find_home(home)), home, force)
 
 
 @app.command()

@@ -23,7 +23,7 @@ def install(
 ) -> None:
     """Keep `client start` going with the words that it was last started with, or those given here."""
     from thinwire.cli import client, service
-    from thinwire.cli.joined import chosen
+    from thinwire.cli.joined import chosen, trusted
     from thinwire.cli.systemd import Systemd
     from thinwire.cli.typed import understood
     from thinwire.core.errors import UsageError
@@ -37,6 +37,7 @@ def install(
         raise UsageError(
             "a service goes on", why="--once ends it, and systemd would start it again", hint="drop --once"
         )
+    trusted(meant["aggregator"], state)
     if meant["name"] != called:
         typed = typed.with_option("--name", called)
     unit = service.unit_of(_unit(called), f"Thinwire client {called}", "client", typed, state, at, Systemd(system))
@@ -59,6 +60,14 @@ def journal(name: str) -> str:
 
     found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
     return f"{found[0].journal} -u {_unit(name)} -f" if found else ""
+
+
+def service(name: str) -> str:
+    """The line that takes a client's service away, where one was installed; else ""."""
+    from thinwire.cli.systemd import Systemd
+
+    found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
+    return f"thinwire client service uninstall --name {name}{' --system' * found[0].system}" if found else ""
 
 
 def _unit(name: str) -> str:

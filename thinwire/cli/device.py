@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.cli import say
-from thinwire.cli.addresses import aggregator_url
+from thinwire.cli.joined import trusted
 from thinwire.cli.typed import Typed
 
 
@@ -17,7 +17,7 @@ from thinwire.cli.typed import Typed
 class Device:
     """What was asked for on the command line."""
 
-    aggregator: str
+    aggregator: str | None
     tasks: tuple[str, ...]
     data: Path | None
     name: str
@@ -46,12 +46,12 @@ def begin(device: Device) -> int:
     from thinwire.core.errors import UsageError
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import FlowerLink, device_key
-    from thinwire.flower.trust import Trust
 
-    url = aggregator_url(device.aggregator)
     part, parts = part_of(device.partition)
     parse_split(device.split)
-    folder = client_home(find_home(device.home), device.name)
+    home = find_home(device.home)
+    url, trust = trusted(device.aggregator, home / "clients" / device.name)
+    folder = client_home(home, device.name)
     policy = load_policy(device.policy or folder / FILE, must_exist=device.policy is not None)
     specs = device.tasks or tuple(f"{name}={module}" for name, module in installed_tasks().items())
     if not specs:
@@ -68,7 +68,6 @@ def begin(device: Device) -> int:
         where = compute_device(device.device)
         site = Site(device.name, data, part, parts, device.split, device.seed, where)
         Typed.now().remember(folder)
-        trust = Trust.load(folder) if url.startswith("https:") else None
         link = FlowerLink(url, device_key(folder), device.name, folder, trust)
         return serve(
             Watched(link, folder),

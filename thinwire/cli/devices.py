@@ -126,7 +126,7 @@ def approve(
         say.document(shown_devices.document(info))
         return
     say.line(f"{info.row.name} is approved ({info.row.how}); the fingerprint of its key:")
-    say.line(f"  {info.row.fingerprint}")
+    say.line(f"  {say.grouped(info.row.fingerprint)}")
 
 
 @app.command()

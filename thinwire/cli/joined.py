@@ -6,6 +6,10 @@ import json
 import platform
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thinwire.flower.trust import Trust
 
 TRUST_FILE = "aggregator.json"  # what `client join` leaves (flower/trust.py)
 
@@ -39,6 +43,31 @@ def chosen(name: str | None, home: Path) -> str:
         why=", ".join(joined[:8]) + (" ..." if len(joined) > 8 else ""),
         hint=f"say which: --name {joined[0]}",
     )
+
+
+def is_joined(aggregator: str | None) -> bool:
+    """Whether who is reached at this address must have been joined: all but plain doors, on this machine."""
+    return aggregator is None or aggregator.startswith("https://")
+
+
+def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
+    """The address that is meant, and who is believed there; `UsageError` with the way to join where that is missing."""
+    from thinwire.cli.addresses import aggregator_url
+    from thinwire.core.errors import UsageError
+    from thinwire.flower.trust import Trust
+
+    trust = Trust.load(folder)
+    if not is_joined(aggregator):
+        return aggregator_url(aggregator or ""), None
+    if trust is None:
+        url = aggregator or "URL"
+        raise UsageError(
+            f"{folder.name} has not joined {aggregator or 'an aggregator'}",
+            why="over TLS a device must know whom to trust, and be known",
+            hint=f"thinwire client join {url} INVITE --name {folder.name}"
+            + ("" if aggregator else "; on the aggregator's own machine: --aggregator http://127.0.0.1:9090"),
+        )
+    return aggregator_url(aggregator or trust.url), trust
 
 
 def joined_url(folder: Path) -> str | None:

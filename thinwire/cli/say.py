@@ -59,6 +59,15 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def grouped(digits: str) -> str:
+    """A fingerprint as two people read it to each other.
+
+    >>> grouped("0123456789abcdef" * 2)
+    '01234567 89abcdef 01234567 89abcdef'
+    """
+    return " ".join(digits[at : at + 8] for at in range(0, len(digits), 8))
+
+
 def seconds(count: float | None) -> str:
     """A duration as people say it.
 

@@ -33,6 +33,8 @@ def devices(found: Sequence[DeviceInfo], tls: bool, json: bool) -> None:
     else:
         header = ("device", "state", "how", "fingerprint", "online", "seen", "tasks", "updates", "payload up", "last")
         say.table(header, [_row(info, tls) for info in found], right=header[7:9])
+        for row in (info.row for info in found if info.row.state == "pending"):
+            say.line(f"{row.name} waits to be approved; the fingerprint of its key: {say.grouped(row.fingerprint)}")
 
 
 def document(info: DeviceInfo) -> dict[str, Any]:

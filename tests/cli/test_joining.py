@@ -1,0 +1,168 @@
+"""`thinwire client join`, `start` and `leave` against a real door with TLS."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.flower.doubles import Place, place
+from thinwire.core.home import client_home, hold
+from thinwire.flower.invitation import Invitation
+
+TASK = ["--task", "digits=examples/digits/task.py"]
+
+
+@pytest.fixture
+def door(tmp_path):
+    with place(tmp_path / "door", tls=True) as made:
+        yield made
+
+
+def join(thinwire, door: Place, home: Path, name: str, invitation: Invitation | None = None, *more: str):
+    return thinwire(
+        "client", "join", door.url, (invitation or door.invite()).text(), "--name", name, "--home", home, *more
+    )
+
+
+def nobody() -> str:
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        return f"https://127.0.0.1:{there.getsockname()[1]}"
+
+
+def test_joining_prints_the_key_and_the_lines_to_paste_next(thinwire, home, door):
+    said = join(thinwire, door, home, "pi-03")
+    assert said.code == 0, said.err
+    row = door.roster.devices["pi-03"]
+    grouped = " ".join(row.fingerprint[at : at + 8] for at in range(0, 64, 8))
+    assert grouped in said.out
+    assert f"pi-03 has joined: {door.url}" in said.out
+    assert "thinwire client start --task NAME=MODULE --name pi-03" in said.out
+    assert "thinwire client service install --name pi-03" in said.out
+    for file in ("key.pem", "aggregator.json"):
+        assert (home / "clients" / "pi-03" / file).stat().st_mode & 0o777 == 0o600
+
+
+def test_who_waits_for_approval_is_told_what_both_ends_compare(thinwire, home, door):
+    invitation = door.invite()
+    first = join(thinwire, door, home, "pi-03", invitation, "--json").document
+    door.roster.put("pi-03", "pending")
+    (home / "clients" / "pi-03" / "aggregator.json").unlink()  # as if the reply had been lost
+    said = join(thinwire, door, home, "pi-03", invitation)
+    assert "thinwire devices approve pi-03" in said.out
+    assert first["fingerprint"] == door.roster.devices["pi-03"].fingerprint
+
+
+def test_joining_again_is_told_and_uses_nothing_up(thinwire, home, door):
+    join(thinwire, door, home, "pi-03")
+    fresh = door.invite()
+    said = join(thinwire, door, home, "pi-03", fresh)
+    assert (said.code, f"pi-03 has joined already: {door.url}" in said.out) == (0, True)
+    assert door.roster.invitations[fresh.secret] == ""
+    other = join(thinwire, door, home, "pi-03", Invitation.draw("0" * 64))
+    assert (other.code, "another aggregator" in other.err) == (1, True)
+
+
+def test_an_invitation_need_not_stand_in_the_command(thinwire, home, door, monkeypatch):
+    monkeypatch.setenv("THINWIRE_INVITE", door.invite().text())
+    assert thinwire("client", "join", door.url, "--name", "pi-1", "--home", home).code == 0
+    monkeypatch.setenv("THINWIRE_INVITE", door.invite().text())
+    assert thinwire("client", "join", door.url, "-", "--name", "pi-2", "--home", home).code == 0
+    monkeypatch.delenv("THINWIRE_INVITE")
+    monkeypatch.setattr("sys.stdin", io.StringIO(door.invite().text() + "\nmore"))
+    assert thinwire("client", "join", door.url, "-", "--name", "pi-3", "--home", home).code == 0
+    assert set(door.roster.devices) == {"pi-1", "pi-2", "pi-3"}
+
+
+@pytest.mark.parametrize("invite", [["tw1.nothing"], [], ["-"]])
+def test_what_is_no_invitation_is_2_and_not_repeated(thinwire, home, door, invite, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("secret words\n"))
+    said = thinwire("client", "join", door.url, *invite, "--name", "pi-03", "--home", home)
+    assert said.code == 2
+    assert "secret words" not in said.err
+    assert not (home / "clients").exists()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9090", "http://agg.example:9090", "https://", "ftp://x", "agg:x"])
+def test_an_address_that_cannot_be_joined_is_2(thinwire, home, door, url):
+    assert thinwire("client", "join", url, door.invite().text(), "--name", "pi-03", "--home", home).code == 2
+
+
+def test_a_door_that_is_not_there_is_4_and_one_that_refuses_is_5(thinwire, home, door, monkeypatch):
+    monkeypatch.setattr("thinwire.flower.joining.AGAIN_S", 0.0)
+    text = door.invite().text()
+    assert thinwire("client", "join", nobody(), text, "--name", "pi-03", "--home", home).code == 4
+    assert join(thinwire, door, home, "pi-03", Invitation.draw(door.authority.pin)).code == 5
+    wrong = join(thinwire, door, home, "pi-03", Invitation.draw("0" * 64))
+    assert (wrong.code, "nothing was sent" in wrong.err) == (5, True)
+    taken = door.invite()
+    assert join(thinwire, door, home.parent / "other", "pi-03").code == 0
+    assert join(thinwire, door, home, "pi-03", taken).code == 5
+    assert join(thinwire, door, home, "pi-04", taken).code == 0  # a taken name uses nothing up
+
+
+def test_a_start_takes_the_aggregator_that_was_joined(thinwire, home, door, monkeypatch):
+    join(thinwire, door, home, "pi-03")
+    started = []
+
+    def serve(link, *args, **options):
+        started.append(link)
+        return 0
+
+    monkeypatch.setattr("thinwire.client.service.serve", serve)
+    assert thinwire("client", "start", *TASK, "--home", home).code == 0
+    remembered = json.loads((home / "clients" / "pi-03" / "start.json").read_text())
+    assert remembered["words"] == [*TASK, "--home", str(home)]
+    printed = thinwire("client", "service", "install", "--print", "--home", home)
+    assert (printed.code, "client start" in printed.out) == (0, True)
+    join(thinwire, door, home, "pi-04")
+    said = thinwire("client", "start", *TASK, "--home", home)
+    assert (said.code, "--name pi-03" in said.err) == (2, True)
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--aggregator", "https://agg.example:9090"]])
+def test_who_has_not_joined_is_told_to_join_first(thinwire, home, more):
+    said = thinwire("client", "start", *TASK, "--name", "pi-03", *more, "--home", home)
+    assert (said.code, "thinwire client join" in said.err, home.exists()) == (2, True, False)
+    assert thinwire("client", "service", "install", *TASK, "--name", "pi-03", *more, "--home", home).code == 2
+
+
+def test_leaving_marks_the_row_and_then_deletes_the_key(thinwire, home, door):
+    join(thinwire, door, home, "pi-03")
+    said = thinwire("client", "leave", "--home", home)
+    assert said.code == 0, said.err
+    assert door.roster.devices["pi-03"].state == "revoked"
+    folder = home / "clients" / "pi-03"
+    assert not (folder / "key.pem").exists()
+    assert not (folder / "aggregator.json").exists()
+    assert thinwire("client", "leave", "--name", "pi-03", "--home", home).code == 9
+
+
+def test_who_was_shut_out_may_delete_its_key_too(thinwire, home, door):
+    join(thinwire, door, home, "pi-03")
+    door.roster.put("pi-03", "revoked")
+    said = thinwire("client", "leave", "--home", home)
+    assert (said.code, "was shut out" in said.out) == (0, True)
+    assert not (home / "clients" / "pi-03" / "key.pem").exists()
+
+
+def test_a_key_is_kept_while_nobody_could_be_told_unless_it_is_forced(thinwire, home, door):
+    join(thinwire, door, home, "pi-03")
+    door.fleet.close()
+    key = home / "clients" / "pi-03" / "key.pem"
+    said = thinwire("client", "leave", "--home", home)
+    assert (said.code, key.exists(), "--force" in said.err) == (4, True, True)
+    said = thinwire("client", "leave", "--force", "--home", home)
+    assert (said.code, key.exists(), "thinwire devices revoke pi-03" in said.out) == (0, False, True)
+
+
+def test_a_client_that_runs_does_not_lose_its_key_under_its_hands(thinwire, home, door):
+    join(thinwire, door, home, "pi-03")
+    with hold(client_home(home, "pi-03") / "lock", {}):
+        assert thinwire("client", "leave", "--home", home).code == 1
+    assert (home / "clients" / "pi-03" / "key.pem").exists()

@@ -1,0 +1,66 @@
+"""`thinwire client leave`: the row is marked at the aggregator first, and only then is the key deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from thinwire.cli import say
+from thinwire.cli.joined import joined_url
+from thinwire.cli.places import again
+
+
+def leave(name: str, home: Path | None, force: bool) -> None:
+    """Mark the row at the aggregator, then delete the key. `force`: also where nobody there could be told."""
+    from thinwire.cli.client_service import service
+    from thinwire.core.errors import NotFound, Refused, ThinwireError
+    from thinwire.core.home import find_home, hold, sync_folder
+    from thinwire.flower import FlowerLink, device_key
+    from thinwire.flower.keys import KEY_FILE
+    from thinwire.flower.trust import TRUST_FILE, Trust
+
+    folder = find_home(home) / "clients" / name
+    if not (folder / KEY_FILE).exists():
+        raise NotFound(f"no client {name!r} is known anywhere", why=f"there is no key in {folder}")
+    if stop := service(name):
+        say.note(f"its service would start again without a key: {stop}")
+    with hold(folder / "lock", {"leaving": name}):
+        url = aggregator_of(folder)
+        try:
+            trust = Trust.load(folder)
+            link = FlowerLink(url or "", device_key(folder), name, folder, trust)
+            link.leave()
+            link.close()
+            say.line(f"{name} has left {url}: nobody can come with its key any more")
+        except Refused as refused:
+            say.line(f"{name} was shut out of {url} before: {refused.why}")
+        except ThinwireError as error:
+            if not force:
+                raise _not_told(error, name, home) from error
+            say.note(error.text())
+            say.line(f"{url} does not know it yet; its operator can: thinwire devices revoke {name}")
+        for file in (KEY_FILE, TRUST_FILE):
+            (folder / file).unlink(missing_ok=True)
+        sync_folder(folder)
+    say.line(f"its key is deleted; what else was kept lies in {folder}")
+
+
+def aggregator_of(folder: Path) -> str | None:
+    """The aggregator that was joined, else the one that the last start was typed with."""
+    from thinwire.cli import client
+    from thinwire.cli.typed import Typed, understood
+
+    if (url := joined_url(folder)) is not None:
+        return url
+    typed = Typed.remembered(folder)
+    found: Any = understood(client.app, "start", typed.words)["aggregator"] if typed else None
+    return str(found) if found else None
+
+
+def _not_told(error: Any, name: str, home: Path | None) -> Exception:
+    from thinwire.core.errors import Unreachable
+
+    return Unreachable(
+        f"{name} has not left, and its key is still here: {error.what}", why=error.why,
+        hint=f"try again; or delete the key all the same: {again(f'client leave --name {name} --force', home)}",
+    )  # fmt: skip

@@ -1,0 +1,191 @@
+"""Who calls at a TLS door, by hand: any key, any headers, any bytes, from any address of 127.0.0.0/8."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.fleet_laws import hello
+from tests.flower.doubles import Place
+from thinwire.core.messages import MAX_HEAD_BYTES, reply_to_bytes
+from thinwire.core.types import Failure, ReplyHead
+from thinwire.flower import hellos
+from thinwire.flower.certificates import private_context
+from thinwire.flower.framing import inflated, packed, unblock
+from thinwire.flower.invitation import Invitation
+from thinwire.flower.routes import HELLO, JOIN, PULL, PUSH
+from thinwire.flower.signing import Signer
+from thinwire.store import FileSpool, Store
+
+PATIENCE_S = 20.0
+
+
+class TlsPlace(Place):
+    """A TLS door on a real store: invitations, rows and notes are those of an aggregator."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.store = Store.open(folder / "store.sqlite3", clock=options.get("clock"))
+        super().__init__(folder, self.store.roster, lambda: FileSpool(folder / "spool"), tls=True, **options)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.fleet.address.rpartition(":")
+        return host, int(port)
+
+    def secret(self, **wanted: Any) -> str:
+        return self.store.invitations.invite(**wanted)[0].secret
+
+    def invite(self) -> Invitation:
+        assert self.authority is not None
+        return Invitation(self.authority.pin, self.secret())
+
+    def context(self) -> ssl.SSLContext:
+        """What a device that joined holds."""
+        assert self.authority is not None
+        return private_context(self.authority.cas())
+
+    def close(self) -> None:
+        super().close()
+        self.store.close()
+
+
+@contextlib.contextmanager
+def tls_place(folder: Path, **options: Any) -> Iterator[TlsPlace]:
+    made = TlsPlace(folder, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer of the door; `kind` and `why` are those of a refusal, else empty."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Its JSON, as far as it is some."""
+        try:
+            found = json.loads(self.body)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def kind(self) -> str:
+        return str(self.told.get("error", ""))
+
+    @property
+    def short(self) -> tuple[int, str]:
+        return self.status, self.kind
+
+    @property
+    def looks(self) -> tuple[int, Mapping[str, str], Any]:
+        """All of it that someone outside can see, but for the time of day and its digits."""
+        headers = {name: value for name, value in self.headers.items() if name != "content-length"}
+        return self.status, headers, {**self.told, "now": 0} if self.told else self.body
+
+
+class Caller:
+    """One key at the door, by default a self-made one. Each call is a connection of its own.
+
+    `now` is the caller's clock, `source` its address, `server_name` what it asks TLS for.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        name: str = "pi-1",
+        key: ec.EllipticCurvePrivateKey | None = None,
+        *,
+        source: str = "127.0.0.1",
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        self.place, self.name, self.source = place, name, source
+        self.key = key or ec.generate_private_key(ec.SECP384R1())
+        self.signer = Signer(self.key) if now is None else Signer(self.key, lambda: datetime.fromtimestamp(now(), UTC))
+        self.process = ""
+
+    def connection(self) -> http.client.HTTPConnection:
+        host, _, port = self.place.fleet.address.rpartition(":")
+        made = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S, source_address=(self.source, 0))
+        made.connect()
+        if self.place.authority is not None:
+            context = private_context(self.place.authority.cas())
+            made.sock = context.wrap_socket(made.sock, server_hostname=self.place.authority.server_name())
+        return made
+
+    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Said:
+        """With these headers, or signed for what is sent."""
+        connection = self.connection()
+        try:
+            given = self.signed(method, path, body or b"") if headers is None else headers
+            connection.request(method, path, body, dict(given))
+            got = connection.getresponse()
+            return Said(got.status, got.read(), {name.lower(): value for name, value in got.getheaders()})
+        finally:
+            connection.close()
+
+    def signed(self, method: str, path: str, body: bytes = b"", *, whole_key: bool | None = None) -> dict[str, str]:
+        whole = path in (HELLO, JOIN) if whole_key is None else whole_key
+        return self.signer.headers(method, path, hashlib.sha256(body).digest(), len(body), whole_key=whole)
+
+    def join(self, secret: str, name: str = "") -> Said:
+        said = {"secret": secret, "name": name or self.name, "versions": {}}
+        return self.call("POST", JOIN, packed(json.dumps(said).encode()))
+
+    def hello(self) -> Said:
+        said = hello(self.name)
+        self.process = said.process
+        return self.call("POST", HELLO, packed(hellos.to_bytes(said)))
+
+    def pull(self, wait_s: float = 0.0) -> Said:
+        return self.call("POST", PULL, self.wanted(wait_s))
+
+    def push(self, reply: ReplyHead | Failure, parts: bytes = b"") -> Said:
+        return self.call("POST", PUSH, packed(reply_to_bytes(reply)) + parts)
+
+    def wanted(self, wait_s: float = 0.0) -> bytes:
+        """The body of a pull."""
+        return packed(json.dumps({"process": self.process, "wait_s": wait_s, "held": []}).encode())
+
+
+def joined(place: TlsPlace, name: str = "pi-1", **how: Any) -> Caller:
+    """A caller whom an invitation let in; it has not said hello yet."""
+    caller = Caller(place, name, **how)
+    assert caller.join(place.secret()).status == 200
+    return caller
+
+
+def pending(place: TlsPlace, name: str) -> Caller:
+    """One that waits for a person."""
+    caller = Caller(place, name)
+    assert caller.join(place.secret(approve_manually=True)).told["state"] == "pending"
+    return caller
+
+
+def revoked(place: TlsPlace, name: str) -> Caller:
+    caller = joined(place, name)
+    place.store.roster.revoke(name)
+    return caller
+
+
+def asked(said: Said) -> dict[str, Any]:
+    """The ask in a pull's answer; {} where there is none."""
+    _, rest = unblock(said.body)
+    ask, _ = unblock(bytes(rest))
+    return dict(json.loads(inflated(ask, MAX_HEAD_BYTES))) if ask else {}

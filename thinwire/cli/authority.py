@@ -51,10 +51,13 @@ class Certificates:
         return PrivateAuthority(folder, own)
 
 
-def write_invite(folder: Path, authority: Authority, door: str, names: Sequence[str]) -> None:
-    """Leave the pin and the addresses for who writes invitations."""
+def write_invite(folder: Path, authority: Authority | None, door: str, names: Sequence[str]) -> None:
+    """Leave the pin and the addresses for who writes invitations; nothing for a plain door, where nobody joins."""
     from thinwire.core.home import write_atomically
 
+    if authority is None:
+        (folder / INVITE).unlink(missing_ok=True)
+        return
     said = {"pin": authority.pin, "urls": urls(door, names)}
     write_atomically(folder / INVITE, json.dumps(said).encode())
 

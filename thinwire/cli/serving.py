@@ -63,8 +63,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         stack.callback(fleet.close)
         if page_at:
             stack.enter_context(Page(store.url, place.lock, page_at, place.root / "page.log", os.environ, say.note))
-        if authority is not None:
-            write_invite(place.tls, authority, fleet.address, wanted.certificates.names)
+        write_invite(place.tls, authority, fleet.address, wanted.certificates.names)
         about: dict[str, Any] = {
             "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
             "pin": authority.pin if authority else None,

@@ -44,8 +44,9 @@ class Typed:
 
     @classmethod
     def now(cls) -> Typed:
-        """Those of the command that runs; see `thinwire.cli.app.main`, which hands them on."""
-        said: Any = click.get_current_context().find_root().obj
+        """Those of the command that runs (`thinwire.cli.app.main` hands them on); none where no command runs."""
+        context = click.get_current_context(silent=True)
+        said: Any = context.find_root().obj if context else None
         return cls(tuple(said or ())[2:], Path.cwd())
 
 

@@ -53,6 +53,8 @@ class JoinRoute:
         except Refused as error:
             await asyncio.to_thread(self._roster.note, "name", address, str(error), name)
             raise Refusal(409, "name", str(error)) from error
+        if row.state == "revoked":  # its invitation was used by itself, before it was shut out
+            raise Refusal(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending":
             log.warning("%s waits to be approved; its key's fingerprint is %s", row.name, row.fingerprint)
         await request.answer(200, self._said(row), JSON)

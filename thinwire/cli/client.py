@@ -142,3 +142,24 @@ def logs(
     say.note(f"from {folder / FILE}" + (f"; all of it: {command}" if (command := journal(called)) else ""))
     for line in new_lines(folder) if follow else ():
         say.line(line)
+
+
+@app.command()
+def doctor(
+    aggregator: Annotated[
+        str | None, typer.Option(metavar="URL", help="its door; default: the one that was joined, or started with")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME=MODULE", help="default: what it was started with")
+    ] = None,
+    name: ClientName = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Look at name, TCP, pin, clock, row, task and disk, and say what to do where one is wrong; changes nothing."""
+    from thinwire.cli.client_doctor import examine
+    from thinwire.cli.findings import tell
+    from thinwire.core.home import find_home
+
+    at = find_home(home)
+    raise typer.Exit(tell(examine(at / "clients" / chosen(name, at), aggregator, task or ()), json))

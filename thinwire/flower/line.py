@@ -46,7 +46,7 @@ def unverified(address: Address) -> Line:
     """To read what is public, and to compare it. Nothing that is a secret goes over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    sock, rtt_s = _reach(address)
+    sock, rtt_s = reach(address)
     return Line(_secured(context, sock, address.host), rtt_s)
 
 
@@ -65,7 +65,7 @@ def moved(sock: socket.socket) -> bool:
 
 
 def _dial(address: Address, trust: Trust | None, name: str | None) -> Line:
-    sock, rtt_s = _reach(address)
+    sock, rtt_s = reach(address)
     if trust is None or name is None:
         return Line(sock, rtt_s)
     tls = _secured(trust.context(), sock, name)
@@ -74,7 +74,7 @@ def _dial(address: Address, trust: Trust | None, name: str | None) -> Line:
     return Line(tls, rtt_s, (begins, ends))
 
 
-def _reach(address: Address) -> tuple[socket.socket, float]:
+def reach(address: Address) -> tuple[socket.socket, float]:
     """A TCP connection to the door or to the proxy that opened one, and how long its answer took."""
     proxy = Proxy.towards(address)
     host, port = (proxy.host, proxy.port) if proxy else (address.host, address.port)

@@ -1,0 +1,141 @@
+"""`thinwire client doctor`: which step on the way fails, and what to do about it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.flower.doubles import place
+from thinwire.cli.typed import Typed
+from thinwire.core.clock import RealClock
+from thinwire.core.home import client_home
+from thinwire.flower import device_key
+
+TASK = ["--task", "digits=examples/digits/task.py"]
+WAY = ["name", "tcp", "pin", "clock", "row"]
+
+
+@pytest.fixture
+def door(tmp_path):
+    with place(tmp_path / "door", tls=True) as made:
+        yield made
+
+
+@pytest.fixture
+def joined(thinwire, home, door):
+    words = ["client", "join", door.url, door.invite().text(), "--name", "pi-03", "--home", home]
+    assert thinwire(*words).code == 0
+    return home / "clients" / "pi-03"
+
+
+def looked(thinwire, home, *more):
+    said = thinwire("client", "doctor", "--name", "pi-03", "--json", *more, "--home", home)
+    return said.code, {row["what"]: row for row in said.document["findings"]}
+
+
+def test_a_client_that_has_joined_is_ok_from_name_to_disk(thinwire, home, door, joined):
+    code, found = looked(thinwire, home, *TASK)
+    assert (code, list(found)) == (0, [*WAY, "task", "disk"]), found
+    assert "the CA that was joined" in found["pin"]["said"]
+    assert found["row"]["said"].startswith("approved")
+    assert "9,610 parameters" in found["task"]["said"]
+    assert door.roster.hellos == []  # a client that runs is not disturbed by another hello
+    shown = thinwire("client", "doctor", "--name", "pi-03", *TASK, "--home", home).out
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("ok ")] == list(found)
+
+
+@pytest.mark.parametrize(("state", "hint"), [("pending", "devices approve"), ("revoked", "devices approve")])
+def test_a_row_that_may_not_is_found_with_its_key(thinwire, home, door, joined, state, hint):
+    door.roster.put("pi-03", state)
+    code, found = looked(thinwire, home, *TASK)
+    assert (code, found["row"]["ok"], hint in found["row"]["try"]) == (1, False, True)
+    assert door.roster.devices["pi-03"].fingerprint[:8] in found["row"]["said"]
+    assert found["clock"]["ok"]
+
+
+def test_a_key_that_is_not_known_is_told_to_join(thinwire, home, door, joined):
+    door.roster.devices.clear()
+    code, found = looked(thinwire, home, *TASK)
+    assert (code, "thinwire client join" in found["row"]["try"]) == (1, True)
+
+
+def test_an_aggregator_with_another_ca_is_not_believed(thinwire, home, door, joined, tmp_path):
+    with place(tmp_path / "other", tls=True) as other:
+        code, found = looked(thinwire, home, *TASK, "--aggregator", other.url)
+    assert (code, found["tcp"]["ok"], found["pin"]["ok"], found["row"]["ok"]) == (1, True, False, None)
+    assert found["pin"]["try"]
+
+
+def test_who_has_not_joined_is_told_to(thinwire, home):
+    code, found = looked(thinwire, home, *TASK, "--aggregator", "https://agg.example:9090")
+    assert (code, "thinwire client join" in found["joined"]["try"], found["tcp"]["ok"]) == (1, True, None)
+    assert not home.exists()
+
+
+def test_a_port_where_nobody_listens_is_found(thinwire, home, door, joined):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"https://127.0.0.1:{taken.getsockname()[1]}"
+        code, found = looked(thinwire, home, *TASK, "--aggregator", url)
+    assert (code, [found[what]["ok"] for what in WAY]) == (1, [True, False, None, None, None])
+
+
+def test_a_name_that_nobody_knows_is_found(thinwire, home, door, joined, monkeypatch):
+    def unknown(*args, **options):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    code, found = looked(thinwire, home, *TASK, "--aggregator", "https://agg.example:9090")
+    assert (code, found["name"]["ok"], found["tcp"]["ok"]) == (1, False, None)
+
+
+def test_the_proxy_is_named(thinwire, home, door, joined, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    code, found = looked(thinwire, home, *TASK, "--aggregator", "https://agg.example:9090")
+    assert (code, "HTTPS_PROXY" in found["name"]["said"], found["tcp"]["ok"]) == (1, True, False)
+    assert "by the proxy 127.0.0.1:1" in found["tcp"]["said"]
+
+
+def test_a_clock_that_is_wrong_is_shown_and_lived_with(thinwire, home, tmp_path):
+    class Tomorrow(RealClock):
+        def wall(self):
+            return super().wall() + 86_400
+
+    with place(tmp_path / "door", tls=True, clock=Tomorrow()) as door:
+        text = door.invite().text()
+        assert thinwire("client", "join", door.url, text, "--name", "pi-03", "--home", home).code == 0
+        code, found = looked(thinwire, home, *TASK)
+    assert (code, found["clock"]["ok"], "timedatectl" in found["clock"]["try"]) == (0, True, True), found
+    assert "behind the aggregator's" in found["clock"]["said"]
+
+
+def test_a_task_that_cannot_be_used_is_found_by_its_place(thinwire, home, door, joined, tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("def model():\n    raise ValueError\ndef data(site): ...\ndef loss(model, batch): ...\n")
+    code, found = looked(thinwire, home, "--task", f"mine={broken}")
+    assert (code, "broken.py:2" in found["task"]["said"]) == (1, True)
+    code, found = looked(thinwire, home, "--task", f"mine={tmp_path / 'none.py'}")
+    assert (code, found["task"]["ok"]) == (1, False)
+
+
+def test_it_looks_at_what_the_last_start_was_typed_with(thinwire, home, door, joined):
+    Typed(("--task", "digits=digits/task.py"), Path("examples").absolute()).remember(joined)
+    code, found = looked(thinwire, home)
+    assert (code, "9,610 parameters" in found["task"]["said"]) == (0, True), found
+
+
+def test_without_any_task_it_says_so(thinwire, home, door, joined, monkeypatch):
+    monkeypatch.setattr("thinwire.client.task.installed_tasks", dict)
+    code, found = looked(thinwire, home)
+    assert (code, found["task"]["ok"]) == (1, False)
+
+
+def test_on_a_plain_door_the_first_start_makes_the_row(thinwire, home, tmp_path):
+    with place(tmp_path / "plain") as plain:
+        code, found = looked(thinwire, home, *TASK, "--aggregator", plain.url)
+        assert (code, found["row"]["ok"], "first start" in found["row"]["said"]) == (0, None, True)
+        device_key(client_home(home, "pi-03"))
+        code, found = looked(thinwire, home, *TASK, "--aggregator", plain.url)
+        assert (code, found["row"]["ok"], "first start" in found["row"]["said"]) == (0, True, True)

@@ -1,0 +1,84 @@
+"""`thinwire client doctor`: from the name of the aggregator to the room on the disk, each with what to do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from thinwire.cli import say
+from thinwire.cli.disk import LEAST_BYTES, private, room
+from thinwire.cli.findings import Finding, found, unseen
+from thinwire.cli.joined import trusted
+from thinwire.cli.way import STEPS, walk
+
+BYTES_A_PARAMETER = 4 * 3  # the model that came, the residual, and the answer that is kept; float32
+
+
+def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[Finding]:
+    """`aggregator` and `tasks`: as typed, else those of the last start, else what was joined and what is installed."""
+    from thinwire.cli import client
+    from thinwire.cli.typed import Typed, understood
+    from thinwire.core.errors import ThinwireError
+
+    typed = Typed.remembered(folder) or Typed((), Path.cwd())
+    last = understood(client.app, "start", typed.words)
+    try:
+        url, trust = trusted(aggregator or last["aggregator"], folder)
+    except ThinwireError as error:
+        way = [Finding("joined", False, str(error), error.hint), *(unseen(what, "not joined") for what in STEPS)]
+    else:
+        way = walk(url, trust, folder)
+    size, looked = 0, list[Finding]()
+    with contextlib.chdir(typed.folder if not tasks and typed.folder.is_dir() else "."):
+        for spec in _specs(tasks or last["task"] or ()):
+            finding, parameters = _task(spec)
+            looked, size = [*looked, finding], max(size, parameters)
+    if not looked:
+        looked = [Finding("task", False, "no task is known here", "give one: --task NAME=path/to/task.py")]
+    return [*way, *looked, _disk(folder, max(LEAST_BYTES, BYTES_A_PARAMETER * size))]
+
+
+def _specs(tasks: Sequence[str]) -> list[str]:
+    from thinwire.client.task import installed_tasks
+
+    return list(tasks) or [f"{name}={module}" for name, module in installed_tasks().items()]
+
+
+def _task(spec: str) -> tuple[Finding, int]:
+    """The finding, and how many parameters the model has."""
+    size = 0
+
+    def look() -> Finding | str:
+        nonlocal size
+        from thinwire.client.initial import build
+        from thinwire.client.task import load_task
+        from thinwire.client.tensors import layout_of
+
+        try:
+            task = load_task(spec)
+            report = task.report()
+            size = 0 if report.error else layout_of(build(task)).size
+        except ModuleNotFoundError as error:
+            hint = "torch's build is the device's choice: README, torch" if error.name == "torch" else ""
+            return Finding("task", False, f"{spec}: no module {error.name!r} in this environment", hint)
+        if report.error:
+            return Finding("task", False, f"{task.name}: {report.error}", "thinwire task check MODULE --data PATH")
+        version = f" {report.version}" if report.version else ""
+        return f"{task.name}{version}, {size:,} parameters, layout {report.layout_digest[:12]}"
+
+    return found("task", look), size
+
+
+def _disk(folder: Path, least: int) -> Finding:
+    if not folder.exists():
+        above = next(path for path in folder.parents if path.exists())
+        return Finding("disk", True, f"{say.size(_free(above))} free; {folder} is made by the first start or join")
+    closed = private("disk", folder)
+    return closed if closed.ok is False else room("disk", folder, least)
+
+
+def _free(folder: Path) -> int:
+    import shutil
+
+    return shutil.disk_usage(folder).free

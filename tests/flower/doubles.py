@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,7 @@ class Place:
         self.spool: Any = self._spool()
         self.options: dict[str, Any] = {"grace_s": 0.2, **options}
         self.fleet = FlowerFleet(self.roster, self.spool, **self.options)
+        self.secret: Callable[[], str] = self._drawn  # of a new invitation
         self.links: list[FlowerLink] = []
 
     @property
@@ -157,8 +158,11 @@ class Place:
 
     def invite(self) -> Invitation:
         assert self.authority is not None
-        made = Invitation.draw(self.authority.pin)
-        self.roster.invitations[made.secret] = ""
+        return Invitation(self.authority.pin, self.secret())
+
+    def _drawn(self) -> str:
+        made = Invitation.draw("").secret
+        self.roster.invitations[made] = ""
         return made
 
     def link(self, name: str, **options: Any) -> FlowerLink:

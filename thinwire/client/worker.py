@@ -13,6 +13,7 @@ from pathlib import Path
 from thinwire.client.calls import Calls, Ending
 from thinwire.client.evaluate import Cancelled
 from thinwire.client.session import Reply, Session
+from thinwire.core.errors import NotTaken
 from thinwire.core.fleet import Delivery, Hello, Link
 from thinwire.core.types import Ask, Failure, ReplyHead
 
@@ -54,6 +55,7 @@ class Worker:
             welcome = self.calls.until_done(lambda: self.link.hello(self.hello), patience_s=0.0)
             self.poll_s = welcome.poll_s
             for session in self.sessions.values():
+                session.name = welcome.name  # the row's: an operator may have renamed this device
                 session.welcomed(welcome.sequences)
                 for head, bundle in session.unsent():
                     self._push(session, head, bundle)
@@ -121,7 +123,10 @@ class Worker:
 
     def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> None:
         """Until it has arrived: the answer is on disk, the next process would go on with it."""
-        self.calls.until_done(lambda: self.link.push(reply, bundle))
+        try:
+            self.calls.until_done(lambda: self.link.push(reply, bundle))
+        except NotTaken as error:  # this answer is lost, the device is not
+            self.say(error.text())
         if session is not None:
             session.delivered(reply)
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.flower.address import Address
+from thinwire.flower.call import Call, Slice
 from thinwire.flower.clockwork import Clockwork
-from thinwire.flower.framing import LENGTH, inflated
 from thinwire.flower.inlet import Inlet
 from thinwire.flower.line import Line, dial, moved
 from thinwire.flower.refusals import Refusal
-from thinwire.flower.signing import NOTHING, Signer
+from thinwire.flower.signing import Signer
 from thinwire.flower.trust import Trust
 
 SILENT_S = 60.0  # without a byte for so long, beyond what a pull waits anyway; also for each piece that is sent
@@ -29,38 +27,6 @@ MAX_REFUSAL_BYTES = 65_536
 
 class Moved(ConnectionError):
     """This machine comes from another address now: whatever was under way is made again at once."""
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Of a file, from byte `start` on; `digest` is what is signed: that of the whole part."""
-
-    path: Path
-    start: int
-    length: int
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class Call:
-    """One request. `wait_s`: how long its answer may take on purpose."""
-
-    method: str
-    target: str
-    body: bytes | Slice = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    wait_s: float = 0.0
-    whole_key: bool = False
-
-    @property
-    def length(self) -> int:
-        return self.body.length if isinstance(self.body, Slice) else len(self.body)
-
-    @property
-    def digest(self) -> bytes:
-        if isinstance(self.body, Slice):
-            return self.body.digest
-        return hashlib.sha256(self.body).digest() if self.body else NOTHING
 
 
 class Connection:
@@ -223,29 +189,3 @@ def _opened(path: Path) -> BinaryIO:
         return open(path, "rb", buffering=0)
     except OSError as error:  # the disk's: the wire's would be tried again
         raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error
-
-
-def block_of(answer: http.client.HTTPResponse, most: int) -> bytes:
-    """The next block of a body; `BadPayload` where it is larger than `most`."""
-    (length,) = LENGTH.unpack(exactly(answer, LENGTH.size))
-    if length > most:
-        raise BadPayload(f"a block of {length} bytes", why=f"at most {most} are read")
-    data = exactly(answer, length)
-    try:
-        return inflated(data, most) if data else b""
-    except ValueError as error:
-        raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
-
-
-def everything(answer: http.client.HTTPResponse, most: int) -> bytes:
-    """The rest of a body; one that is cut short is an error of the wire, as `read(count)` alone would not say."""
-    if answer.length is None or answer.length > most:
-        raise BadPayload(f"an answer of {answer.length} bytes", why=f"at most {most} are read")
-    return answer.read()
-
-
-def exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
-    data = answer.read(count) if count else b""
-    if len(data) != count:
-        raise http.client.IncompleteRead(data, count - len(data))
-    return data

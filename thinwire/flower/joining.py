@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable, UsageError
 from thinwire.flower.address import Address
+from thinwire.flower.call import Call, everything
 from thinwire.flower.certificates import server_name
 from thinwire.flower.clockwork import Clockwork
-from thinwire.flower.connection import Call, Connection, everything
+from thinwire.flower.connection import Connection
 from thinwire.flower.framing import packed
 from thinwire.flower.inlet import Inlet
 from thinwire.flower.invitation import SYSTEM, Invitation

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import http.client
 import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from thinwire.core.errors import NotTaken, Refused, ThinwireError, Unreachable
 from thinwire.flower.refusals import Refusal
@@ -59,6 +61,21 @@ def meaning(
     if refusal.kind == "revoked" or not (tls or passing):
         return Refused(what, why, hint)
     return Unreachable(what, why, hint, after_s=refusal.retry_after_s, within_s=within_s)
+
+
+@contextmanager
+def in_words(
+    url: str, tls: bool, fingerprint: str, within_s: float, ended: Callable[[], bool], answer: bool
+) -> Iterator[None]:
+    """Let out what a call was refused with, or that nobody answered, as what it means on the device."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise meaning(refusal, url, tls=tls, fingerprint=fingerprint, answer=answer, within_s=within_s) from refusal
+    except (OSError, http.client.HTTPException) as error:
+        if ended():
+            raise Unreachable("this link was closed", why=str(error)) from error
+        raise silence(error, url, tls=tls, within_s=within_s) from error
 
 
 def silence(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> Unreachable:

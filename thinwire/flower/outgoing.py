@@ -11,7 +11,8 @@ from typing import Any
 
 from thinwire.core.errors import BadPayload, Unreachable
 from thinwire.core.types import Part, ReplyHead
-from thinwire.flower.connection import Call, Connection, Slice, everything
+from thinwire.flower.call import Call, Slice, everything
+from thinwire.flower.connection import Connection
 from thinwire.flower.framing import STREAM_BYTES, packed
 from thinwire.flower.refusals import UPLOAD_OFFSET, Refusal
 from thinwire.flower.routes import PUSH

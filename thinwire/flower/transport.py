@@ -14,8 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,23 +23,23 @@ from thinwire.core.errors import BadPayload, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, Failure, ReplyHead
-from thinwire.flower import hellos
 from thinwire.flower.address import Address
+from thinwire.flower.call import Call, block_of
 from thinwire.flower.clockwork import Clockwork
-from thinwire.flower.connection import LOOK_S, Call, Connection, Moved, block_of
+from thinwire.flower.connection import LOOK_S, Connection, Moved
 from thinwire.flower.framing import INLINE_BYTES, packed
+from thinwire.flower.greeting import Greeting
 from thinwire.flower.incoming import Incoming
 from thinwire.flower.line import Line, moved
-from thinwire.flower.meaning import meaning, silence
+from thinwire.flower.meaning import in_words
 from thinwire.flower.outgoing import Outgoing
 from thinwire.flower.refusals import Refusal
-from thinwire.flower.routes import HELLO, LEAVE, PULL, PUSH
+from thinwire.flower.routes import LEAVE, PULL, PUSH
 from thinwire.flower.signing import Signer
 from thinwire.flower.trust import Trust
 
 REMEMBERED = 1024  # withdrawn asks
 POLL_JITTER = 0.1  # of a pull's wait: devices that came together do not go on asking together
-SKEW_SHOWN_S = 5.0  # a clock that is so wrong is told to the aggregator at once
 
 
 class FlowerLink:
@@ -70,17 +69,16 @@ class FlowerLink:
                 why="over TLS it must know whom to trust" if address.tls else "what it joined speaks TLS",
                 hint="thinwire client join URL INVITE" if address.tls else f"--aggregator {trust.url if trust else ''}",
             )
-        self.url, self.name, self.trust = url, name, trust
-        self.clock = clock or Clockwork()
-        self._folder, self._names = folder, {name}
+        self.url, self.clock = url, clock or Clockwork()
+        self._greeting = Greeting(name, folder, trust, self.clock)
         signer = Signer(key, self.clock.now)
         self.fingerprint = signer.fingerprint
         self._pulling, self._pushing = (
-            Connection(address, signer, self.clock, lambda: self.trust, look_s=look_s, moved=is_moved) for _ in range(2)
+            Connection(address, signer, self.clock, lambda: self._greeting.trust, look_s=look_s, moved=is_moved)
+            for _ in range(2)
         )
         self._incoming = Incoming(folder / "downloads")
         self._outgoing = Outgoing(self._pushing, self._pause)
-        self._spread_s = trust.spread_s if trust else 0.0
         self._ending = threading.Event()
         self._hello: Hello | None = None
         self._lock = threading.Lock()
@@ -88,8 +86,8 @@ class FlowerLink:
         self._cancelled: OrderedDict[str, None] = OrderedDict()
 
     def hello(self, hello: Hello) -> Welcome:
-        if hello.name not in self._names:
-            raise Refused(f"this link is {self.name!r}'s", why=f"the hello says {hello.name!r}")
+        if hello.name not in self._greeting.names:
+            raise Refused(f"this link is {self._greeting.name!r}'s", why=f"the hello says {hello.name!r}")
         with self._lock:
             if self._hello is not None and self._hello.process != hello.process:
                 self._held.clear()
@@ -145,45 +143,7 @@ class FlowerLink:
         return self._hello
 
     def _greet(self, hello: Hello) -> Welcome:
-        """Say hello, and once more where the answer changed what there is to say: the CAs held, or a wrong clock."""
-        if self._hello is None and self._spread_s >= 1.0:
-            self._pause()  # many devices, and all of them may just have got their power back
-        welcome, said = self._say(hello)
-        if (said.holds, said.link["skew_s"]) != (self._holds, self._skew_s):
-            welcome, _ = self._say(hello)
-        return welcome
-
-    def _say(self, hello: Hello) -> tuple[Welcome, Hello]:
-        rtt_s = self._pulling.open()
-        said = replace(hello, link={**hello.link, "rtt_s": rtt_s, "skew_s": self._skew_s}, holds=self._holds)
-        with self._pulling.made(Call("POST", HELLO, packed(hellos.to_bytes(said)), whole_key=True)) as answer:
-            welcome = hellos.welcome_from_bytes(block_of(answer, MAX_HEAD_BYTES))
-            answer.read()
-        self.clock.learn(welcome.server_time)
-        self._learn(welcome)
-        self._pulling.require_dates()
-        return welcome, said
-
-    @property
-    def _skew_s(self) -> float:
-        """As it is shown: a clock that is right enough is not worth a word."""
-        skew_s = self.clock.skew_s
-        return float(round(skew_s)) if abs(skew_s) >= SKEW_SHOWN_S else 0.0
-
-    @property
-    def _holds(self) -> tuple[str, ...]:
-        return self.trust.pins if self.trust else ()
-
-    def _learn(self, welcome: Welcome) -> None:
-        """What a verified aggregator says about itself and about us, kept for the next start."""
-        self.name, self._spread_s = welcome.name, max(0.0, welcome.spread_s)
-        self._names.add(welcome.name)
-        if self.trust is not None:
-            spread_s = float(round(self._spread_s))
-            known = replace(self.trust.renewed(welcome.cas), name=welcome.name, spread_s=spread_s)
-            if known != self.trust:
-                known.save(self._folder)
-                self.trust = known
+        return self._greeting.say(hello, self._pulling, self._pause)
 
     def _pull(self, wait_s: float) -> Delivery | None:
         with self._lock:
@@ -239,7 +199,7 @@ class FlowerLink:
 
     def _pause(self) -> None:
         """Before a cut line is dialled again: the others may have lost it too."""
-        self._ending.wait(random.uniform(0.0, self._spread_s))
+        self._ending.wait(random.uniform(0.0, self._greeting.spread_s))
 
     def _withdraw(self, ask_ids: Iterable[str]) -> None:
         with self._lock:
@@ -249,19 +209,9 @@ class FlowerLink:
             while len(self._cancelled) > REMEMBERED:
                 self._cancelled.popitem(last=False)
 
-    @contextmanager
-    def _in_words(self, answer: bool = False) -> Iterator[None]:
-        tls, within_s = self.trust is not None, self._spread_s
-        try:
-            yield
-        except Refusal as refusal:
-            raise meaning(
-                refusal, self.url, tls=tls, fingerprint=self.fingerprint, answer=answer, within_s=within_s
-            ) from refusal
-        except (OSError, http.client.HTTPException) as error:
-            if self._ending.is_set():
-                raise Unreachable("this link was closed", why=str(error)) from error
-            raise silence(error, self.url, tls=tls, within_s=within_s) from error
+    def _in_words(self, answer: bool = False) -> AbstractContextManager[None]:
+        greeting, ended = self._greeting, self._ending.is_set
+        return in_words(self.url, greeting.trust is not None, self.fingerprint, greeting.spread_s, ended, answer)
 
 
 def _control(data: bytes) -> list[str]:

@@ -80,8 +80,7 @@ class PrivateAuthority:
     @property
     def names(self) -> list[str]:
         """All that the leaf is to carry, but for the server name."""
-        own = {socket.gethostname(), socket.getfqdn()}
-        return [*self._state.names, *sorted(name for name in own if _is_name(name))]
+        return [*self._state.names, *_own_names()]
 
     def cas(self) -> tuple[str, ...]:
         return self._pems
@@ -131,8 +130,7 @@ class PrivateAuthority:
         return self._state
 
     def _make(self, names: Sequence[str]) -> str:
-        local = [name for name in (socket.gethostname(), socket.getfqdn()) if _is_name(name)]
-        made = make_ca([*names, *local], self._now())
+        made = make_ca([*names, *_own_names()], self._now())
         pin = pin_of(made.parsed)
         certificate, key = self._files(pin, "ca")
         write_atomically(key, made.key)
@@ -206,6 +204,11 @@ def _lost(path: Path, error: Exception) -> DataLost:
         why=str(error),
         hint="restore it: thinwire aggregator restore; without it every device would have to join again",
     )
+
+
+def _own_names() -> list[str]:
+    """What this machine calls itself. Nobody is asked for a longer name: --san gives those that others know."""
+    return [name for name in [socket.gethostname()] if _is_name(name)]
 
 
 def _is_name(name: str) -> bool:

@@ -67,7 +67,7 @@ def make_ca(names: Sequence[str], now: datetime) -> Issued:
     pin = hashlib.sha256(spki).hexdigest()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Thinwire CA {pin[:16]}")])
     networks = [x509.IPAddress(ipaddress.ip_network(net)) for net in LOCAL_NETWORKS]
-    allowed = [*(_network(name) for name in [server_name(pin), *names]), *networks]
+    allowed = [*(_network(name) for name in [server_name(pin), "localhost", *names]), *networks]
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
         _begun(subject, subject, key, now, CA_VALID)

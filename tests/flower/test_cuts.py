@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.flower.doubles import Place, place
 from tests.system.proxy import Proxy, proxy
 from thinwire.core.errors import BadPayload, NotTaken, Unreachable
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined
-from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
 from thinwire.flower import FlowerLink
 from thinwire.flower.framing import INLINE_BYTES
 
@@ -276,3 +277,22 @@ def test_around_the_limit_of_what_travels_inline_both_ways_work(tmp_path: Path, 
         assert polled(here.fleet, ReplyHead).payload_bytes == size
         assert here.spool.path(head_of(update).update_id).read_bytes() == update.read_bytes()
         assert answer("pi-1", "ask-1").update_id == head_of(update).update_id
+
+
+def test_a_large_ask_that_is_not_wanted_comes_without_its_parts_and_nothing_of_them_is_sent(tmp_path: Path) -> None:
+    """A device that will decline pays for no model; what it holds it may still decline, and be asked again."""
+    unwanted = {"ask-1"}
+    with place(tmp_path) as here:
+        link = here.link("pi-1", is_wanted=lambda ask: ask.ask_id not in unwanted)
+        link.hello(hello("pi-1"))
+        large = ask_of(file_of(tmp_path / "model", 3))
+        here.fleet.send([large])
+        assert pulled(link) == Delivery(large.ask, None, ANY)
+        assert here.fleet.stats()["sent_bytes"] < INLINE_BYTES
+        link.push(Failure("declined", "metered: this link is paid by volume", "ask-1"))
+        polled(here.fleet, Failure)
+        unwanted.clear()
+        here.fleet.send([large])
+        delivery = pulled(link)
+        assert delivery.bundle is not None
+        assert delivery.bundle.stat().st_size == SIZE

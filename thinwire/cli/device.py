@@ -46,6 +46,7 @@ def begin(device: Device) -> int:
     from thinwire.core.errors import UsageError
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import FlowerLink, device_key
+    from thinwire.flower.clockwork import Clockwork
 
     part, parts = part_of(device.partition)
     parse_split(device.split)
@@ -68,7 +69,9 @@ def begin(device: Device) -> int:
         where = compute_device(device.device)
         site = Site(device.name, data, part, parts, device.split, device.seed, where)
         Typed.now().remember(folder)
-        link = FlowerLink(url, device_key(folder), device.name, folder, trust)
+        clock = Clockwork()
+        gate = Gate(policy, folder, skew_s=lambda: clock.skew_s)
+        link = FlowerLink(url, device_key(folder), device.name, folder, trust, clock=clock, is_wanted=gate.wanted)
         return serve(
             Watched(link, folder),
             tasks,
@@ -78,7 +81,7 @@ def begin(device: Device) -> int:
             say=Logbook(folder, say.line),
             once=device.once,
             slow_step_s=device.slow_step_s,
-            gate=Gate(policy, folder),
+            gate=gate,
         )
 
 

@@ -47,7 +47,8 @@ class FlowerLink:
 
     `trust` is what `join` left; without it the door is a plain one on loopback. It is kept up to date in `folder`. The
     link tells the aggregator which asks it holds: one is given again until it arrived whole, and not after. After the
-    aggregator was restarted it says hello again by itself.
+    aggregator was restarted it says hello again by itself. A large ask that is not wanted is delivered without its
+    parts: it will be declined, and they would have come for nothing.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class FlowerLink:
         clock: Clockwork | None = None,
         look_s: float = LOOK_S,
         is_moved: Callable[[Line], bool] = lambda line: moved(line.sock),
+        is_wanted: Callable[[Ask], bool] = lambda ask: True,
     ) -> None:
         address = Address.parse(url)
         if address.tls != (trust is not None):
@@ -71,6 +73,7 @@ class FlowerLink:
             )
         self.url, self.clock = url, clock or Clockwork()
         self._greeting = Greeting(name, folder, trust, self.clock)
+        self._is_wanted = is_wanted
         signer = Signer(key, self.clock.now)
         self.fingerprint = signer.fingerprint
         self._pulling, self._pushing = (
@@ -159,7 +162,7 @@ class FlowerLink:
             answer.read()
         if ask is None:
             return None
-        if length > INLINE_BYTES and (bundle := self._fetched(ask)) is None:
+        if length > INLINE_BYTES and self._is_wanted(ask) and (bundle := self._fetched(ask)) is None:
             return None
         with self._lock:
             self._held[ask.ask_id] = None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.generate.cli import cli_page
+from docs.generate.door import door_page
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
@@ -19,6 +20,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "plan.md": plan_page,
     "policy.md": policy_page,
     "cli.md": cli_page,
+    "door.md": door_page,
     "exit-codes.md": exit_codes_page,
     "failures.md": failures_page,
     "closing-reasons.md": closing_page,

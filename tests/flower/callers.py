@@ -129,16 +129,24 @@ class Caller:
             made.sock = context.wrap_socket(made.sock, server_hostname=self.place.authority.server_name())
         return made
 
-    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Said:
-        """With these headers, or signed for what is sent."""
-        connection = self.connection()
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        on: http.client.HTTPConnection | None = None,
+    ) -> Said:
+        """With these headers, or signed for what is sent; `on` a connection that stays, or on one of its own."""
+        connection = on or self.connection()
         try:
             given = self.signed(method, path, body or b"") if headers is None else headers
             connection.request(method, path, body, dict(given))
             got = connection.getresponse()
             return Said(got.status, got.read(), {name.lower(): value for name, value in got.getheaders()})
         finally:
-            connection.close()
+            if on is None:
+                connection.close()
 
     def signed(self, method: str, path: str, body: bytes = b"", *, whole_key: bool | None = None) -> dict[str, str]:
         whole = path in (HELLO, JOIN) if whole_key is None else whole_key

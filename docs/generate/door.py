@@ -136,12 +136,13 @@ def _answered() -> set[str]:
 
 
 def _limits() -> list[tuple[str, str]]:
+    slowest = round(limits.BODY_BYTES_A_SECOND * limits.BODY_WINDOW_S)
     return [
         ("connections that nobody signed on, from one address (of IPv6: one /64)", str(limits.UNSIGNED_OF_ONE)),
         ("and from all together", str(limits.UNSIGNED_OF_ALL)),
         ("a connection without a signed request", f"{limits.UNSIGNED_S:g} s"),
         ("a TLS handshake", f"{limits.HANDSHAKE_S:g} s"),
         ("a request's line and headers", f"{limits.HEAD_BYTES // 1024} KiB, in {limits.HEAD_S:g} s"),
-        ("a body, of any length", f"{limits.BODY_BYTES_A_SECOND} bytes a second at least, over {limits.BODY_WINDOW_S:g} s"),
+        ("a body, of any length", f"{limits.BODY_WINDOW_S:g} s for each {slowest // 1024} KiB"),
         ("failed joins from one address", f"{limits.FAILED_JOINS} in {limits.FAILED_WITHIN_S:g} s"),
     ]  # fmt: skip

@@ -149,7 +149,7 @@ class Place:
         self.spool: Any = self._spool()
         self.options: dict[str, Any] = {"grace_s": 0.2, **options}
         self.fleet = FlowerFleet(self.roster, self.spool, **self.options)
-        self.secret: Callable[[], str] = self._drawn  # of a new invitation
+        self.new_secret: Callable[[], str] = self._drawn  # of a new invitation
         self.links: list[FlowerLink] = []
 
     @property
@@ -158,7 +158,7 @@ class Place:
 
     def invite(self) -> Invitation:
         assert self.authority is not None
-        return Invitation(self.authority.pin, self.secret())
+        return Invitation(self.authority.pin, self.new_secret())
 
     def _drawn(self) -> str:
         made = Invitation.draw("").secret

@@ -22,7 +22,7 @@ class TestFlowerFleet(FleetLaws):
 def on_the_store(folder: Path, **options: Any) -> Iterator[Place]:
     with Store.open(folder / "store.sqlite3") as store:
         made = Place(folder, roster=store.roster, spool=lambda: FileSpool(folder / "spool"), **options)
-        made.secret = lambda: store.invitations.invite()[0].secret
+        made.new_secret = lambda: store.invitations.invite()[0].secret
         try:
             yield made
         finally:

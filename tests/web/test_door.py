@@ -16,7 +16,16 @@ from thinwire.web.pages import STATIC
 from thinwire.web.settings import listen_address, origin, read_token, root_path
 
 Visit = Callable[..., TestClient]
-HIDDEN = ["/", "/runs/digits-1", "/runs/digits-1/more", "/nothing", "/api", "/api/openapi.json"]
+HIDDEN = [
+    "/",
+    "/runs/digits-1",
+    "/devices",
+    "/devices/pi-01",
+    "/runs/digits-1/more",
+    "/nothing",
+    "/api",
+    "/api/openapi.json",
+]
 CSV = ["/api/devices.csv", *(f"/api/runs/digits-1/{name}.csv" for name in ("rounds", "updates", "clients"))]
 OPEN = ["/healthz", "/login", "/static/app.js", "/static/vendor/preact.js", "/static/style.css"]
 
@@ -24,8 +33,9 @@ OPEN = ["/healthz", "/login", "/static/app.js", "/static/vendor/preact.js", "/st
 def routes(page: TestClient) -> list[tuple[str, str]]:
     """Every documented route with its method, its places filled in."""
     paths = page.get("/api/openapi.json").json()["paths"]
-    filled = [(m, p.replace("{run_id}", "digits-1").replace("{number}", "1")) for p, ms in paths.items() for m in ms]
-    assert len(filled) >= 9
+    places = {"run_id": "digits-1", "number": "1", "name": "pi-01"}
+    filled = [(method, path.format(**places)) for path, methods in paths.items() for method in methods]
+    assert len(filled) >= 16
     return filled
 
 
@@ -43,10 +53,11 @@ def test_no_route_answers_without_a_session(page: TestClient, visit: Visit, told
 
 
 def test_all_routes_answer_with_a_session(page: TestClient, told: Told):
+    told.store.order("revoke", args={"device": "pi-01"})
     for method, path in routes(page):
         if method == "get" and path != "/api/live":
             assert page.get(path).status_code == 200, path
-    for path in [*HIDDEN[:2], *CSV]:
+    for path in [*HIDDEN[:4], *CSV]:
         assert page.get(path).status_code == 200, path
 
 
@@ -63,6 +74,8 @@ def test_a_stranger_is_led_to_the_login_and_back(visit: Visit, store: Store):
     assert asked.headers["location"] == "../login?next=runs/digits-1"
     answer = stranger.post("/login?next=runs/digits-1", data={"code": store.new_login_code()})
     assert answer.headers["location"] == "runs/digits-1"
+    for path, back in (("/devices", "login?next=devices"), ("/devices/pi-01", "../login?next=devices/pi-01")):
+        assert visit().get(path).headers["location"] == back
 
 
 @pytest.mark.parametrize("after", ["//evil.example", "https://evil.example", "../x", "runs/../../x", "javascript:1"])

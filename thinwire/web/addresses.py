@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Path, Query
 
 RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$", description="an id, its unique beginning, or latest")]
+DeviceName = Annotated[str, Path(pattern=r"^[a-z0-9-]{1,63}$")]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Since = Annotated[int, Query(ge=1, le=2**31 - 1, alias="from")]
 OfRound = Annotated[int | None, Query(ge=1, le=2**31 - 1, alias="round")]

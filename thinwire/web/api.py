@@ -27,8 +27,8 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     def service() -> models.Service:
         state, about = aggregator(settings.lock)
         return models.Service(
-            aggregator=state, listen=str(about.get("listen", "")), version=thinwire.__version__,
-            seq=store.last_seq(), now=time.time(),
+            aggregator=state, listen=str(about.get("listen", "")), urls=[str(url) for url in about.get("urls") or ()],
+            tls=bool(about.get("pin")), version=thinwire.__version__, seq=store.last_seq(), now=time.time(),
         )  # fmt: skip
 
     @router.get("/runs")
@@ -50,10 +50,6 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     @router.get("/runs/{run_id}/updates")
     def updates(run_id: RunId, number: OfRound = None) -> list[models.Update]:
         return reader.updates(run_id, number)
-
-    @router.get("/devices")
-    def devices() -> list[models.Device]:
-        return reader.devices()
 
     @router.post("/runs/{run_id}/stop", status_code=202)
     def stop(run_id: RunId) -> models.Ordered:

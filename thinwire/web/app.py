@@ -14,10 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 import thinwire
-from thinwire.core.errors import NotFound, ThinwireError
+from thinwire.core.errors import NotFound, Refused, ThinwireError
 from thinwire.store import Store
-from thinwire.web.addresses import RunId
+from thinwire.web.addresses import DeviceName, RunId
 from thinwire.web.api import api_routes
+from thinwire.web.device_reading import Devices
+from thinwire.web.device_routes import device_routes
+from thinwire.web.device_sentences import standing
 from thinwire.web.exports import csv_routes
 from thinwire.web.guard import Guard
 from thinwire.web.live import Live, News
@@ -31,6 +34,7 @@ from thinwire.web.settings import Settings
 def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> Guard:
     """`closing` says that the server is about to end: streams end then, for a server waits for them."""
     reader = Reader(store)
+    devices = Devices(store, settings.lock, reader.kept_rounds)
     live = Live(lambda: look(store, settings.lock), closing)
 
     @contextlib.asynccontextmanager
@@ -52,8 +56,9 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.include_router(login_routes(settings, store))
-    app.include_router(csv_routes(reader))
+    app.include_router(csv_routes(reader, devices))
     app.include_router(api_routes(settings, store, reader, live))
+    app.include_router(device_routes(settings, store, devices))
     _pages(app)
     app.mount("/static", StaticFiles(directory=STATIC))
     return Guard(app, settings, store)
@@ -61,7 +66,10 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
 
 def look(store: Store, lock: Path | None) -> News:
     """What the tabs are told: cheap, four times a second."""
-    return News(store.last_seq(), aggregator(lock)[0])
+    state, about = aggregator(lock)
+    rows, tls = store.roster.rows(), bool(about.get("pin"))
+    pending = sum(standing(row.state, row.how, tls) == "pending" for row in rows)
+    return News(store.last_seq(), state, "", store.last_act(), pending)
 
 
 def _pages(app: FastAPI) -> None:
@@ -73,6 +81,14 @@ def _pages(app: FastAPI) -> None:
     def runs_page() -> Response:
         return shell(0)
 
+    @app.get("/devices", include_in_schema=False)
+    def devices_page() -> Response:
+        return shell(0)
+
+    @app.get("/devices/{name}", include_in_schema=False)
+    def device_page(name: DeviceName) -> Response:  # noqa: ARG001 - as below
+        return shell(1)
+
     @app.get("/runs/{run_id}", include_in_schema=False)
     def run_page(run_id: RunId) -> Response:  # noqa: ARG001 - the page reads it from its own address
         return shell(1)
@@ -80,7 +96,7 @@ def _pages(app: FastAPI) -> None:
 
 def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, ThinwireError)
-    status = 404 if isinstance(error, NotFound) else 503
+    status = 404 if isinstance(error, NotFound) else 409 if isinstance(error, Refused) else 503
     return JSONResponse({"error": error.what, "why": error.why, "try": error.hint}, status)
 
 

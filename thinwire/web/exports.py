@@ -13,12 +13,14 @@ from starlette.responses import Response
 
 from thinwire.web import models
 from thinwire.web.addresses import OfRound, RunId
+from thinwire.web.device_models import Device
+from thinwire.web.device_reading import Devices
 from thinwire.web.reading import Reader
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def csv_routes(reader: Reader) -> APIRouter:
+def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/api/runs/{run_id}/rounds.csv", response_class=Response)
@@ -36,7 +38,7 @@ def csv_routes(reader: Reader) -> APIRouter:
 
     @router.get("/api/devices.csv", response_class=Response)
     def devices_csv() -> Response:
-        return as_csv(reader.devices(), models.Device, "devices")
+        return as_csv(devices.all(), Device, "devices")
 
     return router
 

@@ -8,6 +8,7 @@ headers of `HEADERS`.
 from __future__ import annotations
 
 import hmac
+import re
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -34,6 +35,7 @@ HEADERS = {
 }
 ANONYMOUS = ("/healthz", "/login", "/static/")
 SAFE = ("GET", "HEAD")
+NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}|devices(/[a-z0-9-]{1,63})?")  # where a login may lead
 MAX_BODY = 64 * 1024
 
 
@@ -117,7 +119,7 @@ def session_token(headers: Headers, settings: Settings) -> str:
 def login_first(path: str) -> Response:
     """To the login, and back to where one wanted to go; addresses stay relative, whatever stands before us."""
     depth = path.count("/") - 1
-    where = f"?next={path.lstrip('/')}" if path.startswith("/runs/") and path.replace("-", "").isascii() else ""
+    where = f"?next={path.lstrip('/')}" if NEXT.fullmatch(path.lstrip("/")) else ""
     return RedirectResponse("../" * depth + "login" + where, 303)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from starlette.concurrency import run_in_threadpool
 
@@ -22,11 +22,16 @@ MOST_TABS = 64
 
 @dataclass(frozen=True)
 class News:
-    """The journal's newest number, whether an aggregator serves, and whether the store could be read."""
+    """The journal's newest number, whether an aggregator serves, and whether the store could be read.
+
+    `acts` rises with what no journal has (who may take part, what the door refused), `pending` devices wait.
+    """
 
     seq: int = 0
     aggregator: str = "unknown"
     store: str = ""
+    acts: int = 0
+    pending: int = 0
 
 
 class Live:
@@ -53,7 +58,7 @@ class Live:
         try:
             news = await run_in_threadpool(self.look)
         except ThinwireError as error:
-            news = News(self.news.seq, self.news.aggregator, str(error))
+            news = replace(self.news, store=str(error))
         if news != self.news:
             self.news = news
             self._wake()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from typing import Annotated
@@ -13,11 +12,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from thinwire.store import Store
-from thinwire.web.guard import session_token
+from thinwire.web.guard import NEXT, session_token
 from thinwire.web.pages import login_page
 from thinwire.web.settings import Settings
 
-NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}")
 WRONG_CODES = 10  # in WINDOW_S, from all together: 78 bits are not guessed, and the log stays short
 WINDOW_S = 60.0
 

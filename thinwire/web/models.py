@@ -151,32 +151,16 @@ class RoundPage(Round):
     now: float
 
 
-class Task(Answer):
-    name: str
-    version: str = ""
-    error: str = ""
-
-
-class Device(Answer):
-    """A device that may, might or may no longer reach the aggregator."""
-
-    device: str
-    state: str
-    how: str
-    online: bool
-    seen_at: float | None
-    tasks: list[Task]
-    versions: dict[str, str]
-    updates: int
-    payload_up: int
-    last_outcome: str
-
-
 class Service(Answer):
-    """Whether an aggregator serves this store (`unknown` where the page was not told where to look)."""
+    """Whether an aggregator serves this store (`unknown` where the page was not told where to look).
+
+    `urls` are its door's, by which devices find it; `tls` says that the door is open to other machines.
+    """
 
     aggregator: str
     listen: str
+    urls: list[str] = []
+    tls: bool = False
     version: str
     seq: int
     now: float

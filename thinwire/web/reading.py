@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from thinwire.core.errors import NotFound
 from thinwire.core.layout import Layout
-from thinwire.store import DeviceInfo, RoundRow, RunRow, Store, UpdateRow
+from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 from thinwire.web import models
 from thinwire.web.sentences import closing, run_sentence, why
 from thinwire.web.timeline import stretches
@@ -35,7 +35,7 @@ class Reader:
     def run(self, name: str) -> models.RunPage:
         store = self._store
         seq, row = store.last_seq(), store.run(name)
-        rounds = self._rounds(row.run_id)
+        rounds = self.kept_rounds(row.run_id)
         latest = [store.updates(row.run_id, found.round) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
         newest = rounds[-1] if rounds else None
         clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
@@ -48,11 +48,11 @@ class Reader:
 
     def rounds(self, name: str, first: int = 1) -> list[models.Round]:
         """The run's rounds from `first` on, with sums since the run's begin."""
-        return _with_sums(self._rounds(self._store.run(name).run_id), first)
+        return _with_sums(self.kept_rounds(self._store.run(name).run_id), first)
 
     def round(self, name: str, number: int) -> models.RoundPage:
         row = self._store.run(name)
-        rounds = self._rounds(row.run_id)
+        rounds = self.kept_rounds(row.run_id)
         found = next((candidate for candidate in rounds if candidate.round == number), None)
         if found is None:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
@@ -67,14 +67,11 @@ class Reader:
     def updates(self, name: str, number: int | None) -> list[models.Update]:
         """Every ask of the run, or of one round."""
         run_id = self._store.run(name).run_id
-        opened = {found.round: found.opened_at for found in self._rounds(run_id)}
+        opened = {found.round: found.opened_at for found in self.kept_rounds(run_id)}
         asked = self._store.updates(run_id, number)
         return [update(one, opened.get(one.round, one.asked_at or 0.0)) for one in asked]
 
-    def devices(self) -> list[models.Device]:
-        return [_device(info) for info in self._store.devices()]
-
-    def _rounds(self, run_id: str) -> list[RoundRow]:
+    def kept_rounds(self, run_id: str) -> list[RoundRow]:
         seq = self._store.last_seq(run_id)
         kept = self._kept.get(run_id, (-1, []))
         if kept[0] != seq:
@@ -84,7 +81,7 @@ class Reader:
         return kept[1]
 
     def _open_round(self, row: RunRow) -> RoundRow | None:
-        newest = self._rounds(row.run_id)[-1:] if row.status == "running" else []
+        newest = self.kept_rounds(row.run_id)[-1:] if row.status == "running" else []
         return newest[0] if newest and not newest[0].reason else None
 
     def _late(self, run_id: str, found: RoundRow, own: Sequence[UpdateRow]) -> list[UpdateRow]:
@@ -103,15 +100,6 @@ def update(row: UpdateRow, opened_at: float) -> models.Update:
     shown = models.Update.model_validate(row)
     drawn = [models.Stretch.model_validate(stretch) for stretch in stretches(row, opened_at)]
     return shown.model_copy(update={"stretches": drawn})
-
-
-def _device(info: DeviceInfo) -> models.Device:
-    tasks = [models.Task(name=t["name"], version=t.get("version", ""), error=t.get("error", "")) for t in info.tasks]
-    return models.Device(
-        device=info.row.name, state=info.row.state, how=info.row.how, online=info.online, seen_at=info.seen_at,
-        tasks=tasks, versions={str(k): str(v) for k, v in dict(info.hello.get("versions", {})).items()},
-        updates=info.updates, payload_up=info.payload_up, last_outcome=info.last_outcome,
-    )  # fmt: skip
 
 
 def _run(kind: type[Shown], row: RunRow, open_round: RoundRow | None, **more: Any) -> Shown:

@@ -1,0 +1,236 @@
+"""What the API says of devices, and what a person's word does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.web.filled_fleet import a_fleet, come, fingerprint, hello, there
+from tests.web.filled_store import twelve_rounds
+from tests.web.test_api import get
+from tests.web.test_door import Visit
+from thinwire.core.events import DeviceJoined, DeviceLeft
+from thinwire.core.home import hold
+from thinwire.store import Store
+
+OURS = {"Origin": "http://127.0.0.1:8080"}
+AT = time.time() - 60
+
+
+def post(page: TestClient, path: str, body: Any = None, status: int = 200) -> Any:
+    answer = page.post(f"/api/{path}", json=body, headers=OURS)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def decide(page: TestClient, name: str, what: str, status: int = 200) -> Any:
+    return post(page, f"devices/{name}/{what}", {"fingerprint": fingerprint(name)}, status)
+
+
+@pytest.fixture
+def fleet(store: Store) -> Store:
+    a_fleet(store, AT)
+    return store
+
+
+def by_name(page: TestClient) -> dict[str, Any]:
+    return {device["device"]: device for device in get(page, "devices")}
+
+
+# Who is there.
+
+
+def test_each_device_says_why_it_may_or_may_not_take_part(page: TestClient, fleet: Store):
+    said = {name: (device["standing"], device["sentence"]) for name, device in by_name(page).items()}
+    assert said["ward-4"] == ("pending", "It joined with invitation 1, which asks for approval by hand.")
+    assert said["cam-01"] == ("approved", "Let in by the invitation that it joined with.")
+    assert said["old-box"] == ("revoked", "Shut out by ann.")
+    assert said["bench"] == ("revoked", "It left by itself.")
+
+
+def test_who_came_over_loopback_waits_once_the_door_is_open_to_others(visit: Visit, store: Store, tmp_path: Path):
+    store.roster.enrol("bench", fingerprint("bench"), b"key", "loopback")
+    lock = tmp_path / "lock"
+    client = visit(lock=lock)
+    client.post("/login", data={"code": store.new_login_code()})
+    with hold(lock, {"listen": "127.0.0.1:9090", "pin": None, "urls": ["http://127.0.0.1:9090"]}):
+        assert by_name(client)["bench"]["standing"] == "approved"
+        assert get(client, "service")["tls"] is False
+    with hold(lock, {"listen": "0.0.0.0:9090", "pin": "ab" * 32, "urls": ["https://agg.example:9090"]}):
+        assert get(client, "service")["urls"] == ["https://agg.example:9090"]
+        device = by_name(client)["bench"]
+        assert (device["standing"], device["state"]) == ("pending", "approved")
+        assert "open to other machines" in device["sentence"]
+        decide(client, "bench", "approve")
+        assert by_name(client)["bench"]["standing"] == "approved"
+
+
+def test_since_when_and_why_a_device_is_unreachable(page: TestClient, store: Store):
+    a_fleet(store, AT)
+    device = by_name(page)["cam-02"]
+    assert (device["online"], device["left_at"]) == (False, AT - 1260)
+    assert device["left_why"] == "not heard of for 360 s"
+    store.record_device(DeviceJoined(AT, "cam-02"))
+    assert by_name(page)["cam-02"]["left_at"] is None
+    store.record_device(DeviceLeft(AT + 1, "cam-02", "connection lost"))
+    assert by_name(page)["cam-02"]["left_why"] == "connection lost"
+
+
+def test_digests_that_are_not_the_newest_runs_are_said_to_differ(page: TestClient, fleet: Store):
+    assert by_name(page)["cam-01"]["tasks"][0]["differs"] == []  # no run to compare with
+    twelve_rounds(fleet)
+    devices = by_name(page)
+    assert devices["cam-01"]["tasks"][0]["differs"] == ["its code is not that of digits-1"]
+    assert devices["pi-01"]["tasks"][0]["differs"] == []
+    assert devices["jetson-1"]["tasks"][0]["differs"] == []  # it has no model's digest to compare
+    assert len(devices["cam-01"]["tasks"][0]["source_digest"]) == 64
+
+
+def test_the_link_is_what_the_device_measured_and_what_its_answers_took(page: TestClient, store: Store):
+    twelve_rounds(store)
+    store.roster.seen(hello("pi-01", link={"rtt_s": 0.2, "skew_s": -3.5}), AT)
+    link = by_name(page)["pi-01"]["link"]
+    assert (link["rtt_s"], link["skew_s"]) == (0.2, -3.5)
+    asked = [one for one in get(page, "devices/pi-01")["asked"] if one["up_bytes_s"]]
+    assert link["uploads"] == 8  # of the last eight closed rounds
+    assert min(a["up_bytes_s"] for a in asked) <= link["up_bytes_s"] <= max(a["up_bytes_s"] for a in asked)
+    assert by_name(page)["pi-08"]["link"]["rtt_s"] is None
+
+
+def test_a_device_is_shown_with_its_deeds_its_last_asks_and_where_it_stays(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    run.fail("pi-08", 1.0, "declined", "rounds_a_day: 24 of 24 rounds of today are made")
+    found = get(page, "devices/pi-08")
+    assert found["declined"]["rule"] == "rounds_a_day: 24 of 24 rounds of today are made"
+    assert (found["declined"]["run_id"], found["declined"]["round"]) == (run.run_id, 12)
+    assert [a["sentence"] for a in found["actions"]] == ["came: loopback, approved"]
+    assert found["asked"][0]["round"] == 12
+    assert found["stays_text"] == "digits-1 rounds 1–6, 8–11"
+    assert get(page, "devices/pi-01")["declined"] is None
+
+
+def test_a_device_that_is_not_there_is_not_found(page: TestClient):
+    assert page.get("/api/devices/pi-01").status_code == 404
+    assert page.get("/api/devices/Pi_01").status_code == 422
+
+
+# A person's word.
+
+
+def test_an_approval_counts_from_the_next_call_on_and_is_on_record(page: TestClient, fleet: Store):
+    said = decide(page, "ward-4", "approve")
+    assert said["sentence"] == "ward-4 is approved: it is let in at its next call."
+    assert fleet.roster.by_fingerprint(fingerprint("ward-4")).state == "approved"  # type: ignore[union-attr]  # it is there
+    assert (fleet.device_actions("ward-4")[0].who, fleet.device_actions("ward-4")[0].what) == ("page", "approve")
+    assert get(page, "devices/ward-4")["sentence"] == "Approved by page."
+
+
+def test_a_revocation_counts_at_once_and_the_aggregator_says_when_all_is_cleared(page: TestClient, store: Store):
+    twelve_rounds(store)
+    row = next(row for row in store.roster.rows() if row.name == "pi-02")
+    said = post(page, "devices/pi-02/revoke", {"fingerprint": row.fingerprint})
+    assert (said["standing"], said["confirmed"]) == ("revoked", None)
+    assert said["stays_text"] == "digits-1 rounds 1–6, 8, 10–12"
+    assert [row.state for row in store.roster.rows() if row.name == "pi-02"] == ["revoked"]
+    (order,) = store.pending_orders()
+    assert (order.id, order.kind, order.args, order.who) == (said["order"], "revoke", {"device": "pi-02"}, "page")
+    assert get(page, f"devices/pi-02/revocations/{order.id}")["confirmed"] is None
+    store.answer(order.id, {"done": True, "rounds": {"digits-1": [1, 2]}})
+    later = get(page, f"devices/pi-02/revocations/{order.id}")
+    assert (later["confirmed"], later["stays_text"]) == (True, "digits-1 rounds 1–2")
+    assert later["sentence"].startswith("pi-02 is shut out, and what was open is cleared")
+    assert page.get("/api/devices/pi-02/revocations/99").status_code == 404
+
+
+def test_without_an_aggregator_the_row_is_enough(visit: Visit, fleet: Store, tmp_path: Path):
+    client = visit(lock=tmp_path / "lock")
+    client.post("/login", data={"code": fleet.new_login_code()})
+    said = decide(client, "cam-01", "revoke")
+    assert "the next one applies it before its door opens" in said["sentence"]
+    assert said["order"] is None
+    assert fleet.pending_orders() == []
+    assert "when an aggregator is running again" in decide(client, "cam-01", "approve")["sentence"]
+
+
+def test_an_approval_takes_back_a_revocation_that_nobody_has_carried_out(page: TestClient, fleet: Store):
+    order = decide(page, "cam-01", "revoke")["order"]
+    decide(page, "cam-01", "approve")
+    later = get(page, f"devices/cam-01/revocations/{order}")
+    assert later["sentence"] == "cam-01 was approved again before the aggregator had carried that out."
+
+
+def test_a_decision_about_another_key_than_the_one_that_was_shown_is_refused(page: TestClient, fleet: Store):
+    wrong = {"fingerprint": fingerprint("cam-02")}
+    for what in ("approve", "revoke"):
+        said = post(page, f"devices/cam-01/{what}", wrong, 409)
+        assert said["error"] == "cam-01 has another key than the one that was shown"
+        post(page, f"devices/cam-01/{what}", {"fingerprint": "ab"}, 422)
+        post(page, f"devices/cam-01/{what}", None, 422)
+        post(page, f"devices/nobody/{what}", wrong, 404)
+    assert by_name(page)["cam-01"]["standing"] == "approved"
+    assert fleet.pending_orders() == []
+
+
+@pytest.mark.parametrize("path", ["devices/cam-01/approve", "devices/cam-01/revoke", "invitations/8/withdraw"])
+def test_only_our_own_page_may_give_such_orders(page: TestClient, visit: Visit, fleet: Store, path: str):
+    body = {"fingerprint": fingerprint("cam-01")}
+    before = fleet.last_act()
+    assert visit().post(f"/api/{path}", json=body, headers=OURS).status_code == 401
+    for headers in ({}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}):
+        assert page.post(f"/api/{path}", json=body, headers=headers).status_code == 403, headers
+    assert page.get(f"/api/{path}").status_code == 405
+    assert fleet.last_act() == before
+    assert page.post(f"/api/{path}", json=body, headers=OURS).status_code == 200
+
+
+# Invitations, and who was turned away.
+
+
+def test_invitations_say_what_became_of_them_and_never_their_secret(page: TestClient, fleet: Store):
+    (made,) = fleet.invitations.invite(who="ann")
+    answer = page.get("/api/invitations")
+    assert made.secret not in answer.text
+    found = {one["id"]: (one["state"], one["sentence"]) for one in answer.json()}
+    assert found[1] == ("used", "used by ward-4")
+    assert found[7] == ("withdrawn", "withdrawn before anybody used it")
+    assert found[9] == ("expired", "expired unused")
+    assert found[8][0] == "open"
+    assert [one["state"] for one in answer.json()][:3] == ["open", "open", "expired"]
+
+
+def test_an_invitation_is_withdrawn_and_a_used_one_is_not(page: TestClient, fleet: Store):
+    assert "nobody can join" in post(page, "invitations/8/withdraw")["sentence"]
+    said = post(page, "invitations/1/withdraw", status=409)
+    assert said["error"] == "invitation 1 was used by ward-4"
+    post(page, "invitations/77/withdraw", status=404)
+    assert fleet.device_actions()[0].who == "page"
+
+
+def test_the_operator_reads_the_reason_that_the_outside_does_not_learn(page: TestClient, fleet: Store):
+    newest, *others = get(page, "refusals")
+    assert newest["kind"] == "name"
+    assert newest["told"] == newest["why"]
+    assert {one["told"] for one in others} == {"no invitation that can be used"}
+    assert [one["why"] for one in others] == ["unknown", "used by cam-01 (invitation 3)"]
+
+
+def test_renamed_devices_keep_their_rates(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    run.status("done", "done")
+    before = by_name(page)["pi-01"]["link"]
+    store.roster.rename("pi-01", "attic")
+    assert by_name(page)["attic"]["link"]["up_bytes_s"] == before["up_bytes_s"]
+
+
+def test_the_list_of_devices_is_read_for_hundreds_of_them(page: TestClient, store: Store):
+    invited = store.invitations.invite(300)
+    for number, one in enumerate(invited):
+        come(store, f"meter-{number}", one)
+    there(store, hello("meter-7"), AT)
+    devices = get(page, "devices")
+    assert len(devices) == 300
+    assert sum(device["online"] for device in devices) == 1

@@ -6,14 +6,11 @@ in the journal (and folded again from the spool, in the same order) or the spool
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from thinwire.core.events import (
     ClientFailed,
-    Evaluated,
     Event,
-    RoundClosed,
     RoundOpened,
     UpdateFolded,
 )
@@ -21,17 +18,14 @@ from thinwire.core.fleet import Arrival, NodeJoined, NodeLeft
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
-from thinwire.server.evaluation import evaluation
+from thinwire.server.closing import finish
 from thinwire.server.facts import accepted_fact, dropped_fact
 from thinwire.server.folding import Folds
-from thinwire.server.measured import pooled
 from thinwire.server.moves import Closed
 from thinwire.server.opening import open_round, terms_of
-from thinwire.server.refold import refolded, spoilers
 from thinwire.server.round import Round
 from thinwire.server.running import POLL_S, Running
-from thinwire.server.spent import where_time_went
-from thinwire.server.step import Fold, Frames, Overflowed
+from thinwire.server.step import Fold, Frames
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
 
@@ -43,7 +37,7 @@ class OneRound:
         self.running, self.opened, self.plan = running, opened, running.plan
         self.machine = Round(terms_of(opened, running.plan))
         self.heads: dict[UpdateId, ReplyHead] = {}
-        self.fold = self._new_fold()
+        self.fold = self.new_fold()
         self.folds = Folds()
         self.fold_s = 0.0
         self.later: list[Event] = []  # facts that decide nothing: recorded with the next decision
@@ -95,7 +89,7 @@ class OneRound:
                     break
         finally:
             self.folds.close()
-        return self._finish() if self.machine.closed else Closed("stopped", (), (), self.machine.outstanding)
+        return finish(self) if self.machine.closed else Closed("stopped", (), (), self.machine.outstanding)
 
     def _miss(self, asked: Iterable[str]) -> None:
         """Count as gone who was asked before a restart and did not come back."""
@@ -128,7 +122,7 @@ class OneRound:
         if not accepted:
             return
         now, number = self.running.clock.wall(), self.opened.round
-        self._record(*(accepted_fact(now, number, self.running.elapsed, head, action) for head, action in accepted))
+        self.record(*(accepted_fact(now, number, self.running.elapsed, head, action) for head, action in accepted))
         for head, action in accepted:
             self._begin(head, action.discount)
 
@@ -140,7 +134,7 @@ class OneRound:
                 self._on(moves.Refused(update_id, "revoked"))
         self.running.forget(device)
         if self.later:
-            self._record()
+            self.record()
 
     def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
         """An earlier round's ask will not be answered either."""
@@ -169,7 +163,7 @@ class OneRound:
             return
         self.heads[update_id] = head
         if head.ask_id in running.past.answered and head.ask_id not in self.machine.answered:
-            self._drop(update_id, "duplicate")
+            self.drop(update_id, "duplicate")
             return
         seen = moves.Head(update_id, head.ask_id, update_id.device, head.base_version)
         for action in self._act(seen):
@@ -187,23 +181,23 @@ class OneRound:
         for action in actions:
             match action:
                 case moves.Drop(update_id, reason):
-                    self._drop(update_id, reason)
+                    self.drop(update_id, reason)
                 case moves.Defer(update_id):
                     self.running.defer(self.heads.pop(update_id))
                 case moves.Lose(device, ask_id, kind, text):
-                    self._record(ClientFailed(now, self.opened.round, device, ask_id, kind, text, elapsed))
+                    self.record(ClientFailed(now, self.opened.round, device, ask_id, kind, text, elapsed))
         return actions
 
-    def _drop(self, update_id: UpdateId, reason: str) -> None:
+    def drop(self, update_id: UpdateId, reason: str) -> None:
         head = self.heads[update_id]
         if str(update_id) in self.running.past.dropped:
             return  # refolding found again what the journal knows
         now = self.running.clock.wall()
-        self._record(dropped_fact(now, self.opened.round, self.running.elapsed, head, reason))
+        self.record(dropped_fact(now, self.opened.round, self.running.elapsed, head, reason))
 
     def _begin(self, head: ReplyHead, discount: float) -> None:
         self.heads[head.update_id] = head
-        frames = self._frames(head.update_id)
+        frames = self.frames(head.update_id)
         self.folds.begin(head.update_id, lambda: self.fold.add(head, frames, discount))
 
     def _folded(self, wait_s: float) -> None:
@@ -217,83 +211,12 @@ class OneRound:
                 )
                 self._on(moves.Folded(outcome.update_id))
 
-    def _record(self, *events: Event) -> None:
+    def record(self, *events: Event) -> None:
         later, self.later = self.later, []
         self.running.record(*later, *events)
 
-    def _finish(self) -> Closed:
-        """Make the step, make the model durable, and record the round's end in one commit."""
-        running, closed = self.running, self.machine.closed
-        assert closed is not None
-        start = time.perf_counter()
-        version, events = running.past.version, list[Event]()
-        now = running.clock.wall()
-        if closed.reason not in ("too-few", "stopped"):
-            closed = self._step(closed)
-        if closed.reason not in ("too-few", "stopped"):
-            version += 1
-            stepped = time.perf_counter()
-            model = running.model
-            events.append(running.versions.write(version, model.params, model.buffers, model.counters, now))
-            step_s, store_s = stepped - start, time.perf_counter() - stepped
-        else:
-            step_s = store_s = 0.0
-        if evaluated := self._evaluated(now):
-            events.append(evaluated)
-        counted = [self.heads[update_id] for update_id in closed.folded]
-        slowest, spent = where_time_went(self.opened, counted, self.fold_s, step_s, store_s)
-        events.append(
-            RoundClosed(
-                at=now,
-                round=self.opened.round,
-                reason=closed.reason,
-                version=version,
-                folded=[str(u) for u in closed.folded],
-                dropped=[str(u) for u in closed.dropped],
-                outstanding=list(closed.outstanding),
-                elapsed_s=running.elapsed,
-                seconds=running.elapsed - self.opened.elapsed_s,
-                metrics=pooled((head.metrics for head in counted), "train/"),
-                spent=spent,
-                slowest=slowest,
-            )
-        )
-        self._record(*events)
-        lost = [self.opened.asks[device] for device, kind in self.machine.lost.items() if kind == "left"]
-        running.fleet.ack(list(self.heads))
-        running.fleet.cancel(lost if closed.reason != "stopped" else list(self.opened.asks.values()))
-        return closed
-
-    def _step(self, closed: Closed) -> Closed:
-        """Move the model; where the sum overflowed, without those who did it, if enough are left."""
-        try:
-            self.fold.step(self.running.model)
-            return closed
-        except Overflowed:
-            discounts = {event.update_id: event.discount for event in self.running.past.accepted}
-            folded = [(self.heads[u], self._frames(u), discounts[str(u)]) for u in closed.folded]
-            spoiled = [head.update_id for head in spoilers(self._new_fold, folded)]
-            if not spoiled:
-                raise
-        for update_id in spoiled:
-            self._drop(update_id, "bad-payload: numbers too large to be added")
-        left = tuple(u for u in closed.folded if u not in spoiled)
-        if len(left) < self.opened.floor:
-            return Closed("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding)
-        self.fold = refolded(self._new_fold, [entry for entry in folded if entry[0].update_id in left])
-        self.fold.step(self.running.model)
-        return Closed(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding)
-
-    def _new_fold(self) -> Fold:
+    def new_fold(self) -> Fold:
         return Fold(self.plan, self.running.layout, self.opened.codec)
 
-    def _frames(self, update_id: UpdateId) -> Frames:
+    def frames(self, update_id: UpdateId) -> Frames:
         return lambda: self.running.fleet.open(update_id)
-
-    def _evaluated(self, now: float) -> Evaluated | None:
-        """The base model as the devices measured it before they trained."""
-        base = self.opened.base_version
-        if base in self.running.past.evaluated:
-            return None
-        heads = [h for u, h in self.heads.items() if u in self.machine.in_time and h.base_version == base]
-        return evaluation(self.running, base, heads, now)

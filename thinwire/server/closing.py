@@ -1,0 +1,91 @@
+"""The end of a round: the step is made, the model made durable, and all of it recorded in one commit."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from thinwire.core.events import Evaluated, Event, RoundClosed
+from thinwire.server.evaluation import evaluation
+from thinwire.server.measured import pooled
+from thinwire.server.moves import Closed
+from thinwire.server.refold import refolded, spoilers
+from thinwire.server.spent import where_time_went
+from thinwire.server.step import Overflowed
+
+if TYPE_CHECKING:
+    from thinwire.server.one_round import OneRound
+
+
+def finish(one: OneRound) -> Closed:
+    """Make the step, make the model durable, and record the round's end in one commit."""
+    running, closed = one.running, one.machine.closed
+    assert closed is not None
+    start = time.perf_counter()
+    version, events = running.past.version, list[Event]()
+    now = running.clock.wall()
+    if closed.reason not in ("too-few", "stopped"):
+        closed = _stepped(one, closed)
+    if closed.reason not in ("too-few", "stopped"):
+        version += 1
+        stepped = time.perf_counter()
+        model = running.model
+        events.append(running.versions.write(version, model.params, model.buffers, model.counters, now))
+        step_s, store_s = stepped - start, time.perf_counter() - stepped
+    else:
+        step_s = store_s = 0.0
+    if evaluated := _evaluated(one, now):
+        events.append(evaluated)
+    counted = [one.heads[update_id] for update_id in closed.folded]
+    slowest, spent = where_time_went(one.opened, counted, one.fold_s, step_s, store_s)
+    events.append(
+        RoundClosed(
+            at=now,
+            round=one.opened.round,
+            reason=closed.reason,
+            version=version,
+            folded=[str(u) for u in closed.folded],
+            dropped=[str(u) for u in closed.dropped],
+            outstanding=list(closed.outstanding),
+            elapsed_s=running.elapsed,
+            seconds=running.elapsed - one.opened.elapsed_s,
+            metrics=pooled((head.metrics for head in counted), "train/"),
+            spent=spent,
+            slowest=slowest,
+        )
+    )
+    one.record(*events)
+    lost = [one.opened.asks[device] for device, kind in one.machine.lost.items() if kind == "left"]
+    running.fleet.ack(list(one.heads))
+    running.fleet.cancel(lost if closed.reason != "stopped" else list(one.opened.asks.values()))
+    return closed
+
+
+def _stepped(one: OneRound, closed: Closed) -> Closed:
+    """Move the model; where the sum overflowed, without those who did it, if enough are left."""
+    try:
+        one.fold.step(one.running.model)
+        return closed
+    except Overflowed:
+        discounts = {event.update_id: event.discount for event in one.running.past.accepted}
+        folded = [(one.heads[u], one.frames(u), discounts[str(u)]) for u in closed.folded]
+        spoiled = [head.update_id for head in spoilers(one.new_fold, folded)]
+        if not spoiled:
+            raise
+    for update_id in spoiled:
+        one.drop(update_id, "bad-payload: numbers too large to be added")
+    left = tuple(u for u in closed.folded if u not in spoiled)
+    if len(left) < one.opened.floor:
+        return Closed("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding)
+    one.fold = refolded(one.new_fold, [entry for entry in folded if entry[0].update_id in left])
+    one.fold.step(one.running.model)
+    return Closed(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding)
+
+
+def _evaluated(one: OneRound, now: float) -> Evaluated | None:
+    """The base model as the devices measured it before they trained."""
+    base = one.opened.base_version
+    if base in one.running.past.evaluated:
+        return None
+    heads = [h for u, h in one.heads.items() if u in one.machine.in_time and h.base_version == base]
+    return evaluation(one.running, base, heads, now)

@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import ThinwireError
 from thinwire.flower.address import Address
+from thinwire.flower.call import Call
 from thinwire.flower.clockwork import Clockwork
-from thinwire.flower.connection import Call, Connection
+from thinwire.flower.connection import Connection
 from thinwire.flower.meaning import meaning, silence
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.signing import Signer

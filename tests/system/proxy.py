@@ -120,13 +120,17 @@ class Proxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way, opened: set[asyncio.StreamWriter]
     ) -> None:
         """Until the sender has ended. A piece is given `latency_s` after it was taken, at the line's rate."""
-        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_PIECES)
+        queue: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue(QUEUED_PIECES)
 
         async def take() -> None:
-            while data := await reader.read(PIECE_BYTES):
-                way.taken += len(data)
-                await queue.put((self._loop.time() + self.latency_s, data))
-            await queue.put((0.0, b""))
+            end: bytes | None = b""
+            try:
+                while data := await reader.read(PIECE_BYTES):
+                    way.taken += len(data)
+                    await queue.put((self._loop.time() + self.latency_s, data))
+            except OSError:
+                end = None
+            await queue.put((0.0, end))
 
         taking = asyncio.ensure_future(take())
         try:
@@ -135,6 +139,8 @@ class Proxy:
                 due, data = await queue.get()
                 await self._flows.wait()
                 await asyncio.sleep(max(due, free_at) - self._loop.time())
+                if data is None:
+                    raise ConnectionAbortedError("the sender is gone")
                 if not data:
                     with contextlib.suppress(OSError):
                         writer.write_eof()

@@ -3,7 +3,7 @@
 A comment before a block says how it is run: `<!-- not run: WHY -->`, `<!-- run in: PAGE -->` (its lines are run there),
 `<!-- exit 3 -->` (it must end with that code),
 or `<!-- background until: TEXT -->` (it goes on running once it has printed TEXT; it is ended with the page).
-Only the two addresses are changed on the way, to ports that are free.
+Only the addresses are changed on the way, to ports that are free on this machine.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class Reader:
         door, page = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         self.addresses = {
             "127.0.0.1:9090": door,
+            "0.0.0.0:9090": door,  # of a page with --san it has TLS all the same
+            "agg.example:9090": f"localhost:{door.rpartition(':')[2]}",
             "127.0.0.1:8080": page,
             "thinwire aggregator start": f"thinwire aggregator start --listen {door} --page {page}",
         }

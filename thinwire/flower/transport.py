@@ -12,8 +12,7 @@ import json
 import random
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from thinwire.flower.clockwork import Clockwork
 from thinwire.flower.connection import LOOK_S, Connection, Moved
 from thinwire.flower.framing import INLINE_BYTES, packed
 from thinwire.flower.greeting import Greeting
+from thinwire.flower.held import Held
 from thinwire.flower.incoming import Incoming
 from thinwire.flower.line import Line, moved
 from thinwire.flower.meaning import in_words
@@ -38,7 +38,6 @@ from thinwire.flower.routes import LEAVE, PULL, PUSH
 from thinwire.flower.signing import Signer
 from thinwire.flower.trust import Trust
 
-REMEMBERED = 1024  # withdrawn asks
 POLL_JITTER = 0.1  # of a pull's wait: devices that came together do not go on asking together
 
 
@@ -84,16 +83,13 @@ class FlowerLink:
         self._outgoing = Outgoing(self._pushing, self._pause)
         self._ending = threading.Event()
         self._hello: Hello | None = None
-        self._lock = threading.Lock()
-        self._held: dict[str, None] = {}
-        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._held = Held()
 
     def hello(self, hello: Hello) -> Welcome:
         if hello.name not in self._greeting.names:
             raise Refused(f"this link is {self._greeting.name!r}'s", why=f"the hello says {hello.name!r}")
-        with self._lock:
-            if self._hello is not None and self._hello.process != hello.process:
-                self._held.clear()
+        if self._hello is not None and self._hello.process != hello.process:
+            self._held.forget()
         with self._in_words():
             welcome = self._greet(hello)
         self._hello = hello
@@ -122,8 +118,7 @@ class FlowerLink:
             else:
                 body = packed(head) + (bundle.read_bytes() if bundle is not None and length else b"")
                 self._call(self._pushing, Call("POST", PUSH, body))
-        with self._lock:
-            self._held.pop(reply.ask_id, None)
+        self._held.answered(reply.ask_id)
 
     def leave(self) -> None:
         """Shut this device out, by its own wish. The key is then of no use any more: whoever calls deletes it."""
@@ -131,8 +126,7 @@ class FlowerLink:
             self._call(self._pushing, Call("POST", LEAVE))
 
     def cancelled(self) -> frozenset[str]:
-        with self._lock:
-            return frozenset(self._cancelled)
+        return self._held.withdrawn()
 
     def close(self) -> None:
         """From any thread: a pull or push in progress ends with `Unreachable`."""
@@ -149,11 +143,10 @@ class FlowerLink:
         return self._greeting.say(hello, self._pulling, self._pause)
 
     def _pull(self, wait_s: float) -> Delivery | None:
-        with self._lock:
-            held = list(self._held)
-        wanted = json.dumps({"process": self._said().process, "wait_s": wait_s, "held": held}, separators=(",", ":"))
+        said = {"process": self._said().process, "wait_s": wait_s, "held": self._held.now()}
+        wanted = json.dumps(said, separators=(",", ":"))
         with self._pulling.made(Call("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
-            self._withdraw(_control(block_of(answer, MAX_HEAD_BYTES)))
+            self._held.withdraw(block_of(answer, MAX_HEAD_BYTES))
             began = time.monotonic()
             data = block_of(answer, MAX_HEAD_BYTES)
             ask = ask_from_bytes(data) if data else None
@@ -164,9 +157,7 @@ class FlowerLink:
             return None
         if length > INLINE_BYTES and self._is_wanted(ask) and (bundle := self._fetched(ask)) is None:
             return None
-        with self._lock:
-            self._held[ask.ask_id] = None
-            self._cancelled.pop(ask.ask_id, None)
+        self._held.arrived(ask.ask_id)
         return Delivery(ask, bundle, time.monotonic() - began)
 
     def _fetched(self, ask: Ask) -> Path | None:
@@ -186,6 +177,8 @@ class FlowerLink:
                 if refusal.status != 404:
                     raise
                 return None
+            except Moved:
+                continue
             except (OSError, http.client.HTTPException):
                 if self._pulling.closed or self._incoming.size(ask.parts) <= before:
                     raise
@@ -204,24 +197,9 @@ class FlowerLink:
         """Before a cut line is dialled again: the others may have lost it too."""
         self._ending.wait(random.uniform(0.0, self._greeting.spread_s))
 
-    def _withdraw(self, ask_ids: Iterable[str]) -> None:
-        with self._lock:
-            for ask_id in ask_ids:
-                self._held.pop(ask_id, None)
-                self._cancelled[ask_id] = None
-            while len(self._cancelled) > REMEMBERED:
-                self._cancelled.popitem(last=False)
-
     def _in_words(self, answer: bool = False) -> AbstractContextManager[None]:
         greeting, ended = self._greeting, self._ending.is_set
         return in_words(self.url, greeting.trust is not None, self.fingerprint, greeting.spread_s, ended, answer)
-
-
-def _control(data: bytes) -> list[str]:
-    try:
-        return [str(ask_id) for ask_id in json.loads(data).get("cancelled", ())]
-    except (ValueError, AttributeError, TypeError) as error:
-        raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
 
 
 def _require(bundle: Path | None, length: int) -> None:

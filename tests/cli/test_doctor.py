@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.flower import doubles
 from thinwire.cli import aggregator_doctor
 from thinwire.core.fleet import Hello, Joining
 from thinwire.core.home import AggregatorHome, hold
@@ -149,6 +150,15 @@ def test_a_leaf_that_ends_soon_is_a_finding(tmp_path):
     found = aggregator_doctor._certificate(tmp_path, {"pin": authority.pin, "listen": "127.0.0.1:1"})
     assert not isinstance(found, str)
     assert (found.ok, "thinwire aggregator start" in found.try_) == (False, True)
+
+
+def test_a_certificate_that_the_operator_brought_is_looked_at_as_it_is_shown(tmp_path):
+    with doubles.place(tmp_path, tls=True) as door:
+        about = {"pin": "system", "listen": door.fleet.address}
+        said = aggregator_doctor._certificate(tmp_path / "none", about)
+    assert isinstance(said, str)
+    assert "pin system" in said
+    assert "localhost" in said
 
 
 def test_a_rotation_keeps_both_cas_and_new_invitations_name_the_new_one(thinwire, home, place):

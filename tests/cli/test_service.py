@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli import systemd
+from thinwire.cli import aggregator_service, systemd
 from thinwire.cli.service_unit import NO_USE, Unit, quoted
 from thinwire.cli.typed import Typed
 from thinwire.core.home import AggregatorHome, client_home, hold
@@ -147,6 +147,7 @@ def test_words_that_start_would_not_take_are_refused_before_anything_is_written(
     for wrong in (["--nonsense"], [*START, "--once"], ["--partition"]):
         assert thinwire("client", "service", "install", *wrong, "--name", "pi-03", "--home", home).code == 2
     assert thinwire("aggregator", "service", "install", "--background", "--home", home).code == 2
+    assert thinwire("aggregator", "service", "install", "--page", "0.0.0.0:8080", "--home", home).code == 2
     assert not (tmp_path / "config").exists()
     assert manager() == []
 
@@ -177,3 +178,10 @@ def test_an_address_with_a_password_does_not_get_into_a_unit(thinwire, home, mon
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     said = thinwire("client", "service", "install", "--print", *START, "--name", "pi-03", "--home", home)
     assert "Environment=HTTPS_PROXY=http://proxy:3128\n" in said.out
+
+
+def test_who_stops_an_aggregator_that_is_a_service_is_told_that_it_comes_back(thinwire, home, manager):
+    assert aggregator_service.comes_back() == ""
+    said = thinwire("aggregator", "service", "install", "--listen", "127.0.0.1:0", "--home", home)
+    assert said.code == 0, said.err
+    assert "systemctl --user stop thinwire-aggregator" in aggregator_service.comes_back()

@@ -99,6 +99,8 @@ def stop(home: Home = None) -> None:
             f"the aggregator (process {about['pid']}) has not ended within {END_S:g} s", hint=f"kill {about['pid']}"
         )
     say.line("stopped")
+    if note := aggregator_service.comes_back():
+        say.note(note)
 
 
 @app.command()

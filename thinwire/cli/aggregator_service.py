@@ -33,6 +33,8 @@ def install(options: Rest = None, printed: Print = False, system: System = False
     meant = understood(aggregator.app, "start", typed.words)
     if meant["background"]:
         raise UsageError("a service runs in the foreground of its unit", hint="drop --background")
+    if not meant["no_page"]:
+        Address.parse(meant["page"], "--page").require_loopback("--page")
     low = 0 < Address.parse(meant["listen"], "--listen").port < 1024
     unit = service.unit_of(NAME, "Thinwire aggregator", "aggregator", typed, state, at, manager, low_port=low)
     service.install(unit, manager, state / "lock", printed)
@@ -45,3 +47,13 @@ def uninstall(system: System = False) -> None:
     from thinwire.cli.systemd import Systemd
 
     service.uninstall(NAME, Systemd(system))
+
+
+def comes_back() -> str:
+    """What to say after a stop, where systemd starts it again; else ""."""
+    from thinwire.cli.systemd import Systemd
+
+    found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{NAME}.service")]
+    return (
+        f"it is a service, which systemd starts again; to keep it down: {found[0].command} stop {NAME}" if found else ""
+    )

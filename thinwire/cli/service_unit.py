@@ -68,6 +68,9 @@ class Unit:
         kernel = [  # a user's own service manager may not take capabilities away: the unit would not start (218)
             "ProtectKernelModules=yes",
             "ProtectKernelLogs=yes",
+            "ProtectHostname=yes",
+            "ProtectProc=invisible",
+            "RemoveIPC=yes",
             f"CapabilityBoundingSet={caps}",
             f"AmbientCapabilities={caps}",
         ]
@@ -87,6 +90,8 @@ class Unit:
             "RestrictSUIDSGID=yes",
             "LockPersonality=yes",
             "SystemCallArchitectures=native",
+            "SystemCallFilter=@system-service",
+            "SystemCallErrorNumber=EPERM",
             "UMask=0077",
             *(kernel if self.user else []),
             "# left out: MemoryDenyWriteExecute (torch compiles kernels as it runs); PrivateDevices and ProtectClock",

@@ -62,6 +62,9 @@ def test_joining_again_is_told_and_uses_nothing_up(thinwire, home, door):
     fresh = door.invite()
     said = join(thinwire, door, home, "pi-03", fresh)
     assert (said.code, f"pi-03 has joined already: {door.url}" in said.out) == (0, True)
+    assert "state    approved" in said.out
+    door.roster.put("pi-03", "revoked")
+    assert "state    revoked" in join(thinwire, door, home, "pi-03", fresh).out
     assert door.roster.invitations[fresh.secret] == ""
     other = join(thinwire, door, home, "pi-03", Invitation.draw("0" * 64))
     assert (other.code, "another aggregator" in other.err) == (1, True)

@@ -13,6 +13,8 @@ from thinwire.cli import say
 from thinwire.cli.places import again
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     from thinwire.flower.invitation import Invitation
     from thinwire.flower.trust import Trust
 
@@ -43,6 +45,8 @@ class Standing:
         if self.state == "pending":
             say.line("state    waits to be approved: the aggregator's operator compares the key's fingerprint")
             say.line(f"         there: thinwire devices approve {self.name}")
+        else:
+            say.line(f"state    {self.state}")
         start = f"client start --task NAME=MODULE --name {self.name}"
         say.line(f"next     {again(start, home)}")
         say.line(f"         {again(f'client service install --name {self.name}', home)}    (once that works)")
@@ -65,7 +69,7 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
         trust, key = Trust.load(folder), device_key(folder)
         if trust is not None:
             _require_same(trust, invitation, name, home)
-            return Standing(name, "", Signer(key).fingerprint, trust.url, invitation.pin, again=True)
+            return Standing(name, _state(trust, key), Signer(key).fingerprint, trust.url, invitation.pin, again=True)
         versions = {"thinwire": __version__, "python": platform.python_version(), "machine": platform.machine()}
         got = join_over(url.rstrip("/"), invitation, key, name, versions)
         got.trust.save(folder)
@@ -88,6 +92,18 @@ def read(given: str | None) -> Invitation:
             hint="thinwire client join URL -    (and paste it), or ask the operator: thinwire devices invite",
         )  # fmt: skip
     return Invitation.parse(text)
+
+
+def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
+    """The row's, as far as it can be learned now."""
+    from thinwire.core.errors import ThinwireError
+    from thinwire.flower.asking import ask
+
+    try:
+        kind = ask(trust.url, trust, key).kind
+    except ThinwireError as error:
+        return f"could not be asked: {error.what}"
+    return "approved" if kind == "ask" else kind
 
 
 def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | None) -> None:

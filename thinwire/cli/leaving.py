@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,8 @@ def leave(name: str, home: Path | None, force: bool) -> None:
         url = aggregator_of(folder)
         try:
             trust = Trust.load(folder)
-            link = FlowerLink(url or "", device_key(folder), name, folder, trust)
-            link.leave()
-            link.close()
+            with contextlib.closing(FlowerLink(url or "", device_key(folder), name, folder, trust)) as link:
+                link.leave()
             say.line(f"{name} has left {url}: nobody can come with its key any more")
         except Refused as refused:
             say.line(f"{name} was shut out of {url} before: {refused.why}")

@@ -65,10 +65,9 @@ class Watched:
 
     def hello(self, hello: Hello) -> Welcome:
         with self._watched():
-            before = self._wall()
             welcome = self._link.hello(hello)
-        if welcome.server_time:
-            self._now(skew_s=round(welcome.server_time - (before + self._wall()) / 2, 3))
+        if welcome.server_time:  # said a moment ago: less than a round trip, whatever the hello waited for before
+            self._now(skew_s=round(welcome.server_time - self._wall(), 3))
         return welcome
 
     def pull(self, wait_s: float) -> Delivery | None:

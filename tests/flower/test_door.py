@@ -7,7 +7,8 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure, Part, ReplyHead, UpdateId
 from thinwire.flower import FlowerFleet, device_key, hellos
 from thinwire.flower.framing import packed
+from thinwire.flower.refusals import Refusal
 from thinwire.flower.routes import HELLO, PULL, PUSH
 from thinwire.flower.signing import Signer
 
@@ -355,3 +357,42 @@ def test_digests_in_heads_are_those_of_the_bytes(here: Place, tmp_path: Path) ->
     link.push(answer("pi-1", "ask-1", 1, b"abc"), body)
     head = polled(here.fleet, ReplyHead)
     assert [part.sha256 for part in head.parts] == [hashlib.sha256(b"abc").hexdigest()]
+
+
+class Passing:
+    """A guest app that answers with its path."""
+
+    paths = frozenset({"/v1/fleet/pull-messages"})
+
+    def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        return None if b"flwr-signature" in headers else Refusal(412, "unknown", "not approved here")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": body})
+
+
+def test_guests_pass_at_their_paths_alone(tmp_path: Path) -> None:
+    with place(tmp_path, guests=Passing()) as here:
+        caller = http.client.HTTPConnection(here.fleet.address, timeout=10)
+        for path, headers, status in (
+            ("/v1/fleet/pull-messages", {"flwr-signature": "x"}, 200),
+            ("/v1/fleet/pull-messages", {}, 412),
+            ("/v1/fleet/pull-messages?x", {"flwr-signature": "x"}, 404),
+            ("/v1/fleet/../fleet/pull-messages", {"flwr-signature": "x"}, 404),
+            ("/v1/fleet/push-messages", {"flwr-signature": "x"}, 404),
+        ):
+            caller.request("POST", path, b"body", headers)
+            got = caller.getresponse()
+            assert (path, got.status) == (path, status)
+            got.read()
+        caller.close()
+
+
+def test_a_stock_nodes_key_opens_no_path_of_ours(here: Place) -> None:
+    caller = Caller(here)
+    caller.hello()
+    here.roster.devices["pi-1"] = replace(here.roster.devices["pi-1"], how="stock")
+    assert caller.hello() == (403, "pending")
+    assert caller.pull() == (403, "pending")

@@ -9,6 +9,7 @@ from typing import Any
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
+from thinwire.flower.guests import Guests
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.requests import Gone, Receive, Request, Send
 
@@ -25,13 +26,19 @@ class Door:
     stays here.
     """
 
-    def __init__(self, routes: Mapping[str, Serve], clock: Clock, called: Callable[[Request], None]) -> None:
-        self._routes, self._clock, self._called = routes, clock, called
+    def __init__(
+        self, routes: Mapping[str, Serve], clock: Clock, called: Callable[[Request], None], guests: Guests | None = None
+    ) -> None:
+        self._routes, self._clock, self._called, self._guests = routes, clock, called, guests
         self.answers: Counter[str] = Counter()  # a route's name, and "target status" for what was refused
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         self.answers[request.route] += 1
+        if self._guests is not None and request.route == "guest":
+            self._called(request)
+            await self._guests(scope, receive, send)
+            return
         if request.admitted.row is not None:
             self._called(request)
         try:

@@ -20,6 +20,7 @@ from thinwire.flower.enrolment import by_loopback, welcomes_nobody
 from thinwire.flower.exchange import Exchange
 from thinwire.flower.gate import Gate
 from thinwire.flower.grid import Grid
+from thinwire.flower.guests import Guests
 from thinwire.flower.joins import CaRoute, JoinRoute, LeaveRoute
 from thinwire.flower.lane import HelloRoute
 from thinwire.flower.listener import Listener
@@ -52,6 +53,7 @@ class FlowerFleet:
         port: int = 0,
         *,
         authority: Authority | None = None,
+        guests: Guests | None = None,
         grace_s: float = GRACE_S,
         poll_s: float = POLL_S,
         limit: Callable[[str], int] = lambda ask_id: MOST_BYTES,
@@ -63,7 +65,7 @@ class FlowerFleet:
         self._holds: dict[str, tuple[str, ...]] = {}  # the pins that each device that came since the start holds
         self._sessions = Sessions(clock, grace_s, poll_s, self._left)
         self._sweep_s = min(1.0, grace_s / 4)
-        self._gate = Gate(roster, clock, private=authority is None)
+        self._gate = Gate(roster, clock, private=authority is None, guests=guests)
         answers = Answers(self._exchange, self._sessions, spool, clock, limit)
         self._uploads = Uploads(answers, self._sessions, spool, clock)
         self._gate.room = self._uploads.room
@@ -83,7 +85,7 @@ class FlowerFleet:
             routes["ca"] = CaRoute(self._cas, authority.server_name)
             routes["join"] = JoinRoute(roster, self._gate, clock, self._cas)
         self._enter_all(spool)
-        self._door = Door(routes, clock, self._called)
+        self._door = Door(routes, clock, self._called, guests)
         self._listener = Listener(
             self._door, self._gate.judge, host, port, clock, self._superlink.running, self._background,
             authority.context if authority else None,
@@ -154,6 +156,8 @@ class FlowerFleet:
     def _enter_all(self, spool: Spool) -> None:
         """Who is known, and which answers lie in the spool; what who was shut out was uploading is gone."""
         for row in self._roster.rows():
+            if row.how == "stock":
+                continue  # it is another SuperLink's
             if row.state == "revoked":
                 spool.drop_partial(row.name)
             else:
@@ -177,9 +181,11 @@ class FlowerFleet:
         return node_id
 
     def _called(self, request: Request) -> None:
-        """A device made a request that was let in."""
-        request.charge(self._sessions.account(request.row.name))
+        """A device, or a guest, made a request that was let in."""
         self._listener.wires.sign(request.wire)
+        if request.admitted.row is None:
+            return
+        request.charge(self._sessions.account(request.row.name))
         self._superlink.node_is_here(self._register(request.row))
 
     def _left(self, device: str, why: str) -> None:

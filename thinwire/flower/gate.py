@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from thinwire.core.clock import Clock
 from thinwire.core.fleet import DeviceRow, Roster
+from thinwire.flower.guests import MOST_BYTES, Guests
 from thinwire.flower.limits import FailedJoins
 from thinwire.flower.refusals import UNKNOWN_PATH, Refusal
 from thinwire.flower.routes import Found, Route, found
@@ -18,6 +19,7 @@ from thinwire.flower.signing import Claim, Identity
 from thinwire.flower.window import Window
 
 BODIES = ("POST", "PUT")
+GUEST = Route.of("guest", "POST", "", "anyone", MOST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,12 @@ class Admitted:
 
 
 class Gate:
-    """`private`: the door is a plain one on loopback, where the first hello of a key makes its row."""
+    """`private`: the door is a plain one on loopback, where the first hello of a key makes its row. `guests` are judged
+    by whoever passes them on.
+    """
 
-    def __init__(self, roster: Roster, clock: Clock, *, private: bool) -> None:
-        self._roster, self._clock, self._private = roster, clock, private
+    def __init__(self, roster: Roster, clock: Clock, *, private: bool, guests: Guests | None = None) -> None:
+        self._roster, self._clock, self._private, self._guests = roster, clock, private, guests
         self._window = Window(clock.wall())
         self.failed_joins = FailedJoins()
         self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes  # of a part's request
@@ -53,6 +57,8 @@ class Gate:
     def judge(self, head: Head) -> Admitted:
         """`Refusal` for who may not."""
         at = found(head.method, head.target)
+        if at is None and self._guests is not None and head.method == "POST" and head.target in self._guests.paths:
+            return self._guest(head, self._guests)
         if at is None or (self._private and at.route.name in ("ca", "join")):
             raise UNKNOWN_PATH
         length = _length(head, at.route)
@@ -79,6 +85,12 @@ class Gate:
             self._window.spend(claim, self._clock.wall())
         return Admitted(at, length, claim, Identity(claim.fingerprint, der), row)
 
+    def _guest(self, head: Head, guests: Guests) -> Admitted:
+        length = _length(head, GUEST)
+        if (refusal := guests.may_pass(head.headers)) is not None:
+            raise refusal
+        return Admitted(Found(GUEST, {}, {}), length)
+
     def still(self, row: DeviceRow) -> DeviceRow:
         """Refuse a device that was shut out while it waited."""
         now = self._roster.by_fingerprint(row.fingerprint)
@@ -92,6 +104,8 @@ class Gate:
             raise Refusal(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending" or (row.how == "loopback" and not self._private):
             raise Refusal(403, "pending", f"{row.name} waits to be approved")
+        if row.how == "stock":
+            raise Refusal(403, "pending", f"{row.name} was let in as a stock Flower node, not as a device of ours")
         return row
 
     def _stranger(self, route: Route) -> Refusal:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -20,14 +21,28 @@ from tests.flower.doubles import Place
 from thinwire.core.messages import MAX_HEAD_BYTES, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.flower import hellos
+from thinwire.flower.authority import PrivateAuthority
 from thinwire.flower.certificates import private_context
 from thinwire.flower.framing import inflated, packed, unblock
-from thinwire.flower.invitation import Invitation
 from thinwire.flower.routes import HELLO, JOIN, PULL, PUSH
 from thinwire.flower.signing import Signer
 from thinwire.store import FileSpool, Store
 
 PATIENCE_S = 20.0
+
+
+class Door(Protocol):
+    """Where a caller calls: a place of this process, or a door in another one."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def authority(self) -> PrivateAuthority | None: ...
+
+
+def address_of(door: Door) -> tuple[str, int]:
+    parts = urlsplit(door.url)
+    return str(parts.hostname), int(parts.port or 0)
 
 
 class TlsPlace(Place):
@@ -36,18 +51,15 @@ class TlsPlace(Place):
     def __init__(self, folder: Path, **options: Any) -> None:
         self.store = Store.open(folder / "store.sqlite3", clock=options.get("clock"))
         super().__init__(folder, self.store.roster, lambda: FileSpool(folder / "spool"), tls=True, **options)
+        self.secret = self.invited
 
     @property
     def address(self) -> tuple[str, int]:
-        host, _, port = self.fleet.address.rpartition(":")
-        return host, int(port)
+        return address_of(self)
 
-    def secret(self, **wanted: Any) -> str:
+    def invited(self, **wanted: Any) -> str:
+        """The secret of a new invitation."""
         return self.store.invitations.invite(**wanted)[0].secret
-
-    def invite(self) -> Invitation:
-        assert self.authority is not None
-        return Invitation(self.authority.pin, self.secret())
 
     def context(self) -> ssl.SSLContext:
         """What a device that joined holds."""
@@ -108,7 +120,7 @@ class Caller:
 
     def __init__(
         self,
-        place: Place,
+        place: Door,
         name: str = "pi-1",
         key: ec.EllipticCurvePrivateKey | None = None,
         *,
@@ -121,8 +133,7 @@ class Caller:
         self.process = ""
 
     def connection(self) -> http.client.HTTPConnection:
-        host, _, port = self.place.fleet.address.rpartition(":")
-        made = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S, source_address=(self.source, 0))
+        made = http.client.HTTPConnection(*address_of(self.place), timeout=PATIENCE_S, source_address=(self.source, 0))
         made.connect()
         if self.place.authority is not None:
             context = private_context(self.place.authority.cas())
@@ -182,7 +193,7 @@ def joined(place: TlsPlace, name: str = "pi-1", **how: Any) -> Caller:
 def pending(place: TlsPlace, name: str) -> Caller:
     """One that waits for a person."""
     caller = Caller(place, name)
-    assert caller.join(place.secret(approve_manually=True)).told["state"] == "pending"
+    assert caller.join(place.invited(approve_manually=True)).told["state"] == "pending"
     return caller
 
 

@@ -40,7 +40,7 @@ def here(tmp_path: Path, clock: Aside) -> Iterator[TlsPlace]:
 
 
 def test_invitations_that_are_of_no_use_look_alike_from_outside(here: TlsPlace, clock: Aside) -> None:
-    used, withdrawn, expired = here.secret(), here.secret(), here.secret(expires_s=60)
+    used, withdrawn, expired = here.invited(), here.invited(), here.invited(expires_s=60)
     assert Caller(here, "pi-0").join(used).status == 200
     here.store.invitations.withdraw(2)
     clock.aside_s = FAR_OFF
@@ -64,7 +64,7 @@ def test_what_is_no_invitation_at_all_looks_so_too(here: TlsPlace, body: bytes) 
 
 def test_a_name_that_is_taken_uses_nothing_up(here: TlsPlace) -> None:
     joined(here, "pi-1")
-    secret = here.secret()
+    secret = here.invited()
     newcomer = Caller(here, "pi-1")
     assert newcomer.join(secret).short == (409, "name")
     assert newcomer.join(secret, "Pi/1").short == (409, "name")
@@ -78,7 +78,7 @@ def test_who_has_no_invitation_does_not_learn_which_names_are_taken(here: TlsPla
 
 
 def test_the_eleventh_failed_join_in_a_minute_waits_and_other_addresses_do_not(here: TlsPlace) -> None:
-    caller, secret = Caller(here, source="127.3.2.1"), here.secret()
+    caller, secret = Caller(here, source="127.3.2.1"), here.invited()
     assert [caller.join("0" * 32).short for _ in range(10)] == [(403, "invitation")] * 10
     refused = caller.join(secret)
     assert refused.short == (429, "joins")
@@ -88,7 +88,7 @@ def test_the_eleventh_failed_join_in_a_minute_waits_and_other_addresses_do_not(h
 
 def test_fifty_that_join_at_once_by_one_invitation_are_one(here: TlsPlace) -> None:
     """Ten from each address: so many may fail there."""
-    secret = here.secret()
+    secret = here.invited()
     callers = [Caller(here, f"pi-{i}", source=f"127.4.0.{1 + i % 5}") for i in range(50)]
     with ThreadPoolExecutor(50) as threads:
         got = list(threads.map(lambda caller: caller.join(secret), callers))

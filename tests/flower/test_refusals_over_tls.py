@@ -65,7 +65,7 @@ def test_who_waits_for_approval_may_do_nothing_until_then(here: TlsPlace) -> Non
 def test_who_was_revoked_may_do_nothing_and_no_invitation_helps(here: TlsPlace) -> None:
     caller = revoked(here, "pi-1")
     assert everywhere(caller) == always(403, "revoked")
-    assert caller.join(here.secret()).short == (409, "name")
+    assert caller.join(here.invited()).short == (409, "name")
     assert everywhere(caller) == always(403, "revoked")
     here.store.roster.approve("pi-1")
     assert caller.hello().status == 200
@@ -75,7 +75,7 @@ def test_a_row_of_a_plain_door_waits_on_a_tls_one(here: TlsPlace) -> None:
     caller = Caller(here, "pi-1")
     here.store.roster.enrol("pi-1", caller.signer.fingerprint, bytes_of(caller), "loopback")
     assert everywhere(caller) == always(403, "pending")
-    assert caller.join(here.secret()).status == 200
+    assert caller.join(here.invited()).status == 200
     assert caller.hello().status == 200
 
 
@@ -86,7 +86,7 @@ def bytes_of(caller: Caller) -> bytes:
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP521R1(), ec.SECP256K1()])
 def test_a_key_of_another_kind_is_no_key(here: TlsPlace, curve: ec.EllipticCurve) -> None:
     caller = Caller(here, key=ec.generate_private_key(curve))
-    assert caller.join(here.secret()).short == (401, "signature")
+    assert caller.join(here.invited()).short == (401, "signature")
     assert [row.state for row in here.store.invitations.all()] == ["open"]
 
 
@@ -144,7 +144,7 @@ def test_a_hello_in_anothers_name_is_heard_in_ones_own(here: TlsPlace) -> None:
 def test_a_key_that_is_signed_for_by_nobody_cannot_be_joined(here: TlsPlace) -> None:
     """Else whoever holds an invitation could bind a name to a key that is another's."""
     mine, its = Caller(here, "pi-1"), Caller(here, "pi-2")
-    body = packed(json.dumps({"secret": here.secret(), "name": "pi-1", "versions": {}}).encode())
+    body = packed(json.dumps({"secret": here.invited(), "name": "pi-1", "versions": {}}).encode())
     given = {**mine.signed("POST", JOIN, body), PUBLIC_KEY_HEADER: its.signed("POST", JOIN, body)[PUBLIC_KEY_HEADER]}
     assert mine.call("POST", JOIN, body, given).short == (401, "signature")
 
@@ -164,7 +164,7 @@ def test_a_request_that_is_made_again_is_refused(here: TlsPlace) -> None:
 
 
 def test_a_join_that_is_made_again_is_answered_as_the_first_time(here: TlsPlace) -> None:
-    caller, secret = Caller(here), here.secret()
+    caller, secret = Caller(here), here.invited()
     assert caller.join(secret).looks == caller.join(secret).looks
     assert caller.join(secret).status == 200
 
@@ -229,7 +229,7 @@ def test_a_header_that_is_said_twice_is_not_said(here: TlsPlace) -> None:
 def test_a_wrong_clock_is_told_the_time_and_then_let_in(here: TlsPlace, off_s: float) -> None:
     offset = off_s
     caller = Caller(here, now=lambda: max(0.0, time.time() + offset))
-    secret = here.secret()
+    secret = here.invited()
     refused = caller.join(secret)
     assert refused.short == (401, "clock")
     assert refused.told["now"] == pytest.approx(time.time(), abs=PATIENCE_S)

@@ -86,8 +86,8 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, wires: Wires, wire: Wire) -> None:
         super().__init__(wires.config, wires.state, {})
         self.wires, self.wire = wires, wire
-        self._refused, self._admitted, self._head_bytes = False, True, 0
-        self._discarding = 0
+        self._refused, self._admitted = False, True
+        self._in_head, self._head_bytes = True, 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         self._admitted = self.wire.tls or self.wires.came(self.wire, transport)
@@ -111,14 +111,20 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if not self.wire.tls:
             self.wire.account.received_bytes += len(data)
-        if self.wire.head_since is not None:
+        if self._in_head:
+            left = HEAD_BYTES - self._head_bytes
             self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES and b"\r\n\r\n" not in data[: HEAD_BYTES + 4]:
-                self.wire.abort()
-                return
-        if self.transport.is_closing():
-            return
-        super().data_received(data)
+            if len(data) > left:
+                self._parse(data[:left])
+                if self._head_bytes > HEAD_BYTES:  # so much, and it is not over
+                    self.wire.abort()
+                    return
+                data = data[left:]
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP has no path that we know, and gets no answer."""
@@ -127,11 +133,11 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self.wire.head_since is None:
-            self.wire.head_since, self._head_bytes = self.wires.now(), 0
+            self.wire.head_since = self.wires.now()
 
     def on_headers_complete(self) -> None:
-        self.wire.head_since, self._head_bytes = None, 0
-        self._refused = False
+        self.wire.head_since = None
+        self._in_head, self._head_bytes, self._refused = False, 0, False
         if self._busy():
             self.wire.abort()  # our clients wait for an answer before they ask again
             self._refused = True
@@ -157,14 +163,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self.wire.body_bytes += len(body)
-        if self._refused:
-            self._discarding -= len(body)
-            return
-        super().on_body(body)
+        if not self._refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self.wire.body_since = None
-        if not self._refused:
+        self.wire.body_since, self._in_head = None, True
+        if self._refused:
+            self._idle()
+        else:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -201,7 +207,6 @@ class HttpProtocol(HttpToolsProtocol):
             lines.append(b"connection: close")
         self.transport.write(b"\r\n".join([*lines, b"", body]))
         if stays:
-            self._idle()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler

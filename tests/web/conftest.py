@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.web.browsing import browser, look, served
 from tests.web.filled_store import Told, finish, twelve_rounds
 from thinwire.store import Store
 from thinwire.store.database import database_url
@@ -21,6 +22,7 @@ with warnings.catch_warnings():  # it says that it would rather have httpx2
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
+__all__ = ["browser", "look", "served"]
 HOST = "http://127.0.0.1:8080"
 
 

@@ -62,16 +62,20 @@ def action(said: DeviceAction) -> str:
 
 def invited(row: InvitationRow, now: float) -> str:
     """What became of an invitation."""
-    left = seconds(max(0.0, row.expires_at - now))
     match row.state:
         case "open":
-            return f"open for {left} more" + ("; who comes waits for approval" if row.approve_manually else "")
+            by_hand = "; who comes waits for approval" if row.approve_manually else ""
+            return f"open for {_left(row.expires_at - now)} more{by_hand}"
         case "used":
             return f"used by {row.used_by}"
         case "withdrawn":
             return "withdrawn before anybody used it"
         case "expired":
             return "expired unused"
+
+
+def _left(count: float) -> str:
+    return seconds(max(0.0, count)) if count < 48 * 3600 else f"{count / 86400:.0f} days"
 
 
 def told(note: DoorNote) -> str:

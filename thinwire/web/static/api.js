@@ -11,16 +11,25 @@ export class ApiError extends Error {
 }
 
 export async function get(path) {
-  return answer(await fetch(link(`api/${path}`), { headers: { Accept: "application/json" } }));
+  return answer(await reach(path, { headers: { Accept: "application/json" } }));
 }
 
-export async function post(path) {
-  return answer(await fetch(link(`api/${path}`), { method: "POST" }));
+export async function post(path, body) {
+  const sent = body ? { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
+  return answer(await reach(path, { method: "POST", ...sent }));
+}
+
+async function reach(path, options) {
+  try {
+    return await fetch(link(`api/${path}`), options);
+  } catch {
+    throw new ApiError(0, { error: "the page's server cannot be reached", why: "nothing says whether it heard this", try: "once more, when this page is live again" });
+  }
 }
 
 async function answer(response) {
   if (response.status === 401) {
-    const here = /\/runs\/[A-Za-z0-9_-]+$/.exec(location.pathname);
+    const here = /\/(runs\/[A-Za-z0-9_-]+|devices(\/[a-z0-9-]+)?)$/.exec(location.pathname);
     location.assign(`${root}/login${here ? `?next=${here[0].slice(1)}` : ""}`);
     return new Promise(() => {});
   }

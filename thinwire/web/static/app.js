@@ -1,16 +1,23 @@
 // Which page this is.
+import { DevicePage } from "./device.js";
 import { html, render } from "./dom.js";
+import { FleetPage } from "./fleet.js";
 import { Frame } from "./frame.js";
 import { useNews } from "./live.js";
 import { RunPage } from "./run.js";
 import { RunsPage } from "./runs.js";
 
+const PAGES = [
+  [/\/runs\/([A-Za-z0-9_-]+)\/?$/, (news, id) => html`<${RunPage} id=${id} news=${news} />`],
+  [/\/devices\/([a-z0-9-]+)\/?$/, (news, name) => html`<${DevicePage} name=${name} news=${news} />`],
+  [/\/devices\/?$/, (news) => html`<${FleetPage} news=${news} />`],
+  [/$/, (news) => html`<${RunsPage} news=${news} />`],
+];
+
 const App = () => {
   const news = useNews();
-  const run = /\/runs\/([A-Za-z0-9_-]+)\/?$/.exec(location.pathname);
-  return html`<${Frame} news=${news}>
-    ${run ? html`<${RunPage} id=${run[1]} news=${news} />` : html`<${RunsPage} news=${news} />`}
-  <//>`;
+  const [address, page] = PAGES.find(([pattern]) => pattern.test(location.pathname));
+  return html`<${Frame} news=${news} at=${/\/devices(\/|$)/.test(location.pathname) ? "devices" : "runs"}>${page(news, address.exec(location.pathname)[1])}<//>`;
 };
 
 render(html`<${App} />`, document.getElementById("app"));

@@ -1,30 +1,48 @@
-// The devices of this aggregator, and the line that adds one.
-import { html } from "./dom.js";
-import { ago, bytes, clock, count } from "./format.js";
+// What is said of a device wherever one stands in a table, and the lines that add one.
+import { html, link } from "./dom.js";
+import { ago, bytes, count, seconds, trip, when } from "./format.js";
+import { Short } from "./fingerprint.js";
 import { serverNow } from "./live.js";
 import { Icon, Outcome, Table } from "./parts.js";
 
-export const joinCommand = (service, task = "NAME") =>
-  `thinwire client start --aggregator ${address(service)} --task ${task}=MODULE`;
+const SKEWED_S = 60; // from here on a person should set the device's clock
 
-const address = (service) => {
+export const joinCommand = (service, task = "NAME") => (service?.tls
+  ? `thinwire client join ${address(service)} INVITATION && thinwire client start --task ${task}=MODULE`
+  : `thinwire client start --aggregator ${address(service)} --task ${task}=MODULE`);
+
+export const address = (service) => {
+  if (service?.urls?.length) return service.urls[0];
   if (!service?.listen) return "URL";
   return /^https?:/.test(service.listen) ? service.listen : `http://${service.listen}`;
 };
 
 const PRESENCE = {
   online: ["is-folded", "check", "online"],
-  away: ["is-away", "dash", "away"],
+  away: ["is-away", "away", "unreachable"],
+  never: ["is-away", "dash", "not seen yet"],
   pending: ["is-late", "wait", "to be approved"],
-  revoked: ["is-failed", "cross", "revoked"],
+  revoked: ["is-failed", "cross", "shut out"],
   unknown: ["is-away", "dots", "not known"],
 };
 
 /** Whether a device is there; while the aggregator is gone nobody knows. */
 export const presence = (device, gone) => {
-  if (device.state !== "approved") return device.state;
+  if (device.standing !== "approved") return device.standing;
   if (gone) return "unknown";
-  return device.online ? "online" : "away";
+  if (device.online) return "online";
+  return device.seen_at ? "away" : "never";
+};
+
+/** As icon and words: "online since 12:04:10", "unreachable since 11:58:02". */
+export const Seen = ({ device, gone }) => {
+  const is = presence(device, gone);
+  const [tone, icon, word] = PRESENCE[is];
+  const now = serverNow();
+  const since = is === "online" ? device.seen_at : is === "away" ? device.left_at : null;
+  const came = device.seen_at && (is === "away" || is === "unknown") ? `, came ${when(device.seen_at, now)}` : "";
+  const said = since ? ` since ${when(since, now)}` : came;
+  return html`<span class=${`outcome ${tone}`} title=${is === "away" ? device.left_why : ""}><${Icon} name=${icon} /><span>${word}${said}</span></span>`;
 };
 
 const Presence = ({ device, gone }) => {
@@ -32,10 +50,41 @@ const Presence = ({ device, gone }) => {
   return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${word}</span></span>`;
 };
 
-const tasks = (device, task) => {
-  const shown = device.tasks.filter((t) => !task || t.name === task);
-  if (!shown.length) return html`<span class="faint">${task ? `has no task ${task}` : "none"}</span>`;
-  return shown.map((t, i) => html`${i ? ", " : ""}<span class=${t.error ? "bad-text" : ""}>${t.name}${t.version ? ` ${t.version}` : ""}${t.error ? `: ${t.error}` : ""}</span>`);
+/** What makes a person look: an error, other code than the run's, an answer that failed. */
+export const troubled = (device) => device.standing === "approved"
+  && (device.tasks.some((t) => t.error || t.differs.length) || /^(failed|dropped)/.test(device.last_outcome));
+
+export const Tasks = ({ tasks, whole }) => {
+  if (!tasks.length) return html`<span class="faint">none said yet</span>`;
+  return tasks.map((t) => html`
+    <div class="task">
+      <b>${t.name}</b>${t.version ? ` ${t.version}` : ""}
+      ${whole ? null : html`<div class="faint digests">${t.source_digest && html`code <${Short} digits=${t.source_digest} />`}${t.layout_digest && html` model <${Short} digits=${t.layout_digest} />`}</div>`}
+      ${t.error && html`<div class="bad-text">${t.error}</div>`}
+      ${t.differs.map((said) => html`<div class="warn-text">${said}</div>`)}
+    </div>`);
+};
+
+export const rate = (link) => (link.up_bytes_s === null ? null : `${bytes(link.up_bytes_s)}/s up`);
+
+export const Skew = ({ link }) => {
+  if (link.skew_s === null) return null;
+  const off = Math.abs(link.skew_s);
+  const said = off < 1 ? "clock right to 1 s" : `clock ${seconds(off)} ${link.skew_s > 0 ? "behind" : "ahead"}`;
+  return html`<span class=${off < SKEWED_S ? "faint" : "warn-text"}>${said}</span>`;
+};
+
+export const LinkCell = ({ link }) => {
+  const said = [link.rtt_s === null ? null : trip(link.rtt_s), rate(link)].filter(Boolean).join(" · ");
+  if (!said && link.skew_s === null) return html`<span class="faint">–</span>`;
+  return html`<div class="tight" title=${link.uploads ? `round trip; the median of ${link.uploads} uploads` : "round trip"}>${said || "–"}</div><${Skew} link=${link} />`;
+};
+
+export const Versions = ({ versions, own }) => {
+  if (!versions.thinwire) return html`<span class="faint">–</span>`;
+  const rest = [versions.python && `Python ${versions.python}`, versions.torch && `torch ${versions.torch}`].filter(Boolean);
+  const other = own && versions.thinwire !== own;
+  return html`<div class=${other ? "warn-text" : ""} title=${other ? `the aggregator's is ${own}` : ""}>thinwire ${versions.thinwire}${versions.machine ? html` <span class="faint">on ${versions.machine}</span>` : ""}</div><div class="faint tight">${rest.join(" · ")}</div>`;
 };
 
 /** "failed: left" as icon, word and reason. */
@@ -45,13 +94,22 @@ export const LastOutcome = ({ said }) => {
   return html`<${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}<//>`;
 };
 
+export const Name = ({ device }) => html`<a href=${link(`devices/${device.device}`)}>${device.device}</a>`;
+
+const brief = (device, task) => {
+  const shown = device.tasks.filter((t) => !task || t.name === task);
+  if (!shown.length) return html`<span class="faint">${task ? `has no task ${task}` : "none"}</span>`;
+  return shown.map((t, i) => html`${i ? ", " : ""}<span class=${t.error ? "bad-text" : ""}>${t.name}${t.version ? ` ${t.version}` : ""}${t.error ? `: ${t.error}` : ""}</span>`);
+};
+
+/** The devices in short, beside runs. */
 export const DeviceTable = ({ devices, task, gone }) => html`
   <${Table} label="Table of devices" rows=${devices} empty="no device has come yet" columns=${[
-    { title: "Device", cell: (d) => d.device },
+    { title: "Device", cell: (d) => html`<${Name} device=${d} />` },
     { title: "State", cell: (d) => html`<${Presence} device=${d} gone=${gone} />` },
-    { title: "Tasks", cell: (d) => tasks(d, task) },
+    { title: "Tasks", cell: (d) => brief(d, task) },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
     { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
-    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? `since ${clock(d.seen_at)}` : ago(d.seen_at, serverNow())) },
+    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? `since ${when(d.seen_at, serverNow())}` : ago(d.left_at ?? d.seen_at, serverNow())) },
   ]} />`;

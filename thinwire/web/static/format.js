@@ -37,6 +37,12 @@ export const clock = (at) => (at ? CLOCK.format(at * 1000) : "–");
 
 export const moment = (at) => (at ? DAY.format(at * 1000) : "–");
 
+/** The time of day, with its day where that is not today. */
+export const when = (at, now) => (at && now - at < 43200 ? CLOCK.format(at * 1000) : moment(at));
+
+/** A round trip: milliseconds below a second. */
+export const trip = (s) => (s < 0.9995 ? `${Math.max(1, Math.round(s * 1000))} ms` : seconds(s));
+
 export function ago(at, now) {
   if (!at) return "–";
   const gone = now - at;

@@ -39,13 +39,18 @@ const LINK_STATE = {
   unknown: ["good", "live"],
 };
 
-export const Frame = ({ news, children }) => {
+export const Frame = ({ news, at, children }) => {
   const [tone, word] = LINK_STATE[news.reached ? news.aggregator : "lost"];
   return html`
     <header class="top">
       <a class="wordmark" href=${link("")} aria-label="Thinwire: all runs">
         <svg viewBox="0 0 40 16" aria-hidden="true"><path d="M1 8h10l3-6 5 12 4-8 2 2h14" /></svg>thinwire
       </a>
+      <nav class="places" aria-label="Pages">
+        <a href=${link("")} aria-current=${at === "runs" ? "page" : undefined}>Runs</a>
+        <a href=${link("devices")} aria-current=${at === "devices" ? "page" : undefined}>Devices${news.pending
+          ? html` <b class="badge" title="to be approved">${news.pending}<span class="unseen"> to be approved</span></b>` : ""}</a>
+      </nav>
       <span class=${`beat ${tone}`} role="status"><i aria-hidden="true"></i>${word}</span>
       <${Theme} />
       <form method="post" action=${link("logout")}><button class="tool">Log out</button></form>

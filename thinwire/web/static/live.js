@@ -12,9 +12,9 @@ export const setServerNow = (now) => {
   clockAhead = now - Date.now() / 1000;
 };
 
-/** {seq, aggregator, store, reached}: what the server said last, and whether it can be reached now. */
+/** {seq, acts, pending, aggregator, store, reached}: what the server said last, and whether it can be reached now. */
 export function useNews() {
-  const [news, setNews] = useState({ seq: 0, aggregator: "unknown", store: "", reached: true, lost: 0 });
+  const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, aggregator: "unknown", store: "", reached: true, lost: 0 });
   useEffect(() => {
     let source = null;
     let timer = 0;
@@ -54,7 +54,7 @@ export function useNews() {
 }
 
 /** What `read(old)` gives, read again whenever the news or `keys` change; what was there stays until then. */
-export function useReading(read, news, keys) {
+export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {
   const [state, setState] = useState({ data: null, error: null });
   const work = useRef({ busy: false, wanted: false, begun: 0, timer: 0, keys: "" });
   useEffect(() => {
@@ -81,10 +81,10 @@ export function useReading(read, news, keys) {
       now.wanted = true;
       if (now.busy) return;
       clearTimeout(now.timer);
-      now.timer = setTimeout(go, fresh ? 0 : Math.max(0, LEAST_GAP_MS - (performance.now() - now.begun)));
+      now.timer = setTimeout(go, fresh ? 0 : Math.max(0, gapMs - (performance.now() - now.begun)));
     };
     plan();
-  }, [news.seq, news.reached, ...keys]);
+  }, [news.seq, news.acts, news.aggregator, news.reached, ...keys]);
   return state;
 }
 

@@ -19,6 +19,9 @@ const PATHS = {
   down: "M8 2.5v8M4.5 7.5L8 11l3.5-3.5M3 13.5h10",
   table: "M2.5 3.5h11v9h-11zM2.5 6.5h11M2.5 9.5h11M6.5 6.5v6",
   chart: "M2.5 13.5h11M4.5 11V7M8 11V3.5M11.5 11V8.5",
+  away: "M2 8a6 6 0 0110.2-4.3M14 8a6 6 0 01-10.2 4.3M3 13L13 3",
+  mail: "M2 4h12v8H2zM2 4.5l6 4.5 6-4.5",
+  find: "M7 2.5a4.5 4.5 0 100 9 4.5 4.5 0 000-9M10.3 10.3l3.2 3.2",
   copy: "M5.5 5.5h7v8h-7zM3.5 10.5v-8h7",
 };
 
@@ -84,25 +87,26 @@ export const Section = ({ id, title, aside, table, setTable, csv, json, children
     ${children}
   </section>`;
 
-/** Rows of numbers: [{key, title, right, cell(row)}]. Scrolls sideways by itself, never the page. */
-export const Table = ({ label, columns, rows, empty, rowClass }) => html`
-  <div class="scroll" tabindex="0" role="region" aria-label=${label}>
-    <table>
-      <thead><tr>${columns.map((c) => html`<th scope="col" class=${c.right ? "right" : ""}>${c.title}</th>`)}</tr></thead>
-      <tbody>
+/** Rows: [{key, title, right, cell(row)}]. Scrolls sideways by itself, never the page; where it `stacks`, a narrow
+ * screen shows each row as a block of its own (the roles are said, for such a layout takes them away). */
+export const Table = ({ label, columns, rows, empty, rowClass, stacks, keyOf }) => html`
+  <div class=${stacks ? "scroll tall" : "scroll"} tabindex="0" role="region" aria-label=${label}>
+    <table class=${stacks ? "stack" : ""} role="table">
+      <thead role="rowgroup"><tr role="row">${columns.map((c) => html`<th scope="col" role="columnheader" class=${c.right ? "right" : ""}>${c.title}</th>`)}</tr></thead>
+      <tbody role="rowgroup">
         ${rows.map((row) => html`
-          <tr class=${rowClass ? rowClass(row) : ""}>
+          <tr role="row" key=${keyOf ? keyOf(row) : undefined} class=${rowClass ? rowClass(row) : ""}>
             ${columns.map((c, i) => (i === 0
-              ? html`<th scope="row" class=${c.right ? "right" : ""}>${c.cell(row)}</th>`
-              : html`<td class=${c.right ? "right" : ""}>${c.cell(row)}</td>`))}
+              ? html`<th scope="row" role="rowheader" class=${c.right ? "right" : ""}>${c.cell(row)}</th>`
+              : html`<td role="cell" data-label=${typeof c.title === "string" ? c.title : ""} class=${c.right ? "right" : ""}>${c.cell(row)}</td>`))}
           </tr>`)}
-        ${!rows.length && html`<tr><td class="none" colspan=${columns.length}>${empty || "nothing yet"}</td></tr>`}
+        ${!rows.length && html`<tr role="row"><td role="cell" class="none" colspan=${columns.length}>${empty || "nothing yet"}</td></tr>`}
       </tbody>
     </table>
   </div>`;
 
-/** A command to paste. */
-export const Command = ({ text, label }) => {
+/** Copies `text`, and says so. */
+export const Copy = ({ text, label }) => {
   const [copied, setCopied] = useState(false);
   const timer = useRef(0);
   useEffect(() => () => clearTimeout(timer.current), []);
@@ -112,13 +116,17 @@ export const Command = ({ text, label }) => {
     timer.current = setTimeout(() => setCopied(false), 1500);
   };
   return html`
-    <div class="command">
-      <pre tabindex="0" role="region" aria-label=${label || "command"}><code>${text}</code></pre>
-      <button type="button" class="tool" onClick=${copy} aria-label=${`Copy: ${text}`}>
-        <${Icon} name=${copied ? "check" : "copy"} /><span aria-live="polite">${copied ? "copied" : "copy"}</span>
-      </button>
-    </div>`;
+    <button type="button" class="tool" onClick=${copy} aria-label=${label || `Copy: ${text}`}>
+      <${Icon} name=${copied ? "check" : "copy"} /><span aria-live="polite">${copied ? "copied" : "copy"}</span>
+    </button>`;
 };
+
+/** A command to paste. */
+export const Command = ({ text, label }) => html`
+  <div class="command">
+    <pre tabindex="0" role="region" aria-label=${label || "command"}><code>${text}</code></pre>
+    <${Copy} text=${text} />
+  </div>`;
 
 /** A refusal in its three lines. */
 export const Refusal = ({ error }) => html`

@@ -27,7 +27,7 @@ export const RunsPage = ({ news }) => {
       <p class="sentence small">${summary(runs, devices, online)}</p></div>
     ${runs.length ? html`<ol class="runs" aria-label="Runs, newest first">${runs.map((run) => html`<${RunLine} key=${run.run_id} run=${run} />`)}</ol>`
       : html`<${Nothing} service=${service} devices=${devices} />`}
-    <${Section} id="devices" title="Devices" aside=${devices.length ? `${online} of ${devices.length} online` : ""}
+    <${Section} id="devices" title="Devices" aside=${devices.length ? html`${online} of ${devices.length} online · <a href=${link("devices")}>all about them</a>` : ""}
       csv=${devices.length ? link("api/devices.csv") : ""} json=${devices.length ? link("api/devices") : ""}>
       ${devices.length ? html`<${DeviceTable} devices=${devices} gone=${gone} />` : html`<p class="faint">No device has come yet.</p>`}
       <details class="more"><summary>Add a device</summary>

@@ -1,0 +1,105 @@
+// One device: its key whole, what it has and how far away it is, what it was asked, and who decided about it.
+import { get } from "./api.js";
+import { Deciding } from "./deciding.js";
+import { LastOutcome, Seen, Skew, rate } from "./devices.js";
+import { html, link, useEffect, useState } from "./dom.js";
+import { Fingerprint, groups } from "./fingerprint.js";
+import { bytes, count, moment, plural, seconds, trip } from "./format.js";
+import { Gone } from "./frame.js";
+import { useReading } from "./live.js";
+import { Icon, Outcome, Refusal, Section, Table } from "./parts.js";
+
+const NAMES = { thinwire: "thinwire", python: "Python", torch: "torch", machine: "machine", system: "system" };
+
+export const DevicePage = ({ name, news }) => {
+  const { data, error } = useReading(() => get(`devices/${name}`), news, [name]);
+  const [wish, setWish] = useState(null);
+  useEffect(() => {
+    document.title = `${name} · Devices · Thinwire`;
+  }, [name]);
+  if (!data) {
+    return error && news.reached ? html`<div class="head"><${Where} name=${name} /></div><${Refusal} error=${error} />`
+      : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
+  }
+  const gone = news.aggregator === "gone" || !news.reached;
+  const decide = (what) => setWish({ what, device: data });
+  return html`
+    <${Gone} news=${news} matters />
+    <div class="head"><${Where} name=${data.device} /><${Seen} device=${data} gone=${gone} />
+      <span class="orders">
+        ${data.standing !== "approved" && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Let in again…"}</button>`}
+        ${data.standing !== "revoked" && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Shut out…</button>`}
+      </span></div>
+    <p class="sentence">${data.sentence}${data.left_at && data.standing === "approved" && !gone ? ` Unreachable since ${moment(data.left_at)}: ${data.left_why}.` : ""}</p>
+    ${error && html`<${Refusal} error=${error} />`}
+    ${data.declined && html`<${Declined} said=${data.declined} />`}
+    <div class="pair">
+      <${Section} id="key" title="Key" aside="SHA-256, as the device prints it">
+        <${Fingerprint} digits=${data.fingerprint} />
+        <dl class="facts">
+          <div><dt>came</dt><dd>${data.came}, ${moment(data.created_at)}</dd></div>
+          <div><dt>policy of its own</dt><dd>${data.policy ? html`<code title=${data.policy}>${data.policy.slice(0, 16)}…</code>` : "none that it told of"}</dd></div>
+        </dl>
+      <//>
+      <${Section} id="link" title="Link and versions">
+        <dl class="facts">
+          <div><dt>round trip</dt><dd>${data.link.rtt_s === null ? "not measured" : trip(data.link.rtt_s)}</dd></div>
+          <div><dt>upload</dt><dd>${rate(data.link) ? html`${rate(data.link)} <small>median of ${data.link.uploads}</small>` : "nothing sent lately"}</dd></div>
+          <div><dt>clock</dt><dd>${data.link.skew_s === null ? "not measured" : html`<${Skew} link=${data.link} />`}</dd></div>
+          ${Object.entries(NAMES).filter(([key]) => data.versions[key]).map(([key, word]) => html`<div><dt>${word}</dt><dd>${data.versions[key]}</dd></div>`)}
+        </dl>
+      <//>
+    </div>
+    <${Installed} tasks=${data.tasks} />
+    <${Asks} device=${data} />
+    <${Deeds} actions=${data.actions} />
+    ${wish && html`<${Deciding} wish=${wish} close=${() => setWish(null)} />`}`;
+};
+
+const Where = ({ name }) => html`
+  <nav aria-label="Where you are"><a href=${link("devices")}>Devices</a><span aria-hidden="true"> / </span><h1>${name}</h1></nav>`;
+
+const Declined = ({ said }) => html`
+  <div class="notice">
+    <${Icon} name="alert" />
+    <div><strong>Its owner's policy declined round ${said.round} of ${said.run_id}.</strong><p>${said.rule}</p></div>
+  </div>`;
+
+const Installed = ({ tasks }) => html`
+  <${Section} id="tasks" title="Tasks" aside=${tasks.length ? "" : "none said yet"}>
+    ${tasks.map((t) => html`
+      <div class="installed">
+        <h3>${t.name}${t.version ? ` ${t.version}` : ""}</h3>
+        ${t.error && html`<p class="bad-text">${t.error}</p>`}
+        ${t.differs.map((said) => html`<p class="warn-text">${said}</p>`)}
+        <dl class="facts">
+          <div><dt>code</dt><dd><${Digest} digits=${t.source_digest} /></dd></div>
+          <div><dt>model</dt><dd><${Digest} digits=${t.layout_digest} /></dd></div>
+        </dl>
+      </div>`)}
+  <//>`;
+
+const Digest = ({ digits }) => (digits ? html`<code class="whole">${groups(digits).join(" ")}</code>` : "not known");
+
+const Asks = ({ device }) => html`
+  <${Section} id="asks" title="Last asks" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""}>
+    ${device.asked.length ? html`<${Table} label="What it was asked last" rows=${device.asked} keyOf=${(a) => `${a.run_id}.${a.round}`} columns=${[
+    { title: "Round", cell: (a) => html`<a href=${link(`runs/${a.run_id}?round=${a.round}`)}>${a.run_id}, ${a.round}</a>` },
+    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${a.reason ? `: ${a.reason}` : ""}<//>` },
+    { title: "Asked", cell: (a) => moment(a.asked_at) },
+    { title: "Answered after", right: true, cell: (a) => (a.arrived_at && a.asked_at ? seconds(a.arrived_at - a.asked_at) : "–") },
+    { title: "Examples", right: true, cell: (a) => (a.examples ? count(a.examples) : "–") },
+    { title: "Payload up", right: true, cell: (a) => bytes(a.payload_up) },
+    { title: "Wire up", right: true, cell: (a) => bytes(a.wire_up) },
+    { title: "Rate", right: true, cell: (a) => (a.up_bytes_s === null ? "–" : `${bytes(a.up_bytes_s)}/s`) },
+  ]} />` : html`<p class="faint">It was asked nothing yet.${device.last_outcome ? html` Last: <${LastOutcome} said=${device.last_outcome} />` : ""}</p>`}
+  <//>`;
+
+const Deeds = ({ actions }) => html`
+  <${Section} id="deeds" title="Who decided about it" aside="newest first">
+    <${Table} label="What was done to it" rows=${actions} stacks columns=${[
+    { title: "When", cell: (a) => moment(a.at) },
+    { title: "Who", cell: (a) => a.who },
+    { title: "What", cell: (a) => a.sentence },
+  ]} />
+  <//>`;

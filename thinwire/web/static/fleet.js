@@ -1,0 +1,158 @@
+// All devices: who waits for a person's word, who is there, who was shut out, and who was turned away.
+import { get } from "./api.js";
+import { Deciding } from "./deciding.js";
+import { LastOutcome, LinkCell, Name, Seen, Tasks, Versions, address, joinCommand, presence, troubled } from "./devices.js";
+import { html, link, useEffect, useState } from "./dom.js";
+import { Fingerprint } from "./fingerprint.js";
+import { count, moment, plural } from "./format.js";
+import { Gone } from "./frame.js";
+import { Invitations } from "./invitations.js";
+import { useReading } from "./live.js";
+import { Command, Icon, Refusal, Section, Switch, Table } from "./parts.js";
+import { useQuery } from "./query.js";
+import { Refusals } from "./refusals.js";
+
+const GAP_MS = 1000; // between two reads of hundreds of rows
+const AT_ONCE = 60; // rows, and
+const CARDS = 12; // of those that wait
+
+const read = async () => {
+  const [devices, invitations, refusals, service] = await Promise.all(["devices", "invitations", "refusals", "service"].map(get));
+  return { devices, invitations, refusals, service };
+};
+
+export const FleetPage = ({ news }) => {
+  const { data, error } = useReading(read, news, [], GAP_MS);
+  const [wish, setWish] = useState(null);
+  useEffect(() => {
+    document.title = `${news.pending ? `(${news.pending}) ` : ""}Devices · Thinwire`;
+  }, [news.pending]);
+  if (!data) return error && news.reached ? html`<${Refusal} error=${error} />` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
+  const { devices, invitations, refusals, service } = data;
+  const gone = news.aggregator === "gone" || !news.reached;
+  const pending = devices.filter((d) => d.standing === "pending");
+  const known = devices.filter((d) => d.standing === "approved");
+  const out = devices.filter((d) => d.standing === "revoked");
+  const decide = (what, device) => setWish({ what, device });
+  return html`
+    <${Gone} news=${news} matters />
+    <div class="head"><h1>Devices</h1><p class="sentence small">${summary(devices, pending, known, out, gone)}</p></div>
+    ${pending.length ? html`<${Pending} devices=${pending} decide=${decide} />` : null}
+    ${known.length ? html`<${Known} devices=${known} gone=${gone} service=${service} decide=${decide} />` : null}
+    ${!devices.length ? html`<${Nobody} service=${service} />` : null}
+    ${devices.length && !known.length ? html`<${NobodyIn} pending=${pending.length} />` : null}
+    ${out.length ? html`<${Out} devices=${out} decide=${decide} />` : null}
+    <${Invitations} rows=${invitations} service=${service} />
+    ${refusals.length ? html`<${Refusals} rows=${refusals} />` : null}
+    ${wish && html`<${Deciding} wish=${wish} close=${() => setWish(null)} />`}`;
+};
+
+const summary = (devices, pending, known, out, gone) => {
+  if (!devices.length) return "None yet.";
+  const online = known.filter((d) => d.online).length;
+  const said = !known.length ? ["nobody is let in"] : [gone ? `${plural(known.length, "device")} let in; who is online nobody knows while the aggregator is gone` : `${online} of ${plural(known.length, "device")} online`];
+  if (pending.length) said.unshift(`${count(pending.length)} ${pending.length === 1 ? "waits" : "wait"} for you`);
+  if (out.length) said.push(`${count(out.length)} shut out`);
+  const text = said.join("; ");
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
+};
+
+const Pending = ({ devices, decide }) => {
+  const [all, setAll] = useState(false);
+  const shown = all ? devices : devices.slice(0, CARDS);
+  return html`
+    <${Section} id="pending" title="To be approved" aside="They are answered nothing but that they wait.">
+      <ul class="cards">
+        ${shown.map((d) => html`
+          <li key=${d.device}>
+            <h3><${Icon} name="wait" /><${Name} device=${d} /> <small>since ${moment(d.created_at)}</small></h3>
+            <p>${d.sentence}</p>
+            <${Fingerprint} digits=${d.fingerprint} label=${`Fingerprint of the key of ${d.device}`} />
+            <div class="buttons">
+              <button type="button" class="tool go" aria-label=${`Approve ${d.device}`} onClick=${() => decide("approve", d)}><${Icon} name="check" />Approve…</button>
+              <button type="button" class="tool" aria-label=${`Shut out ${d.device}`} onClick=${() => decide("revoke", d)}>Shut out…</button>
+            </div>
+          </li>`)}
+      </ul>
+      <${More} shown=${shown.length} of=${devices.length} all=${() => setAll(true)} />
+    <//>`;
+};
+
+const SHOWS = [["all", "All"], ["online", "Online"], ["away", "Unreachable"], ["trouble", "Trouble"]];
+
+const Known = ({ devices, gone, service, decide }) => {
+  const [words, setWords] = useQuery("q", "");
+  const [show, setShow] = useQuery("show", "all");
+  const [all, setAll] = useState(false);
+  const asked = devices.filter((d) => matches(d, words));
+  const kinds = { all: asked, online: asked.filter((d) => presence(d, gone) === "online"),
+    away: asked.filter((d) => ["away", "never"].includes(presence(d, gone))), trouble: asked.filter(troubled) };
+  const found = kinds[show] ?? asked;
+  const shown = all ? found : found.slice(0, AT_ONCE);
+  return html`
+    <${Section} id="known" title="Let in" aside=${plural(devices.length, "device")} csv=${link("api/devices.csv")} json=${link("api/devices")}>
+      <div class="filter">
+        <label class="search"><${Icon} name="find" /><span class="unseen">Search devices</span>
+          <input type="search" placeholder="name, version, task, reason" value=${words} onInput=${(e) => setWords(e.target.value)} /></label>
+        <${Switch} label="Which devices" name="show" value=${kinds[show] ? show : "all"} choose=${setShow}
+          options=${SHOWS.map(([key, word]) => [key, `${word} ${gone && (key === "online" || key === "away") ? "" : count(kinds[key].length)}`])} />
+      </div>
+      <${Table} label="Devices that are let in" rows=${shown} stacks keyOf=${(d) => d.device}
+        empty=${words || show !== "all" ? "none of them is like that" : ""} columns=${[
+    { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },
+    { title: "Seen", cell: (d) => html`<${Seen} device=${d} gone=${gone} />` },
+    { title: "Tasks", cell: (d) => html`<${Tasks} tasks=${d.tasks} />` },
+    { title: "Versions", cell: (d) => html`<${Versions} versions=${d.versions} own=${service.version} />` },
+    { title: "Link", cell: (d) => html`<${LinkCell} link=${d.link} />` },
+    { title: "Updates", right: true, cell: (d) => count(d.updates) },
+    { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
+    { title: html`<span class="unseen">Shut out</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Shut out ${d.device}`} onClick=${() => decide("revoke", d)}>Shut out…</button>` },
+  ]} />
+      <${More} shown=${shown.length} of=${found.length} all=${() => setAll(true)} />
+    <//>`;
+};
+
+/** Every word must stand somewhere in what is shown of the device. */
+const matches = (device, words) => {
+  if (!words.trim()) return true;
+  const said = [device.device, device.how, device.sentence, device.last_outcome, device.left_why, device.fingerprint,
+    ...Object.entries(device.versions).flat(), ...device.tasks.flatMap((t) => [t.name, t.version, t.error, t.source_digest, t.layout_digest, ...t.differs])]
+    .join(" ").toLowerCase();
+  return words.toLowerCase().split(/\s+/).every((word) => said.includes(word));
+};
+
+const More = ({ shown, of, all }) => (shown < of
+  ? html`<p class="note"><button type="button" class="tool" onClick=${all}>Show all ${count(of)}</button> <span>${count(of - shown)} more are not shown.</span></p>` : null);
+
+const Out = ({ devices, decide }) => html`
+  <${Section} id="out" title="Shut out" aside=${plural(devices.length, "device")}>
+    <details class="more"><summary>Show ${devices.length === 1 ? "it" : "them"}</summary>
+      <${Table} label="Devices that were shut out" rows=${devices} stacks keyOf=${(d) => d.device} columns=${[
+    { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },
+    { title: "Why", cell: (d) => d.sentence },
+    { title: "Updates", right: true, cell: (d) => count(d.updates) },
+    { title: html`<span class="unseen">Approve</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Let in again: ${d.device}`} onClick=${() => decide("approve", d)}>Let in again…</button>` },
+  ]} />
+    </details>
+  <//>`;
+
+const Nobody = ({ service }) => html`
+  <section class="nothing" aria-labelledby="nobody-title">
+    <h2 id="nobody-title">No device yet</h2>
+    ${service.aggregator !== "running" ? html`
+      <p>A device elsewhere joins with an invitation, made on the aggregator's machine:</p>
+      <${Command} text="thinwire devices invite" />
+      <p>A client beside an aggregator whose door is for its machine only needs none:</p>
+      <${Command} text=${joinCommand(service)} />` : service.tls ? html`
+      <p>The door at <code>${address(service)}</code> lets nobody in without an invitation. Make one here, on the aggregator's machine:</p>
+      <${Command} text="thinwire devices invite" />
+      <p>It prints the line to paste on the device, which then stands on this page.</p>` : html`
+      <p>This door is for this machine only. Start a client beside it, with the task's code:</p>
+      <${Command} text=${joinCommand(service)} />
+      <p>For devices elsewhere, let the door listen on an address that they reach, then invite them:</p>
+      <${Command} text="thinwire aggregator start --listen 0.0.0.0:9090" />
+      <${Command} text="thinwire devices invite" />`}
+  </section>`;
+
+const NobodyIn = ({ pending }) => html`
+  <p class="note">${pending ? "Nobody is let in: no run can begin or go on before one of them is approved." : "Nobody is let in."}</p>`;

@@ -1,0 +1,21 @@
+// Who was turned away at the door, with the reason that the outside does not learn.
+import { html } from "./dom.js";
+import { moment, plural } from "./format.js";
+import { Section, Table } from "./parts.js";
+
+const SHOWN = 5;
+
+const COLUMNS = [
+  { title: "When", cell: (r) => moment(r.at) },
+  { title: "From", cell: (r) => html`<code>${r.address}</code>` },
+  { title: "Called itself", cell: (r) => r.name || "–" },
+  { title: "Why", cell: (r) => (r.kind === "join" ? `invitation ${r.why}` : r.why) },
+  { title: "Was told", cell: (r) => html`<span class="faint">${r.told === r.why ? "the same" : r.told}</span>` },
+];
+
+export const Refusals = ({ rows }) => html`
+  <${Section} id="refusals" title="Turned away" aside="What they call themselves proves nothing.">
+    <${Table} label="Refusals of the door" rows=${rows.slice(0, SHOWN)} stacks columns=${COLUMNS} />
+    ${rows.length > SHOWN ? html`<details class="more"><summary>${plural(rows.length - SHOWN, "earlier one")}</summary>
+      <${Table} label="Earlier refusals of the door" rows=${rows.slice(SHOWN)} stacks columns=${COLUMNS} /></details>` : null}
+  <//>`;

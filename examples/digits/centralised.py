@@ -11,12 +11,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 from thinwire.client import Site
-from thinwire.client.evaluate import evaluate
-from thinwire.client.initial import build
+from thinwire.client.compute.evaluate import evaluate
+from thinwire.client.compute.initial import build
+from thinwire.client.compute.keys import Key, derive
+from thinwire.client.compute.local import Local, Work
+from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.task import load_task
-from thinwire.client.trainer import TorchTrainer
-from thinwire.core import Key, RunPlan, derive
-from thinwire.core.types import Work
+from thinwire.core import RunPlan
 
 HERE = Path(__file__).parent
 
@@ -29,7 +30,7 @@ def centralised(plan: RunPlan, clients: int, split: str) -> dict[str, float]:
     train, test = (pooled([getattr(one, name) for one in splits]) for name in ("train", "test"))
     module = build(task, derive(Key(plan.run.seed), "init"))
     steps = plan.run.rounds * (plan.local.steps if isinstance(plan.local.steps, int) else 1)
-    trainer = TorchTrainer(task, plan.local)
+    trainer = TorchTrainer(task, Local.of(plan.local.model_dump()))
     trainer.train(module, train, Work(steps, plan.local.batch), derive(Key(plan.run.seed), "centralised"))
     return {name: total / count for name, (total, count) in evaluate(module, task, test).items()}
 

@@ -13,9 +13,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from thinwire.aggregation import write_model
+from thinwire.client.compute.local import Local
+from thinwire.client.compute.site import Site, Split
 from thinwire.client.initial import Initial, initial_model
 from thinwire.client.session import Session
-from thinwire.client.site import Site, Split
 from thinwire.client.task import LoadedTask, as_task
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Delivery
@@ -53,6 +54,10 @@ def task_of(model: Callable[[], Any] = linear, **functions: Any) -> LoadedTask:
 def plan_of(text: str = "", codec: str = "identity", feedback: str = "none", run: str = "") -> RunPlan:
     uplink = f'[uplink]\ncodec = "{codec}"\nfeedback = "{feedback}"'
     return RunPlan.parse(f'[run]\ntask = "small"\n{run}\n[local]\nlr = 0.1\nbatch = 8\n{text}\n{uplink}')
+
+
+def local_of(plan: RunPlan) -> Local:
+    return Local.of(plan.local.model_dump(mode="json"))
 
 
 class Aggregator:

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.client.small import examples, task_of
-from thinwire.client.evaluate import evaluate
-from thinwire.client.initial import build
-from thinwire.core.errors import TaskError
+from thinwire.client.compute.errors import BadTask
+from thinwire.client.compute.evaluate import evaluate
+from thinwire.client.compute.initial import build
 
 
 def test_a_classifier_is_measured_by_loss_and_accuracy() -> None:
@@ -55,7 +55,7 @@ def test_the_tasks_own_metrics_are_used() -> None:
 @pytest.mark.parametrize("given", [None, {"hits": 3.0}, {"hits": ("a", 1)}, 7])
 def test_metrics_that_are_no_sums_are_refused(given: Any) -> None:
     task = task_of(metrics=lambda model, batch: given)
-    with pytest.raises(TaskError, match="sums and counts"):
+    with pytest.raises(BadTask, match="sums and counts"):
         evaluate(build(task), task, examples())
 
 

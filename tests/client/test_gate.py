@@ -15,13 +15,13 @@ from typing import Any, get_args
 import pytest
 
 from tests.client.small import RUN, Aggregator, examples, plan_of, task_of
+from thinwire.client.compute.site import Split
 from thinwire.client.day import SLACK
 from thinwire.client.gate import Gate
 from thinwire.client.metered import as_told, metered
 from thinwire.client.plans import KEPT, Plans
 from thinwire.client.policy import Kind, Policy
 from thinwire.client.session import Session
-from thinwire.client.site import Split
 from thinwire.core.errors import DataLost
 from thinwire.core.plan import digest_of
 from thinwire.core.types import Failure, ReplyHead

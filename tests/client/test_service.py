@@ -18,10 +18,10 @@ from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.fleet_laws import polled
 from thinwire.client.calls import Calls
 from thinwire.client.gate import Gate
+from thinwire.client.loop import sent
 from thinwire.client.outage import Outage
 from thinwire.client.policy import Policy
 from thinwire.client.service import serve, versions
-from thinwire.client.worker import sent
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, Unreachable
 from thinwire.core.fleet import Delivery, Envelope, Hello, NodeJoined, NodeLeft, Welcome

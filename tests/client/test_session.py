@@ -10,18 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.small import RUN, Aggregator, cross_entropy, examples, normed, plan_of, task_of
+from tests.client.small import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean, digest, parse
-from thinwire.client import tensors
+from thinwire.client.compute import tensors
+from thinwire.client.compute.initial import build
+from thinwire.client.compute.keys import Key, derive
+from thinwire.client.compute.local import Work
+from thinwire.client.compute.site import Split
+from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.exchange import parts_of
-from thinwire.client.initial import build
 from thinwire.client.session import Session
-from thinwire.client.site import Split
-from thinwire.client.trainer import TorchTrainer
-from thinwire.core import Key, derive
 from thinwire.core.errors import DataLost
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
-from thinwire.core.types import Failure, ReplyHead, Work
+from thinwire.core.types import Failure, ReplyHead
 
 SECRET = "patient 4711 has 0.25"
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
@@ -49,10 +50,11 @@ def test_with_identity_and_no_feedback_the_frames_are_the_change_divided_by_a(tm
     aggregator = Aggregator(tmp_path, task_of(), plan, steps=4)
     head, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
     module = build(aggregator.task)
-    tensors.write(module, aggregator.first.layout, aggregator.first.vector)
+    places = tensors.places_of(module)
+    tensors.write(module, places, aggregator.first.vector)
     key = derive(Key(plan.run.seed), "train", "pi-01", 1)
-    done = TorchTrainer(aggregator.task, plan.local).train(module, examples(), Work(4, 8), key)
-    change = tensors.read(module, aggregator.first.layout) - aggregator.first.vector
+    done = TorchTrainer(aggregator.task, local_of(plan)).train(module, examples(), Work(4, 8), key)
+    change = tensors.read(module, places) - aggregator.first.vector
     assert decoded(aggregator, head, bundle).tobytes() == (change / np.float32(done.a)).tobytes()
     assert (head.a, head.steps, head.examples) == (done.a, 4, 24)
     assert head.norm == pytest.approx(float(np.linalg.norm(change)))
@@ -110,7 +112,8 @@ def test_the_model_is_measured_before_training_every_so_many_rounds(tmp_path):
     heads = [aggregator.answer(session, aggregator.ask(number))[0] for number in (1, 2, 3)]
     assert ["eval/accuracy" in head.metrics for head in heads] == [True, False, True]
     module = build(aggregator.task)
-    tensors.write(module, aggregator.first.layout, aggregator.first.vector)
+    places = tensors.places_of(module)
+    tensors.write(module, places, aggregator.first.vector)
     batch = list(examples(6, 4).tensors)
     with torch.no_grad():
         loss = float(cross_entropy(module, batch)) * 6

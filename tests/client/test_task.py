@@ -15,6 +15,7 @@ from tests.client.small import task_of
 from thinwire.client import load_task
 from thinwire.client.initial import initial_model
 from thinwire.client.task import as_task
+from thinwire.client.task import report as described
 from thinwire.core.errors import TaskError, UsageError
 
 WHOLE = "__version__ = '7'\ndef model(): ...\ndef data(site): ...\ndef loss(model, batch): ...\n"
@@ -95,14 +96,14 @@ def test_a_module_that_lacks_functions_is_told_which(tmp_path: Path) -> None:
 
 
 def test_a_report_says_what_is_installed() -> None:
-    report = task_of().report()
+    report = described(task_of())
     assert (report.name, report.error, len(report.layout_digest)) == ("small", "", 64)
     assert {"topk", "int8", "zstd"} <= set(report.codecs)
 
 
 def test_a_report_of_broken_code_gives_the_place_and_no_text(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE.replace("model(): ...", "model():\n    raise ValueError('secret 42')"))
-    report = load_task(f"x={path}").report()
+    report = described(load_task(f"x={path}"))
     assert report.error == "ValueError at task.py:3"
 
 

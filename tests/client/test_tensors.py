@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.client import tensors
-from thinwire.core.errors import TaskError
+from thinwire.aggregation import counters, float_buffers
+from thinwire.client.compute import tensors
+from thinwire.client.compute.errors import BadTask
+from thinwire.client.compute.places import placed
 from thinwire.core.layout import Layout
 
 
@@ -25,59 +27,64 @@ def normed() -> nn.Module:
 
 
 def test_tied_weights_stand_once() -> None:
-    layout = tensors.layout_of(Tied())
-    assert [t.name for t in layout.trained] == ["inner.weight", "outer.bias"]
-    assert layout.aliases == (("outer.weight", "inner.weight"),)
+    places = tensors.places_of(Tied())
+    assert [t.name for t in places.trained] == ["inner.weight", "outer.bias"]
+    assert places.aliases == (("outer.weight", "inner.weight"),)
 
 
 def test_frozen_tensors_stand_in_the_digest_alone() -> None:
     torch.manual_seed(0)
     base = nn.Linear(2, 2).requires_grad_(False)
     module = nn.Sequential(base, nn.Linear(2, 2))
-    layout = tensors.layout_of(module)
-    assert layout.size == 6
-    assert tensors.read(module, layout).size == 6
+    places = tensors.places_of(module)
+    assert places.size == 6
+    assert tensors.read(module, places).size == 6
     with torch.no_grad():
         base.weight += 1
-    assert tensors.layout_of(module).digest != layout.digest
-    assert tensors.layout_of(module).trained == layout.trained
+    assert tensors.places_of(module).frozen_digest != places.frozen_digest
+    assert tensors.places_of(module).trained == places.trained
 
 
 def test_what_is_written_is_read() -> None:
     module = normed()
-    layout = tensors.layout_of(module)
-    vector = np.arange(layout.size, dtype=np.float32)
-    tensors.write(module, layout, vector)
-    assert (tensors.read(module, layout) == vector).all()
+    places = tensors.places_of(module)
+    vector = np.arange(places.size, dtype=np.float32)
+    tensors.write(module, places, vector)
+    assert (tensors.read(module, places) == vector).all()
     buffers = np.arange(8, dtype=np.float32)
-    tensors.write_buffers(module, layout, buffers)
-    assert (tensors.read_buffers(module, layout) == buffers).all()
-    tensors.write_counters(module, layout, {"1.num_batches_tracked": 9})
-    assert tensors.read_counters(module, layout) == {"1.num_batches_tracked": 9}
+    tensors.write_buffers(module, places, buffers)
+    assert (tensors.read_buffers(module, places) == buffers).all()
+    tensors.write_counters(module, places, {"1.num_batches_tracked": 9})
+    assert tensors.read_counters(module, places) == {"1.num_batches_tracked": 9}
 
 
 def test_reading_gives_a_copy() -> None:
     module = nn.Linear(2, 1)
-    layout = tensors.layout_of(module)
-    before = tensors.read(module, layout)
+    places = tensors.places_of(module)
+    before = tensors.read(module, places)
     kept = before.copy()
-    tensors.write(module, layout, before + 1)
+    tensors.write(module, places, before + 1)
     assert (before == kept).all()
 
 
-def test_a_layout_outlives_json() -> None:
-    layout = tensors.layout_of(normed())
-    assert Layout.from_json(layout.to_json()).digest == layout.digest
+def test_the_layout_that_an_aggregator_knows_has_the_same_places() -> None:
+    places = tensors.places_of(normed())
+    layout = Layout.from_json(places.to_json())
+    assert layout.to_json() == places.to_json()
+    offsets = [(t.name, span.start) for t, span in placed(places.trained)]
+    assert (layout.size, [(t.name, t.offset) for t in layout.trained]) == (places.size, offsets)
+    assert [t.name for t in float_buffers(layout)] == [t.name for t in places.buffers]
+    assert [t.name for t in counters(layout)] == [t.name for t in places.counters]
 
 
 def test_a_buffer_that_is_not_kept_is_no_part_of_the_model() -> None:
     module = nn.Linear(2, 1)
     module.register_buffer("scratch", torch.zeros(3), persistent=False)
     module.register_buffer("kept", torch.zeros(3))
-    assert [t.name for t in tensors.layout_of(module).buffers] == ["kept"]
+    assert [t.name for t in tensors.places_of(module).buffers] == ["kept"]
 
 
 @pytest.mark.parametrize("module", [nn.Identity(), nn.Linear(2, 1).requires_grad_(False), nn.LazyLinear(2)])
 def test_a_model_without_anything_to_train_is_refused(module: nn.Module) -> None:
-    with pytest.raises(TaskError):
-        tensors.layout_of(module)
+    with pytest.raises(BadTask):
+        tensors.places_of(module)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.client.small import cross_entropy, examples, linear, normed, plan_of, task_of
-from thinwire.client import batches, tensors
-from thinwire.client.normaliser import Normaliser
-from thinwire.client.trainer import TorchTrainer
-from thinwire.core import Key, derive
-from thinwire.core.errors import NonFiniteUpdate, TaskError
-from thinwire.core.types import Work
+from tests.client.small import cross_entropy, examples, linear, local_of, normed, plan_of, task_of
+from thinwire.client.compute import batches, tensors
+from thinwire.client.compute.errors import BadTask, NotFinite
+from thinwire.client.compute.keys import Key, derive
+from thinwire.client.compute.local import Work
+from thinwire.client.compute.normaliser import Normaliser
+from thinwire.client.compute.trainer import TorchTrainer
 
 KEY = Key(7)
 
@@ -27,12 +27,12 @@ def fresh(model=linear):
 
 
 def bits(module: nn.Module) -> np.ndarray:
-    return tensors.read(module, tensors.layout_of(module))
+    return tensors.read(module, tensors.places_of(module))
 
 
 def trained(text: str = "", work: Work = Work(5, 8), model=linear, data=None, key: Key = KEY, **functions):
     module = fresh(model)
-    trainer = TorchTrainer(task_of(model, **functions), plan_of(text).local)
+    trainer = TorchTrainer(task_of(model, **functions), local_of(plan_of(text)))
     return module, trainer.train(module, examples() if data is None else data, work, key)
 
 
@@ -96,7 +96,7 @@ def test_training_leaves_the_generators_of_the_process_as_they_were():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    TorchTrainer(task_of(), plan_of().local).train(module, examples(), Work(2, 8), KEY)
+    TorchTrainer(task_of(), local_of(plan_of())).train(module, examples(), Work(2, 8), KEY)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -122,7 +122,7 @@ def test_a_task_may_bring_its_optimizer_or_its_whole_loop():
 
     _, own = trained('optimizer = "task"', optimizer=optimizer)
     assert own.a == own.steps == 5
-    with pytest.raises(TaskError, match="no optimizer"):
+    with pytest.raises(BadTask, match="no optimizer"):
         trained('optimizer = "task"')
 
     def train(model, data, local):
@@ -139,12 +139,12 @@ def test_a_task_may_bring_its_optimizer_or_its_whole_loop():
     "wrong", [lambda m, b: torch.ones(()), lambda m, b: m(b[0]), lambda m, b: 1.0, lambda m, b: None]
 )
 def test_a_loss_that_cannot_be_trained_on_is_the_tasks_error(wrong):
-    with pytest.raises(TaskError):
+    with pytest.raises(BadTask):
         trained(loss=wrong)
 
 
 def test_a_loss_that_becomes_nan_is_refused():
-    with pytest.raises(NonFiniteUpdate, match="loss"):
+    with pytest.raises(NotFinite, match="loss"):
         trained(loss=lambda model, batch: cross_entropy(model, batch) * torch.nan)
 
 

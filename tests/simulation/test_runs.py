@@ -12,14 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.small import cross_entropy, plan_of, task_of
-from thinwire.client import Site, tensors
-from thinwire.client.initial import build
-from thinwire.client.trainer import TorchTrainer
-from thinwire.core import Key, RunPlan, derive
+from tests.client.small import cross_entropy, local_of, plan_of, task_of
+from thinwire.client import Site
+from thinwire.client.compute import tensors
+from thinwire.client.compute.initial import build
+from thinwire.client.compute.keys import Key, derive
+from thinwire.client.compute.local import Work
+from thinwire.client.compute.trainer import TorchTrainer
+from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored
 from thinwire.core.home import AggregatorHome
-from thinwire.core.types import Work
+from thinwire.core.layout import Layout
 from thinwire.server.versions import Versions
 from thinwire.simulation import run_sim, simulate
 from thinwire.store import RoundRow, RunRow, Store
@@ -37,15 +40,15 @@ def run(folder: Path, task: Any, plan: RunPlan, clients: int = 2, **options: Any
 def test_one_round_of_one_client_is_plain_torch(tmp_path: Path) -> None:
     task, plan = task_of(), plan_of("steps = 7", run=ROUNDS)
     row, _ = run(tmp_path, task, plan, clients=1)
-    layout, home = tensors.layout_of(build(task)), AggregatorHome.under(tmp_path)
+    places, home = tensors.places_of(build(task)), AggregatorHome.under(tmp_path)
     with Store.open(home.database) as store:
         made = [event for _, event in store.events(row.run_id) if isinstance(event, ModelStored)][-1]
-    ours, _ = Versions(home.run(row.run_id), layout).read(made)
+    ours, _ = Versions(home.run(row.run_id), Layout.from_json(places.to_json())).read(made)
     module = build(task, derive(Key(plan.run.seed), "init"))
     split = task.module.data(Site())
     key = derive(Key(plan.run.seed), "train", "sim-0", 1)
-    TorchTrainer(task, plan.local).train(module, split.train, Work(7, 8), key)
-    np.testing.assert_allclose(ours, tensors.read(module, layout), rtol=1e-5, atol=1e-6)
+    TorchTrainer(task, local_of(plan)).train(module, split.train, Work(7, 8), key)
+    np.testing.assert_allclose(ours, tensors.read(module, places), rtol=1e-5, atol=1e-6)
     assert made.version == 1
 
 

@@ -35,7 +35,7 @@ class Device:
 def begin(device: Device) -> int:
     """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
     from thinwire.client import Site, load_task
-    from thinwire.client.bench import compute_device, use_threads
+    from thinwire.client.compute.bench import compute_device, use_threads
     from thinwire.client.gate import Gate
     from thinwire.client.logbook import Logbook
     from thinwire.client.partitions import parse_split

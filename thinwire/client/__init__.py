@@ -1,7 +1,29 @@
-"""The program on a device: the task, its training, and exactly-once answers. Importing this imports no torch."""
+"""The program on a device: the task, its training, and exactly-once answers. Importing this imports no torch.
 
-from thinwire.client.partitions import held_out, own_part
-from thinwire.client.site import Site, Split
-from thinwire.client.task import LoadedTask, load_task
+The public names are the ones that a task's code uses; they are found when they are first asked for, so that the process
+that trains imports nothing but `compute/`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinwire.client.compute.partitions import held_out, own_part
+    from thinwire.client.compute.site import Site, Split
+    from thinwire.client.compute.task import LoadedTask
+    from thinwire.client.task import load_task
 
 __all__ = ["LoadedTask", "Site", "Split", "held_out", "load_task", "own_part"]
+AT = {
+    "held_out": ".compute.partitions", "own_part": ".compute.partitions", "Site": ".compute.site",
+    "Split": ".compute.site", "LoadedTask": ".compute.task", "load_task": ".task",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in AT:
+        raise AttributeError(f"module 'thinwire.client' has no attribute {name!r}")
+    return getattr(importlib.import_module(AT[name], __name__), name)

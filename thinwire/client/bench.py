@@ -1,61 +1,85 @@
-"""Where a task is worked on: its module on its device, its layout. Sessions that take turns may share one."""
+"""Where a session has its task worked on: in this process (simulations), or in one of its own (`worker.py`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import nn
-
-from thinwire.client import tensors
-from thinwire.client.initial import build
-from thinwire.client.task import LoadedTask
-from thinwire.core.errors import UsageError
+from thinwire.client.compute.order import Done, Order
+from thinwire.client.compute.site import Site
+from thinwire.client.compute.task import LoadedTask
+from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.types import Vector
 
-SMALL = 1 << 20  # trained parameters under which more than one thread costs more than it gains
+if TYPE_CHECKING:
+    from thinwire.client.compute import bench
+
+Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, steps in all (0: not known)
 
 
-@dataclass
-class Bench:
-    """The module is built when it is first needed; every use of it sets all of its parameters anew."""
+class Bench(Protocol):
+    """One task. `file` is its source, of which places in failures speak; `left_s` is what is left to the deadline."""
 
-    task: LoadedTask
-    device: str = "cpu"
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def layout(self) -> Layout: ...
+
+    def report(self) -> TaskReport: ...
+
+    def do(
+        self,
+        order: Order,
+        site: Site,
+        params: Vector,
+        buffers: Vector | None,
+        tell: Tell,
+        cancelled: Callable[[], bool],
+        left_s: float | None = None,
+    ) -> Done: ...
+
+
+class Here:
+    """In this process, where nothing can be taken back: whoever hangs, hangs it. Clients that take turns share one."""
+
+    def __init__(self, task: LoadedTask, device: str = "cpu") -> None:
+        self.task, self.device = task, device
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def file(self) -> str:
+        return self.task.file
 
     @cached_property
-    def module(self) -> nn.Module:
-        return build(self.task).to(self.device)
+    def inner(self) -> bench.Bench:
+        from thinwire.client.compute.bench import Bench as Inner
+
+        return Inner(self.task, self.device)
 
     @cached_property
     def layout(self) -> Layout:
-        return tensors.layout_of(self.module)
+        return Layout.from_json(self.inner.places.to_json())
 
-    def set_up(self, params: Vector, buffers: Vector | None, counters: dict[str, int]) -> nn.Module:
-        """The module as the run's model."""
-        tensors.write(self.module, self.layout, params)
-        if buffers is not None:
-            tensors.write_buffers(self.module, self.layout, buffers)
-        tensors.write_counters(self.module, self.layout, counters)
-        return self.module
+    def report(self) -> TaskReport:
+        from thinwire.client.task import report
 
+        return report(self.task)
 
-def compute_device(wanted: str) -> str:
-    """`auto` is the first GPU there is; `UsageError` for one that is not there."""
-    if wanted == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.empty(0, device=wanted)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(
-            f"--device {wanted} cannot be used", why=str(error).splitlines()[0][:200], hint="--device cpu"
-        ) from error
-    return wanted
-
-
-def use_threads(count: int, size: int = 0) -> None:
-    """So many torch threads; 0: one for a small model, else torch's own choice."""
-    if count or (size and size < SMALL):
-        torch.set_num_threads(count or 1)
+    def do(
+        self,
+        order: Order,
+        site: Site,
+        params: Vector,
+        buffers: Vector | None,
+        tell: Tell,
+        cancelled: Callable[[], bool],
+        left_s: float | None = None,
+    ) -> Done:
+        return self.inner.do(order, site, params, buffers, tell, cancelled)

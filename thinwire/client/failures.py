@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 import thinwire
+from thinwire.client.compute import failures
 from thinwire.core.errors import ThinwireError
 from thinwire.core.home import write_atomically
 
@@ -20,24 +21,22 @@ OURS = os.path.dirname(os.path.abspath(thinwire.__file__)) + os.sep
 
 
 class CannotAnswer(Exception):
-    """An ask that this device cannot answer, for a reason with a name; the text is ours and holds no data."""
+    """An ask that this device cannot answer, for a reason with a name; the text is ours and holds no data.
 
-    def __init__(self, kind: str, why: str) -> None:
+    `said` may hold some: it is for this device's owner alone.
+    """
+
+    def __init__(self, kind: str, why: str, said: str = "") -> None:
         super().__init__(why)
-        self.kind = kind
+        self.kind, self.said = kind, said or why
 
 
 def place(error: BaseException, file: str) -> str:
-    """`ValueError at task.py:7`: the innermost line of the task's own file that the error passed through.
-
-    A refusal that Thinwire itself raised is told in its own words: they are ours and hold no data.
-    """
+    """As `compute/failures.py` says it; a refusal that Thinwire itself raised is told in its own words too."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ThinwireError) and (not frames or os.path.abspath(frames[-1].filename).startswith(OURS)):
         return error.what
-    said = type(error).__name__
-    own = [frame for frame in frames if file and os.path.abspath(frame.filename) == file]
-    return f"{said} at {os.path.basename(file)}:{own[-1].lineno}" if own else said
+    return failures.place(error, file)
 
 
 def remember(folder: Path, error: BaseException, what: str) -> None:

@@ -14,19 +14,22 @@ import torch
 from torch.utils.data import DataLoader
 
 from thinwire.aggregation import WeightedMean, parse, with_layers
-from thinwire.client import batches, exchange, tensors
-from thinwire.client.bench import Bench
-from thinwire.client.evaluate import as_loss, evaluate
+from thinwire.client import exchange
+from thinwire.client.compute import batches, tensors
+from thinwire.client.compute.bench import Bench
+from thinwire.client.compute.errors import Wrong
+from thinwire.client.compute.evaluate import as_loss, evaluate
+from thinwire.client.compute.keys import Key
+from thinwire.client.compute.local import Local, Work
+from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.failures import place
 from thinwire.client.initial import initial_model
-from thinwire.client.trainer import TorchTrainer
+from thinwire.core import keys
 from thinwire.core.errors import TaskError, ThinwireError
-from thinwire.core.keys import Key
-from thinwire.core.types import Work
 
 if TYPE_CHECKING:
-    from thinwire.client.site import Site, Split
-    from thinwire.client.task import LoadedTask
+    from thinwire.client.compute.site import Site, Split
+    from thinwire.client.compute.task import LoadedTask
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
 
@@ -63,7 +66,7 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
         split = batches.as_split(task.module.data(site))
         batch = next(iter(batches.shuffled(split.train, plan.local.batch, Key(0, 1))))
         return _rehearse(task, split, batch, plan, initial.layout, initial.vector)
-    except ThinwireError as error:
+    except (ThinwireError, Wrong) as error:
         raise error if isinstance(error, TaskError) else TaskError(error.what, error.why, error.hint) from error
     except Exception as error:  # whatever the task's code raises, at the line where it did
         raise TaskError(
@@ -77,15 +80,15 @@ def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout:
     bench = Bench(task)
     module = bench.set_up(base.copy(), None, {})
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
-    trainer = TorchTrainer(task, plan.local)
+    trainer = TorchTrainer(task, Local.of(plan.local.model_dump(mode="json")))
     trained = trainer.train(module, one(batch), Work(1, plan.local.batch), Key(1))
-    change = (tensors.read(module, layout) - base) / (trained.a or 1.0)
+    change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
     spec = with_layers(plan.uplink.codec, plan.uplink.layers)
-    payloads, _ = exchange.encode(change, None, spec, layout, Key(2), plan.uplink.feedback != "none")
+    payloads, _ = exchange.encode(change, None, spec, layout, keys.Key(2), plan.uplink.feedback != "none")
     mean = WeightedMean(parse(spec).bind(layout), layout)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
-    parts, _ = exchange.packed(payloads, layout, tensors.read_buffers(module, layout))
+    parts, _ = exchange.packed(payloads, layout, tensors.read_buffers(module, bench.places))
     began = time.perf_counter()
     trainer.train(module, one(batch), Work(STEPS, plan.local.batch), Key(3))
     step_s = (time.perf_counter() - began) / STEPS

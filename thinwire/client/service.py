@@ -12,20 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire import __version__
+from thinwire.client.bench import Bench
 from thinwire.client.calls import Calls
+from thinwire.client.compute.site import Site
+from thinwire.client.compute.task import LoadedTask
 from thinwire.client.gate import Gate
+from thinwire.client.loop import Loop, Say
 from thinwire.client.policy import Policy
 from thinwire.client.session import Session
-from thinwire.client.site import Site
-from thinwire.client.task import LoadedTask
-from thinwire.client.worker import Say, Worker
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import Link
 
 
 def serve(
     link: Link,
-    tasks: Sequence[LoadedTask],
+    tasks: Sequence[LoadedTask | Bench],
     folder: Path,
     name: str,
     *,
@@ -46,16 +47,16 @@ def serve(
     sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks}
     with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
         calls = Calls(ending, tell, give_up=once)
-        worker = Worker(link, sessions, name, versions(gate.policy), tell, once, ending, calls, gate.plans.digests)
+        loop = Loop(link, sessions, name, versions(gate.policy), tell, once, ending, calls, gate.plans.digests)
         try:
-            return worker.run()
+            return loop.run()
         except (Refused, Unreachable) as error:
             tell(error.text())
             return error.exit_code
         finally:
             ending.set()
             link.close()
-            worker.join()
+            loop.join()
 
 
 def versions(policy: Policy | None = None) -> Mapping[str, str]:

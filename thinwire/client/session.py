@@ -9,14 +9,13 @@ from pathlib import Path
 
 from thinwire.aggregation.downlink import Shadow
 from thinwire.client import exchange, failures, outbox
-from thinwire.client.batches import as_split
-from thinwire.client.bench import Bench
-from thinwire.client.evaluate import Cancelled
+from thinwire.client.bench import Bench, Here
+from thinwire.client.compute.errors import Cancelled, NotFinite
+from thinwire.client.compute.site import Site
+from thinwire.client.compute.task import LoadedTask
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.gate import Gate
-from thinwire.client.site import Site, Split
 from thinwire.client.state import Entry, RunFolder, RunState, Write, run_folder
-from thinwire.client.task import LoadedTask
 from thinwire.client.work import Job, Result, Say, work
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
 from thinwire.core.fleet import Delivery
@@ -28,6 +27,7 @@ Reply = ReplyHead | Failure
 Answer = tuple[Reply, Path | None]  # with the file in which its parts stand one after the other
 KINDS: tuple[tuple[type[Exception], str], ...] = (
     (NonFiniteUpdate, "non-finite"),
+    (NotFinite, "non-finite"),
     (BadPayload, "base-mismatch"),
     (DataLost, "disk"),
 )
@@ -43,22 +43,20 @@ class Session:
     def __init__(
         self,
         name: str,
-        task: LoadedTask,
+        task: LoadedTask | Bench,
         folder: Path,
         site: Site,
         *,
         slow_step_s: float = 0.0,
-        bench: Bench | None = None,
         write: Write = write_atomically,
         debug: bool = False,
         gate: Gate | None = None,
     ) -> None:
         self.gate = gate or Gate()
-        self.name, self.task, self.folder, self.site = name, task, folder, site
-        self.bench = bench or Bench(task, site.device)
+        self.name, self.folder, self.site = name, folder, site
+        self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
         self.slow_step_s, self.debug, self._write = slow_step_s, debug, write
         self.seen: dict[str, int] = {}  # run -> the highest sequence that the aggregator has seen
-        self._split: Split | None = None
         self._runs: dict[str, tuple[RunFolder, RunState]] = {}
         self._shadows: dict[str, Shadow] = {}
 
@@ -77,7 +75,8 @@ class Session:
                 raise
             failure = self._failure(error, delivery.ask)
             failed = "" if failure.kind in NOT_WRONG else "failed, "
-            say(f"round {delivery.ask.round}: {failed}{failure.kind}: {error}")
+            said = error.said if isinstance(error, CannotAnswer) else error
+            say(f"round {delivery.ask.round}: {failed}{failure.kind}: {said}")
             return failure, None
 
     def stop(self, ask: Ask, say: Say) -> None:
@@ -95,7 +94,7 @@ class Session:
         """Everything on disk on which there is no verdict yet: what a new process sends again."""
         found = []
         for path in sorted((self.folder / "runs").glob("*/state.json")):
-            if path.parent.name.rpartition("-")[0] != self.task.name:  # a run's id is TASK-N: another session's
+            if path.parent.name.rpartition("-")[0] != self.bench.name:  # a run's id is TASK-N: another session's
                 continue
             folder, state = self._state(path.parent.name, lambda line: None)
             found += [(entry.head, folder.path(entry)) for entry in state.outbox]
@@ -128,7 +127,7 @@ class Session:
             self._keep(ask.run, folder, settled)  # a verdict counts even if the work after it fails
         job = Job(delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s)
         shadow = self._shadows.pop(ask.run, None) or Shadow(self.bench.layout, job.plan.downlink.codec)
-        result = work(job, head, settled, self.bench, self._data(), shadow)
+        result = work(job, head, settled, self.bench, self.site, shadow)
         if shadow.codec.spec != "identity":
             self._shadows[ask.run] = shadow  # later versions come as changes to it
         return self._commit(ask, folder, result)
@@ -169,11 +168,6 @@ class Session:
             return settled
         return outbox.expire(settled, ask.round, int(plan.get("cohort", {}).get("max_staleness", 5)))
 
-    def _data(self) -> Split:
-        if self._split is None:
-            self._split = as_split(self.task.module.data(self.site))
-        return self._split
-
     def _commit(self, ask: Ask, folder: RunFolder, result: Result) -> Answer:
         """From here on the answer exists: whatever happens, it is this one that is sent."""
         head = result.head
@@ -188,7 +182,7 @@ class Session:
 
     def _failure(self, error: Exception, ask: Ask) -> Failure:
         kind = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error")
-        text = failures.place(error, self.task.file)
+        text = failures.place(error, self.bench.file)
         if isinstance(error, CannotAnswer):
             kind, text = error.kind, str(error)
         if kind in NOT_WRONG:

@@ -1,76 +1,23 @@
-"""A task: any module or object with `model`, `data` and `loss`; how it is found, checked and described.
-
-Only the person at this machine says which code a name stands for (`--task NAME=MODULE`, or what is installed under
-the entry-point group `thinwire.tasks`): a name from outside is never imported.
-"""
+"""A task as the person at this machine names it, and as it is told to an aggregator. The code is `compute/task.py`."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
-import inspect
-import os
-import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from thinwire.aggregation import codecs
-from thinwire.client.failures import place
-from thinwire.core.errors import TaskError, ThinwireError, UsageError
+from thinwire.client.compute import task
+from thinwire.client.compute.failures import place
+from thinwire.client.compute.task import LoadedTask
+from thinwire.client.refusals import in_our_words
 from thinwire.core.fleet import TaskReport
+from thinwire.core.layout import Layout
+
+__all__ = ["GROUP", "LoadedTask", "as_task", "installed_tasks", "load_task", "report"]
 
 GROUP = "thinwire.tasks"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-NEEDED = {
-    "model": "model() gives a torch.nn.Module",
-    "data": "data(site) gives a Dataset, a DataLoader or Split(train, test)",
-    "loss": "loss(model, batch) gives one number",
-}
-OPTIONAL = ("metrics", "optimizer", "holdout", "train")
 
-
-@dataclass(frozen=True)
-class LoadedTask:
-    """A task's name and its code. `file` is the source that digests and places in failures speak of."""
-
-    name: str
-    module: Any
-    version: str = ""
-    source_digest: str = ""
-    file: str = ""
-
-    def optional(self, name: str) -> Callable[..., Any] | None:
-        """One of the functions that a task may have."""
-        found = getattr(self.module, name, None)
-        return found if callable(found) else None
-
-    def report(self) -> TaskReport:
-        """What is told to an aggregator; code that raises is reported by its place, not raised."""
-        from thinwire.client.initial import build
-        from thinwire.client.tensors import layout_of
-
-        try:
-            layout = layout_of(build(self)).digest
-        except Exception as error:  # whatever the task's code raises: another task of this device may work
-            return TaskReport(self.name, self.version, self.source_digest, error=place(error, self.file))
-        return TaskReport(self.name, self.version, self.source_digest, layout, tuple(codecs))
-
-
-def load_task(spec: str) -> LoadedTask:
-    """The task of `NAME=MODULE`; MODULE is a dotted name, a path to a .py file, either with `:OBJECT` behind it.
-
-    `TaskError` (exit code 3) says what is wrong with the code, and where.
-    """
-    name, equals, module = spec.partition("=")
-    if not equals or not NAME.fullmatch(name) or not module:
-        raise UsageError(f"--task {spec!r} cannot be", why="it reads NAME=MODULE", hint="--task digits=path/to/task.py")
-    return as_task(name, _imported(module))
+load_task = in_our_words()(task.load_task)
+as_task = in_our_words()(task.as_task)
 
 
 def installed_tasks() -> dict[str, str]:
@@ -78,97 +25,13 @@ def installed_tasks() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group=GROUP)}
 
 
-def as_task(name: str, module: Any) -> LoadedTask:
-    """Any object with the needed names as a task."""
-    if missing := [needed for needed in NEEDED if not callable(getattr(module, needed, None))]:
-        raise TaskError(
-            f"{_called(module)} is no task: it has no {', '.join(missing)}",
-            why="; ".join(NEEDED[needed] for needed in missing),
-            hint="thinwire init DIR writes one that runs",
-        )
-    file = _source(module)
-    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
-    return LoadedTask(name, module, str(getattr(module, "__version__", "")), digest, file)
+def report(loaded: LoadedTask) -> TaskReport:
+    """What is told to an aggregator; code that raises is reported by its place, not raised."""
+    from thinwire.client.compute.initial import build
+    from thinwire.client.compute.tensors import places_of
 
-
-def _imported(text: str) -> Any:
-    file, dot, attribute = text.rpartition(":")
-    if not dot or os.sep in attribute:
-        file, attribute = text, ""
-    module = _from_file(Path(file)) if file.endswith(".py") or os.sep in file else _from_name(file)
     try:
-        return getattr(module, attribute) if attribute else module
-    except AttributeError:
-        raise TaskError(
-            f"there is no {attribute!r} in {file}", why="it stands behind the colon", hint=f"one of: {_public(module)}"
-        ) from None
-
-
-def _from_file(given: Path) -> ModuleType:
-    path = given.expanduser().absolute()
-    if path.is_dir():
-        path /= "task.py"
-    if not path.is_file():
-        raise TaskError(
-            f"cannot import the task {given}",
-            why=f"there is no file {path}",
-            hint="a path to a .py file, or a module's dotted name",
-        )
-    name = f"thinwire_task_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise TaskError(f"cannot import the task {given}", why="it is not Python code", hint="a .py file")
-    _search(path.parent)  # what stands beside it can be imported, as for a script
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        raise _refused(error, str(given), str(path)) from error
-    return module
-
-
-def _from_name(name: str) -> ModuleType:
-    _search(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except BaseException as error:
-        found = sys.modules.get(name)
-        raise _refused(error, name, _source(found) if found else "") from error
-
-
-def _search(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-def _refused(error: BaseException, given: str, file: str) -> BaseException:
-    """What stands before a person at this machine: here the error's own text may be shown."""
-    if isinstance(error, (KeyboardInterrupt, ThinwireError)):
-        return error
-    where = place(error, file)
-    if isinstance(error, SyntaxError):
-        where = f"SyntaxError at {os.path.basename(error.filename or given)}:{error.lineno}"
-    hint = "a path to a .py file, or a module's dotted name that can be imported here"
-    if isinstance(error, ImportError) and error.name and error.name != given:
-        hint = f"install {error.name.split('.')[0]} into this environment ({sys.prefix})"
-    elif not isinstance(error, ImportError):
-        hint = f"python {given} shows the whole traceback"
-    return TaskError(f"cannot import the task {given}", why=f"{where}: {error}", hint=hint)
-
-
-def _source(module: Any) -> str:
-    try:
-        file = inspect.getsourcefile(module if inspect.ismodule(module) or inspect.isclass(module) else type(module))
-    except TypeError:
-        return ""
-    return os.path.abspath(file) if file and os.path.exists(file) else ""
-
-
-def _called(module: Any) -> str:
-    return _source(module) or getattr(module, "__name__", type(module).__name__)
-
-
-def _public(module: Any) -> str:
-    return ", ".join(name for name in sorted(vars(module)) if not name.startswith("_"))[:200]
+        layout = Layout.from_json(places_of(build(loaded)).to_json())
+    except Exception as error:  # whatever the task's code raises: another task of this device may work
+        return TaskReport(loaded.name, loaded.version, loaded.source_digest, error=place(error, loaded.file))
+    return TaskReport(loaded.name, loaded.version, loaded.source_digest, layout.digest, tuple(codecs))

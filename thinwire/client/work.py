@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.downlink import Shadow
-from thinwire.client import exchange, tensors
-from thinwire.client.evaluate import evaluate
+from thinwire.client import exchange
+from thinwire.client.compute import keys
+from thinwire.client.compute.local import Local, Work
+from thinwire.client.compute.order import Order
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.trainer import TorchTrainer
 from thinwire.core.keys import Key, derive
 from thinwire.core.types import Ask, ReplyHead, Timings, Vector
 
 if TYPE_CHECKING:
     from thinwire.client.bench import Bench
-    from thinwire.client.site import Split
+    from thinwire.client.compute.site import Site
     from thinwire.client.state import RunState
     from thinwire.core.fleet import Delivery
     from thinwire.core.plan import RunPlan
@@ -49,8 +50,21 @@ class Job:
     def key(self, purpose: str, label: str | int) -> Key:
         return derive(Key(self.plan.run.seed), purpose, self.device, label)
 
-    def progress(self, done: int, total: int) -> None:
+    @property
+    def train_key(self) -> keys.Key:
+        key = self.key("train", self.ask.round)
+        return keys.Key(key.a, key.b)
+
+    @property
+    def left_s(self) -> float | None:
+        """To the deadline, where there is one."""
+        return self.until - time.monotonic() if self.ask.deadline_s else None
+
+    def tell(self, what: str, done: int, total: int) -> None:
         """One line a second."""
+        if what == "measure":
+            self.say(f"round {self.ask.round}: measure" if self.ask.kind == "train" else "measure the last model")
+            return
         now = time.monotonic()
         if now - self._said_at < SAY_EVERY_S and done != total:
             return
@@ -70,31 +84,28 @@ class Result:
     body: bytes = b""
 
 
-def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, split: Split, shadow: Shadow) -> Result:
-    """Fill the head. Measuring comes before training: its figures are of the model as the aggregator sent it."""
+def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site, shadow: Shadow) -> Result:
+    """Fill the head."""
     ask, local, layout = job.ask, job.plan.local, bench.layout
     if ask.layout_digest != layout.digest:
         raise CannotAnswer("layout-mismatch", "this device's model has other tensors than the run's")
     shared = exchange.take_base(ask, job.delivery.bundle, shadow)
     own = local.buffers == "local" and state.buffers is not None
-    module = bench.set_up(shadow.params, state.buffers if own else shared, dict(state.counters))
-    metrics: dict[str, tuple[float, float]] = {}
-    begun = time.perf_counter()
-    if split.test is not None and _is_measured(ask, job.plan):
-        job.say(f"round {ask.round}: measure" if ask.kind == "train" else "measure the last model")
-        found = evaluate(module, bench.task, split.test, device=bench.device, cancelled=job.cancelled)
-        metrics = {f"eval/{name}": value for name, value in found.items()}
-    spent = Timings(job.delivery.download_s, job.queue_s, evaluate_s=time.perf_counter() - begun)
-    if ask.kind == "evaluate":
+    order = Order(
+        measure=_is_measured(ask, job.plan), train=ask.kind == "train", local=Local.of(local.model_dump(mode="json")),
+        work=Work(ask.work.steps, ask.work.batch), key=job.train_key, counters=state.counters,
+        slow_step_s=job.slow_step_s,
+    )  # fmt: skip
+    buffers = state.buffers if own else shared
+    done = bench.do(order, site, shadow.params, buffers, job.tell, job.cancelled, job.left_s)
+    metrics = {f"eval/{name}": value for name, value in done.sums.items()}
+    spent = Timings(job.delivery.download_s, job.queue_s, evaluate_s=done.measure_s, train_s=done.train_s)
+    if done.params is None or done.buffers is None:
         examples = int(max((count for _, count in metrics.values()), default=0))
         return Result(replace(head, examples=examples, metrics=metrics, timings=spent), state)
 
-    begun = time.perf_counter()
-    trainer = TorchTrainer(bench.task, local, bench.device, job.slow_step_s)
-    done = trainer.train(module, split.train, ask.work, job.key("train", ask.round), job.progress, job.cancelled)
-    change = tensors.read(module, layout)
+    begun, change = time.perf_counter(), done.params
     change -= shadow.params
-    spent, begun = replace(spent, train_s=time.perf_counter() - begun), time.perf_counter()
     if done.loss[1]:
         metrics["train/loss"] = done.loss
     head = replace(head, examples=done.examples, steps=done.steps, a=done.a, norm=exchange.norm(change))
@@ -102,17 +113,16 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, split: Split,
     payloads, residual = exchange.encode(
         change, state.residual, ask.codec, layout, job.key("encode", ask.ask_id), job.plan.uplink.feedback != "none"
     )
-    buffers, counters = tensors.read_buffers(module, layout), tensors.read_counters(module, layout)
     averaged = local.buffers == "average"
-    parts, body = exchange.packed(payloads, layout, buffers if averaged else None)
+    parts, body = exchange.packed(payloads, layout, done.buffers if averaged else None)
     head = replace(
         head, metrics=metrics, parts=parts, codec=ask.codec, residual_norm=exchange.norm(residual),
-        counters=counters if averaged else {}, timings=replace(spent, encode_s=time.perf_counter() - begun),
+        counters=done.counters if averaged else {}, timings=replace(spent, encode_s=time.perf_counter() - begun),
     )  # fmt: skip
-    kept: Vector | None = buffers if local.buffers == "local" and buffers.size else None
+    kept: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
     return Result(
         head,
-        replace(state, layout_digest=layout.digest, residual=residual, counters=counters, buffers=kept),
+        replace(state, layout_digest=layout.digest, residual=residual, counters=done.counters, buffers=kept),
         body,
     )
 

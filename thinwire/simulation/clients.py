@@ -6,11 +6,12 @@ import platform
 import time
 from pathlib import Path
 
-from thinwire.client.bench import Bench, use_threads
+from thinwire.client.bench import Here
+from thinwire.client.compute.bench import use_threads
+from thinwire.client.compute.site import Site
+from thinwire.client.compute.task import LoadedTask
 from thinwire.client.session import Session
-from thinwire.client.site import Site
 from thinwire.client.state import write_unsynced
-from thinwire.client.task import LoadedTask
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.home import private_folder
@@ -35,7 +36,8 @@ class SimulatedClients:
         site: Site,
         debug: bool = False,
     ) -> None:
-        bench, report = Bench(task, site.device), task.report()
+        bench = Here(task, site.device)
+        report = bench.report()
         use_threads(0, bench.layout.size)
         width, self._turn = len(str(count - 1)), 0
         self._links, self._sessions, self._clocks = list[LocalLink](), list[Session](), list[VirtualClock]()
@@ -44,7 +46,7 @@ class SimulatedClients:
             name = f"sim-{index:0{width}}"
             place = Site(name, site.data, index, count, site.split, site.seed, site.device)
             own = private_folder(folder / name)
-            session = Session(name, task, own, place, bench=bench, write=write_unsynced, debug=debug)
+            session = Session(name, bench, own, place, write=write_unsynced, debug=debug)
             own_clock = VirtualClock(origin=clock.origin)
             link = LocalLink(fleet, name, own_clock)
             session.welcomed(link.hello(Hello(name, name, (report,), {"python": platform.python_version()})).sequences)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thinwire.client.compute.site import Site
 from thinwire.client.initial import Initial, initial_model
-from thinwire.client.site import Site
-from thinwire.client.task import LoadedTask, as_task, load_task
+from thinwire.client.task import LoadedTask, as_task, load_task, report
 from thinwire.core.clock import VirtualClock
 from thinwire.core.events import Event
 from thinwire.core.home import AggregatorHome
@@ -103,7 +103,7 @@ def run_sim(
     """
     made = first or initial_model(task, plan.run.seed)
     run_id = submit(
-        store, home, plan, made.layout, made.vector, made.buffers, made.counters, task.report(), source="sim"
+        store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
     )
     on_begin(run_id)
     with _work_folder() as folder:

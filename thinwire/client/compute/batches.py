@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from thinwire.client.seeding import seed_all
-from thinwire.client.site import Split
-from thinwire.core.errors import TaskError
-from thinwire.core.keys import Key, derive, seed63
+from .errors import BadTask
+from .keys import Key, derive, seed63
+from .seeding import seed_all
+from .site import Split
 
-Fetch = Callable[[torch.Tensor], Any]
+if TYPE_CHECKING:
+    Fetch = Callable[[torch.Tensor], Any]
 
 
 def as_split(data: Any) -> Split:
-    """What `data(site)` gave, as train and test; `TaskError` when it is no data."""
+    """What `data(site)` gave, as train and test; `BadTask` when it is no data."""
     split = data if isinstance(data, Split) else Split(data)
     for name, part in (("train", split.train), ("test", split.test)):
         if part is None and name == "test":
             continue
         if not (isinstance(part, (DataLoader, IterableDataset)) or _indexed(part)):
-            raise TaskError(
+            raise BadTask(
                 f"data(site) gave {type(part).__name__} as {name}",
                 why="it must be a Dataset (with __len__ and __getitem__) or a DataLoader",
                 hint="torch.utils.data.TensorDataset(inputs, targets)",
             )
     if count(split.train) == 0:
-        raise TaskError("data(site) gave no examples to train on", hint="another --partition or --split")
+        raise BadTask("data(site) gave no examples to train on", hint="another --partition or --split")
     return split
 
 
@@ -155,4 +156,4 @@ def _never_empty(batches: Iterator[Any]) -> Iterator[Any]:
         empty = False
         yield batch
     if empty:
-        raise TaskError("data(site) gave a DataLoader without a batch", hint="drop_last=False, or a smaller batch")
+        raise BadTask("data(site) gave a DataLoader without a batch", hint="drop_last=False, or a smaller batch")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from thinwire.client.calls import Calls, Ending
-from thinwire.client.evaluate import Cancelled
+from thinwire.client.compute.errors import Cancelled
 from thinwire.client.session import Reply, Session
 from thinwire.core.errors import NotTaken
 from thinwire.core.fleet import Delivery, Hello, Link
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
 
 
-class Worker:
+class Loop:
     """`run` works in the calling thread and pulls in another one."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Worker:
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s = 25.0
         self.hello = Hello(
-            name, uuid.uuid4().hex, tuple(s.task.report() for s in sessions.values()), versions, plans=plans
+            name, uuid.uuid4().hex, tuple(s.bench.report() for s in sessions.values()), versions, plans=plans
         )
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
 

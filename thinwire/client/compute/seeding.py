@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from thinwire.core.keys import Key, seed63
+from .keys import Key, seed63
 
 
 def seed_all(key: Key) -> None:

@@ -6,28 +6,26 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from thinwire.client import batches
-from thinwire.client.evaluate import Cancelled, as_loss, never
-from thinwire.client.normaliser import Normaliser
-from thinwire.client.seeding import seed_all, seeded
-from thinwire.core.errors import NonFiniteUpdate, TaskError
-from thinwire.core.keys import Key, derive
-from thinwire.core.types import Work
+from . import batches
+from .errors import BadTask, Cancelled, NotFinite
+from .evaluate import as_loss, never
+from .keys import Key, derive
+from .local import Local, Work
+from .normaliser import Normaliser
+from .seeding import seed_all, seeded
 
 if TYPE_CHECKING:
-    from thinwire.client.task import LoadedTask
-    from thinwire.core.sections import LocalSection
+    from .task import LoadedTask
 
-Progress = Callable[[int, int], None]  # steps done, steps in all (0: not known)
+    Progress = Callable[[int, int], None]  # steps done, steps in all (0: not known)
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(NamedTuple):
     """What was done: `examples` weigh the change, `a` divides it, `loss` is (sum, count) over the batches seen."""
 
     examples: int
@@ -44,7 +42,7 @@ class TorchTrainer:
     """Data order, dropout and augmentation depend on the key given to `train` alone."""
 
     task: LoadedTask
-    local: LocalSection
+    local: Local
     device: str = "cpu"
     slow_step_s: float = 0.0  # the demo's slow client
 
@@ -57,7 +55,7 @@ class TorchTrainer:
         progress: Progress = nothing,
         cancelled: Callable[[], bool] = never,
     ) -> Trained:
-        """Train the module in place. `Cancelled` and `NonFiniteUpdate` leave it half trained: nobody uses it then."""
+        """Train the module in place. `Cancelled` and `NotFinite` leave it half trained: nobody uses it then."""
         module.train()
         if self.local.buffers == "frozen":
             _hold_statistics(module)
@@ -69,7 +67,7 @@ class TorchTrainer:
     def _theirs(self, examples: Any) -> Trained:
         """The whole loop was the task's: how its change scales with steps is not known, so it is taken as it is."""
         if not isinstance(examples, int) or isinstance(examples, bool) or examples <= 0:
-            raise TaskError("train(model, data, local) must give the number of examples that were seen")
+            raise BadTask("train(model, data, local) must give the number of examples that were seen")
         return Trained(examples, 0, 1.0, (0.0, 0.0))
 
     def _steps(
@@ -101,9 +99,7 @@ class TorchTrainer:
             if self.slow_step_s:
                 time.sleep(self.slow_step_s)
         if not torch.isfinite(summed):
-            raise NonFiniteUpdate(
-                "the loss became NaN or infinity", why="training diverged", hint="a smaller [local] lr"
-            )
+            raise NotFinite("the loss became NaN or infinity", why="training diverged", hint="a smaller [local] lr")
         return Trained(batches.count(data) or seen, steps, counted.a, (float(summed), float(seen)))
 
     def _batches(self, data: Any, work: Work, key: Key) -> tuple[Iterator[Any], int]:
@@ -124,24 +120,21 @@ class TorchTrainer:
 
     def _optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
         local = self.local
-        match local.optimizer:
-            case "sgd":
-                return torch.optim.SGD(params, local.lr, local.momentum, weight_decay=local.weight_decay)
-            case "adam":
-                return torch.optim.Adam(params, local.lr, weight_decay=local.weight_decay)
-            case "adamw":
-                return torch.optim.AdamW(params, local.lr, weight_decay=local.weight_decay)
-            case "task":
-                own = self.task.optional("optimizer")
-                if own is None:
-                    raise TaskError(
-                        '[local] optimizer = "task", and the task has no optimizer(params, local)',
-                        hint='[local] optimizer = "sgd"',
-                    )
-                made = own(params, local)
-                if not isinstance(made, torch.optim.Optimizer):
-                    raise TaskError(f"optimizer(params, local) gave a {type(made).__name__}, not a torch Optimizer")
-                return made
+        if local.optimizer == "sgd":
+            return torch.optim.SGD(params, local.lr, local.momentum, weight_decay=local.weight_decay)
+        if local.optimizer in ("adam", "adamw"):
+            kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+            return kind(params, local.lr, weight_decay=local.weight_decay)
+        own = self.task.optional("optimizer")
+        if own is None:
+            raise BadTask(
+                '[local] optimizer = "task", and the task has no optimizer(params, local)',
+                hint='[local] optimizer = "sgd"',
+            )
+        made = own(params, local)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise BadTask(f"optimizer(params, local) gave a {type(made).__name__}, not a torch Optimizer")
+        return made
 
 
 def _hold_statistics(module: nn.Module) -> None:
@@ -153,7 +146,7 @@ def _hold_statistics(module: nn.Module) -> None:
 
 def _differentiable(loss: torch.Tensor) -> torch.Tensor:
     if not loss.requires_grad:
-        raise TaskError(
+        raise BadTask(
             "loss(model, batch) does not depend on the model's parameters",
             why="there is no gradient",
             hint="no .detach(), .item() or torch.no_grad() on its way",

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from thinwire.client.batches import examples_in, in_order, moved
-from thinwire.client.seeding import seeded
-from thinwire.core.errors import TaskError
-from thinwire.core.keys import Key
+from .batches import examples_in, in_order, moved
+from .errors import BadTask, Cancelled
+from .keys import Key
+from .seeding import seeded
 
 if TYPE_CHECKING:
-    from thinwire.client.task import LoadedTask
+    from .task import LoadedTask
+
+    Sums = dict[str, tuple[float, float]]
 
 BATCH = 512
-Sums = dict[str, tuple[float, float]]
-
-
-class Cancelled(Exception):
-    """The aggregator has withdrawn the ask: nobody waits for its answer."""
 
 
 def never() -> bool:
@@ -70,7 +67,7 @@ def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any])
         examples = examples_in(batch)
         found = {"loss": (float(as_loss(task.module.loss(module, batch))) * examples, float(examples)), **found}
         if own is None and output:
-            found |= accuracy(output[-1], batch)
+            found.update(accuracy(output[-1], batch))
     return found
 
 
@@ -81,7 +78,7 @@ def as_loss(value: Any) -> torch.Tensor:
     shape = (
         f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
     )
-    raise TaskError(f"loss(model, batch) gave {shape}", why="it must give one number", hint="take the batch's mean")
+    raise BadTask(f"loss(model, batch) gave {shape}", why="it must give one number", hint="take the batch's mean")
 
 
 def accuracy(output: Any, batch: Any) -> Sums:
@@ -101,7 +98,7 @@ def _checked(metrics: Any) -> Sums:
             raise TypeError
         return {str(name): (float(value), float(count)) for name, (value, count) in metrics.items()}
     except (TypeError, ValueError):
-        raise TaskError(
+        raise BadTask(
             "metrics(model, batch) gave something else than sums and counts",
             why="clients' figures are pooled as sum / count",
             hint='return {"accuracy": (correct, len(targets))}',

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
-from thinwire.aggregation import counters, float_buffers
-from thinwire.core.errors import TaskError
-from thinwire.core.layout import Layout, Tensor
-from thinwire.core.types import Vector
+from .errors import BadTask
+from .places import Places, Tensor, placed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float32]
 
 
-def layout_of(module: nn.Module) -> Layout:
+def places_of(module: nn.Module) -> Places:
     """Trained tensors are those with `requires_grad`, buffers those that a state dict keeps.
 
-    `TaskError` for a model with nothing to train, or with tensors that no float32 vector can hold.
+    `BadTask` for a model with nothing to train, or with tensors that no float32 vector can hold.
     """
     first: dict[int, str] = {}
     tensors: list[Tensor] = []
@@ -29,29 +33,26 @@ def layout_of(module: nn.Module) -> Layout:
             aliases.append((name, first[id(tensor)]))
             continue
         first[id(tensor)] = name
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        tensors.append(Tensor(name, tuple(tensor.shape), dtype, role))  # type: ignore[arg-type]  # one of the roles
+        tensors.append(Tensor(name, tuple(tensor.shape), str(tensor.dtype).split(".")[-1], role))
         if role == "frozen":
             frozen.update(_bytes(tensor))
     if not any(t.role == "trained" and t.size for t in tensors):
-        raise TaskError("model() has nothing to train", why="no parameter has requires_grad", hint="unfreeze some")
+        raise BadTask("model() has nothing to train", why="no parameter has requires_grad", hint="unfreeze some")
     digest = frozen.hexdigest() if any(t.role == "frozen" for t in tensors) else ""
-    return Layout.build(tensors, aliases, digest)
+    return Places(tuple(tensors), tuple(aliases), digest)
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
     """Every name of every tensor, in the module's order, with its role."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if nn.parameter.is_lazy(parameter):
-            raise TaskError(
+            raise BadTask(
                 f"model() has a tensor without a shape: {name}",
                 why="lazy layers get theirs at the first call",
                 hint="call the model once on an example in model(), or give the sizes",
             )
         if parameter.requires_grad and not parameter.dtype.is_floating_point:
-            raise TaskError(
-                f"{name} is trained as {parameter.dtype}", why="updates are float32 vectors", hint="float32"
-            )
+            raise BadTask(f"{name} is trained as {parameter.dtype}", why="updates are float32 vectors", hint="float32")
         yield name, parameter, "trained" if parameter.requires_grad else "frozen"
     kept = set(module.state_dict(keep_vars=True))
     for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -63,49 +64,48 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def read(module: nn.Module, layout: Layout) -> Vector:
-    """The trained parameters, in the layout's order."""
-    out: Vector = np.empty(layout.size, np.float32)
+def read(module: nn.Module, places: Places) -> Vector:
+    """The trained parameters, one after the other."""
+    out: Vector = np.empty(places.size, np.float32)
     named = dict(module.named_parameters())
-    for t in layout.trained:
-        out[t.offset : t.offset + t.size] = _flat(named[t.name])
+    for t, span in placed(places.trained):
+        out[span] = _flat(named[t.name])
     return out
 
 
-def write(module: nn.Module, layout: Layout, vector: Vector) -> None:
+def write(module: nn.Module, places: Places, vector: Vector) -> None:
     """Set the trained parameters; a gradient that was left over is forgotten."""
     named = dict(module.named_parameters())
     with torch.no_grad():
-        for t in layout.trained:
-            named[t.name].copy_(torch.from_numpy(vector[t.offset : t.offset + t.size]).view(t.shape))
+        for t, span in placed(places.trained):
+            named[t.name].copy_(torch.from_numpy(vector[span]).view(t.shape))
             named[t.name].grad = None
 
 
-def read_buffers(module: nn.Module, layout: Layout) -> Vector:
+def read_buffers(module: nn.Module, places: Places) -> Vector:
     """The buffers of floats (running means and the like) as one vector."""
     named = dict(module.named_buffers())
-    parts = [_flat(named[t.name]) for t in float_buffers(layout)]
+    parts = [_flat(named[t.name]) for t in places.buffers]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
-def write_buffers(module: nn.Module, layout: Layout, vector: Vector) -> None:
-    named, at = dict(module.named_buffers()), 0
+def write_buffers(module: nn.Module, places: Places, vector: Vector) -> None:
+    named = dict(module.named_buffers())
     with torch.no_grad():
-        for t in float_buffers(layout):
-            named[t.name].copy_(torch.from_numpy(vector[at : at + t.size]).view(t.shape))
-            at += t.size
+        for t, span in placed(places.buffers):
+            named[t.name].copy_(torch.from_numpy(vector[span]).view(t.shape))
 
 
-def read_counters(module: nn.Module, layout: Layout) -> dict[str, int]:
+def read_counters(module: nn.Module, places: Places) -> dict[str, int]:
     """The integer buffers of one element."""
     named = dict(module.named_buffers())
-    return {t.name: int(named[t.name].item()) for t in counters(layout)}
+    return {t.name: int(named[t.name].item()) for t in places.counters}
 
 
-def write_counters(module: nn.Module, layout: Layout, values: Mapping[str, int]) -> None:
+def write_counters(module: nn.Module, places: Places, values: Mapping[str, int]) -> None:
     named = dict(module.named_buffers())
     with torch.no_grad():
-        for t in counters(layout):
+        for t in places.counters:
             if t.name in values:
                 named[t.name].fill_(values[t.name])
 

@@ -1,0 +1,63 @@
+"""The module that a task gives, and the first model of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import nn
+
+from . import tensors
+from .errors import BadTask, Wrong
+from .failures import place
+from .keys import Key, derive
+from .places import Places
+from .seeding import seeded
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .task import LoadedTask
+
+    Vector = NDArray[np.float32]
+
+
+class First(NamedTuple):
+    """Version 0: trained parameters, float buffers, and integer buffers as counters."""
+
+    places: Places
+    params: Vector
+    buffers: Vector
+    counters: dict[str, int]
+
+
+def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
+    """The task's module. Without a key the same seed is used on every device, so that frozen tensors agree."""
+    with seeded(key or derive(Key(0), "model")):
+        module = task.module.model()
+    if not isinstance(module, nn.Module):
+        raise BadTask(
+            f"model() of the task {task.name} gave {_article(module)}",
+            why="it must give a torch.nn.Module, freshly made",
+            hint="def model(): return nn.Linear(2, 1)",
+        )
+    return module
+
+
+def first_model(task: LoadedTask, run_seed: int) -> First:
+    """A model drawn by the run's seed; `BadTask` says where the task's code raised."""
+    try:
+        places = tensors.places_of(build(task))
+        module = build(task, derive(Key(run_seed), "init"))
+    except Wrong:
+        raise
+    except Exception as error:  # whatever model() raises is the task's error
+        raise BadTask(f"model() of the task {task.name} raised {place(error, task.file)}", why=str(error)) from error
+    return First(
+        places, tensors.read(module, places), tensors.read_buffers(module, places),
+        tensors.read_counters(module, places),
+    )  # fmt: skip
+
+
+def _article(thing: object) -> str:
+    return "None" if thing is None else f"a {type(thing).__name__}"

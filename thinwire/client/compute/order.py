@@ -1,0 +1,78 @@
+"""What is asked of a bench, and what it gives back: plain values, so that they can cross from process to process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .keys import Key
+from .local import Local, Work
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .evaluate import Sums
+
+    Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Measure the model, train it, or one after the other. `counters` are the model's integer buffers."""
+
+    measure: bool
+    train: bool
+    local: Local
+    work: Work
+    key: Key
+    counters: Mapping[str, int] = field(default_factory=dict)
+    slow_step_s: float = 0.0  # the demo's slow client
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
+            "key": list(self.key), "counters": dict(self.counters), "slow_step_s": self.slow_step_s,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Order:
+        return cls(
+            bool(raw["measure"]), bool(raw["train"]), Local.of(raw["local"]), Work(*raw["work"]), Key(*raw["key"]),
+            dict(raw["counters"]), float(raw["slow_step_s"]),
+        )  # fmt: skip
+
+
+@dataclass
+class Done:
+    """What came of it. `params` and `buffers` are the trained model's, `sums` the given one's: {name: (sum, count)}.
+
+    `loss` is (sum, count) over the batches trained on; `a` the normaliser. Seconds by this machine's clock.
+    """
+
+    sums: Sums = field(default_factory=dict)
+    measure_s: float = 0.0
+    train_s: float = 0.0
+    examples: int = 0
+    steps: int = 0
+    a: float = 0.0
+    loss: tuple[float, float] = (0.0, 0.0)
+    counters: dict[str, int] = field(default_factory=dict)
+    params: Vector | None = None
+    buffers: Vector | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the vectors."""
+        return {name: value for name, value in vars(self).items() if name not in ("params", "buffers")}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Done:
+        """KeyError, TypeError or ValueError where it is none."""
+        sums = {str(name): (float(total), float(count)) for name, (total, count) in raw["sums"].items()}
+        counters = {str(name): int(value) for name, value in raw["counters"].items()}
+        loss = (float(raw["loss"][0]), float(raw["loss"][1]))
+        return cls(
+            sums, float(raw["measure_s"]), float(raw["train_s"]), int(raw["examples"]), int(raw["steps"]),
+            float(raw["a"]), loss, counters,
+        )  # fmt: skip

@@ -1,0 +1,73 @@
+"""A model's tensors by name, shape and role, and where the trained ones and the buffers lie in flat vectors.
+
+The same order and offsets as in `core/layout.py`, which reads `to_json`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+FLOATS = ("float", "bfloat")
+
+
+class Tensor(NamedTuple):
+    """One tensor; `role` is trained, buffer or frozen."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@dataclass(frozen=True)
+class Places:
+    """All tensors in the module's order. Tied ones stand once, their other names in `aliases`."""
+
+    tensors: tuple[Tensor, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+    frozen_digest: str = ""
+
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role == "trained")
+
+    @cached_property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Those of floats: running means and the like, one flat vector."""
+        return tuple(t for t in self.tensors if t.role == "buffer" and t.dtype.startswith(FLOATS))
+
+    @cached_property
+    def counters(self) -> tuple[Tensor, ...]:
+        """Integer buffers of one element: plain numbers."""
+        kept = (t for t in self.tensors if t.role == "buffer" and not t.dtype.startswith(FLOATS))
+        return tuple(t for t in kept if t.size == 1)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(t.size for t in self.trained)
+
+    @cached_property
+    def buffer_size(self) -> int:
+        return sum(t.size for t in self.buffers)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [[t.name, list(t.shape), t.dtype, t.role] for t in self.tensors]
+        return {"tensors": rows, "aliases": [list(pair) for pair in self.aliases], "frozen": self.frozen_digest}
+
+
+def placed(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
+    """Each tensor with its place, one after the other."""
+    at = 0
+    for t in tensors:
+        yield t, slice(at, at + t.size)
+        at += t.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +32,9 @@ def start(
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda:0|mps", help="where it computes")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="of torch; 0: its own choice")] = 0,
     once: Annotated[bool, typer.Option("--once", help="end when a run has ended, or nobody answers (4)")] = False,
-    python: Annotated[Path | None, typer.Option(metavar="PATH", help="the interpreter that has torch")] = None,
+    python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="what trains: Python 3.8 or later with torch")
+    ] = None,
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE", help="what may be asked of it; default: client.toml in its folder")
     ] = None,
@@ -41,11 +42,9 @@ def start(
     home: Home = None,
 ) -> None:
     """Train for an aggregator on this machine's data until told to stop."""
-    from thinwire.cli.device import Device, begin, elsewhere
+    from thinwire.cli.device import Device, begin
     from thinwire.core.home import find_home
 
-    if python:
-        elsewhere(python, sys.argv[1:])
     wanted = Device(
         aggregator,
         tuple(task or ()),
@@ -60,6 +59,7 @@ def start(
         home,
         slow_step,
         policy,
+        python,
     )
     raise typer.Exit(begin(wanted))
 

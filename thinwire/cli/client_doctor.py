@@ -51,14 +51,13 @@ def _task(spec: str) -> tuple[Finding, int]:
 
     def look() -> Finding | str:
         nonlocal size
-        from thinwire.client.initial import build
+        from thinwire.client.bench import Here
         from thinwire.client.task import load_task
-        from thinwire.client.tensors import layout_of
 
         try:
-            task = load_task(spec)
+            task = Here(load_task(spec))
             report = task.report()
-            size = 0 if report.error else layout_of(build(task)).size
+            size = 0 if report.error else task.layout.size
         except ModuleNotFoundError as error:
             hint = "torch's build is the device's choice: README, torch" if error.name == "torch" else ""
             return Finding("task", False, f"{spec}: no module {error.name!r} in this environment", hint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,19 +30,21 @@ class Device:
     home: Path | None
     slow_step_s: float = 0.0
     policy: Path | None = None
+    python: Path | None = None
 
 
 def begin(device: Device) -> int:
     """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
-    from thinwire.client import Site, load_task
-    from thinwire.client.compute.bench import compute_device, use_threads
+    from thinwire.client import Site
     from thinwire.client.gate import Gate
+    from thinwire.client.interpreter import Interpreter
     from thinwire.client.logbook import Logbook
     from thinwire.client.partitions import parse_split
     from thinwire.client.policy import FILE, load_policy
-    from thinwire.client.service import serve
+    from thinwire.client.service import reloads, serve
     from thinwire.client.standing import Watched
     from thinwire.client.task import installed_tasks
+    from thinwire.client.worker import Worker
     from thinwire.core.errors import UsageError
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import FlowerLink, device_key
@@ -62,19 +64,20 @@ def begin(device: Device) -> int:
             hint="--task NAME=path/to/task.py",
         )
     about: dict[str, Any] = {"aggregator": url, "tasks": list(specs), "name": device.name}
-    with hold(folder / "lock", about):
-        use_threads(device.threads)
-        tasks = [load_task(spec) for spec in specs]
+    python = device.python.absolute() if device.python and device.python.absolute() != Path(sys.executable) else None
+    with reloads() as reload, hold(folder / "lock", about), contextlib.ExitStack() as stack:
+        worker = Worker(specs, Interpreter(python, folder), device=device.device, threads=device.threads)
+        stack.callback(worker.close)
+        worker.describe()
         data = device.data.absolute() if device.data else None
-        where = compute_device(device.device)
-        site = Site(device.name, data, part, parts, device.split, device.seed, where)
+        site = Site(device.name, data, part, parts, device.split, device.seed, device.device)
         Typed.now().remember(folder)
         clock = Clockwork()
         gate = Gate(policy, folder, skew_s=lambda: clock.skew_s)
         link = FlowerLink(url, device_key(folder), device.name, folder, trust, clock=clock, is_wanted=gate.wanted)
         return serve(
             Watched(link, folder),
-            tasks,
+            worker.benches(),
             folder,
             device.name,
             site=site,
@@ -82,6 +85,8 @@ def begin(device: Device) -> int:
             once=device.once,
             slow_step_s=device.slow_step_s,
             gate=gate,
+            worker=worker,
+            reload=reload,
         )
 
 
@@ -101,21 +106,3 @@ def part_of(text: str | None) -> tuple[int, int]:
             f"--partition {text!r} cannot be", why="it reads I/N, with I from 0 to N - 1", hint="--partition 0/3"
         )
     return int(part), int(parts)
-
-
-def elsewhere(python: Path, arguments: list[str]) -> None:
-    """Become the same command under another interpreter: the one whose torch fits this device."""
-    from thinwire.core.errors import UsageError
-
-    if python.absolute() == Path(sys.executable):
-        return
-    kept = [
-        one for at, one in enumerate(arguments) if one != "--python" and (at == 0 or arguments[at - 1] != "--python")
-    ]
-    kept = [one for one in kept if not one.startswith("--python=")]
-    try:
-        os.execv(python, [str(python), "-m", "thinwire.cli", *kept])
-    except OSError as error:
-        raise UsageError(
-            f"--python {python} cannot be run", why=error.strerror or str(error), hint="a Python that has thinwire"
-        ) from error

@@ -32,20 +32,22 @@ class Logbook:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall()))
         text = "".join(f"{stamp} {one}\n" for one in line.splitlines() or [""]).encode(errors="replace")
         with self._lock, contextlib.suppress(OSError):
-            self._put(text[: self._most])
+            append(self._folder / FILE, text[: self._most], self._most)
         self._say(line)
 
-    def _put(self, text: bytes) -> None:
-        path = self._folder / FILE
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if os.fstat(descriptor).st_size + len(text) > self._most:
-                os.replace(path, self._folder / BEFORE)
-                os.close(descriptor)
-                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.write(descriptor, text)
-        finally:
+
+def append(path: Path, text: bytes, most: int) -> None:
+    """To the end of a file; one that would grow beyond `most` bytes becomes PATH.1, in the place of the one before."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.fstat(descriptor).st_size + len(text) > most:
+            os.replace(path, path.with_name(f"{path.name}.1"))
             os.close(descriptor)
+            descriptor = os.open(path, flags, 0o600)
+        os.write(descriptor, text)
+    finally:
+        os.close(descriptor)
 
 
 def last_lines(folder: Path, count: int) -> list[str]:

@@ -8,13 +8,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from thinwire.client.calls import Calls, Ending
 from thinwire.client.compute.errors import Cancelled
+from thinwire.client.failures import CannotAnswer
 from thinwire.client.session import Reply, Session
-from thinwire.core.errors import NotTaken
-from thinwire.core.fleet import Delivery, Hello, Link
+from thinwire.client.worker import Worker
+from thinwire.core.errors import NotTaken, ThinwireError
+from thinwire.core.fleet import Delivery, Hello, Link, TaskReport
 from thinwire.core.types import Ask, Failure, ReplyHead
 
 Say = Callable[[str], None]
@@ -35,21 +38,20 @@ class Loop:
         ending: threading.Event,
         calls: Calls,
         plans: tuple[str, ...] = (),
+        worker: Worker | None = None,
+        reload: threading.Event | None = None,
     ) -> None:
         self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
         self.say, self.calls = say, calls
+        self.worker, self.reload = worker, reload or threading.Event()
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s = 25.0
-        self.hello = Hello(
-            name, uuid.uuid4().hex, tuple(s.bench.report() for s in sessions.values()), versions, plans=plans
-        )
+        self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions, plans=plans)
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
 
     def run(self) -> int:
         """Until the end; 0. Raises Refused, and Unreachable where giving up is allowed."""
-        for task in self.hello.tasks:
-            if task.error:
-                self.say(f"the task {task.name} cannot be used: {task.error}")
+        self._warn()
         self.say("connecting")
         with contextlib.suppress(Ending):
             welcome = self.calls.until_done(lambda: self.link.hello(self.hello), patience_s=0.0)
@@ -62,6 +64,7 @@ class Loop:
             self._puller.start()
             self.say("idle")
             while not self.ending.is_set():
+                self._look_after_worker()
                 with contextlib.suppress(queue.Empty):
                     item = self.inbox.get(timeout=LOOK_S)
                     if isinstance(item, Exception):
@@ -69,6 +72,31 @@ class Loop:
                     if self._take(*item) and self.once:
                         break
         return 0
+
+    def _reports(self) -> tuple[TaskReport, ...]:
+        return tuple(session.bench.report() for session in self.sessions.values())
+
+    def _warn(self) -> None:
+        for task in self.hello.tasks:
+            if task.error:
+                self.say(f"the task {task.name} cannot be used: {task.error}")
+
+    def _look_after_worker(self) -> None:
+        """Between two asks: a fresh one where its owner wishes, none while nothing is asked; and what it has become."""
+        if self.worker is None:
+            return
+        if self.reload.is_set():
+            self.reload.clear()
+            self.say("importing the tasks anew")
+            try:
+                self.worker.anew()
+            except (ThinwireError, CannotAnswer, ImportError, Cancelled) as error:  # the next ask tries it again
+                self.say(f"the tasks cannot be imported: {error}")
+        self.worker.rest()
+        if (reports := self._reports()) != self.hello.tasks:
+            self.hello = replace(self.hello, tasks=reports, versions={**self.hello.versions, **self.worker.versions})
+            self._warn()
+            self.calls.until_done(lambda: self.link.hello(self.hello))
 
     def join(self) -> None:
         if self._puller.is_alive():

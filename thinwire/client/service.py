@@ -17,9 +17,11 @@ from thinwire.client.calls import Calls
 from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
 from thinwire.client.gate import Gate
+from thinwire.client.interpreter import installed
 from thinwire.client.loop import Loop, Say
 from thinwire.client.policy import Policy
 from thinwire.client.session import Session
+from thinwire.client.worker import Worker
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import Link
 
@@ -36,18 +38,24 @@ def serve(
     stop: threading.Event | None = None,
     slow_step_s: float = 0.0,
     gate: Gate | None = None,
+    worker: Worker | None = None,
+    reload: threading.Event | None = None,
 ) -> int:
     """Answer asks until `stop` is set, SIGTERM or Ctrl-C; gives the exit code.
 
     `folder` is this client's own (core.home.client_home). While the aggregator does not answer it keeps trying and
     says so once a minute; with `once` it ends instead (4), and it ends after a run (0). Who is refused ends with 5.
+    `worker` is where the tasks are worked on, unless that is here; `reload` has it begin anew between two asks.
     """
     where = replace(site or Site(), name=name)
     gate = gate or Gate(folder=folder)
     sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks}
     with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
+        said = versions(gate.policy, worker.versions if worker is not None else None)
         calls = Calls(ending, tell, give_up=once)
-        loop = Loop(link, sessions, name, versions(gate.policy), tell, once, ending, calls, gate.plans.digests)
+        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, worker, reload)
+        if worker is not None:
+            worker.stopping = ending.is_set
         try:
             return loop.run()
         except (Refused, Unreachable) as error:
@@ -57,17 +65,31 @@ def serve(
             ending.set()
             link.close()
             loop.join()
+            if worker is not None:
+                worker.close()
 
 
-def versions(policy: Policy | None = None) -> Mapping[str, str]:
-    """What an operator wants to know of a device; of its policy no more than that it is another one than before."""
-    import torch
+def versions(policy: Policy | None = None, training: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """What an operator wants to know of a device; of its policy no more than that it is another one than before.
 
+    `training`: the versions of the Python that trains, and of its packages.
+    """
     said = {"policy": policy.digest} if policy and policy != Policy() else {}
     return {
-        "thinwire": __version__, "python": platform.python_version(), "torch": torch.__version__,
-        "machine": platform.machine(), "system": platform.system(), **said,
+        "thinwire": __version__, **(installed() if training is None else training), "machine": platform.machine(),
+        "system": platform.system(), **said,
     }  # fmt: skip
+
+
+@contextlib.contextmanager
+def reloads() -> Iterator[threading.Event]:
+    """`thinwire client reload` sends SIGUSR1; SIGHUP still ends a client whose terminal is closed."""
+    wished = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: wished.set())
+    try:
+        yield wished
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @contextlib.contextmanager

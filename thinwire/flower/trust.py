@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.home import write_atomically
@@ -78,7 +79,7 @@ class Trust:
             made.load_default_certs(ssl.Purpose.SERVER_AUTH)
         else:
             made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
-            made.load_verify_locations(cadata="\n".join(self.cas))
+            made.load_verify_locations(cadata=b"".join(_certificate(ca).public_bytes(Encoding.DER) for ca in self.cas))
         return made
 
     def renewed(self, cas: tuple[str, ...]) -> Trust:
@@ -96,8 +97,15 @@ class Trust:
 
 
 def _pin(pem: str) -> str:
+    return pin_of(_certificate(pem))
+
+
+def _certificate(pem: str) -> x509.Certificate:
+    """The one that is pinned and believed, and no other: a text may hold several, and OpenSSL would take them all."""
     try:
-        return pin_of(x509.load_pem_x509_certificate(pem.encode()))
+        found = x509.load_pem_x509_certificate(pem.encode())
+        found.public_key()
+        return found
     except Exception as error:  # cryptography raises many kinds, and the text may be a stranger's
         raise BadPayload("this is no certificate", why=str(error)) from error
 

@@ -45,7 +45,7 @@ export const DevicePage = ({ name, news }) => {
         <dl class="facts">
           <div><dt>round trip</dt><dd>${data.link.rtt_s === null ? "not measured" : trip(data.link.rtt_s)}</dd></div>
           <div><dt>upload</dt><dd>${rate(data.link) ? html`${rate(data.link)} <small>median of ${data.link.uploads}</small>` : "nothing sent lately"}</dd></div>
-          <div><dt>clock</dt><dd>${data.link.skew_s === null ? "not measured" : html`<${Skew} link=${data.link} />`}</dd></div>
+          <div><dt>clock</dt><dd>${data.link.skew_s === null ? "not measured" : html`<${Skew} link=${data.link} word="" />`}</dd></div>
           ${Object.entries(NAMES).filter(([key]) => data.versions[key]).map(([key, word]) => html`<div><dt>${word}</dt><dd>${data.versions[key]}</dd></div>`)}
         </dl>
       <//>

@@ -67,10 +67,10 @@ export const Tasks = ({ tasks, whole }) => {
 
 export const rate = (link) => (link.up_bytes_s === null ? null : `${bytes(link.up_bytes_s)}/s up`);
 
-export const Skew = ({ link }) => {
+export const Skew = ({ link, word = "clock " }) => {
   if (link.skew_s === null) return null;
   const off = Math.abs(link.skew_s);
-  const said = off < 1 ? "clock right to 1 s" : `clock ${seconds(off)} ${link.skew_s > 0 ? "behind" : "ahead"}`;
+  const said = off < 1 ? `${word}right to 1 s` : `${word}${seconds(off)} ${link.skew_s > 0 ? "behind" : "ahead"}`;
   return html`<span class=${off < SKEWED_S ? "faint" : "warn-text"}>${said}</span>`;
 };
 

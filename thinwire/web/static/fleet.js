@@ -13,7 +13,7 @@ import { useQuery } from "./query.js";
 import { Refusals } from "./refusals.js";
 
 const GAP_MS = 1000; // between two reads of hundreds of rows
-const AT_ONCE = 60; // rows, and
+const AT_ONCE = matchMedia("(max-width: 760px)").matches ? 20 : 60; // rows (a narrow screen makes a block of each), and
 const CARDS = 12; // of those that wait
 
 const read = async () => {

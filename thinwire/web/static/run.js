@@ -91,14 +91,14 @@ const Progress = ({ run, open, now }) => {
 const Stop = ({ id }) => {
   const [state, setState] = useState("idle");
   const order = async () => {
-    setState("ordered");
-    await post(`runs/${id}/stop`).catch(() => setState("failed"));
+    setState("sent");
+    await post(`runs/${id}/stop`).then(() => setState("ordered"), () => setState("failed"));
   };
   if (state === "ordered") return html`<span class="faint" role="status">stop ordered</span>`;
   if (state === "failed") return html`<span class="bad-text" role="alert">the order was not taken</span>`;
-  if (state === "asked") {
+  if (state !== "idle") {
     return html`<span class="ask" role="group" aria-label="Stop this run?">Stop this run?
-      <button type="button" class="tool bad" onClick=${order}>Stop</button>
+      <button type="button" class="tool bad" disabled=${state === "sent"} onClick=${order}>Stop</button>
       <button type="button" class="tool" onClick=${() => setState("idle")}>Keep</button></span>`;
   }
   return html`<button type="button" class="tool" onClick=${() => setState("asked")}><${Icon} name="stop" />Stop</button>`;

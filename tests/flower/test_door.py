@@ -7,7 +7,8 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,10 @@ class Passing:
     """A guest app that answers with its path."""
 
     paths = frozenset({"/v1/fleet/pull-messages"})
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        yield
 
     def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
         return None if b"flwr-signature" in headers else Refusal(412, "unknown", "not approved here")

@@ -31,6 +31,10 @@ def start(
     cert: Annotated[Path | None, typer.Option(help="your own certificate instead of ours (PEM)")] = None,
     key: Annotated[Path | None, typer.Option(help="its key (PEM)")] = None,
     ca: Annotated[Path | None, typer.Option(help="its CA, for devices to pin; default: the system's CAs")] = None,
+    allow_stock_nodes: Annotated[
+        bool,
+        typer.Option("--allow-stock-nodes", help="stock Flower nodes, in a SuperLink of their own"),
+    ] = False,
     no_page: Annotated[bool, typer.Option("--no-page", help="without the page")] = False,
     background: Annotated[bool, typer.Option("--background", help="come back once it serves")] = False,
     home: Home = None,
@@ -44,6 +48,7 @@ def start(
         Address.parse(listen, "--listen"),
         None if no_page else Address.parse(page, "--page"),
         Certificates(tuple(san or ()), cert, key, ca),
+        allow_stock_nodes,
     )
     if wanted.page:
         wanted.page.require_loopback("--page")

@@ -32,10 +32,12 @@ class Wanted:
     listen: Address
     page: Address | None
     certificates: Certificates = field(default_factory=Certificates)
+    stock: bool = False
 
     def arguments(self) -> list[str]:
         page = ["--page", str(self.page)] if self.page else ["--no-page"]
-        return ["--listen", str(self.listen), *page, *self.certificates.arguments()]
+        stock = ["--allow-stock-nodes"] if self.stock else []
+        return ["--listen", str(self.listen), *page, *stock, *self.certificates.arguments()]
 
 
 def serve_here(wanted: Wanted, home: Path | None) -> int:
@@ -43,7 +45,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     from thinwire import __version__
     from thinwire.cli.page import Page
     from thinwire.core.home import lock_file, write_about
-    from thinwire.flower import FlowerFleet
+    from thinwire.flower import FlowerFleet, stock_guests
     from thinwire.server.limits import answer_limit
     from thinwire.server.service import serve
     from thinwire.store import FileSpool, Store
@@ -59,7 +61,11 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         page_at = wanted.page.require_free("--page") if wanted.page else None
         at = wanted.listen
         spool, limit = FileSpool(place.spool), answer_limit(store)
-        fleet = FlowerFleet(store.roster, spool, host=at.host, port=at.port, authority=authority, limit=limit)
+        said = place.root / "stock.log"
+        guests = stock_guests(store.roster, said, private=authority is None) if wanted.stock else None
+        fleet = FlowerFleet(
+            store.roster, spool, host=at.host, port=at.port, authority=authority, guests=guests, limit=limit
+        )
         stack.callback(fleet.close)
         if page_at:
             stack.enter_context(Page(store.url, place.lock, page_at, place.root / "page.log", os.environ, say.note))
@@ -68,7 +74,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
             "pin": authority.pin if authority else None,
             "urls": urls(fleet.address, wanted.certificates.names) if authority else [f"http://{fleet.address}"],
-            "page": str(page_at) if page_at else None, "control_address": None,
+            "page": str(page_at) if page_at else None, "control_address": guests.control_address if guests else None,
         }  # fmt: skip
         Typed.now().remember(place.root)
         _greet(store, about, home)
@@ -132,6 +138,9 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
         say.line(f"pin      {about['pin']}")
     else:
         say.line(f"door     {about['listen']} (this machine only)")
+    if about["control_address"]:
+        say.line(f"flower   {about['control_address']} for flwr run, and stock nodes at the door")
+        say.line("         WARNING: with this, any user of this machine can run code as you")
     devices = store.devices()
     known = ", ".join(info.row.name for info in devices[:8]) + (" ..." if len(devices) > 8 else "")
     say.line(f"devices  {f'{len(devices)} known: {known}' if devices else 'none known yet'}; to add one:")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thinwire.flower.fleet import FlowerFleet
     from thinwire.flower.keys import device_key
+    from thinwire.flower.stock.passing import stock_guests
     from thinwire.flower.transport import FlowerLink
 
-__all__ = ["FlowerFleet", "FlowerLink", "device_key"]
+__all__ = ["FlowerFleet", "FlowerLink", "device_key", "stock_guests"]
 
-_WHERE = {"FlowerFleet": "fleet", "FlowerLink": "transport", "device_key": "keys"}
+_WHERE = {"FlowerFleet": "fleet", "FlowerLink": "transport", "device_key": "keys", "stock_guests": "stock.passing"}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
@@ -60,6 +61,7 @@ class FlowerFleet:
     ) -> None:
         clock = clock or RealClock()
         self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
+        self._guests = guests
         self._exchange = Exchange(Grid(self._superlink), self._wake)
         self._nodes: dict[str, int] = {}
         self._holds: dict[str, tuple[str, ...]] = {}  # the pins that each device that came since the start holds
@@ -87,7 +89,7 @@ class FlowerFleet:
         self._enter_all(spool)
         self._door = Door(routes, clock, self._called, guests)
         self._listener = Listener(
-            self._door, self._gate.judge, host, port, clock, self._superlink.running, self._background,
+            self._door, self._gate.judge, host, port, clock, self._lifespan, self._background,
             authority.context if authority else None,
         )  # fmt: skip
         self._listener.start()
@@ -164,6 +166,14 @@ class FlowerFleet:
                 self._register(row)
         for head in spool.heads():
             self._exchange.arrived(head)
+
+    @asynccontextmanager
+    async def _lifespan(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._superlink.running())
+            if self._guests is not None:
+                await stack.enter_async_context(self._guests.running())
+            yield
 
     def _cas(self) -> tuple[str, ...]:
         return self._authority.cas() if self._authority else ()

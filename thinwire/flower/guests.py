@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from thinwire.flower.refusals import Refusal
@@ -15,5 +16,6 @@ class Guests(Protocol):
 
     @property
     def paths(self) -> frozenset[str]: ...
+    def running(self) -> AbstractAsyncContextManager[None]: ...  # in the door's loop, for as long as it is open
     def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None: ...  # judged at the head, as all else
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...  # ASGI

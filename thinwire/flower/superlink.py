@@ -77,7 +77,7 @@ class SuperLink:
     """
 
     def __init__(self) -> None:
-        self.app = create_app(_config(), SuperLinkLifespan)
+        self.app = create_app(config(), SuperLinkLifespan)
         self.state: Any = self.app.state.linkstate_factory.state()
         self.run_id, self.task_id = self._begin_run()
 
@@ -132,7 +132,7 @@ class SuperLink:
         self.state.deactivate_node(node_id)
 
 
-def _config() -> SuperLinkLifespanConfig:
+def config() -> SuperLinkLifespanConfig:
     """Isolation "process" starts no SuperExec; with no address given, nothing listens."""
     return SuperLinkLifespanConfig(
         control_address="",

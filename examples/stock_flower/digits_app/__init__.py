@@ -1,0 +1,1 @@
+"""The digits example as a Flower app."""

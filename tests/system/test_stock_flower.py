@@ -1,0 +1,120 @@
+"""The stock programs of Flower beside us: their nodes and apps work at our door, and neither see nor touch ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.processes import EXAMPLE, Site, environment, free_port
+
+APP = Path(__file__).parent / "tiny_app"
+OURS = EXAMPLE.parent / "stock_flower"
+BIN = Path(sys.executable).parent
+PATIENCE_S = 180
+
+
+class Stock(Site):
+    """An aggregator that allows stock nodes, and Flower's own programs."""
+
+    tls = False
+
+    def start_aggregator(self) -> subprocess.Popen[bytes]:
+        more = ["--san", "localhost"] if self.tls else []
+        self.aggregator = self.start(
+            "aggregator", "start", "--listen", self.listen, "--no-page", "--allow-stock-nodes", *more
+        )
+        self.until(lambda: self.status().get("pid") == self.aggregator.pid if self.aggregator else False)
+        config = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{self.status()["control_address"]}"\n'
+        self.flwr_home.mkdir(exist_ok=True)
+        (self.flwr_home / "config.toml").write_text(config + "insecure = true\n")
+        return self.aggregator
+
+    @property
+    def flwr_home(self) -> Path:
+        return self.home.parent / "flwr"
+
+    def status(self) -> dict[str, str]:
+        done = self.call("aggregator", "status", "--json")
+        return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
+
+    def node(self, config: str, *security: str) -> subprocess.Popen[bytes]:
+        address = self.listen.replace("127.0.0.1", "localhost") if self.tls else self.listen
+        words = [*(security or ("--insecure",)), "--superlink", address, "--port", str(free_port())]
+        log = open(self.home.parent / f"log-{len(self.processes)}.txt", "wb")  # noqa: SIM115  # the process holds it
+        node = subprocess.Popen(
+            [BIN / "flower-supernode", *words, "--node-config", config], env=self.environment(),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        log.close()
+        self.processes.append(node)
+        return node
+
+    def flwr(self, *words: str) -> str:
+        done = subprocess.run(
+            [BIN / "flwr", *words], env=self.environment(), capture_output=True, text=True, timeout=PATIENCE_S,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr + self.said()
+        return done.stdout
+
+    def environment(self) -> dict[str, str]:
+        quiet = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
+        path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
+        return {**environment(), **dict.fromkeys(quiet, "1"), "FLWR_TELEMETRY_ENABLED": "0", "PATH": path,
+                "FLWR_HOME": str(self.flwr_home)}  # fmt: skip
+
+
+@pytest.fixture
+def stock(tmp_path: Path) -> Iterator[Stock]:
+    made = Stock(tmp_path / "home")
+    yield made
+    made.close()
+
+
+def test_stock_nodes_train_theirs_and_ours_and_neither_see_nor_touch_our_devices(stock: Stock) -> None:
+    stock.start_aggregator()
+    stock.start_client("pi-1")
+    for nth in range(2):
+        config = f'task="{EXAMPLE / "task.py"}" partition="{nth}/2" home="{stock.home.parent / "nodes"}" add={nth + 1}'
+        stock.node(config)
+    run_id = stock.begin("run.rounds=3", "cohort.wait_for=1")
+    said = stock.flwr("run", str(APP), "here", "--stream")
+    assert "RESULT 2 [1.5, 1.5, 1.5, 1.5]" in said, "all nodes that it sees are the two stock ones"
+    model = stock.home.parent / "model.safetensors"
+    said = stock.flwr("run", str(OURS), "here", "--stream", "--run-config", f'rounds=1 out="{model}"')
+    assert "thinwire: round 1: 2 of 2 nodes" in said
+    assert model.stat().st_size > 30_000
+    assert stock.until_done(run_id).status == "done"
+    runs = json.loads(stock.flwr("ls", "here", "--format", "json"))["runs"]
+    assert len(runs) == 2, "no run of ours is among theirs"
+    devices = json.loads(stock.call("devices", "list", "--json").stdout)
+    assert [(device["name"], device["how"]) for device in devices] == [("pi-1", "loopback")]
+    assert stock.run(run_id).folded_count == 3
+
+
+def test_a_tls_door_passes_stock_nodes_whose_key_was_approved_and_no_others(stock: Stock) -> None:
+    stock.tls = True
+    stock.start_aggregator()
+    keys = [stock.home.parent / name for name in ("approved", "unknown")]
+    for key in keys:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key], check=True)
+    ca = next((stock.home / "aggregator" / "tls").glob("*.ca.pem"))
+    approved, unknown = (("--root-certificates", str(ca), "--auth-supernode-private-key", str(key)) for key in keys)
+    done = stock.call("devices", "approve", "--key", f"{keys[0]}.pub", "--name", "hospital-3")
+    assert done.returncode == 0, done.stderr
+    refused = stock.node("add=9", *unknown)
+    stock.node("add=5", *approved)
+    said = stock.flwr("run", str(APP), "here", "--stream", "--run-config", "nodes=1")
+    assert "RESULT 1 [5.0, 5.0, 5.0, 5.0]" in said
+    stock.until(lambda: refused.poll() is not None or "not approved" in stock.log_of(refused))
+    assert stock.call("devices", "revoke", "hospital-3").returncode == 0
+    devices = json.loads(stock.call("devices", "list", "--json").stdout)
+    assert [(device["name"], device["how"], device["state"]) for device in devices] == [
+        ("hospital-3", "stock", "revoked")
+    ]

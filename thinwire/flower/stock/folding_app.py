@@ -1,0 +1,159 @@
+"""A run of ours as a Flower ServerApp: stock nodes are asked, their frames are folded by our weighted mean.
+
+Plain synchronous rounds: no overlap, no exactly-once, no resume, no replay protection. Those are our own client's.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from thinwire.aggregation import with_layers
+from thinwire.core.errors import BadPayload, TooFewClients
+from thinwire.core.events import ModelStored
+from thinwire.core.layout import Layout
+from thinwire.core.messages import ask_to_bytes, reply_from_bytes
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import Ask, ReplyHead, Verdict, Work
+from thinwire.flower.stock.carrying import Carried
+
+from flwr.app import Context, Message  # isort: skip
+from flwr.serverapp import Grid, ServerApp  # isort: skip
+
+ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
+
+
+def server_app(plan: Path) -> ServerApp:
+    """An app that makes the plan's rounds with `nodes` stock nodes (run config; 1), and writes the model to `out`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        read = RunPlan.from_json(tomllib.loads(plan.read_text()))
+        if rounds := int(context.run_config.get("rounds", 0)):
+            read = read.model_copy(update={"run": read.run.model_copy(update={"rounds": rounds})})
+        with tempfile.TemporaryDirectory() as folder:
+            run = StockRun(grid, read, f"{read.run.task}-{context.run_id}", Path(folder))
+            run.make(int(context.run_config.get("nodes", 1)))
+            if out := str(context.run_config.get("out", "")):
+                run.export(Path(out))
+
+    return app
+
+
+@dataclass
+class StockRun:
+    """Rounds over a Grid. `payload_bytes` counts the frames that came back."""
+
+    grid: Grid
+    plan: RunPlan
+    run_id: str
+    folder: Path
+    payload_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+
+    def make(self, nodes: int) -> None:
+        """All rounds; each says in one line what came of it."""
+        from thinwire.server.step import Model
+        from thinwire.server.versions import Versions
+
+        there = self._nodes(nodes)
+        layout, stored, model_file = self._begin(there[0])
+        versions = Versions(self.folder, layout)
+        versions.path(0).write_bytes(model_file)
+        self.model = Model(layout, *versions.read(stored), dict(stored.counters))
+        for number in range(1, self.plan.run.rounds + 1):
+            stored = self._round(number, self._nodes(nodes), versions, stored)
+        print(f"thinwire: done, {self.plan.run.rounds} rounds, {self.payload_bytes} bytes of frames", flush=True)
+
+    def export(self, path: Path) -> None:
+        """The model as safetensors."""
+        from safetensors.numpy import save_file
+
+        model = self.model
+        tensors = {t.name: model.params[t.offset : t.offset + t.size].reshape(t.shape) for t in model.layout.trained}
+        save_file(tensors, path)
+
+    def _nodes(self, wanted: int) -> list[int]:
+        """So many nodes, waited for."""
+        end = time.monotonic() + NODES_S
+        while len(found := sorted(self.grid.get_node_ids())) < wanted:
+            if time.monotonic() > end:
+                raise TooFewClients(f"{len(found)} of {wanted} nodes are there", hint="start more flower-supernodes")
+            time.sleep(LOOK_S)
+        return found
+
+    def _begin(self, node: int) -> tuple[Layout, ModelStored, bytes]:
+        asked = Carried(json.dumps({"task": self.plan.run.task, "seed": self.plan.run.seed or 0}).encode())
+        (reply,) = self._exchange("query", {node: asked}).values()
+        said = json.loads(reply.head)
+        parts = [(str(name), int(length), str(digest)) for name, length, digest in said["parts"]]
+        stored = ModelStored(time.time(), 0, said["digest"], "v000000.model", parts, said["counters"])
+        return Layout.from_json(said["layout"]), stored, reply.parts
+
+    def _round(self, number: int, nodes: Sequence[int], versions: object, stored: ModelStored) -> ModelStored:
+        from thinwire.server.measured import pooled
+        from thinwire.server.step import Fold
+        from thinwire.server.versions import Versions
+
+        assert isinstance(versions, Versions)
+        codec = with_layers(self.plan.uplink.codec, self.plan.uplink.layers)
+        model_file = (self.folder / stored.file).read_bytes()
+        asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec)), model_file) for node in nodes}
+        fold, heads = Fold(self.plan, versions.layout, codec), list[ReplyHead]()
+        for node, reply in self._exchange("train", asks).items():
+            head = reply_from_bytes(reply.head)
+            if isinstance(head, ReplyHead):
+                fold.add(head, lambda parts=reply.parts, of=head: _frames(parts, of), 1.0)  # type: ignore[misc]  # bound now
+                heads.append(head)
+                self.payload_bytes += head.payload_bytes
+                self._verdicts[node] = [Verdict(head.update_id, "folded", number)]
+            else:
+                print(f"thinwire: round {number}: node {node} failed, {head.kind}: {head.text}", flush=True)
+        if not heads:
+            raise TooFewClients(f"no node answered in round {number}")
+        fold.step(self.model)
+        self.metrics = pooled((head.metrics for head in heads), "eval/")
+        print(f"thinwire: round {number}: {len(heads)} of {len(nodes)} nodes, {self.metrics}", flush=True)
+        return versions.write(number, self.model.params, self.model.buffers, self.model.counters, time.time())
+
+    def _ask(self, number: int, node: int, stored: ModelStored, codec: str) -> Ask:
+        from thinwire.server.versions import parts_of
+
+        steps = self.plan.local.steps
+        return Ask(
+            ask_id=f"{self.run_id}.{number}.node-{node}", run=self.run_id, task=self.plan.run.task, kind="train",
+            plan=self.plan.to_json(), round=number, base_version=stored.version, base_digest=stored.digest,
+            layout_digest=self.model.layout.digest, codec=codec,
+            work=Work(steps if isinstance(steps, int) else 0, self.plan.local.batch), deadline_s=ROUND_S,
+            parts=parts_of(stored), verdicts=tuple(self._verdicts.get(node, ())),
+        )  # fmt: skip
+
+    def _exchange(self, kind: str, asks: dict[int, Carried]) -> dict[int, Carried]:
+        """What each node answered; a node that fails or stays silent is left out."""
+        messages = [
+            Message(asked.content(), dst_node_id=node, message_type=kind, ttl=ROUND_S) for node, asked in asks.items()
+        ]
+        found = {}
+        for reply in self.grid.send_and_receive(messages, timeout=ROUND_S):
+            if reply.has_error():
+                print(f"thinwire: node {reply.metadata.src_node_id}: {reply.error.reason}", flush=True)
+                continue
+            try:
+                found[reply.metadata.src_node_id] = Carried.read(reply)
+            except BadPayload as error:
+                print(f"thinwire: node {reply.metadata.src_node_id}: {error}", flush=True)
+        return found
+
+
+def _frames(parts: bytes, head: ReplyHead) -> Iterator[bytes]:
+    at = 0
+    for part in head.parts:
+        yield parts[at : at + part.length]
+        at += part.length

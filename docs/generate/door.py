@@ -55,6 +55,7 @@ KINDS: Mapping[str, str] = {
     "401 replay": "this very request was let in before",
     "401 hello": "the process has not said hello since the aggregator started, or since its CA changed",
     "401 unknown": "nobody let this key in",
+    "412 unknown": "a stock Flower node whose key nobody approved",
     "403 pending": "a person has to approve this device first",
     "403 revoked": "this device was shut out",
     "403 invitation": "unknown, used, expired or withdrawn: from outside they look alike",

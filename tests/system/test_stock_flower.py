@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ class Stock(Site):
     def flwr_home(self) -> Path:
         return self.home.parent / "flwr"
 
-    def status(self) -> dict[str, str]:
+    def status(self) -> dict[str, Any]:
         done = self.call("aggregator", "status", "--json")
         return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
 

@@ -62,6 +62,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     "flwr.server.superlink.linkstate:LinkState.store_message_ins": ("self", "message"),
     "flwr.server.superlink.linkstate:LinkState.store_message_res": ("self", "message"),
     "flwr.server.superlink.linkstate:LinkState.delete_messages": ("self", "message_ins_ids"),
+    "flwr.superlink.routers.fleet.router:get_enable_supernode_auth": ("request",),
     "flwr.app.metadata:Metadata": (
         "run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id", "created_at", "ttl",
         "message_type", "src_task_id",

@@ -20,6 +20,6 @@ def main(grid: Grid, context: Context) -> None:
 
 @client.train()
 def train(msg: Message, context: Context) -> Message:
-    numbers = msg.content["arrays"].to_numpy_ndarrays()[0] + float(context.node_config["add"])
+    numbers = msg.content.array_records["arrays"].to_numpy_ndarrays()[0] + float(context.node_config["add"])
     content = RecordDict({"arrays": ArrayRecord([numbers]), "metrics": MetricRecord({"num-examples": 10})})
     return Message(content, reply_to=msg)

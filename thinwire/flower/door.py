@@ -47,8 +47,8 @@ class Door:
             request.wire.close()
 
     def refused(self, target: str, refusal: Refusal) -> None:
-        """Count what was not let in, by path where there is such a path."""
-        path = target.partition("?")[0]
+        """Count what was not let in, by path where there is such a path: without the names that strangers make up."""
+        path = "/".join(target.partition("?")[0].split("/")[:4])
         self.answers["404" if refusal.status == 404 else f"{path} {refusal.status}"] += 1
 
     async def _serve(self, request: Request) -> None:

@@ -17,6 +17,7 @@ from thinwire.flower.requests import Request
 
 JSON = b"application/json"
 SECRET_DIGITS = 32
+MOST_BYTES = 16 * 2**10  # of a join's JSON: a stranger's 4 KiB could be inflated to a thousand times as much
 
 log = logging.getLogger("thinwire.door")
 
@@ -39,9 +40,13 @@ class JoinRoute:
         self._roster, self._gate, self._clock, self._cas = roster, gate, clock, cas
 
     async def __call__(self, request: Request) -> None:
-        head, _ = await request.head()
-        secret, name = _read(head)
         identity, address = request.identity, request.wire.address
+        try:
+            head, _ = await request.head(MOST_BYTES)
+            secret, name = _read(head)
+        except Refusal:
+            self._gate.failed_joins.failed(address, self._clock.now())
+            raise
         joining = Joining(secret, name, identity.fingerprint, identity.der, address)
         try:
             row = await asyncio.to_thread(self._roster.join, joining)

@@ -15,6 +15,7 @@ from thinwire.flower.limits import HANDSHAKE_S, HEAD_BYTES
 from thinwire.flower.refusals import Refusal
 from thinwire.flower.wire import Wire, Wires
 
+UNREAD_BYTES = 64 * 2**10  # of refusals that wait for their reader: who reads none of them is cut off
 SWALLOWED_BYTES = 64 * 2**10  # of a refused request's body: who sends more is cut off when the answer is out
 LINGER_S = 2.0  # how long a refused sender gets to see why
 SSL_BUFFER_BYTES = 64 * 2**10
@@ -88,6 +89,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.wires, self.wire = wires, wire
         self._refused, self._admitted = False, True
         self._in_head, self._head_bytes = True, 0
+        self._over = False  # the last answer is out: what still comes is not looked at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         self._admitted = self.wire.tls or self.wires.came(self.wire, transport)
@@ -123,7 +125,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        if not self.transport.is_closing():
+        if not (self._over or self.transport.is_closing()):
             super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
@@ -137,7 +139,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.wire.head_since = None
-        self._in_head, self._head_bytes, self._refused = False, 0, False
+        self._in_head, self._head_bytes, self._refused = False, 0, self._over
+        if self._over:
+            return
         if self._busy():
             self.wire.abort()  # our clients wait for an answer before they ask again
             self._refused = True
@@ -190,6 +194,10 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer without a request object. The connection stays when the body that still comes is a small one."""
         self._refused = True
         self.wires.refused(target, refusal)
+        if self.transport.get_write_buffer_size() > UNREAD_BYTES:
+            self._over = True
+            self.wire.abort()
+            return
         said = headers.get(b"content-length", b"0")
         known = said.isdigit() and len(said) < 16 and b"transfer-encoding" not in headers
         length = int(said) if known else SWALLOWED_BYTES + 1
@@ -206,6 +214,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not stays:
             lines.append(b"connection: close")
         self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self._over = not stays
         if stays:
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(

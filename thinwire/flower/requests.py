@@ -83,12 +83,12 @@ class Request:
             raise Refusal(401, "signature", "the body is not the one that was signed")
         return data
 
-    async def head(self) -> tuple[bytes, memoryview]:
-        """The JSON of the body's first block, and what follows it."""
+    async def head(self, most: int = MAX_HEAD_BYTES) -> tuple[bytes, memoryview]:
+        """The JSON of the body's first block, of at most `most` bytes, and what follows it."""
         data = await self.whole()
         try:
             head, rest = unblock(data)
-            return inflated(head, MAX_HEAD_BYTES), rest
+            return inflated(head, most), rest
         except ValueError as error:
             raise Refusal(409, "protocol", str(error)) from error
 

@@ -65,7 +65,10 @@ def found(method: str, target: str) -> Found | None:
         if route.method == method and (match := route.path.fullmatch(path)) is not None:
             if question and route.name != "part":
                 return None
-            return Found(route, match.groupdict(), dict(parse_qsl(query, max_num_fields=4)))
+            try:
+                return Found(route, match.groupdict(), dict(parse_qsl(query, max_num_fields=4)))
+            except ValueError:
+                return None
     return None
 
 

@@ -33,12 +33,13 @@ BODY = hashlib.shake_128(b"an update").digest(20_000)
 
 @dataclass
 class DoorProcess:
-    """This end of it. `authority` is read from its folder; `secrets` are of open invitations."""
+    """This end of it. `authority` is read from its folder; `secrets` are of open invitations; `log` is its stderr."""
 
     process: subprocess.Popen[str]
     url: str
     authority: PrivateAuthority
     secrets: list[str]
+    log: Path
     asked: threading.Lock = field(default_factory=threading.Lock)
 
     def say(self, word: str) -> Mapping[str, Any]:
@@ -62,6 +63,10 @@ class DoorProcess:
                 return int(line.split()[1]) * 1024
         raise KeyError(key)
 
+    def forget_peak(self) -> None:
+        """Let `VmHWM` begin anew (proc(5), clear_refs)."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
     def link(self, folder: Path, name: str) -> FlowerLink:
         """A device that joined and said hello."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,15 +79,16 @@ class DoorProcess:
 
 @contextlib.contextmanager
 def door_process(folder: Path) -> Iterator[DoorProcess]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.flower.door_process", str(folder)], env=environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    with open(folder / "log.txt", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.flower.door_process", str(folder)], env=environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+        )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         said = json.loads(process.stdout.readline())
-        yield DoorProcess(process, said["url"], PrivateAuthority(folder / "ca"), said["secrets"])
+        yield DoorProcess(process, said["url"], PrivateAuthority(folder / "ca"), said["secrets"], folder / "log.txt")
     finally:
         process.stdin.close()
         try:

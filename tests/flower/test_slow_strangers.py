@@ -6,10 +6,12 @@ The clock is the test's: nobody waits here for a time to pass.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.messages import reply_to_bytes
 from thinwire.flower.framing import packed
 from thinwire.flower.limits import BODY_WINDOW_S, HEAD_BYTES, HEAD_S, UNSIGNED_S
+from thinwire.flower.protocols import HttpProtocol
 from thinwire.flower.routes import CA, HELLO, PULL, PUSH
 from thinwire.flower.wire import Wire
 
@@ -317,3 +320,34 @@ def test_a_protocol_that_it_would_change_to_is_not_changed_to(here: Watched) -> 
     line = tls(here)
     assert answered(line, b"CONNECT agg.example:9090 HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 404")
     line.close()
+
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: closed at once, by a reset
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_of_a_connection_that_ended_nothing_is_kept(here: Watched, reset: bool) -> None:
+    """Whatever was said on it: strangers can make as many as they like."""
+    caller = joined(here)
+    caller.hello()
+    body = caller.wanted()
+    signed = request_of(caller, "POST", PULL, body, len(body), hashlib.sha256(body).digest())
+    upgrade = b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    for said in (b"", ASK_CA, ASK_NOTHING, signed, signed, b"\0", ASK_NOTHING * 3, ASK_CA * 3, upgrade, signed[:50]):
+        line = tls(here)
+        line.sendall(said)
+        if reset:
+            if said.startswith(b"GET"):
+                line.recv(1)
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        line.close()
+    raw = plain(here)
+    raw.sendall(hello_of_tls())
+    raw.close()
+    until(lambda: here.open == 0)
+    until(lambda: gc.collect() == 0 or not kept(here))
+    assert not kept(here)
+
+
+def kept(here: Watched) -> list[HttpProtocol]:
+    return [each for each in gc.get_objects() if isinstance(each, HttpProtocol) and each.wires is here.wires]

@@ -138,13 +138,18 @@ _CASTS: Mapping[str, Callable[[Any], Any]] = {"int": _int, "float": _float, "str
 
 
 def _scalars(kind: type, raw: Mapping[str, Any], exclude: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of a dataclass that are plain values, cast to what they are declared as; unknown keys are ignored."""
+    """The fields of a dataclass that are plain values, cast to what they are declared as; unknown keys are ignored.
+
+    null stands only where the field may be None.
+    """
     known: dict[str, Any] = {}
     for f in dataclasses.fields(kind):
         if f.name in exclude or f.name not in raw:
             continue
-        cast = _CASTS.get(str(f.type).removesuffix(" | None"), str)
-        known[f.name] = None if raw[f.name] is None else cast(raw[f.name])
+        declared = str(f.type).removesuffix(" | None")
+        if raw[f.name] is None and declared == f.type:
+            raise ValueError(f"{f.name} is null")
+        known[f.name] = None if raw[f.name] is None else _CASTS.get(declared, str)(raw[f.name])
     return known
 
 

@@ -45,6 +45,7 @@ class Door:
             await self._serve(request)
         except (Gone, TimeoutError):
             request.wire.close()
+            await request.hung_up()
 
     def refused(self, target: str, refusal: Refusal) -> None:
         """Count what was not let in, by path where there is such a path: without the names that strangers make up."""

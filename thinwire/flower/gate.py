@@ -13,7 +13,7 @@ from thinwire.core.clock import Clock
 from thinwire.core.fleet import DeviceRow, Roster
 from thinwire.flower.guests import MOST_BYTES, Guests
 from thinwire.flower.limits import FailedJoins
-from thinwire.flower.refusals import UNKNOWN_PATH, Refusal
+from thinwire.flower.refusals import Refusal, unknown_path
 from thinwire.flower.routes import Found, Route, found
 from thinwire.flower.signing import Claim, Identity
 from thinwire.flower.window import Window
@@ -60,7 +60,7 @@ class Gate:
         if at is None and self._guests is not None and head.method == "POST" and head.target in self._guests.paths:
             return self._guest(head, self._guests)
         if at is None or (self._private and at.route.name in ("ca", "join")):
-            raise UNKNOWN_PATH
+            raise unknown_path()
         length = _length(head, at.route)
         if at.route.who == "anyone":
             return Admitted(at, length)

@@ -18,7 +18,8 @@ from thinwire.flower.wire import Wire, Wires
 UNREAD_BYTES = 64 * 2**10  # of refusals that wait for their reader: who reads none of them is cut off
 SWALLOWED_BYTES = 64 * 2**10  # of a refused request's body: who sends more is cut off when the answer is out
 LINGER_S = 2.0  # how long a refused sender gets to see why
-SSL_BUFFER_BYTES = 64 * 2**10
+SSL_BUFFER_BYTES = 64 * 2**10  # while a body comes in
+IDLE_BUFFER_BYTES = 4 * 2**10  # else: hundreds of strangers and thousands of waiting devices have one each
 
 log = logging.getLogger("thinwire.door")
 
@@ -50,7 +51,7 @@ class CountedTransport:
 class TlsProtocol(SSLProtocol):
     """asyncio's TLS under our HTTP, so that strangers are counted before their handshake and bytes after it."""
 
-    max_size = SSL_BUFFER_BYTES
+    max_size = IDLE_BUFFER_BYTES
 
     def __init__(self, wires: Wires, wire: Wire, http: HttpProtocol, context: ssl.SSLContext) -> None:
         super().__init__(
@@ -64,6 +65,14 @@ class TlsProtocol(SSLProtocol):
             super().connection_made(cast(Any, CountedTransport(transport, self._wire)))
         else:
             self._refused = True
+
+    def get_buffer(self, n: int) -> memoryview:
+        most = SSL_BUFFER_BYTES if self._wire.body_since is not None and self._wire.body_bytes else IDLE_BUFFER_BYTES
+        if most != self.max_size:
+            self.max_size = most  # type: ignore[misc]  # asyncio reads it from the instance
+            self._ssl_buffer = bytearray(most)
+            self._ssl_buffer_view = memoryview(self._ssl_buffer)
+        return super().get_buffer(n)
 
     def buffer_updated(self, nbytes: int) -> None:
         self._wire.account.received_bytes += nbytes
@@ -103,6 +112,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._admitted:
             return
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it running, and us held, where a connection was reset
         if not self.wire.tls:
             self.wires.went(self.wire)
         self.wire.open = False

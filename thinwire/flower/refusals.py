@@ -55,7 +55,9 @@ class Refusal(Exception):
             return cls(status, "http", f"it answered with status {status}", **numbers)  # type: ignore[arg-type]  # as above
 
 
-UNKNOWN_PATH = Refusal(404, "", "")
+def unknown_path() -> Refusal:
+    """Made anew each time: an exception that is raised twice holds on to the frames of both, and to all in them."""
+    return Refusal(404, "", "")
 
 
 def _number(text: str, otherwise: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from thinwire.core.fleet import DeviceRow
 from thinwire.core.messages import MAX_HEAD_BYTES
 from thinwire.flower.framing import inflated, unblock
-from thinwire.flower.refusals import UNKNOWN_PATH, Refusal
+from thinwire.flower.refusals import Refusal, unknown_path
 from thinwire.flower.signing import Claim, Identity
 from thinwire.flower.wire import Account, admitted_of, wire_of
 
@@ -53,7 +53,7 @@ class Request:
     def row(self) -> DeviceRow:
         """The device that signed."""
         if self.admitted.row is None:
-            raise UNKNOWN_PATH
+            raise unknown_path()
         return self.admitted.row
 
     @property
@@ -133,6 +133,11 @@ class Request:
         if not self.wire.open:
             raise Gone
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def hung_up(self) -> None:
+        """Until uvicorn knows too that the connection is gone: it would answer 500 to what nobody answers."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def _next(self) -> bytes:
         event = await self._receive()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import thinwire
 from docs.generate.table import table
-from thinwire.flower import limits
-from thinwire.flower.routes import ROUTES, Route
+from thinwire.flower.door import limits
+from thinwire.flower.wire.routes import ROUTES, Route
 
 CALLERS: Mapping[str, str] = {
     "nothing": "a request without a signature",

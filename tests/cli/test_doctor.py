@@ -17,7 +17,7 @@ from tests.flower import doubles
 from thinwire.cli import aggregator_doctor
 from thinwire.core.fleet import Hello, Joining
 from thinwire.core.home import AggregatorHome, hold
-from thinwire.flower.authority import PrivateAuthority
+from thinwire.flower.door.authority import PrivateAuthority
 from thinwire.store import Store
 
 

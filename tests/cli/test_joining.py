@@ -11,7 +11,7 @@ import pytest
 
 from tests.flower.doubles import Place, place
 from thinwire.core.home import client_home, hold
-from thinwire.flower.invitation import Invitation
+from thinwire.flower.wire.invitation import Invitation
 
 TASK = ["--task", "digits=examples/digits/task.py"]
 
@@ -96,7 +96,7 @@ def test_an_address_that_cannot_be_joined_is_2(thinwire, home, door, url):
 
 
 def test_a_door_that_is_not_there_is_4_and_one_that_refuses_is_5(thinwire, home, door, monkeypatch):
-    monkeypatch.setattr("thinwire.flower.joining.AGAIN_S", 0.0)
+    monkeypatch.setattr("thinwire.flower.device.joining.AGAIN_S", 0.0)
     text = door.invite().text()
     assert thinwire("client", "join", nobody(), text, "--name", "pi-03", "--home", home).code == 4
     assert join(thinwire, door, home, "pi-03", Invitation.draw(door.authority.pin)).code == 5

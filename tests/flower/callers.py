@@ -20,12 +20,12 @@ from tests.fleet_laws import hello
 from tests.flower.doubles import Place
 from thinwire.core.messages import MAX_HEAD_BYTES, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower import hellos
-from thinwire.flower.authority import PrivateAuthority
-from thinwire.flower.certificates import private_context
-from thinwire.flower.framing import inflated, packed, unblock
-from thinwire.flower.routes import HELLO, JOIN, PULL, PUSH
-from thinwire.flower.signing import Signer
+from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.flower.wire import hellos
+from thinwire.flower.wire.certificates import private_context
+from thinwire.flower.wire.framing import inflated, packed, unblock
+from thinwire.flower.wire.routes import HELLO, JOIN, PULL, PUSH
+from thinwire.flower.wire.signing import Signer
 from thinwire.store import FileSpool, Store
 
 PATIENCE_S = 20.0

@@ -24,9 +24,9 @@ from tests.system.processes import environment
 from thinwire.core.errors import Unreachable
 from thinwire.core.types import ReplyHead
 from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.authority import PrivateAuthority
-from thinwire.flower.invitation import Invitation
-from thinwire.flower.joining import join
+from thinwire.flower.device.joining import join
+from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.flower.wire.invitation import Invitation
 
 BODY = hashlib.shake_128(b"an update").digest(20_000)
 

@@ -16,10 +16,10 @@ from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHead, UpdateId
 from thinwire.flower import FlowerFleet, FlowerLink, device_key
-from thinwire.flower.authority import PrivateAuthority
-from thinwire.flower.invitation import Invitation
-from thinwire.flower.joining import join
-from thinwire.flower.trust import Trust
+from thinwire.flower.device.joining import join
+from thinwire.flower.device.trust import Trust
+from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.flower.wire.invitation import Invitation
 
 
 @dataclass

@@ -14,9 +14,9 @@ from tests.fleet_laws import answer, hello
 from tests.flower.callers import Caller
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure
-from thinwire.flower import hellos
-from thinwire.flower.framing import block, packed
-from thinwire.flower.routes import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES
+from thinwire.flower.wire import hellos
+from thinwire.flower.wire.framing import block, packed
+from thinwire.flower.wire.routes import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES
 
 WORDS = [
     b"", b"0", b"-1", b"\0", b"\xff" * 8, b"9" * 400, b"..", b"%00", b"\r\n", b"\r\n\r\n", b"chunked", b"null", b"NaN",

@@ -17,13 +17,13 @@ from tests.flower.doubles import Place, place
 from tests.flower.test_joining import listening
 from thinwire.core.errors import Refused
 from thinwire.flower import device_key
-from thinwire.flower.certificates import private_context, server_name
-from thinwire.flower.framing import WORDS, block
-from thinwire.flower.invitation import Invitation
-from thinwire.flower.joining import join
-from thinwire.flower.limits import FAILED_JOINS
-from thinwire.flower.routes import JOIN
-from thinwire.flower.trust import Trust
+from thinwire.flower.device.joining import join
+from thinwire.flower.device.trust import Trust
+from thinwire.flower.door.limits import FAILED_JOINS
+from thinwire.flower.wire.certificates import private_context, server_name
+from thinwire.flower.wire.framing import WORDS, block
+from thinwire.flower.wire.invitation import Invitation
+from thinwire.flower.wire.routes import JOIN
 
 # In the middle, at join
 

@@ -15,10 +15,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.flower.authority import PrivateAuthority
-from thinwire.flower.certificates import make_ca, make_leaf, pin_of, private_context, server_name
-from thinwire.flower.invitation import SYSTEM, Invitation
-from thinwire.flower.own_certificate import GivenAuthority
+from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.flower.door.own_certificate import GivenAuthority
+from thinwire.flower.wire.certificates import make_ca, make_leaf, pin_of, private_context, server_name
+from thinwire.flower.wire.invitation import SYSTEM, Invitation
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -193,7 +193,7 @@ def _forged(ca: object, name: str) -> tuple[str, str]:
     """A leaf that this CA signed for a name that it may not name."""
     import tempfile
 
-    from thinwire.flower import certificates
+    from thinwire.flower.wire import certificates
 
     whole = certificates.permits
     certificates.permits = lambda *_: True

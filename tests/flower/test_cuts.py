@@ -19,7 +19,7 @@ from thinwire.core.errors import BadPayload, NotTaken, Unreachable
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
 from thinwire.flower import FlowerLink
-from thinwire.flower.framing import INLINE_BYTES
+from thinwire.flower.wire.framing import INLINE_BYTES
 
 SIZE = 24 * 2**20
 CUTS = 20

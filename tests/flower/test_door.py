@@ -22,11 +22,12 @@ from thinwire.core.errors import Refused, ThinwireError
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure, Part, ReplyHead, UpdateId
-from thinwire.flower import FlowerFleet, device_key, hellos
-from thinwire.flower.framing import packed
-from thinwire.flower.refusals import Refusal
-from thinwire.flower.routes import HELLO, PULL, PUSH
-from thinwire.flower.signing import Signer
+from thinwire.flower import FlowerFleet, device_key
+from thinwire.flower.wire import hellos
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.refusals import Refusal
+from thinwire.flower.wire.routes import HELLO, PULL, PUSH
+from thinwire.flower.wire.signing import Signer
 
 Answer = tuple[int, str]
 

@@ -16,10 +16,10 @@ from tests.flower.callers import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import DeviceState, NodeJoined
 from thinwire.core.messages import reply_to_bytes
-from thinwire.flower import hellos
-from thinwire.flower.framing import packed
-from thinwire.flower.routes import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES
-from thinwire.flower.signing import KEY_HEADER, PUBLIC_KEY_HEADER, public_der
+from thinwire.flower.wire import hellos
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.routes import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES
+from thinwire.flower.wire.signing import KEY_HEADER, PUBLIC_KEY_HEADER, public_der
 
 MODEL = bytes(400_000)  # more than goes inline
 ORDER = sorted((route.name for route in ROUTES), key=lambda name: name == "leave")

@@ -15,8 +15,8 @@ import pytest
 from tests.flower.callers import Caller, address_of
 from tests.flower.door_process import DoorProcess, answering, door_process
 from tests.flower.test_slow_strangers import hello_of_tls
-from thinwire.flower.limits import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
-from thinwire.flower.routes import CA
+from thinwire.flower.door.limits import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
+from thinwire.flower.wire.routes import CA
 
 MOST_MORE_BYTES = 64 * 2**20
 CROWD = 5_000

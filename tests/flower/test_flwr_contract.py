@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import thinwire.flower
-from thinwire.flower import signing
 from thinwire.flower.grid import Grid
 from thinwire.flower.superlink import PRIVATE_NAMES, SuperLink
+from thinwire.flower.wire import signing
 
 # What flwr documents; all else that we import must stand in PRIVATE_NAMES or be a plain constant.
 PUBLIC = {"flwr.app:ConfigRecord", "flwr.app:Message", "flwr.app:RecordDict"}

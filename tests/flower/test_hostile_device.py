@@ -18,8 +18,8 @@ from tests.flower.test_door import Caller
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_json
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.answers import MAX_WAITING
-from thinwire.flower.routes import PUSH
+from thinwire.flower.lane.answers import MAX_WAITING
+from thinwire.flower.wire.routes import PUSH
 from thinwire.store import FileSpool
 
 

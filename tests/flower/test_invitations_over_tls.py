@@ -12,8 +12,8 @@ import pytest
 
 from tests.flower.callers import Caller, Said, TlsPlace, joined, tls_place
 from thinwire.core.clock import RealClock
-from thinwire.flower.framing import packed
-from thinwire.flower.routes import JOIN
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.routes import JOIN
 
 FAR_OFF = 10 * 24 * 3600.0
 

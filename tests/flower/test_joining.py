@@ -17,11 +17,11 @@ from tests.flower.doubles import Place, place
 from tests.system.proxy import proxy
 from thinwire.core.errors import Refused, Unreachable, UsageError
 from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.certificates import server_name
-from thinwire.flower.clockwork import Clockwork
-from thinwire.flower.invitation import Invitation
-from thinwire.flower.joining import Joined, join
-from thinwire.flower.trust import Trust
+from thinwire.flower.device.clockwork import Clockwork
+from thinwire.flower.device.joining import Joined, join
+from thinwire.flower.device.trust import Trust
+from thinwire.flower.wire.certificates import server_name
+from thinwire.flower.wire.invitation import Invitation
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_lost_reply_burns_nothing_and_the_invitation_is_not_for_two(here: Plac
 
 
 def test_a_reply_that_is_lost_on_the_way_is_asked_for_again(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.flower.joining.AGAIN_S", 0.0)
+    monkeypatch.setattr("thinwire.flower.device.joining.AGAIN_S", 0.0)
     assert here.authority is not None
     with proxy(here.fleet.address) as clear:
         joined(here, "pi-0", url=f"https://{clear.address}")

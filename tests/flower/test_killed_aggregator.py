@@ -17,8 +17,8 @@ from tests.system.processes import environment, free_port
 from tests.system.proxy import Proxy, proxy
 from thinwire.core.fleet import Delivery
 from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.invitation import Invitation
-from thinwire.flower.joining import join
+from thinwire.flower.device.joining import join
+from thinwire.flower.wire.invitation import Invitation
 
 AGGREGATOR = """
 import sys
@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.flower.test_cuts import ask_of
 from thinwire.core.types import ReplyHead
 from thinwire.flower import FlowerFleet
-from thinwire.flower.authority import PrivateAuthority
+from thinwire.flower.door.authority import PrivateAuthority
 from thinwire.store import FileSpool, Store
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])

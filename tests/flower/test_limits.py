@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.flower.limits import (
+from thinwire.flower.door.account import Wire
+from thinwire.flower.door.limits import (
     FAILED_JOINS,
     UNSIGNED_OF_ALL,
     UNSIGNED_OF_ONE,
@@ -13,7 +14,6 @@ from thinwire.flower.limits import (
     Strangers,
     neighbourhood,
 )
-from thinwire.flower.wire import Wire
 
 
 @given(st.lists(st.integers(0, 60), max_size=2000))

@@ -20,12 +20,12 @@ from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.flower import FlowerLink
-from thinwire.flower.authority import PrivateAuthority
-from thinwire.flower.clockwork import Clockwork
-from thinwire.flower.line import moved
-from thinwire.flower.meaning import meaning
-from thinwire.flower.refusals import Refusal
-from thinwire.flower.trust import Trust
+from thinwire.flower.device.clockwork import Clockwork
+from thinwire.flower.device.line import moved
+from thinwire.flower.device.meaning import meaning
+from thinwire.flower.device.trust import Trust
+from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.flower.wire.refusals import Refusal
 
 DAY_S = 86_400.0
 

@@ -16,9 +16,9 @@ from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, asked, joined, pe
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import ReplyHead
-from thinwire.flower.framing import packed
-from thinwire.flower.routes import HELLO, JOIN, LEAVE, PULL, PUSH
-from thinwire.flower.signing import (
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.routes import HELLO, JOIN, LEAVE, PULL, PUSH
+from thinwire.flower.wire.signing import (
     DIGEST_HEADER,
     KEY_HEADER,
     NONCE_HEADER,

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from thinwire.core.errors import DataLost
 from thinwire.flower import device_key
-from thinwire.flower.refusals import Refusal
-from thinwire.flower.signing import (
+from thinwire.flower.door.window import Window
+from thinwire.flower.wire.refusals import Refusal
+from thinwire.flower.wire.signing import (
     DIGEST_HEADER,
     NONCE_HEADER,
     NOTHING,
@@ -31,7 +32,6 @@ from thinwire.flower.signing import (
     public_der,
     signed_bytes,
 )
-from thinwire.flower.window import Window
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 PATH, HEAD = "/tw/v1/push", b'{"a": 1}'
@@ -111,7 +111,7 @@ def test_a_request_opens_the_door_once() -> None:
 
 
 def test_nonces_are_forgotten_when_their_time_is_over_and_bounded_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.flower.window.MOST_OF_ONE", 3)
+    monkeypatch.setattr("thinwire.flower.door.window.MOST_OF_ONE", 3)
     window, now = Window(0.0), time.time()
     claims = [Claim.read(signed()) for _ in range(5)]
     for claim in claims[:3]:

@@ -22,11 +22,11 @@ from tests.fleet_laws import answer
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, joined
 from thinwire.core.clock import VirtualClock
 from thinwire.core.messages import reply_to_bytes
-from thinwire.flower.framing import packed
-from thinwire.flower.limits import BODY_WINDOW_S, HEAD_BYTES, HEAD_S, UNSIGNED_S
-from thinwire.flower.protocols import HttpProtocol
-from thinwire.flower.routes import CA, HELLO, PULL, PUSH
-from thinwire.flower.wire import Wire
+from thinwire.flower.door.account import Wire
+from thinwire.flower.door.limits import BODY_WINDOW_S, HEAD_BYTES, HEAD_S, UNSIGNED_S
+from thinwire.flower.door.protocols import HttpProtocol
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.routes import CA, HELLO, PULL, PUSH
 
 ASK_CA = b"GET /tw/v1/ca HTTP/1.1\r\nhost: x\r\n\r\n"
 ASK_NOTHING = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -281,7 +281,7 @@ def test_who_does_not_wait_for_an_answer_is_cut_off_or_answered_in_order(here: W
 
 
 def test_a_body_in_chunks_is_of_unknown_length_and_not_read(here: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.flower.protocols.LINGER_S", 0.05)
+    monkeypatch.setattr("thinwire.flower.door.protocols.LINGER_S", 0.05)
     for method, path in (("POST", HELLO), ("GET", CA), ("PUT", "/tw/v1/parts/r/1/0"), ("POST", PUSH)):
         line = tls(here)
         head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()

@@ -18,11 +18,11 @@ from tests.flower.test_joining import listening
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import NodeJoined
 from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.authority import PrivateAuthority
-from thinwire.flower.certificates import private_context
-from thinwire.flower.joining import join
-from thinwire.flower.routes import CA
-from thinwire.flower.trust import Trust
+from thinwire.flower.device.joining import join
+from thinwire.flower.device.trust import Trust
+from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.flower.wire.certificates import private_context
+from thinwire.flower.wire.routes import CA
 
 
 @pytest.fixture

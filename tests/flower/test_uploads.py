@@ -19,8 +19,8 @@ from tests.flower.test_door import Caller
 from thinwire.core.fleet import NodeJoined, NodeLeft
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.framing import packed
-from thinwire.flower.routes import PUSH
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.routes import PUSH
 from thinwire.store import FileSpool
 
 BODIES = (random.Random(1).randbytes(700_000), b"", random.Random(2).randbytes(300_001))

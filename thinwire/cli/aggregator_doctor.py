@@ -113,7 +113,7 @@ def _here(about: dict[str, Any]) -> tuple[str, int]:
 
 
 def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
-    from thinwire.flower.chains import chains, shown
+    from thinwire.flower.door.chains import chains, shown
 
     rows, pin = chains(folder), (about or {}).get("pin")
     if about is not None and pin is None:

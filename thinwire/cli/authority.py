@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from thinwire.cli.addresses import Address
 
 if TYPE_CHECKING:
-    from thinwire.flower.authority import Authority
+    from thinwire.flower.door.authority import Authority
 
 ANY = ("0.0.0.0", "::")
 INVITE = "invite.json"  # what `thinwire devices invite` reads: the pin, and the addresses to join at
@@ -36,8 +36,8 @@ class Certificates:
     def authority(self, folder: Path, listen: Address) -> Authority | None:
         """None for a plain door, which is on loopback and was given no certificate or name."""
         from thinwire.core.errors import UsageError
-        from thinwire.flower.authority import PrivateAuthority
-        from thinwire.flower.own_certificate import GivenAuthority
+        from thinwire.flower.door.authority import PrivateAuthority
+        from thinwire.flower.door.own_certificate import GivenAuthority
 
         if (self.certificate is None) != (self.key is None) or (self.ca and self.certificate is None):
             raise UsageError(

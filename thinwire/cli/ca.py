@@ -11,7 +11,7 @@ from thinwire.cli import say
 from thinwire.cli.options import Home, Json
 
 if TYPE_CHECKING:
-    from thinwire.flower.chains import Chain
+    from thinwire.flower.door.chains import Chain
 
 app = typer.Typer(name="ca", help="The CA that devices pin.", no_args_is_help=True)
 
@@ -45,7 +45,7 @@ def rotate(
     """
     from thinwire.cli.authority import repin
     from thinwire.cli.places import again, alive
-    from thinwire.flower.authority import PrivateAuthority
+    from thinwire.flower.door.authority import PrivateAuthority
 
     folder = _folder(home)
     _rows(folder, home)
@@ -68,7 +68,7 @@ def _folder(home: Path | None) -> Path:
 def _rows(folder: Path, home: Path | None) -> list[Chain]:
     from thinwire.cli.places import again
     from thinwire.core.errors import NotFound
-    from thinwire.flower.chains import chains
+    from thinwire.flower.door.chains import chains
 
     if rows := list(chains(folder)):
         return rows

@@ -48,7 +48,7 @@ def begin(device: Device) -> int:
     from thinwire.core.errors import UsageError
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import FlowerLink, device_key
-    from thinwire.flower.clockwork import Clockwork
+    from thinwire.flower.device.clockwork import Clockwork
 
     part, parts = part_of(device.partition)
     parse_split(device.split)

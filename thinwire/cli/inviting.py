@@ -51,7 +51,7 @@ class DoorPlace:
 
     def text(self, invited: Invited) -> str:
         """What the device's owner is given: `tw1.PIN.SECRET`."""
-        from thinwire.flower.invitation import Invitation
+        from thinwire.flower.wire.invitation import Invitation
 
         return Invitation(self.pin, invited.secret).text()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thinwire.flower.trust import Trust
+    from thinwire.flower.device.trust import Trust
 
-TRUST_FILE = "aggregator.json"  # what `client join` leaves (flower/trust.py)
+TRUST_FILE = "aggregator.json"  # what `client join` leaves (flower/device/trust.py)
 
 
 def named(name: str | None) -> str:
@@ -54,7 +54,7 @@ def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
     """The address that is meant, and who is believed there; `UsageError` with the way to join where that is missing."""
     from thinwire.cli.addresses import aggregator_url
     from thinwire.core.errors import UsageError
-    from thinwire.flower.trust import Trust
+    from thinwire.flower.device.trust import Trust
 
     trust = Trust.load(folder)
     if not is_joined(aggregator):

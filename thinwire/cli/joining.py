@@ -15,8 +15,8 @@ from thinwire.cli.places import again
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from thinwire.flower.invitation import Invitation
-    from thinwire.flower.trust import Trust
+    from thinwire.flower.device.trust import Trust
+    from thinwire.flower.wire.invitation import Invitation
 
 STDIN, VARIABLE = "-", "THINWIRE_INVITE"
 MOST_CHARACTERS = 1000  # of standard input: an invitation has 101
@@ -57,10 +57,10 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
     from thinwire import __version__
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import device_key
-    from thinwire.flower.address import Address
-    from thinwire.flower.joining import join as join_over
-    from thinwire.flower.signing import Signer
-    from thinwire.flower.trust import Trust
+    from thinwire.flower.device.address import Address
+    from thinwire.flower.device.joining import join as join_over
+    from thinwire.flower.device.trust import Trust
+    from thinwire.flower.wire.signing import Signer
 
     invitation = read(given)
     Address.parse(url)
@@ -79,7 +79,7 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
 def read(given: str | None) -> Invitation:
     """The invitation: as typed; for `-` or nothing from THINWIRE_INVITE, else for `-` from standard input."""
     from thinwire.core.errors import UsageError
-    from thinwire.flower.invitation import Invitation
+    from thinwire.flower.wire.invitation import Invitation
 
     text = given if given not in (None, STDIN) else os.environ.get(VARIABLE)
     if text is None and given == STDIN:
@@ -97,7 +97,7 @@ def read(given: str | None) -> Invitation:
 def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
     """The row's, as far as it can be learned now."""
     from thinwire.core.errors import ThinwireError
-    from thinwire.flower.asking import ask
+    from thinwire.flower.device.asking import ask
 
     try:
         kind = ask(trust.url, trust, key).kind
@@ -108,7 +108,7 @@ def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
 
 def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | None) -> None:
     from thinwire.core.errors import ThinwireError
-    from thinwire.flower.invitation import SYSTEM
+    from thinwire.flower.wire.invitation import SYSTEM
 
     if invitation.pin not in (SYSTEM if trust.system else "", *trust.pins):
         raise ThinwireError(

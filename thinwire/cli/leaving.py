@@ -17,8 +17,8 @@ def leave(name: str, home: Path | None, force: bool) -> None:
     from thinwire.core.errors import NotFound, Refused, ThinwireError
     from thinwire.core.home import find_home, hold, sync_folder
     from thinwire.flower import FlowerLink, device_key
-    from thinwire.flower.keys import KEY_FILE
-    from thinwire.flower.trust import TRUST_FILE, Trust
+    from thinwire.flower.device.keys import KEY_FILE
+    from thinwire.flower.device.trust import TRUST_FILE, Trust
 
     folder = find_home(home) / "clients" / name
     if not (folder / KEY_FILE).exists():

@@ -14,8 +14,8 @@ from thinwire.cli import say
 from thinwire.cli.findings import Finding, found, unseen
 
 if TYPE_CHECKING:
-    from thinwire.flower.address import Address
-    from thinwire.flower.trust import Trust
+    from thinwire.flower.device.address import Address
+    from thinwire.flower.device.trust import Trust
 
 SKEW_S = 5.0  # what is shown of a clock: less is no cause of anything
 STEPS = ("name", "tcp", "pin", "clock", "row")
@@ -23,7 +23,7 @@ STEPS = ("name", "tcp", "pin", "clock", "row")
 
 def walk(url: str, trust: Trust | None, folder: Path) -> list[Finding]:
     """Each step; those behind the first that fails could not be looked at."""
-    from thinwire.flower.address import Address
+    from thinwire.flower.device.address import Address
 
     address = Address.parse(url)
     findings: list[Finding] = []
@@ -41,7 +41,7 @@ def walk(url: str, trust: Trust | None, folder: Path) -> list[Finding]:
 
 
 def _name(address: Address) -> Finding | str:
-    from thinwire.flower.address import Proxy
+    from thinwire.flower.device.address import Proxy
 
     proxy = Proxy.towards(address)
     host, port = (proxy.host, proxy.port) if proxy else (address.host, address.port)
@@ -55,8 +55,8 @@ def _name(address: Address) -> Finding | str:
 
 
 def _tcp(address: Address) -> Finding | str:
-    from thinwire.flower.address import Proxy
-    from thinwire.flower.line import reach
+    from thinwire.flower.device.address import Proxy
+    from thinwire.flower.device.line import reach
 
     by = f" by the proxy {proxy.host}:{proxy.port}" if (proxy := Proxy.towards(address)) else ""
     try:
@@ -69,8 +69,8 @@ def _tcp(address: Address) -> Finding | str:
 
 
 def _pin(address: Address, url: str, trust: Trust | None) -> Finding | str:
-    from thinwire.flower.line import dial
-    from thinwire.flower.meaning import silence
+    from thinwire.flower.device.line import dial
+    from thinwire.flower.device.meaning import silence
 
     if trust is None:
         return "a plain door, for this machine only"
@@ -88,8 +88,8 @@ def _pin(address: Address, url: str, trust: Trust | None) -> Finding | str:
 def _standing(url: str, trust: Trust | None, folder: Path) -> Sequence[Finding]:
     from thinwire.core.errors import ThinwireError
     from thinwire.flower import device_key
-    from thinwire.flower.asking import ask
-    from thinwire.flower.keys import KEY_FILE
+    from thinwire.flower.device.asking import ask
+    from thinwire.flower.device.keys import KEY_FILE
 
     if not (folder / KEY_FILE).exists():
         return unseen("clock", "this client has no key yet"), Finding(

@@ -1,6 +1,7 @@
 """Flower as the engine: FlowerFleet for the aggregator, FlowerLink and device_key for a device.
 
-Each is imported when it is asked for: a device needs no part of flwr.
+`wire` is what both ends say alike, `device` one end, `door` and behind it `lane` the other one; `stock` is for
+Flower's own nodes and apps. Each name is imported when it is asked for: a device needs no part of flwr.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from thinwire.flower.device.keys import device_key
+    from thinwire.flower.device.transport import FlowerLink
     from thinwire.flower.fleet import FlowerFleet
-    from thinwire.flower.keys import device_key
     from thinwire.flower.stock.passing import stock_guests
-    from thinwire.flower.transport import FlowerLink
 
 __all__ = ["FlowerFleet", "FlowerLink", "device_key", "stock_guests"]
 
-_WHERE = {"FlowerFleet": "fleet", "FlowerLink": "transport", "device_key": "keys", "stock_guests": "stock.passing"}
+_WHERE = {
+    "FlowerFleet": "fleet",
+    "FlowerLink": "device.transport",
+    "device_key": "device.keys",
+    "stock_guests": "stock.passing",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,24 +13,24 @@ from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Arrival, DeviceRow, Envelope, NodeLeft, Roster, Spool
 from thinwire.core.types import UpdateId
-from thinwire.flower.answers import Answers
-from thinwire.flower.authority import Authority
-from thinwire.flower.bundle import BundleRoute
-from thinwire.flower.door import Door, Serve
-from thinwire.flower.enrolment import by_loopback, welcomes_nobody
-from thinwire.flower.exchange import Exchange
-from thinwire.flower.gate import Gate
+from thinwire.flower.door.authority import Authority
+from thinwire.flower.door.door import Door, Serve
+from thinwire.flower.door.gate import Gate
+from thinwire.flower.door.guests import Guests
+from thinwire.flower.door.listener import Listener
+from thinwire.flower.door.requests import Request
 from thinwire.flower.grid import Grid
-from thinwire.flower.guests import Guests
-from thinwire.flower.joins import CaRoute, JoinRoute, LeaveRoute
-from thinwire.flower.lane import HelloRoute
-from thinwire.flower.listener import Listener
-from thinwire.flower.pull import PullRoute
-from thinwire.flower.push import PushRoute
-from thinwire.flower.requests import Request
-from thinwire.flower.sessions import Sessions
+from thinwire.flower.lane.answers import Answers
+from thinwire.flower.lane.bundle import BundleRoute
+from thinwire.flower.lane.enrolment import by_loopback, welcomes_nobody
+from thinwire.flower.lane.exchange import Exchange
+from thinwire.flower.lane.hello import HelloRoute
+from thinwire.flower.lane.joins import CaRoute, JoinRoute, LeaveRoute
+from thinwire.flower.lane.pull import PullRoute
+from thinwire.flower.lane.push import PushRoute
+from thinwire.flower.lane.sessions import Sessions
+from thinwire.flower.lane.uploads import Uploads
 from thinwire.flower.superlink import TASK_HEARTBEAT_S, SuperLink
-from thinwire.flower.uploads import Uploads
 
 GRACE_S = 4.0  # a device whose connection closed gets so long to come back
 POLL_S = 240.0  # how long a pull waits: it is the heartbeat

@@ -17,8 +17,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.fleet import Roster
-from thinwire.flower.refusals import Refusal
-from thinwire.flower.signing import (
+from thinwire.flower.stock.superexec import SuperExec
+from thinwire.flower.stock.superlink import StockSuperLink
+from thinwire.flower.wire.refusals import Refusal
+from thinwire.flower.wire.signing import (
     EARLIEST_S,
     LATEST_S,
     PUBLIC_KEY_HEADER,
@@ -27,16 +29,15 @@ from thinwire.flower.signing import (
     fingerprint,
     public_der,
 )
-from thinwire.flower.stock.superexec import SuperExec
-from thinwire.flower.stock.superlink import StockSuperLink
 
 APPROVE = "thinwire devices approve --key FILE.pub --name NAME"
 ALLOWED = frozenset({401, 403, 404, 409, 412, 413, 429, 503})
 
 
 class StockPass:
-    """flower/guests.py's Guests. On a plain loopback door every node passes; on a TLS door those whose key the operator
-    approved by `thinwire devices approve --key`. Flower signs a timestamp only: a stock node has no replay protection.
+    """The Guests of flower/door/guests.py. On a plain loopback door every node passes; on a TLS door those whose key
+    the operator approved by `thinwire devices approve --key`. Flower signs a timestamp only: a stock node has no replay
+    protection.
     """
 
     def __init__(self, roster: Roster, clock: Clock, superexec: SuperExec, *, private: bool) -> None:

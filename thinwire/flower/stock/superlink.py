@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
-from thinwire.flower.listener import bound
+from thinwire.flower.door.listener import bound
 from thinwire.flower.superlink import config  # first: it sets what flwr reads when it is imported
 
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID  # isort: skip

@@ -1,0 +1,1 @@
+"""A device's end of the wire. It needs neither flwr nor torch."""

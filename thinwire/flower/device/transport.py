@@ -1,0 +1,209 @@
+"""FlowerLink: a device's end. It needs neither flwr nor torch: the standard library's HTTP and TLS, and a key.
+
+One connection waits for asks, the other one pushes. Whoever uses it decides when to try again: a call that cannot be
+made raises `Unreachable` at once, and says when and within what time to come again. Only a transfer that goes on, cut
+by cut, is gone on with in here.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from thinwire.core.errors import BadPayload, Refused, Unreachable, UsageError
+from thinwire.core.fleet import Delivery, Hello, Welcome
+from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, reply_to_bytes
+from thinwire.core.types import Ask, Failure, ReplyHead
+from thinwire.flower.device.address import Address
+from thinwire.flower.device.call import Call, block_of
+from thinwire.flower.device.clockwork import Clockwork
+from thinwire.flower.device.connection import LOOK_S, Connection, Moved
+from thinwire.flower.device.greeting import Greeting
+from thinwire.flower.device.held import Held
+from thinwire.flower.device.incoming import Incoming
+from thinwire.flower.device.line import Line, moved
+from thinwire.flower.device.meaning import in_words
+from thinwire.flower.device.outgoing import Outgoing
+from thinwire.flower.device.trust import Trust
+from thinwire.flower.wire.framing import INLINE_BYTES, packed
+from thinwire.flower.wire.refusals import Refusal
+from thinwire.flower.wire.routes import LEAVE, PULL, PUSH
+from thinwire.flower.wire.signing import Signer
+
+POLL_JITTER = 0.1  # of a pull's wait: devices that came together do not go on asking together
+
+
+class FlowerLink:
+    """The device `name`'s connections to the aggregator at `url`; downloads go to `folder`/downloads.
+
+    `trust` is what `join` left; without it the door is a plain one on loopback. It is kept up to date in `folder`. The
+    link tells the aggregator which asks it holds: one is given again until it arrived whole, and not after. After the
+    aggregator was restarted it says hello again by itself. A large ask that is not wanted is delivered without its
+    parts: it will be declined, and they would have come for nothing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: ec.EllipticCurvePrivateKey,
+        name: str,
+        folder: Path,
+        trust: Trust | None = None,
+        *,
+        clock: Clockwork | None = None,
+        look_s: float = LOOK_S,
+        is_moved: Callable[[Line], bool] = lambda line: moved(line.sock),
+        is_wanted: Callable[[Ask], bool] = lambda ask: True,
+    ) -> None:
+        address = Address.parse(url)
+        if address.tls != (trust is not None):
+            raise UsageError(
+                f"this device has {'not joined' if address.tls else 'joined another door than'} {url}",
+                why="over TLS it must know whom to trust" if address.tls else "what it joined speaks TLS",
+                hint="thinwire client join URL INVITE" if address.tls else f"--aggregator {trust.url if trust else ''}",
+            )
+        self.url, self.clock = url, clock or Clockwork()
+        self._greeting = Greeting(name, folder, trust, self.clock)
+        self._is_wanted = is_wanted
+        signer = Signer(key, self.clock.now)
+        self.fingerprint = signer.fingerprint
+        self._pulling, self._pushing = (
+            Connection(address, signer, self.clock, lambda: self._greeting.trust, look_s=look_s, moved=is_moved)
+            for _ in range(2)
+        )
+        self._incoming = Incoming(folder / "downloads")
+        self._outgoing = Outgoing(self._pushing, self._pause)
+        self._ending = threading.Event()
+        self._hello: Hello | None = None
+        self._held = Held()
+
+    def hello(self, hello: Hello) -> Welcome:
+        if hello.name not in self._greeting.names:
+            raise Refused(f"this link is {self._greeting.name!r}'s", why=f"the hello says {hello.name!r}")
+        if self._hello is not None and self._hello.process != hello.process:
+            self._held.forget()
+        with self._in_words():
+            welcome = self._greet(hello)
+        self._hello = hello
+        return welcome
+
+    def pull(self, wait_s: float) -> Delivery | None:
+        wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
+        with self._in_words():
+            try:
+                return self._pull(wait_s)
+            except Moved:
+                return self._pull(wait_s)
+            except Refusal as refusal:
+                if refusal.kind != "hello":
+                    raise
+            self._greet(self._said())  # the aggregator was restarted, had given us up, or has news for everybody
+            return self._pull(wait_s)
+
+    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+        head = reply_to_bytes(reply)
+        length = reply.payload_bytes if isinstance(reply, ReplyHead) else 0
+        _require(bundle, length)
+        with self._in_words(answer=True):
+            if isinstance(reply, ReplyHead) and bundle is not None and length > INLINE_BYTES:
+                self._outgoing.send(reply, head, bundle)
+            else:
+                body = packed(head) + (bundle.read_bytes() if bundle is not None and length else b"")
+                self._call(self._pushing, Call("POST", PUSH, body))
+        self._held.answered(reply.ask_id)
+
+    def leave(self) -> None:
+        """Shut this device out, by its own wish. The key is then of no use any more: whoever calls deletes it."""
+        with self._in_words():
+            self._call(self._pushing, Call("POST", LEAVE))
+
+    def cancelled(self) -> frozenset[str]:
+        return self._held.withdrawn()
+
+    def close(self) -> None:
+        """From any thread: a pull or push in progress ends with `Unreachable`."""
+        self._ending.set()
+        self._pulling.close()
+        self._pushing.close()
+
+    def _said(self) -> Hello:
+        if self._hello is None:
+            raise Unreachable("this link has not said hello yet", why="a hello comes before a pull")
+        return self._hello
+
+    def _greet(self, hello: Hello) -> Welcome:
+        return self._greeting.say(hello, self._pulling, self._pause)
+
+    def _pull(self, wait_s: float) -> Delivery | None:
+        said = {"process": self._said().process, "wait_s": wait_s, "held": self._held.now()}
+        wanted = json.dumps(said, separators=(",", ":"))
+        with self._pulling.made(Call("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
+            self._held.withdraw(block_of(answer, MAX_HEAD_BYTES))
+            began = time.monotonic()
+            data = block_of(answer, MAX_HEAD_BYTES)
+            ask = ask_from_bytes(data) if data else None
+            length = sum(part.length for part in ask.parts) if ask else 0
+            bundle = self._incoming.take(ask.parts, answer) if ask and 0 < length <= INLINE_BYTES else None
+            answer.read()
+        if ask is None:
+            return None
+        if length > INLINE_BYTES and self._is_wanted(ask) and (bundle := self._fetched(ask)) is None:
+            return None
+        self._held.arrived(ask.ask_id)
+        return Delivery(ask, bundle, time.monotonic() - began)
+
+    def _fetched(self, ask: Ask) -> Path | None:
+        """A large ask's parts, whole; None when it was withdrawn meanwhile. As long as each try gains something."""
+
+        @contextmanager
+        def get(start: int, tag: str) -> Iterator[http.client.HTTPResponse]:
+            ranged = {"range": f"bytes={start}-", "if-range": tag} if start else {}
+            with self._pulling.made(Call("GET", f"/tw/v1/asks/{ask.ask_id}/bundle", headers=ranged)) as answer:
+                yield answer
+
+        while True:
+            before = self._incoming.size(ask.parts)
+            try:
+                return self._incoming.fetch(ask.parts, get)
+            except Refusal as refusal:
+                if refusal.status != 404:
+                    raise
+                return None
+            except Moved:
+                continue
+            except (OSError, http.client.HTTPException):
+                if self._pulling.closed or self._incoming.size(ask.parts) <= before:
+                    raise
+            self._pause()
+
+    def _call(self, connection: Connection, call: Call) -> None:
+        """One small request, made again at once when this machine moved in the middle of it."""
+        try:
+            with connection.made(call) as answer:
+                answer.read()
+        except Moved:
+            with connection.made(call) as answer:
+                answer.read()
+
+    def _pause(self) -> None:
+        """Before a cut line is dialled again: the others may have lost it too."""
+        self._ending.wait(random.uniform(0.0, self._greeting.spread_s))
+
+    def _in_words(self, answer: bool = False) -> AbstractContextManager[None]:
+        greeting, ended = self._greeting, self._ending.is_set
+        return in_words(self.url, greeting.trust is not None, self.fingerprint, greeting.spread_s, ended, answer)
+
+
+def _require(bundle: Path | None, length: int) -> None:
+    """The parts must be there before anything is sent."""
+    there = bundle.stat().st_size if bundle is not None else 0
+    if there != length:
+        raise BadPayload(f"the answer's parts have {there} bytes", why=f"its head announces {length}")

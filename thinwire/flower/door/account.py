@@ -1,0 +1,160 @@
+"""A connection at the door: whose bytes it carries, how slow it may be, and how many there are of whom.
+
+Bytes are those of the TCP socket, TLS included. What passed before its device was known is charged to it then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from thinwire.flower.door.gate import Admitted, Judge
+from thinwire.flower.door.limits import (
+    BODY_BYTES_A_SECOND,
+    BODY_WINDOW_S,
+    HEAD_S,
+    UNSIGNED_S,
+    Strangers,
+)
+from thinwire.flower.wire.refusals import Refusal
+
+KEPT_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000))
+
+
+@dataclass
+class Account:
+    """Bytes and requests of one device, over all of its connections. Touched by the door's loop alone."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    requests: int = 0
+
+    def __sub__(self, other: Account) -> Account:
+        return Account(
+            self.sent_bytes - other.sent_bytes,
+            self.received_bytes - other.received_bytes,
+            self.requests - other.requests,
+        )
+
+    def copy(self) -> Account:
+        return Account(self.sent_bytes, self.received_bytes, self.requests)
+
+
+@dataclass(eq=False)
+class Wire:
+    """One connection. `signed` once a request on it was let in; `watch` ends it when it is too slow."""
+
+    address: str = ""
+    tls: bool = False
+    account: Account = field(default_factory=Account)
+    open: bool = True
+    signed: bool = False
+    opened_at: float = 0.0
+    head_since: float | None = None  # a request's head is on its way
+    body_since: float | None = None  # the window in which a body's speed is measured
+    body_bytes: int = 0
+    on_close: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
+    abort: Callable[[], None] = lambda: None
+
+    def belongs_to(self, account: Account) -> None:
+        if account is not self.account:
+            account.sent_bytes += self.account.sent_bytes
+            account.received_bytes += self.account.received_bytes
+            self.account = account
+
+    def too_slow(self, now: float) -> bool:
+        """Whether it keeps us waiting: for a signature, for the end of a head, or for a body's next KiB."""
+        if not self.signed and now - self.opened_at > UNSIGNED_S:
+            return True
+        if self.head_since is not None and now - self.head_since > HEAD_S:
+            return True
+        if self.body_since is None or now - self.body_since < BODY_WINDOW_S:
+            return False
+        slow = self.body_bytes < BODY_BYTES_A_SECOND * (now - self.body_since)
+        self.body_since, self.body_bytes = now, 0
+        return slow
+
+
+@dataclass
+class Wires:
+    """All that connections share: who judges, how many strangers there are, and which are open."""
+
+    judge: Judge
+    config: uvicorn.Config
+    tls: ssl.SSLContext | None
+    now: Callable[[], float]
+    wall: Callable[[], float]
+    state: ServerState = field(default_factory=ServerState)
+    strangers: Strangers = field(default_factory=Strangers)
+    open: set[Wire] = field(default_factory=set)
+    refused: Callable[[str, Refusal], None] = lambda target, refusal: None
+
+    def came(self, wire: Wire, transport: asyncio.Transport) -> bool:
+        """Count a connection in; False when it is one too many, and closed already."""
+        peer: Any = transport.get_extra_info("peername")
+        wire.address, wire.opened_at = str(peer[0]) if peer else "", self.now()
+        wire.head_since = wire.opened_at
+        if not self.strangers.admit(wire.address):
+            wire.open = False
+            transport.abort()
+            return False
+        self.open.add(wire)
+        wire.abort = transport.abort
+        found = transport.get_extra_info("socket")
+        if found is not None:
+            with contextlib.suppress(OSError):  # a socket that went away meanwhile
+                notice_the_dead(found)
+        return True
+
+    def sign(self, wire: Wire) -> None:
+        """The connection is a device's from now on."""
+        if not wire.signed and wire.open:
+            wire.signed = True
+            self.strangers.gone(wire.address)
+
+    def went(self, wire: Wire) -> None:
+        if wire in self.open:
+            self.open.discard(wire)
+            wire.open = False
+            if not wire.signed:
+                self.strangers.gone(wire.address)
+            wire.on_close()
+
+    def watch(self) -> None:
+        """End what is too slow."""
+        now = self.now()
+        for wire in [wire for wire in self.open if wire.too_slow(now)]:
+            wire.abort()
+
+
+def notice_the_dead(found: socket.socket) -> None:
+    """Let the system end a connection whose other end has vanished: silent ones are tried, unread data is given up."""
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", 60),
+        ("TCP_KEEPINTVL", 20),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 60_000),
+    ):
+        if hasattr(socket, option):
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def wire_of(scope: Any) -> Wire:
+    wire: Wire = scope["extensions"]["thinwire"]["wire"]
+    return wire
+
+
+def admitted_of(scope: Any) -> Admitted:
+    admitted: Admitted = scope["extensions"]["thinwire"]["admitted"]
+    return admitted

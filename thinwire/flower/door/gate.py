@@ -1,0 +1,128 @@
+"""The gate: a request is judged by its line and headers alone, before a request object exists or its body is read.
+
+In this order: the path, the length, the key, the time, the signature, the row, and last the nonce, which is spent only
+by who is let in. It does no I/O but to read the roster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thinwire.core.clock import Clock
+from thinwire.core.fleet import DeviceRow, Roster
+from thinwire.flower.door.guests import MOST_BYTES, Guests
+from thinwire.flower.door.limits import FailedJoins
+from thinwire.flower.door.window import Window
+from thinwire.flower.wire.refusals import Refusal, unknown_path
+from thinwire.flower.wire.routes import Found, Route, found
+from thinwire.flower.wire.signing import Claim, Identity
+
+BODIES = ("POST", "PUT")
+GUEST = Route.of("guest", "POST", "", "anyone", MOST_BYTES)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A request's line and headers, and where they came from."""
+
+    method: str
+    target: str
+    headers: dict[bytes, bytes]
+    address: str
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that may be served. `row` is None for who has none yet; `identity` for who did not sign."""
+
+    found: Found
+    length: int
+    claim: Claim | None = None
+    identity: Identity | None = None
+    row: DeviceRow | None = None
+
+
+class Gate:
+    """`private`: the door is a plain one on loopback, where the first hello of a key makes its row. `guests` are judged
+    by whoever passes them on.
+    """
+
+    def __init__(self, roster: Roster, clock: Clock, *, private: bool, guests: Guests | None = None) -> None:
+        self._roster, self._clock, self._private, self._guests = roster, clock, private, guests
+        self._window = Window(clock.wall())
+        self.failed_joins = FailedJoins()
+        self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes  # of a part's request
+
+    def judge(self, head: Head) -> Admitted:
+        """`Refusal` for who may not."""
+        at = found(head.method, head.target)
+        if at is None and self._guests is not None and head.method == "POST" and head.target in self._guests.paths:
+            return self._guest(head, self._guests)
+        if at is None or (self._private and at.route.name in ("ca", "join")):
+            raise unknown_path()
+        length = _length(head, at.route)
+        if at.route.who == "anyone":
+            return Admitted(at, length)
+        if at.route.name == "join" and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now())):
+            raise Refusal(429, "joins", "too many joins failed from this address", retry_after_s=wait_s)
+        claim = Claim.read(head.headers)
+        self._window.require_now(claim, self._clock.wall())
+        row = self._roster.by_fingerprint(claim.fingerprint)
+        der = claim.der if claim.der is not None else row.public_key if row else None
+        if der is None:
+            raise self._stranger(at.route)
+        claim.require_signature(der, head.method, head.target, length)
+        if at.route.who == "stranger":
+            row = None
+        elif row is not None:
+            self.require_may(row)
+            if length and at.route.name == "part" and length > self.room(row, at):
+                raise Refusal(413, "too-large", "a part is not that long")
+        elif at.route.who != "newcomer" or not self._private:
+            raise self._stranger(at.route)
+        if at.route.who != "stranger":  # a join that is made again is answered as the first time
+            self._window.spend(claim, self._clock.wall())
+        return Admitted(at, length, claim, Identity(claim.fingerprint, der), row)
+
+    def _guest(self, head: Head, guests: Guests) -> Admitted:
+        length = _length(head, GUEST)
+        if (refusal := guests.may_pass(head.headers)) is not None:
+            raise refusal
+        return Admitted(Found(GUEST, {}, {}), length)
+
+    def still(self, row: DeviceRow) -> DeviceRow:
+        """Refuse a device that was shut out while it waited."""
+        now = self._roster.by_fingerprint(row.fingerprint)
+        if now is None:
+            raise Refusal(401, "unknown", "this key is not known here any more")
+        return self.require_may(now)
+
+    def require_may(self, row: DeviceRow) -> DeviceRow:
+        """`Refusal` 403 for a device that waits for approval or was revoked."""
+        if row.state == "revoked":
+            raise Refusal(403, "revoked", f"{row.name} was revoked")
+        if row.state == "pending" or (row.how == "loopback" and not self._private):
+            raise Refusal(403, "pending", f"{row.name} waits to be approved")
+        if row.how == "stock":
+            raise Refusal(403, "pending", f"{row.name} was let in as a stock Flower node, not as a device of ours")
+        return row
+
+    def _stranger(self, route: Route) -> Refusal:
+        if route.name != "hello" and self._private:
+            return Refusal(401, "hello", "this key is not known here: say hello")
+        return Refusal(401, "unknown", "this key is not known here: join with an invitation")
+
+
+def _length(head: Head, route: Route) -> int:
+    """The body's length, which is said and not too large; no body of unknown size is taken."""
+    said = head.headers.get(b"content-length")
+    if b"transfer-encoding" in head.headers or (said is None and head.method in BODIES):
+        raise Refusal(413, "too-large", "a request says its length")
+    length = int(said) if said is not None and said.isdigit() and len(said) < 16 else 0 if said is None else -1
+    if not 0 <= length <= route.most_bytes:
+        raise Refusal(413, "too-large", f"at most {route.most_bytes} bytes are taken here")
+    return length
+
+
+Judge = Callable[[Head], Admitted]

@@ -1,0 +1,79 @@
+"""The lane's first route, hello: a process says who it is, what it can do, and learns how far its sequences went."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import BadPayload, Refused
+from thinwire.core.fleet import Hello, NodeJoined, Roster, Spool, Welcome
+from thinwire.core.protocol import SPEAKS, Range
+from thinwire.flower.door.requests import Request
+from thinwire.flower.lane.enrolment import Enrol
+from thinwire.flower.lane.exchange import Exchange
+from thinwire.flower.lane.sessions import Sessions
+from thinwire.flower.wire import hellos
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.refusals import Refusal
+
+SETTLE_S = 1.0  # a hello waits so long for the connection of the process before it to close
+SETTLE_STEP_S = 0.02
+SPREAD_PER_S = 100.0  # devices that may come back in one second after an aggregator was lost
+
+
+class HelloRoute:
+    """`cas` gives the certificates (PEM) that devices are to hold; `called` hears of a device that was not known
+    before its hello.
+    """
+
+    def __init__(
+        self, enrol: Enrol, roster: Roster, spool: Spool, exchange: Exchange, sessions: Sessions, clock: Clock,
+        poll_s: float, cas: Callable[[], tuple[str, ...]], called: Callable[[Request], None],
+        held: Callable[[str, tuple[str, ...]], None], speaks: Range = SPEAKS,
+    ) -> None:  # fmt: skip
+        self._enrol, self._roster, self._spool = enrol, roster, spool
+        self._exchange, self._sessions, self._clock = exchange, sessions, clock
+        self._poll_s, self._cas, self._called, self._held, self._speaks = poll_s, cas, called, held, speaks
+
+    async def __call__(self, request: Request) -> None:
+        head, _ = await request.head()
+        try:
+            said = hellos.hello_from_bytes(head)
+            version = self._speaks.agreed(Range(said.oldest, said.protocol))
+        except BadPayload as error:
+            raise Refusal(409, "protocol", str(error)) from error
+        except Refused as error:
+            raise Refusal(403, "protocol", f"{error}; {error.hint}") from error
+        if request.admitted.row is None:
+            self._called(request.of(await asyncio.to_thread(self._enrol, said, request.identity)))
+        row = request.row
+        said = replace(said, name=row.name)  # a device that was renamed says its old one until it hears the new one
+        self._held(row.name, said.holds)
+        await self._alone(said)
+        if self._sessions.begin(said, request.wire):  # nothing awaited since `_alone`: two hellos cannot both begin
+            self._exchange.arrived(NodeJoined(row.name, said))
+        await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
+        sequences = await asyncio.to_thread(self._sequences, row.name)
+        spread_s = len(self._roster.rows()) / SPREAD_PER_S
+        welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas())
+        await request.answer(200, packed(hellos.to_bytes(welcome)))
+
+    async def _alone(self, said: Hello) -> None:
+        """Refuse a second live process of one name; one that was just killed gets a moment to be noticed."""
+        for _ in range(round(SETTLE_S / SETTLE_STEP_S)):
+            before = self._sessions.of(said.name)
+            if before is None or before.hello.process == said.process or not before.connected:
+                return
+            await asyncio.sleep(SETTLE_STEP_S)
+        raise Refusal(409, "process", f"another process of {said.name!r} is connected")
+
+    def _sequences(self, name: str) -> Mapping[str, int]:
+        """The highest sequence of each run, folded or still in the spool."""
+        highest = dict(self._roster.sequences(name))
+        for head in self._spool.heads():
+            update = head.update_id
+            if update.device == name:
+                highest[update.run] = max(update.sequence, highest.get(update.run, 0))
+        return highest

@@ -1,0 +1,90 @@
+"""The route on which answers come in: a small one whole, of a large one its head, whose parts follow by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import BadPayload
+from thinwire.core.fleet import Spool
+from thinwire.core.messages import reply_from_bytes
+from thinwire.core.types import Failure, ReplyHead, UpdateId
+from thinwire.flower.door.requests import Request
+from thinwire.flower.lane.answers import Answers
+from thinwire.flower.lane.sessions import Sessions
+from thinwire.flower.lane.uploads import Uploads
+from thinwire.flower.wire.refusals import Refusal
+
+
+class PushRoute:
+    """`[head] parts..` in one request; or `[head]` alone, answered with how much of each part is here already."""
+
+    def __init__(self, answers: Answers, uploads: Uploads, sessions: Sessions, spool: Spool, clock: Clock) -> None:
+        self._answers, self._uploads, self._sessions = answers, uploads, sessions
+        self._spool, self._clock = spool, clock
+        self._storing: set[UpdateId] = set()
+
+    async def __call__(self, request: Request) -> None:
+        device, began_at = request.row.name, self._clock.wall()
+        with self._sessions.call(device):
+            head, parts = await request.head()
+            try:
+                reply = reply_from_bytes(head)
+            except BadPayload as error:
+                raise Refusal(409, "protocol", str(error)) from error
+            if isinstance(reply, Failure):
+                if parts:
+                    raise Refusal(409, "protocol", "a failure has no parts")
+                self._answers.failed(device, reply, began_at)
+                await request.answer(200)
+                return
+            await self._updated(request, reply, bytes(parts), began_at)
+
+    async def _updated(self, request: Request, head: ReplyHead, parts: bytes, began_at: float) -> None:
+        device = request.row.name
+        self._answers.require_possible(device, head, began_at)
+        if self._answers.here_already(device, head, began_at):
+            await request.answer(200, b'{"done":true}')
+            return
+        if parts or not head.payload_bytes:
+            await self._small(device, head, parts, began_at)
+            await request.answer(200, b'{"done":true}')
+            return
+        offer = await self._uploads.offered(head, began_at)
+        await request.answer(200, json.dumps({"offsets": offer.offsets()}).encode())
+
+    async def _small(self, device: str, head: ReplyHead, parts: bytes, began_at: float) -> None:
+        """One hop to a thread, one write, one commit."""
+        if len(parts) != head.payload_bytes:
+            raise Refusal(409, "protocol", "the body is not as long as its head says")
+        at = 0
+        for part in head.parts:
+            if hashlib.sha256(parts[at : at + part.length]).hexdigest() != part.sha256:
+                raise Refusal(409, "damaged", f"part {part.name!r} does not fit its digest")
+            at += part.length
+        update = head.update_id
+        if update in self._storing:
+            raise Refusal(503, "busy", "this update is being received already", retry_after_s=1.0)
+        arriving = sum(other.device == device for other in self._storing)
+        self._answers.require_room(device, arriving)
+        self._storing.add(update)
+        try:
+            draft = self._spool.draft(update)
+            await asyncio.to_thread(_write, str(draft), parts)
+            await self._answers.keep(draft, head, began_at)
+        finally:
+            self._storing.discard(update)
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        with open(path, "wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+    except BaseException:
+        os.unlink(path)
+        raise

@@ -1,0 +1,133 @@
+"""Which device's process is there now: said hello, calls, holds asks; and when it counts as gone.
+
+Everything here belongs to the door's loop: no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from thinwire.core.clock import Clock
+from thinwire.core.fleet import Hello
+from thinwire.flower.door.account import Account, Wire
+
+
+@dataclass
+class Session:
+    """One live process of a device. `held`: asks that it has and has not answered; `turn` counts its pulls."""
+
+    device: str
+    hello: Hello
+    heard_at: float
+    wire: Wire
+    calls: int = 0
+    turn: int = 0
+    held: set[str] = field(default_factory=set)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def connected(self) -> bool:
+        return self.calls > 0 or self.wire.open
+
+
+class Sessions:
+    """A device has left when its connection is closed and no call came for `grace_s`, or when it kept its connection
+    and no call came for as long as a poll lasts and `grace_s` more.
+    """
+
+    def __init__(self, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str], None]) -> None:
+        self._clock, self._grace_s, self._poll_s, self._left = clock, grace_s, poll_s, left
+        self._now: dict[str, Session] = {}
+        self._accounts: dict[str, Account] = {}
+        self._settled: dict[str, Account] = {}
+
+    def of(self, device: str) -> Session | None:
+        return self._now.get(device)
+
+    def shut_out(self, device: str) -> None:
+        """Nobody of this name is there: who waits is woken, and finds that."""
+        if session := self._now.pop(device, None):
+            session.turn += 1
+            session.woken.set()
+
+    def greet_again(self) -> None:
+        """Have everybody say hello at the next pull; nobody has left."""
+        for device in list(self._now):
+            self.shut_out(device)
+
+    def begin(self, hello: Hello, wire: Wire) -> bool:
+        """A process is there; False when it was there already and says nothing else than before."""
+        old = self._now.get(hello.name)
+        if old is not None and old.hello.process == hello.process:
+            before, old.hello, old.heard_at = old.hello, hello, self._clock.now()
+            self.listen(old, wire)
+            return (before.tasks, before.versions) != (hello.tasks, hello.versions)
+        if old is not None:
+            old.turn += 1
+            old.woken.set()
+        session = self._now[hello.name] = Session(hello.name, hello, self._clock.now(), wire)
+        self.listen(session, wire)
+        return True
+
+    def listen(self, session: Session, wire: Wire) -> None:
+        """This is the connection whose end we shall hear of."""
+        session.wire, wire.on_close = wire, session.woken.set
+
+    @contextmanager
+    def call(self, device: str) -> Iterator[None]:
+        """While a device is being served it cannot be gone."""
+        session = self._now.get(device)
+        if session is None:
+            yield
+            return
+        session.calls += 1
+        try:
+            yield
+        finally:
+            session.calls -= 1
+            session.heard_at = self._clock.now()
+
+    def wake(self, devices: Iterable[str]) -> None:
+        for device in devices:
+            if session := self._now.get(device):
+                session.woken.set()
+
+    def wake_all(self) -> None:
+        self.wake(list(self._now))
+
+    def sweep(self) -> None:
+        """Say who has left since the last sweep."""
+        now = self._clock.now()
+        for session in list(self._now.values()):
+            silent_s = now - session.heard_at
+            if session.calls:
+                continue
+            if not session.wire.open and silent_s > self._grace_s:
+                self._gone(session, "its connection is closed")
+            elif silent_s > self._poll_s + self._grace_s:
+                self._gone(session, f"it has not called for {silent_s:.0f} s")
+
+    def account(self, device: str) -> Account:
+        return self._accounts.setdefault(device, Account())
+
+    def spent(self, device: str) -> Account:
+        """Bytes and requests of a device since the last time this was asked."""
+        account = self.account(device)
+        spent = account - self._settled.get(device, Account())
+        self._settled[device] = account.copy()
+        return spent
+
+    def total(self) -> Account:
+        every = self._accounts.values()
+        return Account(
+            sum(a.sent_bytes for a in every), sum(a.received_bytes for a in every), sum(a.requests for a in every)
+        )
+
+    def _gone(self, session: Session, why: str) -> None:
+        del self._now[session.device]
+        session.turn += 1
+        session.woken.set()
+        self._left(session.device, why)

@@ -1,0 +1,68 @@
+"""What the door answers when it does not let a request in. What it means on a device: flower/device/meaning.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+UPLOAD_OFFSET = b"upload-offset"
+
+
+class Refusal(Exception):
+    """One answer of the door: an HTTP status, a kind that programs read, and a reason that people read.
+
+    `now` is the aggregator's wall clock, `retry_after_s` when to come again (0: not said), `offset` where an upload
+    goes on (-1: not said). Statuses, and no others: 401 (signature, clock, replay, hello, unknown), 403 (pending,
+    revoked, device, invitation, protocol), 404, 409 (offset, writer, name, process, state-lost, protocol), 412, 413,
+    429, 503.
+    """
+
+    def __init__(
+        self, status: int, kind: str, why: str, *, now: float = 0.0, retry_after_s: float = 0.0, offset: int = -1
+    ) -> None:
+        super().__init__(why)
+        self.status, self.kind, self.why = status, kind, why
+        self.now, self.retry_after_s, self.offset = now, retry_after_s, offset
+
+    def body(self, now: float) -> bytes:
+        """What is sent; a path that nobody knows is answered with nothing."""
+        if self.status == 404 and not self.kind:
+            return b""
+        return json.dumps({"error": self.kind, "why": self.why, "now": now}).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        found = []
+        if self.retry_after_s or self.status in (429, 503):
+            found.append((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()))
+        if self.offset >= 0:
+            found.append((UPLOAD_OFFSET, str(self.offset).encode()))
+        return found
+
+    @classmethod
+    def read(cls, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Refusal:
+        """What the other end said; anything that is no such answer is kept as its status."""
+        given = headers or {}
+        numbers = {
+            "retry_after_s": _number(given.get("retry-after", "0"), 0.0),
+            "offset": int(_number(given.get(UPLOAD_OFFSET.decode(), "-1"), -1.0)),
+        }
+        try:
+            said: Any = json.loads(body)
+            return cls(status, str(said["error"]), str(said["why"]), now=float(said.get("now", 0.0)), **numbers)  # type: ignore[arg-type]  # each of its kind
+        except (ValueError, KeyError, TypeError):
+            return cls(status, "http", f"it answered with status {status}", **numbers)  # type: ignore[arg-type]  # as above
+
+
+def unknown_path() -> Refusal:
+    """Made anew each time: an exception that is raised twice holds on to the frames of both, and to all in them."""
+    return Refusal(404, "", "")
+
+
+def _number(text: str, otherwise: float) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        return otherwise
+    return found if math.isfinite(found) else otherwise

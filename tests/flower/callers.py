@@ -51,7 +51,7 @@ class TlsPlace(Place):
     def __init__(self, folder: Path, **options: Any) -> None:
         self.store = Store.open(folder / "store.sqlite3", clock=options.get("clock"))
         super().__init__(folder, self.store.roster, lambda: FileSpool(folder / "spool"), tls=True, **options)
-        self.secret = self.invited
+        self.new_secret = self.invited
 
     @property
     def address(self) -> tuple[str, int]:
@@ -186,7 +186,7 @@ class Caller:
 def joined(place: TlsPlace, name: str = "pi-1", **how: Any) -> Caller:
     """A caller whom an invitation let in; it has not said hello yet."""
     caller = Caller(place, name, **how)
-    assert caller.join(place.secret()).status == 200
+    assert caller.join(place.new_secret()).status == 200
     return caller
 
 

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import ssl
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, tls_place
+from tests.fleet_laws import answer, hello, polled
+from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, joined, tls_place
 from tests.flower.certificates import Authority
 from tests.flower.doubles import Place, place
 from tests.flower.test_joining import listening
+from thinwire.cli import shown_devices
+from thinwire.cli.waiting import until
 from thinwire.core.errors import Refused
+from thinwire.core.fleet import NodeJoined, NodeLeft, TaskReport
+from thinwire.core.types import Failure
 from thinwire.flower import device_key
 from thinwire.flower.device.joining import join
 from thinwire.flower.device.trust import Trust
 from thinwire.flower.door.limits import FAILED_JOINS
+from thinwire.flower.lane.hello import HelloRoute
+from thinwire.flower.lane.uploads import OFFERS, Offer
+from thinwire.flower.wire import hellos
 from thinwire.flower.wire.certificates import private_context, server_name
-from thinwire.flower.wire.framing import WORDS, block
+from thinwire.flower.wire.framing import WORDS, block, packed
 from thinwire.flower.wire.invitation import Invitation
-from thinwire.flower.wire.routes import JOIN
+from thinwire.flower.wire.routes import HELLO, JOIN
 
 # In the middle, at join
 
@@ -121,3 +132,99 @@ def test_what_follows_a_refused_body_is_not_read(here: TlsPlace) -> None:
         with contextlib.suppress(OSError, ssl.SSLError):
             assert stranger.recv(1) == b""
         assert len(getattr(http, "headers", ())) == 1
+
+
+# A device that was let in
+
+
+@pytest.fixture
+def liar(here: TlsPlace) -> Caller:
+    """It has joined and said hello, and means no good."""
+    caller = joined(here)
+    assert caller.hello().status == 200
+    polled(here.fleet, NodeJoined)
+    return caller
+
+
+def test_where_parts_begin_is_counted_once_however_many_there_are(tmp_path: Path) -> None:
+    """For 30 000 parts of a byte the door stood still for half a minute when it was counted for each."""
+    offer = Offer(answer("pi-1", "ask-1", 1, *[b"x"] * 1000), tmp_path, 0.0, size=400)
+    assert offer.starts is offer.starts
+    assert offer.offsets() == [1] * 400 + [0] * 600
+
+
+def test_answers_that_are_begun_and_never_sent_hold_eight_files(here: TlsPlace, liar: Caller) -> None:
+    for nth in range(1, OFFERS + 10):
+        assert liar.push(answer("pi-1", "ask-1", nth, bytes(300_000))).told == {"offsets": [0]}
+    assert len(list((here.folder / "spool").rglob(".partial-*"))) == OFFERS
+
+
+@pytest.mark.parametrize("at", ["%C2%B2", "1" * 5000, "+0", "%D9%A0", "x"])
+def test_an_offset_that_is_no_number_is_a_wrong_one(
+    here: TlsPlace, liar: Caller, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert liar.push(answer("pi-1", "ask-1", 1, bytes(300_000))).status == 200
+    assert liar.call("PUT", f"/tw/v1/parts/digits-1/1/0?offset={at}", b"x").short == (409, "offset")
+    assert not caplog.records
+
+
+def test_a_device_holds_so_many_connections_and_its_oldest_makes_room(here: TlsPlace, liar: Caller) -> None:
+    """Signed for, none of them counts as a stranger's: they would take every descriptor that the door has."""
+    held = [liar.connection() for _ in range(24)]
+    for connection in held:
+        assert liar.call("GET", "/tw/v1/asks/a/bundle", on=connection).short == (404, "ask")
+    assert here.fleet.stats()["connections"] <= 17
+    with pytest.raises((OSError, http.client.HTTPException)):
+        liar.call("GET", "/tw/v1/asks/a/bundle", on=held[0])
+    assert liar.call("GET", "/tw/v1/asks/a/bundle", on=held[-1]).status == 404
+    for connection in held:
+        connection.close()
+
+
+def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
+    here: TlsPlace, liar: Caller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = "a\ud800\x1b[2J\n\u202e"
+    said = replace(hello("pi-1"), tasks=(TaskReport(bad, bad, error=bad, codecs=(bad,)),), versions={bad: bad})
+    assert liar.call("POST", HELLO, packed(hellos.to_bytes(said))).status == 200
+    heard = polled(here.fleet, NodeJoined).hello
+    assert liar.push(Failure("task-error", bad, "ask-1")).status == 200
+    texts = [
+        heard.tasks[0].name,
+        heard.tasks[0].error,
+        *heard.versions,
+        *heard.versions.values(),
+        polled(here.fleet, Failure).text,
+    ]
+    assert all(text.isprintable() and text.startswith("a") for text in texts)
+    shown_devices.devices(here.store.devices(), True, False)
+    assert capsys.readouterr().out.isascii()
+    assert liar.push(replace(answer("pi-1", "ask-1", 1, b"x"), codec=bad), b"x").short == (409, "protocol")
+
+
+# Shut out
+
+
+def test_who_was_renamed_is_shut_out_under_the_name_that_he_came_with_too(here: TlsPlace, liar: Caller) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(liar.pull, 200.0)
+        until(lambda: here.fleet.stats()["requests"]["pull"] == 1, PATIENCE_S)
+        here.store.roster.rename("pi-1", "pi-2")
+        here.store.roster.revoke("pi-2")
+        here.fleet.shut_out(["pi-2"])
+        assert waiting.result(PATIENCE_S).short == (403, "revoked")
+    assert polled(here.fleet, NodeLeft) == NodeLeft("pi-1", "revoked")
+    assert here.fleet._sessions.of("pi-1") is None
+
+
+def test_a_hello_that_waited_while_its_device_was_shut_out_is_not_welcomed(
+    here: TlsPlace, liar: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def meanwhile(*_: object) -> None:
+        here.store.roster.revoke("pi-1")
+        here.fleet._shut_out_here("pi-1")
+
+    monkeypatch.setattr(HelloRoute, "_alone", meanwhile)
+    assert liar.hello().short == (403, "revoked")
+    assert not [a for a in here.fleet.poll(0.2) if isinstance(a, NodeJoined)]
+    assert here.fleet._sessions.of("pi-1") is None

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from thinwire.core.texts import plain
+
 NOTHING = "-"
 
 
@@ -32,8 +34,11 @@ def on_terminal() -> bool:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
-    """Columns as wide as they must be, two blanks between them; those named in `right` are set to the right."""
-    shown = [[NOTHING if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
+    """Columns as wide as they must be, two blanks between them; those named in `right` are set to the right.
+
+    Cells may be words of devices and strangers: they are shown plain.
+    """
+    shown = [[NOTHING if cell is None or cell == "" else plain(str(cell)) for cell in row] for row in rows]
     widths = [
         max(len(title), *(len(row[i]) for row in shown)) if shown else len(title) for i, title in enumerate(header)
     ]

@@ -62,7 +62,7 @@ def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) 
     say.table(("when", "who", "what", "device", "detail"), rows)
     if notes:
         say.line()
-        refused = [(moment(n.at), n.address, n.kind, _plain(n.name), _plain(n.why)) for n in notes]
+        refused = [(moment(n.at), n.address, n.kind, n.name, n.why) for n in notes]
         say.table(("refused", "address", "kind", "called itself", "why"), refused)
 
 
@@ -134,11 +134,6 @@ def stays(rounds: Mapping[str, Sequence[int]]) -> str:
 def moment(wall: float | None) -> str:
     """Local time, to the second."""
     return "" if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
-
-
-def _plain(text: str) -> str:
-    """A stranger's words without what would move a terminal's cursor."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _row(info: DeviceInfo, tls: bool) -> tuple[str, ...]:

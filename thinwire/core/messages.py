@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.core.errors import BadPayload
+from thinwire.core.texts import plain
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
 
 MAX_HEAD_BYTES = 4 * 2**20
@@ -67,8 +68,8 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
         transfer = Transfer(**_scalars(Transfer, raw["transfer"])) if raw.get("transfer") else None
         if raw["type"] == "failure":
             failure = Failure(**_scalars(Failure, raw, exclude=("transfer",)), transfer=transfer)
-            _name(failure.ask_id), _name(failure.kind)
-            return failure
+            _name(failure.ask_id), _name(failure.kind), _name(failure.device)
+            return dataclasses.replace(failure, text=plain(failure.text))
         head = ReplyHead(
             **_scalars(ReplyHead, raw, exclude=("update_id", "metrics", "timings", "parts", "counters", "transfer")),
             update_id=UpdateId.parse(raw["update_id"]),
@@ -78,7 +79,7 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
             counters={_name(k): _int(v) for k, v in raw.get("counters", {}).items()},
             transfer=transfer,
         )
-        _name(head.ask_id), _name(str(head.update_id))
+        _name(head.ask_id), _name(str(head.update_id)), _name(head.codec)
         if min(head.examples, head.steps, head.a, head.base_version, head.update_id.sequence) < 0:
             raise ValueError("counts must not be negative")
         if head.examples > MAX_EXAMPLES or head.a > MAX_A or head.update_id.sequence > MAX_INT:

@@ -76,7 +76,7 @@ class FlowerFleet:
         enrol = by_loopback(roster) if authority is None else welcomes_nobody
         hello = HelloRoute(
             enrol, roster, spool, self._exchange, self._sessions, clock, poll_s, self._cas, self._called,
-            self._holds.__setitem__,
+            self._holds.__setitem__, self._gate.still,
         )  # fmt: skip
         routes: dict[str, Serve] = {
             "hello": hello, "pull": self._pull, "push": push, "part": self._uploads.take,
@@ -195,6 +195,8 @@ class FlowerFleet:
         self._listener.wires.sign(request.wire)
         if request.admitted.row is None:
             return
+        if not self._exchange.node_of(request.row.name):
+            self._gate.still(request.row)  # it may have been shut out since it was let in
         request.charge(self._sessions.account(request.row.name))
         self._superlink.node_is_here(self._register(request.row))
 
@@ -204,7 +206,16 @@ class FlowerFleet:
         self._exchange.arrived(NodeLeft(device, why))
 
     def _shut_out_here(self, device: str) -> None:
-        """In the door's loop: waiters first, so that each is told why before its connection goes."""
+        """In the door's loop: waiters first, so that each is told why before its connection goes.
+
+        A device that was renamed has come under its old name, and may not have said hello since.
+        """
+        row = next((row for row in self._roster.rows() if row.name == device), None)
+        before = self._exchange.names_of(self._nodes.get(row.fingerprint, 0)) if row else ()
+        for name in {device, *before}:
+            self._end(name)
+
+    def _end(self, device: str) -> None:
         if node_id := self._exchange.node_of(device):
             self._superlink.node_has_left(node_id)
         account = self._sessions.account(device)
@@ -214,8 +225,7 @@ class FlowerFleet:
         for update_id in self._exchange.shut_out(device):
             self._spool.delete(update_id)
             self._exchange.acked(update_id)
-        wires = [wire for wire in self._listener.wires.open if wire.account is account]
-        for wire in wires:
+        for wire in account.wires:
             self._listener.loop.call_later(PARTING_S, wire.abort)
 
     async def _background(self) -> None:

@@ -20,6 +20,7 @@ from thinwire.flower.door.gate import Admitted, Judge
 from thinwire.flower.door.limits import (
     BODY_BYTES_A_SECOND,
     BODY_WINDOW_S,
+    CONNECTIONS_OF_ONE,
     HEAD_S,
     UNSIGNED_S,
     Strangers,
@@ -36,6 +37,7 @@ class Account:
     sent_bytes: int = 0
     received_bytes: int = 0
     requests: int = 0
+    wires: dict[Wire, None] = field(default_factory=dict, compare=False, repr=False)  # that are open, oldest first
 
     def __sub__(self, other: Account) -> Account:
         return Account(
@@ -66,10 +68,16 @@ class Wire:
     abort: Callable[[], None] = lambda: None
 
     def belongs_to(self, account: Account) -> None:
+        """From now on its bytes are charged there; of more than `CONNECTIONS_OF_ONE` the oldest is ended."""
         if account is not self.account:
             account.sent_bytes += self.account.sent_bytes
             account.received_bytes += self.account.received_bytes
+            self.account.wires.pop(self, None)
             self.account = account
+            if self.open:
+                account.wires[self] = None
+                if len(account.wires) > CONNECTIONS_OF_ONE:
+                    next(iter(account.wires)).abort()
 
     def too_slow(self, now: float) -> bool:
         """Whether it keeps us waiting: for a signature, for the end of a head, or for a body's next KiB."""
@@ -125,6 +133,7 @@ class Wires:
         if wire in self.open:
             self.open.discard(wire)
             wire.open = False
+            wire.account.wires.pop(wire, None)
             if not wire.signed:
                 self.strangers.gone(wire.address)
             wire.on_close()

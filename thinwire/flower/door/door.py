@@ -39,8 +39,6 @@ class Door:
             self._called(request)
             await self._guests(scope, receive, send)
             return
-        if request.admitted.row is not None:
-            self._called(request)
         try:
             await self._serve(request)
         except (Gone, TimeoutError):
@@ -54,6 +52,8 @@ class Door:
 
     async def _serve(self, request: Request) -> None:
         try:
+            if request.admitted.row is not None:
+                self._called(request)
             await self._routes[request.route](request)
         except Refusal as refusal:
             await self._refuse(request, refusal)

@@ -12,6 +12,7 @@ HEAD_BYTES, HEAD_S = 16 * 2**10, 10.0  # of a request's line and headers
 UNSIGNED_OF_ONE, UNSIGNED_OF_ALL = 32, 512
 UNSIGNED_S = 30.0  # after which a connection that nobody signed on is closed
 BODY_BYTES_A_SECOND, BODY_WINDOW_S = 2**10, 30.0
+CONNECTIONS_OF_ONE = 16  # device: ours has four
 FAILED_JOINS, FAILED_WITHIN_S = 10, 60.0
 REMEMBERED = 65_536  # addresses with failed joins
 

@@ -99,6 +99,11 @@ class Exchange:
         with self._changed:
             return self._nodes.get(device, 0)
 
+    def names_of(self, node_id: int) -> list[str]:
+        """What the device of a node was called since the start."""
+        with self._changed:
+            return [name for name, other in self._nodes.items() if other == node_id and node_id]
+
     def next_for(self, device: str, held: set[str]) -> Outstanding | None:
         """The oldest ask that the device does not hold."""
         with self._changed:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload, Refused
-from thinwire.core.fleet import Hello, NodeJoined, Roster, Spool, Welcome
+from thinwire.core.fleet import DeviceRow, Hello, NodeJoined, Roster, Spool, Welcome
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.flower.door.requests import Request
 from thinwire.flower.lane.enrolment import Enrol
@@ -25,17 +25,24 @@ SPREAD_PER_S = 100.0  # devices that may come back in one second after an aggreg
 
 class HelloRoute:
     """`cas` gives the certificates (PEM) that devices are to hold; `called` hears of a device that was not known
-    before its hello.
+    before its hello; `still` refuses one that was shut out since its request was let in.
     """
 
     def __init__(
         self, enrol: Enrol, roster: Roster, spool: Spool, exchange: Exchange, sessions: Sessions, clock: Clock,
         poll_s: float, cas: Callable[[], tuple[str, ...]], called: Callable[[Request], None],
-        held: Callable[[str, tuple[str, ...]], None], speaks: Range = SPEAKS,
+        held: Callable[[str, tuple[str, ...]], None], still: Callable[[DeviceRow], DeviceRow], speaks: Range = SPEAKS,
     ) -> None:  # fmt: skip
         self._enrol, self._roster, self._spool = enrol, roster, spool
         self._exchange, self._sessions, self._clock = exchange, sessions, clock
-        self._poll_s, self._cas, self._called, self._held, self._speaks = poll_s, cas, called, held, speaks
+        self._poll_s, self._cas, self._called, self._held, self._still, self._speaks = (
+            poll_s,
+            cas,
+            called,
+            held,
+            still,
+            speaks,
+        )
 
     async def __call__(self, request: Request) -> None:
         head, _ = await request.head()
@@ -52,6 +59,7 @@ class HelloRoute:
         said = replace(said, name=row.name)  # a device that was renamed says its old one until it hears the new one
         self._held(row.name, said.holds)
         await self._alone(said)
+        self._still(row)  # it may have been shut out meanwhile
         if self._sessions.begin(said, request.wire):  # nothing awaited since `_alone`: two hellos cannot both begin
             self._exchange.arrived(NodeJoined(row.name, said))
         await asyncio.to_thread(self._roster.seen, said, self._clock.wall())

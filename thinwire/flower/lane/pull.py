@@ -61,7 +61,8 @@ class PullRoute:
         session.held, session.turn = set(wanted.held), session.turn + 1
         with self._sessions.call(row.name):
             outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._most_s))
-            self._gate.still(row)
+            if self._gate.still(row).name != session.device:
+                raise Refusal(401, "hello", "this device was renamed: say hello again")
             await self._answer(request, session, outstanding, withdrawn)
 
     async def _wait(self, request: Request, session: Session, wait_s: float) -> tuple[Outstanding | None, list[str]]:

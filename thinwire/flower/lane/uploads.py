@@ -14,6 +14,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from thinwire.flower.wire.framing import STREAM_BYTES
 from thinwire.flower.wire.refusals import UPLOAD_OFFSET, Refusal
 from thinwire.flower.wire.routes import Found
 
-OFFERS = 8  # of one device at a time: one that was not gone on with makes room
+OFFERS = 8  # of one device at a time: one that was not gone on with makes room, and its file goes
 RELEASE_S = 5.0  # how long a writer whose connection was ended may take to let go
 
 
@@ -45,7 +46,7 @@ class Offer:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     hashed: tuple[int, int, Any] = (0, 0, None)  # (part, bytes of it, their digest so far)
 
-    @property
+    @cached_property
     def starts(self) -> Sequence[int]:
         """Where each part begins in the file, and behind the last one the end."""
         return list(itertools.accumulate((part.length for part in self.head.parts), initial=0))
@@ -73,10 +74,13 @@ class Uploads:
             await self._release(offer)
             offer.head = head
             return offer
+        if offer is not None:
+            await self._release(offer)
+            self._give_up(update)
         own = [other for other in self._offers if other.device == update.device]
         self._answers.require_room(update.device, min(len(own), OFFERS))
         for oldest in [other for other in own if self._offers[other].writer is None][: max(0, len(own) + 1 - OFFERS)]:
-            del self._offers[oldest]  # its file stays: offered again, it goes on
+            self._give_up(oldest)
         path = await asyncio.to_thread(self._spool.partial, update, digest)
         size = min(path.stat().st_size, head.payload_bytes)
         offer = self._offers[update] = Offer(head, path, began_at, size)
@@ -90,11 +94,9 @@ class Uploads:
     def shut_out(self, device: str) -> None:
         """End and forget what a device was sending."""
         for update in [update for update in self._offers if update.device == device]:
-            offer = self._offers.pop(update)
-            if offer.writer is not None:
-                offer.writer.abort()
-            with contextlib.suppress(OSError):
-                offer.path.unlink()
+            if (writer := self._offers[update].writer) is not None:
+                writer.abort()
+            self._give_up(update)
 
     async def tell(self, request: Request) -> None:
         """HEAD: how much of a part is durable."""
@@ -112,7 +114,7 @@ class Uploads:
             await self._release(offer)
             at = request.admitted.found.query.get("offset", "0")
             offset = offer.offset(index)
-            if not at.isdigit() or int(at) != offset or offer.starts[index] > offer.size:
+            if at != str(offset) or offer.starts[index] > offer.size:
                 raise Refusal(409, "offset", f"{offset} bytes of this part are here", offset=offset)
             if request.length > part.length - offset or request.claim.digest.hex() != part.sha256:
                 raise Refusal(409, "protocol", "the request is not about the rest of this part")
@@ -180,6 +182,12 @@ class Uploads:
                 await self._answers.keep(offer.path, offer.head, offer.began_at)
         finally:
             self._offers.pop(update, None)
+
+    def _give_up(self, update: UpdateId) -> None:
+        """Forget an answer that was begun, and what came of it."""
+        if (offer := self._offers.pop(update, None)) is not None:
+            with contextlib.suppress(OSError):
+                offer.path.unlink()
 
     async def _release(self, offer: Offer) -> None:
         """Nobody writes any more."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Hello, TaskReport, Welcome
+from thinwire.core.texts import plain
 from thinwire.core.types import DEVICE_NAME
 
 MAX_TASKS = 256
@@ -21,21 +22,21 @@ def to_bytes(said: Hello | Welcome) -> bytes:
 
 
 def hello_from_bytes(data: bytes) -> Hello:
-    """Read a stranger's hello: texts and lists are bounded, the name is one that a device may have."""
+    """Read a stranger's hello: texts and lists are bounded, texts are plain, the name is one that a device may have."""
     try:
         raw: Any = json.loads(data)
         protocol = int(raw["protocol"])
         name, process = str(raw["name"]), str(raw["process"])
         if not DEVICE_NAME.fullmatch(name):
             raise BadPayload(f"{name[:80]!r} cannot be a device's name", why="a-z, 0-9 and -, at most 63")
-        if not 1 <= len(process) <= 64:
+        if not (1 <= len(process) <= 64 and process.isprintable()):
             raise BadPayload("a process is named by 1 to 64 characters")
         tasks = tuple(_task(task) for task in raw["tasks"][:MAX_TASKS])
-        versions = {str(k)[:64]: str(v)[:64] for k, v in list(raw["versions"].items())[:64]}
+        versions = {_text(k, 64): _text(v, 64) for k, v in list(raw["versions"].items())[:64]}
         oldest = int(raw.get("oldest", protocol))
-        link = {str(k)[:64]: _finite(v) for k, v in list(raw.get("link", {}).items())[:16]}
-        holds = tuple(str(pin)[:64] for pin in raw.get("holds", ())[:8])
-        plans = tuple(str(digest)[:64] for digest in raw.get("plans", ())[:MAX_PLANS])
+        link = {_text(k, 64): _finite(v) for k, v in list(raw.get("link", {}).items())[:16]}
+        holds = tuple(_text(pin, 64) for pin in raw.get("holds", ())[:8])
+        plans = tuple(_text(digest, 64) for digest in raw.get("plans", ())[:MAX_PLANS])
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
     return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans)
@@ -60,6 +61,12 @@ def _finite(raw: Any) -> float:
     return found
 
 
+def _text(raw: Any, most: int) -> str:
+    return plain(str(raw)[:most])
+
+
 def _task(raw: Any) -> TaskReport:
-    texts = {name: str(raw[name])[:MAX_TEXT] for name in ("name", "version", "source_digest", "layout_digest", "error")}
-    return TaskReport(**texts, codecs=tuple(str(codec)[:MAX_TEXT] for codec in raw["codecs"][:MAX_TASKS]))
+    texts = {
+        name: _text(raw[name], MAX_TEXT) for name in ("name", "version", "source_digest", "layout_digest", "error")
+    }
+    return TaskReport(**texts, codecs=tuple(_text(codec, MAX_TEXT) for codec in raw["codecs"][:MAX_TASKS]))

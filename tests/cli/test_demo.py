@@ -46,11 +46,16 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     assert processes_that_name(found["home"]) == set()
 
 
+def heard():
+    """A background job of a shell ignores Ctrl-C, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_no_process_behind(place, number):
     demo = subprocess.Popen(
         [*COMMAND, "demo", "--clients", "2", "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, preexec_fn=heard,
     )  # fmt: skip
     assert demo.stderr is not None
     for line in demo.stderr:

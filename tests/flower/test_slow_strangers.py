@@ -350,4 +350,6 @@ def test_of_a_connection_that_ended_nothing_is_kept(here: Watched, reset: bool) 
 
 
 def kept(here: Watched) -> list[HttpProtocol]:
-    return [each for each in gc.get_objects() if isinstance(each, HttpProtocol) and each.wires is here.wires]
+    """By type alone: some objects of other tests warn when they are asked for their class."""
+    found = [each for each in gc.get_objects() if type(each) is HttpProtocol]
+    return [each for each in found if each.wires is here.wires]

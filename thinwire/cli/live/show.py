@@ -30,9 +30,9 @@ def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json
     home = Path(tempfile.mkdtemp(prefix="thinwire-demo-"))
     count = clients or machine.client_count(machine.free_bytes())
     plan, began = example.plan_of(rounds, seed, count), time.monotonic()
-    with ended_like_ctrl_c(), Crowd(home) as crowd:
+    with ended_like_ctrl_c() as look, Crowd(home) as crowd:
         page = _open(crowd, home, browse)
-        run_id, code = _run(crowd, home, plan, count)
+        run_id, code = _run(crowd, home, plan, count, look)
         found: dict[str, Any] = {"clients": count, "home": str(home), "dashboard_url": f"http://{page}/runs/{run_id}"}
         if code == 0:
             found |= _baselines(plan, count)
@@ -62,7 +62,7 @@ def _open(crowd: Crowd, home: Path, browse: bool) -> str:
     return str(about["page"])
 
 
-def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int) -> tuple[str, int]:
+def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[], None]) -> tuple[str, int]:
     """Start the clients, hand the run over and follow it, disturbed half-way."""
     from thinwire.cli.handover import hand_over
 
@@ -92,6 +92,7 @@ def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int) -> tuple[str, int]
                         tell(line)
                 for line in disturbance.look(time.monotonic()):
                     tell(line)
+                look()
                 _all_alive(crowd)
                 update(f"{run_id}: {teller.now}")
                 time.sleep(LOOK_S)

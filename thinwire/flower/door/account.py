@@ -66,6 +66,7 @@ class Wire:
     on_close: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
     abort: Callable[[], None] = lambda: None
+    unsent: Callable[[], int] = lambda: 0  # bytes that the socket has not taken yet
 
     def belongs_to(self, account: Account) -> None:
         """From now on its bytes are charged there; of more than `CONNECTIONS_OF_ONE` the oldest is ended."""
@@ -116,7 +117,7 @@ class Wires:
             transport.abort()
             return False
         self.open.add(wire)
-        wire.abort = transport.abort
+        wire.abort, wire.unsent = transport.abort, transport.get_write_buffer_size
         found = transport.get_extra_info("socket")
         if found is not None:
             with contextlib.suppress(OSError):  # a socket that went away meanwhile

@@ -133,10 +133,10 @@ class Listener:
             self.wires.watch()
 
     def _serving(self) -> bool:
-        return bool(self.wires.state.tasks or self.wires.open)
+        return bool(self.wires.state.tasks) or any(wire.unsent() for wire in self.wires.open)
 
     async def _let_go(self) -> None:
-        """Answer what is being served, then close what is left."""
+        """Answer what is being served, then close what is left; a device that only waits need not say goodbye."""
         for http in list(self.wires.state.connections):
             http.shutdown()
         until = self.loop.time() + CLOSING_S

@@ -59,6 +59,7 @@ KINDS: Mapping[str, str] = {
     "403 pending": "a person has to approve this device first",
     "403 revoked": "this device was shut out",
     "403 invitation": "unknown, used, expired or withdrawn: from outside they look alike",
+    "403 browser": "a page in a browser called what is for Flower's programs on this machine",
     "403 device": "an answer in another device's name",
     "403 protocol": "no version of the protocol is spoken by both; the text has both ranges",
     "404": "no such path; the answer has no body",
@@ -73,7 +74,7 @@ KINDS: Mapping[str, str] = {
     "409 state-lost": "this number was used for another answer before",
     "413 too-large": "longer than is taken here, or of unknown length",
     "429 joins": "too many joins failed from this address",
-    "503 busy": "more requests, or more answers that nobody has folded, than are taken from one device",
+    "503 busy": "more requests, more hellos, or more answers that nobody has folded, than are taken from one device",
     "503 closing": "the aggregator is closing",
     "503 disk": "the aggregator cannot read or write its state",
     "503 internal": "a defect; it is in the aggregator's log",
@@ -111,7 +112,7 @@ def door_page() -> str:
         "### Without TLS, on loopback", _answers(PLAIN),
         "## Refusals", refused,
         table(("answer", "meaning"), [(f"`{kind}`", meaning) for kind, meaning in KINDS.items()]),
-        "## Limits", "Before a request is signed for, and of every body.", table(("what", "how much"), _limits()),
+        "## Limits", "Before a request is signed for, of every body, and of one device.", table(("what", "how much"), _limits()),
     ])  # fmt: skip
 
 
@@ -146,4 +147,5 @@ def _limits() -> list[tuple[str, str]]:
         ("a request's line and headers", f"{limits.HEAD_BYTES // 1024} KiB, in {limits.HEAD_S:g} s"),
         ("a body, of any length", f"{limits.BODY_WINDOW_S:g} s for each {slowest // 1024} KiB"),
         ("failed joins from one address", f"{limits.FAILED_JOINS} in {limits.FAILED_WITHIN_S:g} s"),
+        ("connections of one device, of which the oldest makes room", str(limits.CONNECTIONS_OF_ONE)),
     ]  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
+import json
 import socket
 import ssl
 import zlib
@@ -11,30 +13,40 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.fleet_laws import answer, hello, polled
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, joined, tls_place
 from tests.flower.certificates import Authority
-from tests.flower.doubles import Place, place
+from tests.flower.doubles import MemoryRoster, Place, place
 from tests.flower.test_joining import listening
 from thinwire.cli import shown_devices
 from thinwire.cli.waiting import until
-from thinwire.core.errors import Refused
+from thinwire.core.clock import RealClock
+from thinwire.core.errors import Refused, UsageError
 from thinwire.core.fleet import NodeJoined, NodeLeft, TaskReport
-from thinwire.core.types import Failure
+from thinwire.core.messages import ask_to_bytes
+from thinwire.core.types import Ask, Failure
 from thinwire.flower import device_key
 from thinwire.flower.device.joining import join
 from thinwire.flower.device.trust import Trust
+from thinwire.flower.door.account import Wire
 from thinwire.flower.door.limits import FAILED_JOINS
-from thinwire.flower.lane.hello import HelloRoute
-from thinwire.flower.lane.uploads import OFFERS, Offer
+from thinwire.flower.lane.hello import MOST_HELLOS, HelloRoute
+from thinwire.flower.lane.uploads import OFFERS, Offer, Uploads
+from thinwire.flower.stock.carrying import Carried
+from thinwire.flower.stock.passing import StockPass
+from thinwire.flower.stock.superexec import SuperExec
+from thinwire.flower.stock.superlink import StockSuperLink
+from thinwire.flower.stock.training_app import described, trained
 from thinwire.flower.wire import hellos
 from thinwire.flower.wire.certificates import private_context, server_name
 from thinwire.flower.wire.framing import WORDS, block, packed
 from thinwire.flower.wire.invitation import Invitation
-from thinwire.flower.wire.routes import HELLO, JOIN
+from thinwire.flower.wire.routes import HELLO, JOIN, PULL, PUSH
 
 # In the middle, at join
 
@@ -228,3 +240,117 @@ def test_a_hello_that_waited_while_its_device_was_shut_out_is_not_welcomed(
     assert liar.hello().short == (403, "revoked")
     assert not [a for a in here.fleet.poll(0.2) if isinstance(a, NodeJoined)]
     assert here.fleet._sessions.of("pi-1") is None
+
+
+# What a device that was let in may cost
+
+
+def test_a_head_of_nothing_is_not_blown_up(here: TlsPlace, liar: Caller) -> None:
+    """4 KB that make a million lists kept the door busy for a tenth of a second, as often as a device liked."""
+    for path in (HELLO, PULL, PUSH):
+        said = liar.call("POST", path, bomb(1_390_000))
+        assert said.short == (409, "protocol")
+        assert "a block of more than" in said.told["why"]
+
+
+def test_a_head_of_many_digests_is_read(here: TlsPlace, liar: Caller) -> None:
+    parts = [bytes([n % 256, n // 256]) for n in range(3000)]
+    assert liar.push(answer("pi-1", "ask-1", 1, *parts), b"".join(parts)).told == {"done": True}
+
+
+def test_who_says_hello_all_the_time_is_told_to_wait(here: TlsPlace, liar: Caller) -> None:
+    """Each hello that says something new is a row of the journal."""
+    got = [liar.hello().short for _ in range(MOST_HELLOS)]
+    assert got == [(200, "")] * (MOST_HELLOS - 1) + [(503, "busy")]
+    assert len(here.store.events(None)) <= MOST_HELLOS
+
+
+@pytest.mark.parametrize("state", ["pending", "revoked"])
+def test_a_join_that_is_made_again_and_again_is_told_to_wait(here: TlsPlace, state: str) -> None:
+    """Each takes the store's lock, and one that waits for approval writes a line into the log."""
+    caller, secret = Caller(here), here.invited(approve_manually=True)
+    assert caller.join(secret).status == 200
+    if state == "revoked":
+        here.store.roster.revoke("pi-1")
+    got = [caller.join(secret).status for _ in range(FAILED_JOINS + 1)]
+    assert got == [403 if state == "revoked" else 200] * FAILED_JOINS + [429]
+
+
+def test_names_are_not_tried_out_with_an_invitation(here: TlsPlace) -> None:
+    joined(here, "pi-1")
+    caller, secret = Caller(here, "pi-1"), here.new_secret()
+    got = [caller.join(secret).short for _ in range(FAILED_JOINS + 1)]
+    assert got == [(409, "name")] * FAILED_JOINS + [(429, "joins")]
+
+
+def test_of_two_that_wait_for_a_writer_only_one_goes_on_at_once(tmp_path: Path) -> None:
+    offer = Offer(answer("pi-1", "ask-1", 1, b"x"), tmp_path / "parts", 0.0, size=0, writer=Wire())
+    going = list[int]()
+
+    async def both() -> None:
+        async def one(number: int) -> None:
+            await Uploads._release(cast(Any, None), offer)
+            offer.writer = Wire()
+            going.append(number)
+
+        waiting = [asyncio.ensure_future(one(number)) for number in (1, 2)]
+        await asyncio.sleep(0)
+        offer.writer = None
+        offer.released.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert going == [1]
+        offer.writer = None
+        offer.released.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(both())
+
+
+# A browser on the aggregator's machine
+
+
+@pytest.mark.parametrize(
+    "browser",
+    [{"host": "evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "none"}],
+)
+def test_no_page_in_a_browser_controls_the_second_superlink(browser: dict[str, str]) -> None:
+    """Whoever may call it runs code. A page whose name is rebound to 127.0.0.1 calls it as its own."""
+    link = StockSuperLink(authenticated=False)
+
+    def ask(headers: dict[str, str]) -> int:
+        connection = http.client.HTTPConnection(link.control_address, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            kind = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+            connection.request("POST", "/v1/control/list-runs", b"", {**kind, **headers})
+            return connection.getresponse().status
+
+    async def both() -> list[int]:
+        async with link.running():
+            return [await asyncio.to_thread(ask, headers) for headers in ({}, browser)]
+
+    assert asyncio.run(both()) == [200, 403]
+
+
+@pytest.mark.parametrize("host", ["evil.example:9090", "127.0.0.1.evil.example", "", "localhost.evil:9090"])
+def test_no_page_in_a_browser_passes_a_plain_door_as_a_stock_node(host: str) -> None:
+    guests = StockPass(MemoryRoster(), RealClock(), SuperExec(Path("said")), private=True)
+    for good in ("127.0.0.1:9090", "localhost:9090", "[::1]:9090", "127.1.2.3"):
+        assert guests.may_pass({b"host": good.encode()}) is None
+    assert (refusal := guests.may_pass({b"host": host.encode()})) is not None
+    assert (refusal.status, refusal.kind) == (403, "browser")
+    assert guests.may_pass({b"host": b"127.0.0.1:9090", b"origin": b"http://127.0.0.1:9090"}) is not None
+
+
+@pytest.mark.parametrize("kind", ["query", "train"])
+def test_a_run_of_stock_nodes_names_no_module(tmp_path: Path, kind: str) -> None:
+    """What is trained is named on the node's own command line; the run's name for it went before that."""
+    (tmp_path / "his.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    context = cast(Any, SimpleNamespace(node_config={"task": "json", "home": str(tmp_path)}, node_id=1))
+    name = f"digits={tmp_path}/his.py:x"
+    with pytest.raises(UsageError, match="is no task's name"):
+        if kind == "query":
+            described(Carried(json.dumps({"task": name, "seed": 1}).encode()), context)
+        else:
+            trained(Carried(ask_to_bytes(Ask("digits-1.1.pi-1", "digits-1", name, "train", {}))), context)
+    assert not (tmp_path / "ran").exists()

@@ -68,9 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     from thinwire.core.errors import ThinwireError
+    from thinwire.core.texts import plain
 
     if isinstance(error, ThinwireError):
-        return _say(error.text(), code=error.exit_code)
+        return _say(*map(plain, error.text().split("\n")), code=error.exit_code)
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return _say(
             "error: this command needs torch, which is not installed",

@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.core.texts import plain
-
 NOTHING = "-"
 
 
@@ -38,6 +36,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[
 
     Cells may be words of devices and strangers: they are shown plain.
     """
+    from thinwire.core.texts import plain
+
     shown = [[NOTHING if cell is None or cell == "" else plain(str(cell)) for cell in row] for row in rows]
     widths = [
         max(len(title), *(len(row[i]) for row in shown)) if shown else len(title) for i, title in enumerate(header)

@@ -31,8 +31,11 @@ def ask_from_bytes(data: bytes) -> Ask:
     """Read an ask; `BadPayload` says which field is wrong. Fields that a newer aggregator added are ignored."""
     with _Reading("ask"):
         raw = _load(data)
+        scalars = _scalars(Ask, raw, exclude=("plan", "work", "parts", "vectors", "verdicts"))
+        for value in scalars.values():
+            _printable(str(value))
         return Ask(
-            **_scalars(Ask, raw, exclude=("plan", "work", "parts", "vectors", "verdicts")),
+            **scalars,
             plan=raw["plan"],
             work=Work(**_scalars(Work, raw["work"])),
             parts=_parts(raw["parts"]),
@@ -79,7 +82,8 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
             counters={_name(k): _int(v) for k, v in raw.get("counters", {}).items()},
             transfer=transfer,
         )
-        _name(head.ask_id), _name(str(head.update_id)), _name(head.codec)
+        _name(head.ask_id), _name(str(head.update_id))
+        _printable(head.codec)
         if min(head.examples, head.steps, head.a, head.base_version, head.update_id.sequence) < 0:
             raise ValueError("counts must not be negative")
         if head.examples > MAX_EXAMPLES or head.a > MAX_A or head.update_id.sequence > MAX_INT:
@@ -125,6 +129,12 @@ def _int(value: Any) -> int:
 
 def _float(value: Any) -> float:
     return finite(float(value), "a number")
+
+
+def _printable(text: str) -> None:
+    """A plan's codec by layers may be long; it is a line all the same."""
+    if not text.isprintable():
+        raise ValueError(f"{text[:80]!r} is no line of text")
 
 
 def _name(value: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable, UsageError
+from thinwire.core.types import DEVICE_NAME
 from thinwire.flower.device.address import Address
 from thinwire.flower.device.call import Call, everything
 from thinwire.flower.device.clockwork import Clockwork
@@ -32,6 +33,7 @@ from thinwire.flower.wire.routes import CA, JOIN
 from thinwire.flower.wire.signing import Signer
 
 MAX_CA_BYTES = 65_536
+STATES = ("approved", "pending")
 TRIES, AGAIN_S = 3, 1.0  # a reply that was lost is asked for again: the same secret with the same key is answered alike
 ANSWER_S = 30.0  # for the one question that is asked before anything is verified
 
@@ -66,7 +68,8 @@ def join(
         )
     trust = trust_of(url, invitation.pin)
     clock = clock or Clockwork()
-    connection = Connection(address, Signer(key, clock.now), clock, lambda: trust)
+    signer = Signer(key, clock.now)
+    connection = Connection(address, signer, clock, lambda: trust)
     said = {"secret": invitation.secret, "name": name, "versions": dict(versions)}
     try:
         told = _told(connection, url, Call("POST", JOIN, packed(json.dumps(said).encode()), whole_key=True))
@@ -75,7 +78,9 @@ def join(
     try:
         found, state, fingerprint = (str(told[key]) for key in ("name", "state", "fingerprint"))
         cas = tuple(str(ca) for ca in told["cas"])
-    except (KeyError, TypeError) as error:
+        if fingerprint != signer.fingerprint or not DEVICE_NAME.fullmatch(found) or state not in STATES:
+            raise ValueError("it speaks of another device")
+    except (KeyError, TypeError, ValueError) as error:
         raise Unreachable(f"cannot read the answer of {url}", why=repr(error)) from error
     return Joined(found, state, fingerprint, replace(trust.renewed(cas), name=found))
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 from thinwire.core.errors import Unreachable
+from thinwire.core.texts import plain
 from thinwire.flower.device.address import Address, Proxy
 from thinwire.flower.device.trust import Trust
 
@@ -134,6 +135,6 @@ def _tunnel(sock: socket.socket, proxy: Proxy, address: Address) -> None:
     if not status.startswith("2"):
         raise Unreachable(
             f"the proxy at {proxy.host}:{proxy.port} opens no way to {address}",
-            why=f"it answers {status[:80]}",
+            why=f"it answers {plain(status[:80])}",
             hint="ask who runs it to let CONNECT pass to that port; or NO_PROXY for a direct way",
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from thinwire.core.errors import NotTaken, Refused, ThinwireError, Unreachable
+from thinwire.core.texts import plain
 from thinwire.flower.wire.refusals import Refusal
 
 # Of an answer, not of the device that sends it: the same bytes will never be taken.
@@ -80,7 +81,7 @@ def in_words(
 
 def silence(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> Unreachable:
     """Nobody answered, or nobody whom we trust."""
-    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    why = plain(getattr(error, "strerror", None) or str(error) or type(error).__name__)  # it may quote a stranger
     what = f"cannot reach the aggregator at {url}"
     hint = "start it there (thinwire aggregator start), or give its address: --aggregator URL"
     if isinstance(error, ssl.SSLCertVerificationError):

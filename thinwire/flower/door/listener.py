@@ -57,7 +57,8 @@ class Listener:
         self.address = _address(self._socket)
         config = uvicorn.Config(
             cast(Any, door), http=HttpProtocol, ws="none", lifespan="off", log_config=None, log_level="error",
-            access_log=False, server_header=False, date_header=False, timeout_keep_alive=KEEP_ALIVE_S,
+            access_log=False, server_header=False, date_header=False, proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )  # fmt: skip
         config.load()
         self.wires = Wires(judge, config, tls, time.monotonic, clock.wall, refused=door.refused)

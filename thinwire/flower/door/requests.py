@@ -18,6 +18,7 @@ from thinwire.flower.wire.signing import Claim, Identity
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+FREE_BYTES, RATIO = 64 * 2**10, 32  # what a head may inflate to: so much, and so many times its own length
 DRAIN_S, DRAIN_BYTES = 5.0, 64 * 2**20  # how much of a body is still read after it was answered
 
 
@@ -84,11 +85,14 @@ class Request:
         return data
 
     async def head(self, most: int = MAX_HEAD_BYTES) -> tuple[bytes, memoryview]:
-        """The JSON of the body's first block, of at most `most` bytes, and what follows it."""
+        """The JSON of the body's first block, of at most `most` bytes, and what follows it.
+
+        The digests in a head do not shrink: what inflates to more than `RATIO` times its length says nothing.
+        """
         data = await self.whole()
         try:
             head, rest = unblock(data)
-            return inflated(head, most), rest
+            return inflated(head, min(most, FREE_BYTES + RATIO * len(head))), rest
         except ValueError as error:
             raise Refusal(409, "protocol", str(error)) from error
 

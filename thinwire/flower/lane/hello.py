@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from thinwire.flower.wire import hellos
 from thinwire.flower.wire.framing import packed
 from thinwire.flower.wire.refusals import Refusal
 
+MOST_BYTES = 256 * 2**10  # of a hello's JSON
+MOST_HELLOS, WITHIN_S = 60, 60.0  # of one device: each may be a row of the journal
 SETTLE_S = 1.0  # a hello waits so long for the connection of the process before it to close
 SETTLE_STEP_S = 0.02
 SPREAD_PER_S = 100.0  # devices that may come back in one second after an aggregator was lost
@@ -35,6 +38,7 @@ class HelloRoute:
     ) -> None:  # fmt: skip
         self._enrol, self._roster, self._spool = enrol, roster, spool
         self._exchange, self._sessions, self._clock = exchange, sessions, clock
+        self._said: dict[str, deque[float]] = {}  # when each device has said hello
         self._poll_s, self._cas, self._called, self._held, self._still, self._speaks = (
             poll_s,
             cas,
@@ -45,7 +49,7 @@ class HelloRoute:
         )
 
     async def __call__(self, request: Request) -> None:
-        head, _ = await request.head()
+        head, _ = await request.head(MOST_BYTES)
         try:
             said = hellos.hello_from_bytes(head)
             version = self._speaks.agreed(Range(said.oldest, said.protocol))
@@ -57,6 +61,7 @@ class HelloRoute:
             self._called(request.of(await asyncio.to_thread(self._enrol, said, request.identity)))
         row = request.row
         said = replace(said, name=row.name)  # a device that was renamed says its old one until it hears the new one
+        self._require_pause(row.name)
         self._held(row.name, said.holds)
         await self._alone(said)
         self._still(row)  # it may have been shut out meanwhile
@@ -67,6 +72,13 @@ class HelloRoute:
         spread_s = len(self._roster.rows()) / SPREAD_PER_S
         welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas())
         await request.answer(200, packed(hellos.to_bytes(welcome)))
+
+    def _require_pause(self, name: str) -> None:
+        """`Refusal` 503 for a device that says hello all the time."""
+        now, said = self._clock.now(), self._said.setdefault(name, deque(maxlen=MOST_HELLOS))
+        if len(said) == MOST_HELLOS and now - said[0] < WITHIN_S:
+            raise Refusal(503, "busy", "too many hellos", retry_after_s=WITHIN_S - (now - said[0]))
+        said.append(now)
 
     async def _alone(self, said: Hello) -> None:
         """Refuse a second live process of one name; one that was just killed gets a moment to be noticed."""

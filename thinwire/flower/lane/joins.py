@@ -47,6 +47,7 @@ class JoinRoute:
         except Refusal:
             self._gate.failed_joins.failed(address, self._clock.now())
             raise
+        known = self._roster.by_fingerprint(identity.fingerprint) is not None
         joining = Joining(secret, name, identity.fingerprint, identity.der, address)
         try:
             row = await asyncio.to_thread(self._roster.join, joining)
@@ -56,8 +57,11 @@ class JoinRoute:
             await asyncio.to_thread(self._roster.note, "join", address, error.why or error.what, name)
             raise Refusal(403, "invitation", "no invitation that can be used") from error
         except Refused as error:
+            self._gate.failed_joins.failed(address, self._clock.now())  # else names could be tried out
             await asyncio.to_thread(self._roster.note, "name", address, str(error), name)
             raise Refusal(409, "name", str(error)) from error
+        if known:  # a reply was lost; who asks again and again for what it has may not write here as often
+            self._gate.failed_joins.failed(address, self._clock.now())
         if row.state == "revoked":  # its invitation was used by itself, before it was shut out
             raise Refusal(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending":

@@ -17,6 +17,7 @@ from thinwire.flower.lane.sessions import Session, Sessions
 from thinwire.flower.wire.framing import INLINE_BYTES, block, packed
 from thinwire.flower.wire.refusals import Refusal
 
+MOST_BYTES = 64 * 2**10  # of a pull's JSON: the ids of asks that are held
 SPREAD = 1.1  # a device draws its wait from within a tenth of what it was told
 
 
@@ -53,7 +54,7 @@ class PullRoute:
 
     async def __call__(self, request: Request) -> None:
         row = request.row
-        wanted = Wanted.read((await request.head())[0])
+        wanted = Wanted.read((await request.head(MOST_BYTES))[0])
         session = self._sessions.of(row.name)
         if session is None or session.hello.process != wanted.process:
             raise Refusal(401, "hello", "this process has not said hello here")

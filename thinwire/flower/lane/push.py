@@ -18,6 +18,8 @@ from thinwire.flower.lane.sessions import Sessions
 from thinwire.flower.lane.uploads import Uploads
 from thinwire.flower.wire.refusals import Refusal
 
+LARGE = 64 * 2**10  # bytes of a head that is not read between the requests of others
+
 
 class PushRoute:
     """`[head] parts..` in one request; or `[head]` alone, answered with how much of each part is here already."""
@@ -32,7 +34,7 @@ class PushRoute:
         with self._sessions.call(device):
             head, parts = await request.head()
             try:
-                reply = reply_from_bytes(head)
+                reply = await asyncio.to_thread(reply_from_bytes, head) if len(head) > LARGE else reply_from_bytes(head)
             except BadPayload as error:
                 raise Refusal(409, "protocol", str(error)) from error
             if isinstance(reply, Failure):

@@ -191,13 +191,12 @@ class Uploads:
 
     async def _release(self, offer: Offer) -> None:
         """Nobody writes any more."""
-        if offer.writer is None:
-            return
-        offer.released.clear()
-        offer.writer.abort()
         try:
             async with asyncio.timeout(RELEASE_S):
-                await offer.released.wait()
+                while offer.writer is not None:  # of two that wait here the second one finds the first one writing
+                    offer.released.clear()
+                    offer.writer.abort()
+                    await offer.released.wait()
         except TimeoutError:
             raise Refusal(409, "writer", "another connection is writing this answer") from None
 

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.fleet import Roster
+from thinwire.flower.door.guests import require_no_browser
 from thinwire.flower.stock.superexec import SuperExec
 from thinwire.flower.stock.superlink import StockSuperLink
 from thinwire.flower.wire.refusals import Refusal
@@ -57,7 +58,7 @@ class StockPass:
 
     def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
         if self._private:
-            return None
+            return require_no_browser(headers)
         try:
             pem = base64.b64decode(headers.get(PUBLIC_KEY_HEADER.encode(), b""), validate=True)
             key = load_pem_public_key(pem)

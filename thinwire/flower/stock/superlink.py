@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 import uvicorn
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
+from thinwire.flower.door.guests import require_no_browser
 from thinwire.flower.door.listener import bound
 from thinwire.flower.superlink import config  # first: it sets what flwr reads when it is imported
 
@@ -50,7 +52,16 @@ class StockSuperLink:
         async with self._app.router.lifespan_context(self._app) as found:
             self._lifespan = dict(found or {})
             server = uvicorn.Server(
-                uvicorn.Config(self, lifespan="off", log_config=None, log_level="error", access_log=False, ws="none")
+                uvicorn.Config(
+                    self._from_here,
+                    interface="asgi3",
+                    lifespan="off",
+                    log_config=None,
+                    log_level="error",
+                    access_log=False,
+                    ws="none",
+                    proxy_headers=False,
+                )
             )
             server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # older releases have it
             serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
@@ -60,6 +71,16 @@ class StockSuperLink:
                 server.should_exit = server.force_exit = True
                 with contextlib.suppress(asyncio.CancelledError):
                     await serving
+
+    async def _from_here(self, scope: Any, receive: Any, send: Any) -> None:
+        """What comes in by the listener: whoever controls it runs code, so no page in a browser may."""
+        if scope["type"] == "http" and (refusal := require_no_browser(dict(scope["headers"]))) is not None:
+            body = refusal.body(time.time())
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+            return
+        await self(scope, receive, send)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":

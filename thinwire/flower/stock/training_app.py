@@ -43,7 +43,7 @@ def described(asked: Carried, context: Context) -> Carried:
     from thinwire.server.versions import Versions
 
     said = json.loads(asked.head)
-    made = initial_model(load_task(f"{said['task']}={_module(context)}"), int(said["seed"]))
+    made = initial_model(load_task(_spec(said["task"], context)), int(said["seed"]))
     with tempfile.TemporaryDirectory() as folder:
         versions = Versions(Path(folder), made.layout)
         stored = versions.write(0, made.vector, made.buffers, made.counters, time.time())
@@ -63,13 +63,22 @@ def trained(asked: Carried, context: Context) -> Carried:
     data = context.node_config.get("data")
     split = str(context.node_config.get("split", "iid"))
     site = Site(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
-    session = Session(name, load_task(f"{ask.task}={_module(context)}"), folder, site)
+    session = Session(name, load_task(_spec(ask.task, context)), folder, site)
     with tempfile.NamedTemporaryFile(dir=folder) as bundle:
         bundle.write(asked.parts)
         bundle.flush()
         delivery = Delivery(ask, Path(bundle.name))
         reply, file = session.answer(delivery, cancelled=lambda: False, say=lambda line: print(line, flush=True))
     return Carried(reply_to_bytes(reply), file.read_bytes() if file else b"")
+
+
+def _spec(name: str, context: Context) -> str:
+    """What the node's owner named, under the run's name for it, which comes from outside: `=` would begin a module."""
+    from thinwire.client.compute.task import NAME
+
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{name[:80]!r} is no task's name")
+    return f"{name}={_module(context)}"
 
 
 def _module(context: Context) -> str:

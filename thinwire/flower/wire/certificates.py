@@ -131,6 +131,7 @@ def server_context() -> ssl.SSLContext:
     """A door's context, without a certificate yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # OpenSSL 1.1 would let strangers ask for handshake after handshake
     context.num_tickets = 0  # a connection lasts for hours: tickets would be half of its first bytes
     return context
 

@@ -15,6 +15,9 @@ from thinwire.core.types import DEVICE_NAME
 MAX_TASKS = 256
 MAX_PLANS = 64
 MAX_TEXT = 4096
+MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
+MAX_SEQUENCE = 2**62
+LATEST = 253_402_300_799.0  # 9999-12-31
 
 
 def to_bytes(said: Hello | Welcome) -> bytes:
@@ -43,14 +46,20 @@ def hello_from_bytes(data: bytes) -> Hello:
 
 
 def welcome_from_bytes(data: bytes) -> Welcome:
+    """Read an aggregator's answer: a device must be able to wait, count and tell the time by it."""
     try:
         raw: Any = json.loads(data)
+        if not DEVICE_NAME.fullmatch(name := str(raw["name"])):
+            raise ValueError("it is no device's name")
         sequences = {str(run): int(sequence) for run, sequence in raw["sequences"].items()}
+        if any(not 0 <= sequence <= MAX_SEQUENCE for sequence in sequences.values()):
+            raise ValueError("no answer has such a number")
+        cas = tuple(str(pem) for pem in raw.get("cas", ())[:8])
         return Welcome(
-            str(raw["name"]), sequences, _finite(raw["poll_s"]), _finite(raw["server_time"]), int(raw["protocol"]),
-            _finite(raw.get("spread_s", 0.0)), tuple(str(pem) for pem in raw.get("cas", ())[:8]),
+            name, sequences, _within(raw["poll_s"], MAX_POLL_S), _within(raw["server_time"], LATEST),
+            int(raw["protocol"]), _within(raw.get("spread_s", 0.0), MAX_SPREAD_S), cas,
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error
 
 
@@ -58,6 +67,12 @@ def _finite(raw: Any) -> float:
     found = float(raw)
     if not math.isfinite(found):
         raise ValueError(f"{raw!r} is no number")
+    return found
+
+
+def _within(raw: Any, most: float) -> float:
+    if not 0 <= (found := _finite(raw)) <= most:
+        raise ValueError(f"{found:g} is not from 0 to {most:g}")
     return found
 
 

@@ -7,7 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from thinwire.core.texts import plain
+
 UPLOAD_OFFSET = b"upload-offset"
+MOST_LETTERS = 1000  # of a reason
+LATEST = 253_402_300_799.0  # 9999-12-31: the last moment that a clock can show
+LONGEST_S = 3600.0  # a device that was sent away for longer would be lost
 
 
 class Refusal(Exception):
@@ -42,16 +47,18 @@ class Refusal(Exception):
 
     @classmethod
     def read(cls, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Refusal:
-        """What the other end said; anything that is no such answer is kept as its status."""
+        """What the other end said, within what a device can do with it; anything else is kept as its status."""
         given = headers or {}
         numbers = {
-            "retry_after_s": _number(given.get("retry-after", "0"), 0.0),
+            "retry_after_s": min(max(_number(given.get("retry-after", "0"), 0.0), 0.0), LONGEST_S),
             "offset": int(_number(given.get(UPLOAD_OFFSET.decode(), "-1"), -1.0)),
         }
         try:
             said: Any = json.loads(body)
-            return cls(status, str(said["error"]), str(said["why"]), now=float(said.get("now", 0.0)), **numbers)  # type: ignore[arg-type]  # each of its kind
-        except (ValueError, KeyError, TypeError):
+            kind, why = (plain(str(said[name])[:MOST_LETTERS]) for name in ("error", "why"))
+            now = min(max(_number(said.get("now", 0.0), 0.0), 0.0), LATEST)
+            return cls(status, kind, why, now=now, **numbers)  # type: ignore[arg-type]  # each of its kind
+        except (ValueError, KeyError, TypeError, RecursionError):
             return cls(status, "http", f"it answered with status {status}", **numbers)  # type: ignore[arg-type]  # as above
 
 
@@ -60,9 +67,9 @@ def unknown_path() -> Refusal:
     return Refusal(404, "", "")
 
 
-def _number(text: str, otherwise: float) -> float:
+def _number(text: Any, otherwise: float) -> float:
     try:
         found = float(text)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return otherwise
     return found if math.isfinite(found) else otherwise

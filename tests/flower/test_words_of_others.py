@@ -1,0 +1,99 @@
+"""What whoever answers a device may say to it: words that no terminal obeys, and numbers that it can live with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.flower.certificates import Authority
+from tests.flower.doubles import place
+from tests.flower.test_joining import joined, listening
+from thinwire.core.errors import BadPayload, ThinwireError, Unreachable
+from thinwire.core.fleet import Welcome
+from thinwire.core.messages import ask_from_bytes, ask_to_bytes
+from thinwire.core.types import Ask
+from thinwire.flower import device_key
+from thinwire.flower.device.clockwork import Clockwork
+from thinwire.flower.device.joining import join
+from thinwire.flower.lane.joins import JoinRoute
+from thinwire.flower.wire import hellos
+from thinwire.flower.wire.invitation import Invitation
+from thinwire.flower.wire.refusals import Refusal
+
+BAD = "a\x1b]0;gone\x07\x1b[2J\r\n\u202eb"
+
+
+def test_who_answers_a_join_unverified_moves_no_cursor(tmp_path: Path) -> None:
+    """An engineer reads what is said here; whoever stands in between can say it."""
+    authority = Authority()
+    shows: dict[str, Any] = {"cas": [BAD], "server_name": BAD}
+    with listening(authority.chain(tmp_path), shows) as (url, _), pytest.raises(ThinwireError) as refused:
+        join(url, Invitation.draw(authority.pin), device_key(tmp_path), "pi-1", {})
+    assert all(line.isprintable() for line in refused.value.text().split("\n"))
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_refusal_is_read_plain(status: int) -> None:
+    said = Refusal.read(status, json.dumps({"error": BAD, "why": BAD * 1000}).encode())
+    assert said.kind.isprintable() and said.why.isprintable() and len(said.why) <= 1000
+
+
+def test_a_refusal_with_deep_json_is_one_all_the_same() -> None:
+    assert Refusal.read(503, b'{"error":' + b"[" * 60_000).kind == "http"
+
+
+@pytest.mark.parametrize("now", ["NaN", "Infinity", "-1e300", "1e300", "1" * 400, "[]", '"soon"', "null"])
+def test_no_time_of_day_breaks_a_device_s_clock(now: str) -> None:
+    clock = Clockwork()
+    clock.learn(Refusal.read(401, b'{"error":"clock","why":"","now":%s}' % now.encode()).now)
+    assert 1969 <= clock.now().year <= 9999
+
+
+@pytest.mark.parametrize("after", ["1e300", "9" * 400, "-5", "nan", "inf", "soon"])
+def test_nobody_sends_a_device_away_for_longer_than_an_hour(after: str) -> None:
+    assert 0 <= Refusal.read(503, b"{}", {"retry-after": after}).retry_after_s <= 3600
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"poll_s": 1e300}, {"poll_s": -1.0}, {"spread_s": 1e300}, {"spread_s": -1.0}, {"server_time": 1e300},
+        {"name": "../x"}, {"name": BAD}, {"sequences": {"digits-1": 2**80}}, {"sequences": {"digits-1": -1}},
+        {"poll_s": 10**400}, {"protocol": None},
+    ],
+)  # fmt: skip
+def test_a_welcome_that_a_device_cannot_live_with_is_not_read(field: dict[str, Any]) -> None:
+    raw = {**dataclasses.asdict(Welcome("pi-1", server_time=1.8e9)), **field}
+    with pytest.raises(BadPayload):
+        hellos.welcome_from_bytes(json.dumps(raw).encode())
+
+
+@pytest.mark.parametrize("field", ["ask_id", "run", "task", "kind", "base_digest", "layout_digest", "codec"])
+def test_an_ask_names_nothing_by_what_moves_a_cursor(field: str) -> None:
+    ask = Ask("digits-1.1.pi-1", "digits-1", "digits", "train", "0" * 64)
+    assert ask_from_bytes(ask_to_bytes(ask)) == ask
+    with pytest.raises(BadPayload):
+        ask_from_bytes(ask_to_bytes(dataclasses.replace(ask, **cast(Any, {field: BAD}))))
+
+
+def test_an_ask_may_have_a_long_codec() -> None:
+    rules = "; ".join(f'"block{i}.weight"=int8' for i in range(200))
+    ask = Ask("digits-1.1.pi-1", "digits-1", "digits", "train", "0" * 64, codec=f"layers({rules}; *=int8)")
+    assert ask_from_bytes(ask_to_bytes(ask)) == ask
+
+
+@pytest.mark.parametrize("field", [{"fingerprint": "0" * 64}, {"name": BAD}, {"state": BAD}])
+def test_the_answer_to_a_join_is_about_this_very_key(
+    tmp_path: Path, field: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What both ends print is compared by people: the device prints its own."""
+    said = JoinRoute._said
+    monkeypatch.setattr(
+        JoinRoute, "_said", lambda self, row: json.dumps({**json.loads(said(self, row)), **field}).encode()
+    )
+    with place(tmp_path, tls=True) as here, pytest.raises(Unreachable, match="cannot read the answer"):
+        joined(here, "pi-1")

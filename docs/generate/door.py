@@ -112,7 +112,8 @@ def door_page() -> str:
         "### Without TLS, on loopback", _answers(PLAIN),
         "## Refusals", refused,
         table(("answer", "meaning"), [(f"`{kind}`", meaning) for kind, meaning in KINDS.items()]),
-        "## Limits", "Before a request is signed for, of every body, and of one device.", table(("what", "how much"), _limits()),
+        "## Limits", "Before a request is signed for, of every body, and of one device.",
+        table(("what", "how much"), _limits()),
     ])  # fmt: skip
 
 

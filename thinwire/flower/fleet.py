@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Arrival, DeviceRow, Envelope, NodeLeft, Roster, Spool
+from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.types import UpdateId
 from thinwire.flower.door.authority import Authority
 from thinwire.flower.door.door import Door, Serve
@@ -58,6 +59,7 @@ class FlowerFleet:
         grace_s: float = GRACE_S,
         poll_s: float = POLL_S,
         limit: Callable[[str], int] = lambda ask_id: MOST_BYTES,
+        speaks: Range = SPEAKS,
     ) -> None:
         clock = clock or RealClock()
         self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
@@ -76,7 +78,7 @@ class FlowerFleet:
         enrol = by_loopback(roster) if authority is None else welcomes_nobody
         hello = HelloRoute(
             enrol, roster, spool, self._exchange, self._sessions, clock, poll_s, self._cas, self._called,
-            self._holds.__setitem__, self._gate.still,
+            self._holds.__setitem__, self._gate.still, speaks,
         )  # fmt: skip
         routes: dict[str, Serve] = {
             "hello": hello, "pull": self._pull, "push": push, "part": self._uploads.take,

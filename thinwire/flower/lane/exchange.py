@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from thinwire.core.fleet import Arrival, Envelope, NodeLeft
@@ -32,6 +32,11 @@ class Outstanding:
     def length(self) -> int:
         """Of its parts, in bytes."""
         return sum(part.length for part in self.envelope.ask.parts)
+
+    def spoken(self, protocol: int) -> bytes:
+        """The ask as it goes to a device that speaks this version with us: one that says a newer one is not taken."""
+        ask = self.envelope.ask
+        return self.data if ask.protocol <= protocol else ask_to_bytes(replace(ask, protocol=protocol))
 
 
 class Exchange:

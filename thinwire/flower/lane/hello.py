@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,6 +26,8 @@ SETTLE_S = 1.0  # a hello waits so long for the connection of the process before
 SETTLE_STEP_S = 0.02
 SPREAD_PER_S = 100.0  # devices that may come back in one second after an aggregator was lost
 
+log = logging.getLogger("thinwire.door")
+
 
 class HelloRoute:
     """`cas` gives the certificates (PEM) that devices are to hold; `called` hears of a device that was not known
@@ -39,6 +42,7 @@ class HelloRoute:
         self._enrol, self._roster, self._spool = enrol, roster, spool
         self._exchange, self._sessions, self._clock = exchange, sessions, clock
         self._said: dict[str, deque[float]] = {}  # when each device has said hello
+        self._apart: dict[str, str] = {}  # devices without a version in common, and why: written down once
         self._poll_s, self._cas, self._called, self._held, self._still, self._speaks = (
             poll_s,
             cas,
@@ -56,6 +60,7 @@ class HelloRoute:
         except BadPayload as error:
             raise Refusal(409, "protocol", str(error)) from error
         except Refused as error:
+            await self._write_down(request, said.name, str(error))
             raise Refusal(403, "protocol", f"{error}; {error.hint}") from error
         if request.admitted.row is None:
             self._called(request.of(await asyncio.to_thread(self._enrol, said, request.identity)))
@@ -65,13 +70,24 @@ class HelloRoute:
         self._held(row.name, said.holds)
         await self._alone(said)
         self._still(row)  # it may have been shut out meanwhile
-        if self._sessions.begin(said, request.wire):  # nothing awaited since `_alone`: two hellos cannot both begin
+        if self._sessions.begin(
+            said, request.wire, version
+        ):  # nothing awaited since `_alone`: two hellos cannot both begin
             self._exchange.arrived(NodeJoined(row.name, said))
         await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
         sequences = await asyncio.to_thread(self._sequences, row.name)
         spread_s = len(self._roster.rows()) / SPREAD_PER_S
         welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas())
         await request.answer(200, packed(hellos.to_bytes(welcome)))
+
+    async def _write_down(self, request: Request, called: str, why: str) -> None:
+        """For the operator: somebody has to update one side, and the device may have nobody in front of it."""
+        name = request.admitted.row.name if request.admitted.row else ""
+        self._require_pause(name)
+        if self._apart.get(name) != why:
+            self._apart[name] = why
+            log.warning("%s cannot take part: %s", name or called, why)
+            await asyncio.to_thread(self._roster.note, "protocol", request.wire.address, why, name or called)
 
     def _require_pause(self, name: str) -> None:
         """`Refusal` 503 for a device that says hello all the time."""

@@ -96,7 +96,7 @@ class PullRoute:
         if outstanding is None or not self._is_there(session.device, outstanding):
             await request.answer(200, control + block(b""))
             return
-        heads, bundle = control + packed(outstanding.data), outstanding.envelope.bundle
+        heads, bundle = control + packed(outstanding.spoken(session.protocol)), outstanding.envelope.bundle
         length = outstanding.length if outstanding.length <= INLINE_BYTES else 0  # the device fetches larger ones
         self._exchange.pulled(outstanding, self._clock.wall())
         await request.begin(200, [(b"content-length", str(len(heads) + length).encode())])

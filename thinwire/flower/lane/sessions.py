@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 
 from thinwire.core.clock import Clock
 from thinwire.core.fleet import Hello
+from thinwire.core.types import PROTOCOL
 from thinwire.flower.door.account import Account, Wire
 
 
 @dataclass
 class Session:
-    """One live process of a device. `held`: asks that it has and has not answered; `turn` counts its pulls."""
+    """One live process of a device. `held`: asks that it has and has not answered; `turn` counts its pulls; `protocol`
+    is the version that it agreed on in its hello.
+    """
 
     device: str
     hello: Hello
@@ -25,6 +28,7 @@ class Session:
     wire: Wire
     calls: int = 0
     turn: int = 0
+    protocol: int = PROTOCOL
     held: set[str] = field(default_factory=set)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,17 +62,18 @@ class Sessions:
         for device in list(self._now):
             self.shut_out(device)
 
-    def begin(self, hello: Hello, wire: Wire) -> bool:
+    def begin(self, hello: Hello, wire: Wire, protocol: int = PROTOCOL) -> bool:
         """A process is there; False when it was there already and says nothing else than before."""
         old = self._now.get(hello.name)
         if old is not None and old.hello.process == hello.process:
             before, old.hello, old.heard_at = old.hello, hello, self._clock.now()
+            old.protocol = protocol
             self.listen(old, wire)
             return (before.tasks, before.versions) != (hello.tasks, hello.versions)
         if old is not None:
             old.turn += 1
             old.woken.set()
-        session = self._now[hello.name] = Session(hello.name, hello, self._clock.now(), wire)
+        session = self._now[hello.name] = Session(hello.name, hello, self._clock.now(), wire, protocol=protocol)
         self.listen(session, wire)
         return True
 

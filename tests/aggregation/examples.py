@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from thinwire.aggregation import codecs, parse
-from thinwire.aggregation.quantize import lowbias32
+from thinwire.aggregation.hashing import lowbias32
 from thinwire.core import Layout
 from thinwire.core.types import Vector
 

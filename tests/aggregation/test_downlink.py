@@ -85,7 +85,7 @@ def test_the_identity_downlink_keeps_no_second_model() -> None:
 def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from thinwire.aggregation import Unbiased
 
-    monkeypatch.setattr("thinwire.aggregation.quantize.Int8.kind", lambda self: Unbiased(2.0))
+    monkeypatch.setattr("thinwire.aggregation.methods.int8.Int8.kind", lambda self: Unbiased(2.0))
     with pytest.raises(CodecError, match="cannot carry the downlink"):
         Downlink(LAYOUT, "int8", made(1000, 0, "normal", 0))
 

@@ -11,7 +11,7 @@ import zstandard
 
 from tests.aggregation.examples import SPECS, layout_of, made
 from thinwire.aggregation import frame, parse
-from thinwire.aggregation.coders import Delta
+from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.frame import Stream
 from thinwire.core import Key, Layout
 from thinwire.core.errors import BadPayload

@@ -45,7 +45,7 @@ def test_a_spec_has_one_canonical_form(written: str, canonical: str) -> None:
         ("zstd > int8", "no sensible order", "int8 > zstd"),
         ("int8 > zstd > pack", "no sensible order", "int8 > pack > zstd"),
         ("int8 > zstd > zstd", "no sensible order", "int8 > zstd"),
-        ("int8 > delta", "has nothing to code", "pack"),
+        ("int8 > delta", "has nothing to code", "int8"),
         ("int8 >", "cannot read ''", "topk(0.01) > int8 > zstd"),
         ("layers(*.bias=fp16)", "the last rule must be for *", "; *=topk(0.01) > int8"),
         ("layers(*=fp16; *=int8)", "two rules for *", ""),
@@ -82,7 +82,7 @@ def test_the_kind_of_a_chain_follows_from_its_steps() -> None:
 def test_feedback_stands_around_what_contracts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     codecs.require_contraction("topk(0.01) > int8 > zstd")
     codecs.require_contraction("identity")
-    monkeypatch.setattr("thinwire.aggregation.quantize.Int8.kind", lambda self: Unbiased(1.5))
+    monkeypatch.setattr("thinwire.aggregation.methods.int8.Int8.kind", lambda self: Unbiased(1.5))
     for spec in ("int8", "topk(0.5) > int8", "layers(a=int8; *=fp16)"):
         with pytest.raises(CodecError, match="would diverge"):
             feedback(parse(spec)).bind(Layout.of({"a": (8,), "b": (8,)}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,10 @@ class Bound:
 
     def _size(self, segment: int) -> int:
         return self.layout.segments[segment].size
+
+    def under_feedback(self) -> Bound:
+        """The same codec inside a residual: its frames are read alike, and its kind is what the residual needs."""
+        return replace(self, groups=[[replace(g, chain=g.chain.under_feedback()) for g in gs] for gs in self.groups])
 
     def init(self, segment: int = 0) -> State:
         return {}

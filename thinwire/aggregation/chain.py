@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
 from thinwire.aggregation.bound import Bound, Group
-from thinwire.aggregation.cast import Identity
 from thinwire.aggregation.codec import (
+    Drawn,
     Everything,
     Indices,
     Kind,
@@ -20,14 +23,19 @@ from thinwire.aggregation.codec import (
     blocks,
     chained,
 )
-from thinwire.aggregation.coders import Delta, Pack, Zstd
+from thinwire.aggregation.coders.delta import Delta
+from thinwire.aggregation.coders.pack import Pack, packed_bytes
+from thinwire.aggregation.coders.rice import Rice
+from thinwire.aggregation.coders.zstd import Zstd
 from thinwire.aggregation.frame import Stream
+from thinwire.aggregation.methods.identity import Identity
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key, word32
 from thinwire.core.layout import Layout
 from thinwire.core.types import Vector
 
 PLAIN = Identity()
+WORD = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -37,14 +45,18 @@ class Read:
     indices: Indices | None  # None: every coordinate
     symbols: Symbols
     scales: Scales
+    word: int
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What `parse` gives. A frame's streams: indices if there is a sparsifier, symbols, scales if there are any."""
+    """What `parse` gives. A frame's streams: a word of the key if it is needed to decode, indices if they are sent,
+    symbols, and scales if there are any.
+    """
 
     sparsifier: Sparsifier | None = None
     quantizer: Quantizer = PLAIN
+    rice: bool = False
     zstd: bool = False
 
     @property
@@ -52,57 +64,106 @@ class Chain:
         """Canonical: what is always there is left out."""
         stages = [self.sparsifier.spec] if self.sparsifier else []
         stages += [self.quantizer.spec] if self.quantizer != PLAIN or not stages else []
-        return " > ".join([*stages, Zstd.spec] if self.zstd else stages)
+        stages += [Rice.spec] * self.rice + [Zstd.spec] * self.zstd
+        return " > ".join(stages)
 
     def bind(self, layout: Layout) -> Bound:
-        return Bound(self.spec, layout, [[Group(self)] for _ in layout.segments])
+        groups = [[Group(self.over(tuple(piece.at for piece in s.slices)))] for s in layout.segments]
+        return Bound(self.spec, layout, groups)
+
+    def over(self, starts: tuple[int, ...]) -> Chain:
+        """This chain for a vector whose tensors begin at these places; what a sparsifier sends counts as one tensor."""
+        return self if self.sparsifier else replace(self, quantizer=self.quantizer.over(starts))
+
+    def under_feedback(self) -> Chain:
+        return replace(self, quantizer=self.quantizer.under_feedback())
 
     @property
     def kind(self) -> Kind:
         inner = self.quantizer.kind()
         return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
 
+    @property
+    def seeded(self) -> bool:
+        """Whether the decoder needs the word."""
+        return self.quantizer.seeded or (self.sparsifier is not None and self.sparsifier.seeded)
+
     def sent(self, size: int) -> int:
-        """How many of `size` values are sent."""
+        """How many of `size` values are sent, at the most."""
         return self.sparsifier.count(size) if self.sparsifier else size
 
     def write(self, x: Vector, key: Key, segment: int, group: int = 0) -> tuple[list[Stream], Support]:
         """The streams for one vector, the segment's `group`-th, and which coordinates they hold."""
         streams: list[Stream] = []
         support: Support = Everything.SENT
-        values = x
+        values, word = x, word32(key, stage(self.quantizer, group), segment)
+        if self.seeded:
+            streams.append(Stream(WORD.pack(word)))
         if self.sparsifier is not None:
-            support = self.sparsifier.select(x)
+            support = self.sparsifier.select(x, word)
             values = x[support]
-            streams.append(self._stream(Delta().pack(support)))
-        symbols, scales = self.quantizer.quantize(values, word32(key, stage(self.quantizer, group), segment))
-        streams.append(self._stream(Pack().pack(symbols)))
-        if self.quantizer.scales_count(values.size):
+            if not self.sparsifier.seeded:
+                streams.append(self._stream(self._write_indices(support)))
+        symbols, scales = self.quantizer.quantize(values, word)
+        streams.append(self._stream(self._write_symbols(symbols)))
+        if scales.size:
             streams.append(self._stream(Pack().pack(scales)))
         return streams, support
+
+    def _write_indices(self, indices: Indices) -> bytes:
+        assert self.sparsifier is not None
+        count = b"" if self.sparsifier.fixed else WORD.pack(indices.size)
+        return count + (Rice().pack_indices(indices) if self.rice else Delta().pack(indices))
+
+    def _write_symbols(self, symbols: Symbols) -> bytes | memoryview:
+        bits = self.quantizer.bits
+        return Rice().pack_symbols(symbols, bits) if self.rice and bits <= 8 else Pack().pack(symbols, bits)
 
     def _stream(self, data: bytes | memoryview) -> Stream:
         return Zstd().shrink(data) if self.zstd else Stream(data)
 
     def streams(self, size: int) -> int:
         """How many streams a frame of a vector of `size` has."""
-        return 1 + (self.sparsifier is not None) + (self.quantizer.scales_count(self.sent(size)) > 0)
+        places = self.sparsifier is not None and not self.sparsifier.seeded
+        return 1 + self.seeded + places + (self.quantizer.scales_count(self.sent(size)) > 0)
 
     def read(self, streams: list[Stream], size: int) -> Read:
         """Undo the coders and check everything; `BadPayload` before anything else happens."""
-        sent, rest = self.sent(size), iter(streams)
-        indices = None
-        if self.sparsifier is not None:
-            packed = self._bytes(next(rest), Delta().max_bytes(sent, size))
-            indices = Delta().unpack(packed, sent, size)
-        kind = self.quantizer.symbols_dtype()
-        symbols = Pack().unpack(self._bytes(next(rest), sent * kind.itemsize), sent, kind)
-        scale, count = self.quantizer.scales_dtype(), self.quantizer.scales_count(sent)
-        scales: Scales = np.zeros(0, scale)
+        rest = iter(streams)
+        word = self._read_word(next(rest)) if self.seeded else 0
+        indices = self._read_indices(rest, size, word) if self.sparsifier else None
+        sent = size if indices is None else indices.size
+        symbols = self._read_symbols(next(rest), sent)
+        dtype, count = self.quantizer.scales_dtype, self.quantizer.scales_count(sent)
+        scales: Scales = np.zeros(0, dtype)
         if count:
-            scales = Pack().unpack(self._bytes(next(rest), count * scale.itemsize), count, scale)
+            scales = Pack().unpack(self._bytes(next(rest), count * dtype.itemsize), count, dtype)
         self.quantizer.check(symbols, scales)
-        return Read(indices, symbols, scales)
+        return Read(indices, symbols, scales, word)
+
+    def _read_word(self, stream: Stream) -> int:
+        if len(stream.data) != WORD.size or stream.compressed:
+            raise BadPayload(f"a word of {len(stream.data)} bytes", why="it has 4")
+        return int(WORD.unpack(stream.data)[0])
+
+    def _read_indices(self, streams: Iterator[Stream], size: int, word: int) -> Indices:
+        assert self.sparsifier is not None
+        if self.sparsifier.seeded:
+            return cast("Drawn", self.sparsifier).places(size, word)
+        most = self.sparsifier.count(size)
+        data = memoryview(self._bytes(next(streams), self._indices_bytes(most, size)))
+        if not self.sparsifier.fixed:
+            if len(data) < WORD.size or not 1 <= WORD.unpack(data[: WORD.size])[0] <= most:
+                raise BadPayload("a number of indices that cannot be", why=f"it is 1 to {most}")
+            most, data = int(WORD.unpack(data[: WORD.size])[0]), data[WORD.size :]
+        return Rice().unpack_indices(data, most, size) if self.rice else Delta().unpack(data, most, size)
+
+    def _read_symbols(self, stream: Stream, sent: int) -> Symbols:
+        bits = self.quantizer.bits
+        data = self._bytes(stream, self._symbols_bytes(sent))
+        if self.rice and bits <= 8:
+            return Rice().unpack_symbols(data, sent, bits)
+        return Pack().unpack(data, sent, self.quantizer.symbols_dtype, bits)
 
     def _bytes(self, stream: Stream, most: int) -> bytes | memoryview:
         if stream.compressed and not self.zstd:
@@ -120,7 +181,7 @@ class Chain:
             first, last = (int(i) for i in np.searchsorted(read.indices, [start, stop]))
         for a, b in blocks(last, start=first):
             here = slice(a, b)
-            scaled = self.quantizer.dequantize(read.symbols, read.scales, here)
+            scaled = self.quantizer.dequantize(read.symbols, read.scales, here, read.word)
             if factor != 1:
                 scaled = scaled * factor
             places: slice | Indices = slice(a - shift, b - shift)
@@ -134,9 +195,18 @@ class Chain:
     def max_bytes(self, size: int) -> int:
         """The most bytes that the streams of a vector of `size` can have."""
         sent = self.sent(size)
-        indices = Delta().max_bytes(sent, size) if self.sparsifier else 0
-        scales = self.quantizer.scales_count(sent) * self.quantizer.scales_dtype().itemsize
-        return indices + sent * self.quantizer.symbols_dtype().itemsize + scales
+        scales = self.quantizer.scales_count(sent) * self.quantizer.scales_dtype.itemsize
+        indices = self._indices_bytes(sent, size) if self.sparsifier and not self.sparsifier.seeded else 0
+        return WORD.size * self.seeded + indices + self._symbols_bytes(sent) + scales
+
+    def _indices_bytes(self, most: int, size: int) -> int:
+        assert self.sparsifier is not None
+        count = 0 if self.sparsifier.fixed else WORD.size
+        return count + (Rice().max_index_bytes(most, size) if self.rice else Delta().max_bytes(most, size))
+
+    def _symbols_bytes(self, sent: int) -> int:
+        bits = self.quantizer.bits
+        return Rice().max_symbol_bytes(sent, bits) if self.rice and bits <= 8 else packed_bytes(sent, bits)
 
 
 def stage(quantizer: Quantizer, group: int) -> str:

@@ -105,26 +105,45 @@ class Step(Protocol):
 
 
 class Quantizer(Step, Protocol):
-    """Values to small symbols and their scales. `word` is 32 bits of the key, for rounding (0 where none is drawn).
+    """Values to small symbols and their scales. `word` is 32 bits of the key.
 
-    `dequantize` gives the values of the symbols in `span`; it may be a view of them.
+    `bits`: of a packed symbol; under 8 they are signed. `seeded`: the decoder needs the word too, and the frame
+    carries it. `dequantize` gives the values of the symbols in `span`; it may be a view of them. `under_feedback` is
+    how it encodes inside a residual, `over` how it encodes tensors that begin at these places: frames stay the same.
     """
 
+    bits: ClassVar[int]
+    seeded: ClassVar[bool]
+    symbols_dtype: ClassVar[np.dtype[Any]]
+    scales_dtype: ClassVar[np.dtype[Any]]
+
     def kind(self) -> Kind: ...
+    def under_feedback(self) -> Quantizer: ...
+    def over(self, starts: tuple[int, ...]) -> Quantizer: ...
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]: ...
-    def dequantize(self, symbols: Symbols, scales: Scales, span: slice) -> Vector: ...
-    def symbols_dtype(self) -> np.dtype[Any]: ...
-    def scales_dtype(self) -> np.dtype[Any]: ...
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector: ...
     def scales_count(self, size: int) -> int: ...
     def check(self, symbols: Symbols, scales: Scales) -> None: ...  # BadPayload when they decode to no finite value
 
 
 class Sparsifier(Step, Protocol):
-    """Which coordinates are sent: `count(n)` sorted indices of n."""
+    """Which coordinates are sent, as sorted indices: `count(n)` of n, or at most so many where that is not `fixed`.
+
+    `seeded`: the word alone decides (see `Drawn`), and the frame carries it instead of the indices.
+    """
+
+    fixed: ClassVar[bool]
+    seeded: ClassVar[bool]
 
     def kind(self) -> Kind: ...
     def count(self, size: int) -> int: ...
-    def select(self, values: Vector) -> Indices: ...
+    def select(self, values: Vector, word: int) -> Indices: ...
+
+
+class Drawn(Sparsifier, Protocol):
+    """A sparsifier that is seeded: the decoder draws the same places."""
+
+    def places(self, size: int, word: int) -> Indices: ...
 
 
 class Coder(Protocol):

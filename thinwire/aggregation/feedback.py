@@ -48,6 +48,8 @@ class Feedback:
 
     def bind(self, layout: Layout) -> BoundFeedback:
         bound = self.inner.bind(layout)
+        if isinstance(bound, Bound):
+            bound = bound.under_feedback()
         require_contraction(self.spec, bound.kind)
         return BoundFeedback(bound, layout)
 

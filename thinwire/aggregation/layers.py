@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
 from thinwire.aggregation.bound import Bound, Group
 from thinwire.aggregation.chain import Chain
@@ -40,4 +41,9 @@ class Layers:
         for piece in segment.slices:
             rule = next(i for i, rule in enumerate(self.rules) if fnmatchcase(piece.tensor.name, rule.pattern))
             pieces.setdefault(rule, []).append(slice(piece.at, piece.at + piece.size))
-        return [Group(self.rules[rule].chain, tuple(found)) for rule, found in sorted(pieces.items())]
+        return [_group(self.rules[rule].chain, found) for rule, found in sorted(pieces.items())]
+
+
+def _group(chain: Chain, pieces: list[slice]) -> Group:
+    sizes = [piece.stop - piece.start for piece in pieces]
+    return Group(chain.over(tuple(accumulate(sizes[:-1], initial=0))), tuple(pieces))

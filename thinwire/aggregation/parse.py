@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 from thinwire.aggregation.chain import PLAIN, Chain
 from thinwire.aggregation.codec import Quantizer, Sparsifier, Step
-from thinwire.aggregation.coders import Delta, Zstd
+from thinwire.aggregation.coders.delta import Delta
+from thinwire.aggregation.coders.rice import Rice
+from thinwire.aggregation.coders.zstd import Zstd
 from thinwire.aggregation.layers import Layers, Rule
 from thinwire.aggregation.registry import codecs
 from thinwire.core.errors import CodecError
@@ -53,11 +56,22 @@ def _chain(spec: str) -> Chain:
         raise _senseless(spec, steps)
     sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
     quantizer = next((step for step in steps if step.role == "quantizer"), PLAIN)
-    if Delta.spec in codes and sparsifier is None:
-        raise CodecError(
-            f"delta in {spec!r} has nothing to code", why="it codes the places that a sparsifier picks", hint="pack"
-        )
-    return Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Zstd.spec in codes)
+    chain = Chain(
+        cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Rice.spec in codes, Zstd.spec in codes
+    )
+    _require_work(spec, chain, codes)
+    return chain
+
+
+def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
+    """CodecError where a coder has nothing to code."""
+    places = chain.sparsifier is not None and not chain.sparsifier.seeded
+    if Delta.spec in codes and (chain.rice or not places):
+        why = "rice codes the places already" if places else "it codes the places that a sparsifier sends"
+        raise CodecError(f"delta in {spec!r} has nothing to code", why=why, hint=chain.spec)
+    if chain.rice and not places and chain.quantizer.bits > 8:
+        why = "it codes places that a sparsifier sends, and symbols of at most 8 bits"
+        raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=replace(chain, rice=False).spec)
 
 
 def _step(stage: str, spec: str) -> Step:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from thinwire.aggregation.cast import Fp16, Identity
 from thinwire.aggregation.codec import Codec, Step
-from thinwire.aggregation.coders import Delta, Pack, Zstd
-from thinwire.aggregation.quantize import Int8
-from thinwire.aggregation.sparsify import TopK
+from thinwire.aggregation.coders.delta import Delta
+from thinwire.aggregation.coders.pack import Pack
+from thinwire.aggregation.coders.rice import Rice
+from thinwire.aggregation.coders.zstd import Zstd
+from thinwire.aggregation.methods.fp16 import Fp16
+from thinwire.aggregation.methods.identity import Identity
+from thinwire.aggregation.methods.int8 import Int8
+from thinwire.aggregation.methods.topk import TopK
 from thinwire.core.layout import Layout
 from thinwire.core.registry import Registry
 
@@ -27,10 +31,5 @@ class Codecs(Registry[type[Step]]):
 
 
 codecs = Codecs("codec")
-codecs.add("identity", Identity)
-codecs.add("fp16", Fp16)
-codecs.add("int8", Int8)
-codecs.add("topk", TopK)
-codecs.add("pack", Pack)
-codecs.add("delta", Delta)
-codecs.add("zstd", Zstd)
+for step in (Identity, Fp16, Int8, TopK, Pack, Delta, Rice, Zstd):
+    codecs.add(step.__name__.lower(), step)

@@ -1,10 +1,10 @@
-"""Sparsifiers: which coordinates of a segment are sent at all."""
+"""topk(r): the largest magnitudes are sent, the rest waits."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from typing import ClassVar
 
@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Contractive, Indices, Kind, Role
-from thinwire.core.errors import CodecError
+from thinwire.aggregation.methods.arguments import read_ratio
 from thinwire.core.types import Vector
 
-DECIMALS = 9
 SAMPLED = 1 << 16  # magnitudes that a first guess at the threshold looks at
 
 
@@ -26,11 +25,13 @@ class TopK:
     Contractive with delta = ratio: what is left out is at most (1 - k/n) of the squared norm. Needs feedback to
     converge (Stich et al. 2018, "Sparsified SGD with memory"). k = max(1, ceil(ratio n)), at least one value.
 
-    >>> TopK(Decimal("0.5")).select(np.float32([1, -3, 3, 2]))
+    >>> TopK(Decimal("0.5")).select(np.float32([1, -3, 3, 2]), 0)
     array([1, 2])
     """
 
     role: ClassVar[Role] = "sparsifier"
+    fixed: ClassVar[bool] = True
+    seeded: ClassVar[bool] = False
     examples: ClassVar[tuple[str, ...]] = ("topk(0.01)", "topk(0.3)", "topk(1)")
     ratio: Decimal
 
@@ -46,9 +47,9 @@ class TopK:
         return Contractive(float(self.ratio))
 
     def count(self, size: int) -> int:
-        return min(size, max(1, math.ceil(Fraction(self.ratio) * size)))
+        return share(self.ratio, size)
 
-    def select(self, values: Vector) -> Indices:
+    def select(self, values: Vector, word: int) -> Indices:
         count = self.count(values.size)
         if count == values.size:
             return np.arange(count, dtype=np.int64)
@@ -62,6 +63,15 @@ class TopK:
         return np.sort(np.concatenate([above, ties]))
 
 
+def share(ratio: Decimal, size: int) -> int:
+    """How many of `size` values a ratio sends: max(1, ceil(ratio size)), exactly.
+
+    >>> share(Decimal("0.01"), 101), share(Decimal("0.01"), 5)
+    (2, 1)
+    """
+    return min(size, max(1, math.ceil(Fraction(ratio) * size)))
+
+
 def surely_low(magnitudes: NDArray[np.uint32], count: int) -> np.uint32:
     """A threshold that at least `count` magnitudes reach: guessed from a sample, then counted, so always true."""
     step = magnitudes.size // SAMPLED
@@ -72,19 +82,3 @@ def surely_low(magnitudes: NDArray[np.uint32], count: int) -> np.uint32:
         return np.uint32(0)
     guess = np.uint32(np.partition(sample, sample.size - rank)[sample.size - rank])
     return guess if np.count_nonzero(magnitudes >= guess) >= count else np.uint32(0)
-
-
-def read_ratio(name: str, argument: str | None) -> Decimal:
-    """A share over 0 and at most 1 as an exact decimal in its shortest form; else CodecError."""
-    said = (argument or "").strip()
-    try:
-        ratio = Decimal(said).normalize()
-    except InvalidOperation:
-        raise CodecError(
-            f"{name}({said}) has no ratio", why="it says which share is sent", hint=f"{name}(0.01)"
-        ) from None
-    exponent = ratio.as_tuple().exponent
-    if not (isinstance(exponent, int) and exponent >= -DECIMALS and 0 < ratio <= 1):
-        why = f"a ratio is a share over 0 and at most 1, of at most {DECIMALS} decimals"
-        raise CodecError(f"{name}({said}) cannot be", why=why, hint=f"{name}(0.01)")
-    return ratio

@@ -1,4 +1,4 @@
-"""Casts: every value in fewer bits, without a choice and without randomness."""
+"""fp16: half precision with a power of two for each bucket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thinwire.aggregation.buckets import BUCKET, buckets, maxima, scaled
-from thinwire.aggregation.codec import Contractive, Kind, Role, Scales, Symbols, Unbiased, blocks, finite
+from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks, finite
+from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 
@@ -18,66 +19,21 @@ LARGEST = 65504.0  # of half precision
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Sends every value as float32: nothing is lost and nothing is saved."""
-
-    role: ClassVar[Role] = "quantizer"
-    examples: ClassVar[tuple[str, ...]] = ("identity",)
-    spec: ClassVar[str] = "identity"
-
-    @classmethod
-    def read(cls, argument: str | None) -> Identity:
-        del argument
-        return cls()
-
-    def kind(self) -> Kind:
-        return Unbiased(0.0)
-
-    def symbols_dtype(self) -> np.dtype[Any]:
-        return np.dtype("<f4")
-
-    def scales_dtype(self) -> np.dtype[Any]:
-        return np.dtype("<f4")
-
-    def scales_count(self, size: int) -> int:
-        return 0
-
-    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        return values, np.zeros(0, np.float32)
-
-    def dequantize(self, symbols: Symbols, scales: Scales, span: slice) -> Vector:
-        return symbols[span]
-
-    def check(self, symbols: Symbols, scales: Scales) -> None:
-        if not finite(symbols):
-            raise BadPayload("a value that is not finite")
-
-
-@dataclass(frozen=True)
-class Fp16:
+class Fp16(Whole):
     """Sends every value as float16, rounded to nearest, with a power of two for each 4096 values.
 
     The exponent is one signed byte. A value loses at most 2^-11 of itself, or 2^-39 of its bucket's largest, so
     delta = 1 - 2^-20 holds with room: small updates do not fall into the hole around half's zero.
     """
 
-    role: ClassVar[Role] = "quantizer"
     examples: ClassVar[tuple[str, ...]] = ("fp16",)
     spec: ClassVar[str] = "fp16"
-
-    @classmethod
-    def read(cls, argument: str | None) -> Fp16:
-        del argument
-        return cls()
+    symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f2")
+    scales_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
+    bits: ClassVar[int] = 16
 
     def kind(self) -> Kind:
         return Contractive(1 - 2.0**-20)
-
-    def symbols_dtype(self) -> np.dtype[Any]:
-        return np.dtype("<f2")
-
-    def scales_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.int8)
 
     def scales_count(self, size: int) -> int:
         return buckets(size)
@@ -93,7 +49,7 @@ class Fp16:
             symbols[start:stop] = place
         return symbols, exponents
 
-    def dequantize(self, symbols: Symbols, scales: Scales, span: slice) -> Vector:
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], power(scales), span.start)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:

@@ -1,4 +1,4 @@
-"""Quantizers: each value as a small symbol, each bucket of 4096 values with one scale.
+"""int8: eight bits a value, rounded at random, a scale for each bucket of 4096.
 
 The bits are final: u = (lowbias32(i ^ word) >> 8) / 2^24 for value i, symbol = floor(x * (1 / scale) + u), all in
 float32, each operation rounded by itself. Golden files hold them.
@@ -7,13 +7,14 @@ float32, each operation rounded by itself. Golden files hold them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, buckets, maxima, scaled
-from thinwire.aggregation.codec import Kind, Role, Scales, Symbols, Unbiased, blocks
+from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased, blocks
+from thinwire.aggregation.hashing import uniform
+from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 
@@ -23,7 +24,7 @@ MOST = np.nextafter(np.float32(np.finfo(np.float32).max / LEVELS), np.float32(0)
 
 
 @dataclass(frozen=True)
-class Int8:
+class Int8(Whole):
     """Sends every value as 8 bits, rounded at random so that the mean is exact, with a scale for each 4096 values.
 
     Integers from -127 to 127 times max|x|/127 of the bucket. Unbiased (QSGD, Alistarh et al. 2017, with the bucket's
@@ -31,23 +32,12 @@ class Int8:
     feedback around it contracts. Rounding draws from a hash of the index: bits depend on the key, not on the order.
     """
 
-    role: ClassVar[Role] = "quantizer"
     examples: ClassVar[tuple[str, ...]] = ("int8",)
     spec: ClassVar[str] = "int8"
-
-    @classmethod
-    def read(cls, argument: str | None) -> Int8:
-        del argument
-        return cls()
+    bits: ClassVar[int] = 8
 
     def kind(self) -> Kind:
         return Unbiased(BUCKET / (4 * LEVELS**2))
-
-    def symbols_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.int8)
-
-    def scales_dtype(self) -> np.dtype[Any]:
-        return np.dtype("<f4")
 
     def scales_count(self, size: int) -> int:
         return buckets(size)
@@ -64,7 +54,7 @@ class Int8:
             symbols[start:stop] = np.clip(place, -LEVELS, LEVELS, out=place)
         return symbols, scales
 
-    def dequantize(self, symbols: Symbols, scales: Scales, span: slice) -> Vector:
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
@@ -72,28 +62,3 @@ class Int8:
             raise BadPayload("a scale that int8 never makes", why="it is negative, not finite or out of range")
         if symbols.size and symbols.min() < -LEVELS:
             raise BadPayload(f"a symbol outside -{LEVELS}..{LEVELS}")
-
-
-def uniform(start: int, stop: int, word: int) -> Vector:
-    """U in [0, 1) for each index: the upper 24 bits of lowbias32(index ^ word) / 2^24."""
-    mixed = np.arange(start, stop, dtype=np.uint32)
-    mixed ^= np.uint32(word)
-    lowbias32(mixed)
-    mixed >>= np.uint32(8)
-    drawn = mixed.astype(np.float32)
-    drawn *= np.float32(2.0**-24)
-    return drawn
-
-
-def lowbias32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A two-multiply hash of 32 bits with very low bias, in place (Wellons 2018, "Prospecting for Hash Functions").
-
-    >>> int(lowbias32(np.uint32([1]))[0])
-    1753845952
-    """
-    x ^= x >> np.uint32(16)
-    x *= np.uint32(0x7FEB352D)
-    x ^= x >> np.uint32(15)
-    x *= np.uint32(0x846CA68B)
-    x ^= x >> np.uint32(16)
-    return x

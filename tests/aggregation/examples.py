@@ -14,11 +14,24 @@ CHAINS = {
     "topk(0.01) > int8 > zstd",
     "topk(0.1) > fp16",
     "topk(0.3) > int8",
+    "topk(0.04) > sign > rice",
+    "topk(0.01) > qsgd(4) > rice",
+    "ternary > rice",
+    "threshold(1.5) > sign > rice > zstd",
     "fp16 > zstd",
     'layers("*.bias"=fp16; *=topk(0.1) > int8)',
     'layers("a*"=int8; "b*"=int8 > zstd; *=topk(0.2))',
 }
 SPECS = sorted({parse(example).spec for step in codecs.values() for example in step.examples} | CHAINS)
+
+
+def rotates(spec: str) -> bool:
+    return "drive" in spec or "eden" in spec
+
+
+def dense(x: Vector) -> bool:
+    """Whether no few values are most of it."""
+    return bool(np.abs(x).max() <= 6 * np.sqrt(np.mean(x.astype(np.float64) ** 2)))
 
 
 def layout_of(n: int) -> Layout:

@@ -28,7 +28,7 @@ def test_a_spec_has_one_canonical_form(written: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "what", "hint"),
     [
-        ("topq(0.1)", "no codec 'topq'", "topk"),
+        ("topq(0.1)", "no codec 'topq'", "topk or twobit"),
         ("", "cannot read ''", "topk(0.01) > int8 > zstd"),
         ("topk", "topk() has no ratio", "topk(0.01)"),
         ("topk(x)", "topk(x) has no ratio", "topk(0.01)"),
@@ -86,3 +86,41 @@ def test_feedback_stands_around_what_contracts_only(monkeypatch: pytest.MonkeyPa
     for spec in ("int8", "topk(0.5) > int8", "layers(a=int8; *=fp16)"):
         with pytest.raises(CodecError, match="would diverge"):
             feedback(parse(spec)).bind(Layout.of({"a": (8,), "b": (8,)}))
+
+
+@pytest.mark.parametrize(
+    ("alias", "stands_for"),
+    [
+        ("stc(0.01)", "topk(0.01) > sign > rice"),
+        ("stc(0.04) > zstd", "topk(0.04) > sign > rice > zstd"),
+        ("fedpaq(4)", "qsgd(4)"),
+        ("signsgd", "sign(scaled)"),
+    ],
+)
+def test_an_alias_is_what_it_stands_for(alias: str, stands_for: str) -> None:
+    assert parse(alias).spec == stands_for == parse(stands_for).spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("int8 > topk(0.1)", "topk(0.1) > int8"),
+        ("qsgd(1)", "qsgd(2)"),
+        ("qsgd(9)", "qsgd(8)"),
+        ("qsgd(4, l3)", "qsgd(4, l2)"),
+        ("eden(5)", "eden(4)"),
+        ("sign(x)", "sign(scaled)"),
+        ("twobit(3)", "twobit(1)"),
+        ("threshold", "threshold(2.5)"),
+        ("fp16 > rice", "fp16"),
+        ("randk(0.1) > fp16 > rice", "randk(0.1) > fp16"),
+        ("topk(0.1) > delta > rice", "topk(0.1) > rice"),
+        ("randk(0.1) > delta", "randk(0.1)"),
+        ("stc", "topk(0.01)"),
+    ],
+)
+def test_a_senseless_chain_is_answered_with_the_nearest_valid_one(spec: str, hint: str) -> None:
+    with pytest.raises(CodecError) as refused:
+        codecs.parse(spec)
+    assert refused.value.hint == hint
+    assert codecs.parse(hint).spec == hint

@@ -25,6 +25,11 @@ from thinwire.core.errors import CodecError
 
 STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
 RULE = re.compile(r'\s*(?:"([^"]+)"|([^"=;]+?))\s*=([^"=;]+)(?:;|$)')
+ALIASES = {
+    "stc": ("topk({}) > sign > rice", "sparse ternary compression (Sattler et al. 2019)"),
+    "fedpaq": ("qsgd({})", "FedPAQ (Reisizadeh et al. 2020)"),
+    "signsgd": ("sign(scaled)", "signSGD with a scale (Bernstein et al. 2018; Karimireddy et al. 2019)"),
+}
 ORDER = {"sparsifier": 0, "quantizer": 1, "coder": 2}
 LONGEST = 4096  # characters of a spec: one comes with every ask
 
@@ -44,7 +49,7 @@ def parse(spec: str) -> Chain | Layers:
 
 
 def _chain(spec: str) -> Chain:
-    steps = [_step(stage, spec) for stage in spec.split(">")]
+    steps = [_step(stage, spec) for written in spec.split(">") for stage in _expanded(written).split(">")]
     ranks = [ORDER[step.role] for step in steps]
     codes = [step.spec for step in steps if step.role == "coder"]
     if (
@@ -74,13 +79,23 @@ def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
         raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=replace(chain, rice=False).spec)
 
 
+def _expanded(stage: str) -> str:
+    """What an alias stands for; everything else as it is.
+
+    >>> _expanded("stc(0.01)")
+    'topk(0.01) > sign > rice'
+    """
+    match = STAGE.fullmatch(stage)
+    return ALIASES[match[1]][0].format(match[2] or "") if match and match[1] in ALIASES else stage
+
+
 def _step(stage: str, spec: str) -> Step:
     match = STAGE.fullmatch(stage)
     if match is None:
         raise CodecError(f"cannot read {stage.strip()!r} in the codec {spec!r}", hint="topk(0.01) > int8 > zstd")
     name, argument = match.groups()
     kind = codecs.find(name)
-    if argument is not None and "(" not in kind.examples[0].split(">", maxsplit=1)[0]:
+    if argument is not None and not any("(" in example.split(">", maxsplit=1)[0] for example in kind.examples):
         raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
     return kind.read(argument)
 

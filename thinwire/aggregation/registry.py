@@ -7,10 +7,19 @@ from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.pack import Pack
 from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.coders.zstd import Zstd
+from thinwire.aggregation.methods.bf16 import Bf16
+from thinwire.aggregation.methods.eden import Drive, Eden
 from thinwire.aggregation.methods.fp16 import Fp16
 from thinwire.aggregation.methods.identity import Identity
 from thinwire.aggregation.methods.int8 import Int8
+from thinwire.aggregation.methods.natural import Natural
+from thinwire.aggregation.methods.qsgd import Qsgd
+from thinwire.aggregation.methods.randk import RandK
+from thinwire.aggregation.methods.sign import Sign
+from thinwire.aggregation.methods.ternary import Ternary
+from thinwire.aggregation.methods.threshold import Threshold
 from thinwire.aggregation.methods.topk import TopK
+from thinwire.aggregation.methods.twobit import TwoBit
 from thinwire.core.layout import Layout
 from thinwire.core.registry import Registry
 
@@ -31,5 +40,9 @@ class Codecs(Registry[type[Step]]):
 
 
 codecs = Codecs("codec")
-for step in (Identity, Fp16, Int8, TopK, Pack, Delta, Rice, Zstd):
+STEPS: tuple[type[Step], ...] = (
+    Identity, Fp16, Bf16, Int8, Qsgd, Natural, Ternary, Sign, TwoBit, Drive, Eden, Threshold, TopK, RandK,
+    Pack, Delta, Rice, Zstd,
+)  # fmt: skip
+for step in STEPS:
     codecs.add(step.__name__.lower(), step)

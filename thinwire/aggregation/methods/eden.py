@@ -1,0 +1,156 @@
+"""eden(b) and drive: a random rotation, then the best levels for normal values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
+from thinwire.aggregation.methods.arguments import read_whole
+from thinwire.aggregation.methods.fp16 import Fp16
+from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.rotation import block_sizes, rotate, rotate_back, rotated_blocks, signs
+from thinwire.aggregation.sums import in_order, lane_sums
+from thinwire.core.errors import BadPayload
+from thinwire.core.types import Vector
+
+# Lloyd-Max levels of the standard normal distribution (Lloyd 1982; Max 1960), the positive half, to float32; and the
+# mean squared error that they leave.
+LEVELS = {
+    1: (0.79788458,),
+    2: (0.45278004, 1.51041758),
+    3: (0.24509411, 0.75600529, 1.34390926, 2.15194559),
+    4: (0.12839504, 0.38804829, 0.65675914, 0.94234043, 1.25623119, 1.61804640, 2.06901717, 2.73258948),
+}
+ERRORS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
+MOST = np.float32(2.0**108)  # 2^16 levels of at most 2.74, added up and times this, are finite
+TAIL = Fp16()
+
+
+@dataclass(frozen=True)
+class Eden(Whole):
+    """Rotates at random and sends b bits a value: the nearest of 2^b levels for normal values, and one scale a block.
+
+    EDEN (Vargaftik et al. 2022). The scale ||x||^2 / <rotated, levels> makes the mean exact over uniform rotations;
+    omega = e / (1 - e) with e the levels' mean squared error. Hadamard rotations come near that on dense data of 1024
+    values and more. Inside a residual the scale is divided by 1 + omega: the contraction with delta = 1 / (1 + omega).
+    A tail of under 64 values is sent as fp16.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("eden(1)", "eden(2)", "eden(3)", "topk(0.3) > eden(4)")
+    seeded: ClassVar[bool] = True
+    scales_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
+    width: int = 4
+    shrunk: bool = False
+
+    @classmethod
+    def read(cls, argument: str | None) -> Self:
+        return cls(read_whole("eden", argument, 1, max(LEVELS), 2))
+
+    @property
+    def spec(self) -> str:
+        return f"eden({self.width})"
+
+    @property
+    def bits(self) -> int:
+        return self.width
+
+    @property
+    def omega(self) -> float:
+        return ERRORS[self.width] / (1 - ERRORS[self.width])
+
+    def kind(self) -> Kind:
+        return Contractive(1 / (1 + self.omega)) if self.shrunk else Unbiased(self.omega)
+
+    def under_feedback(self) -> Self:
+        return replace(self, shrunk=True)
+
+    def scales_count(self, size: int) -> int:
+        """Bytes: a float32 for each block, then the tail's exponent and halves."""
+        sizes = block_sizes(size)
+        tail = size - sum(sizes)
+        return 4 * len(sizes) + (1 + 2 * tail) * (tail > 0)
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        symbols, scales, rotated = np.zeros(values.size, np.int8), [], 0
+        for start, rotated in rotated_blocks(values.size):
+            symbols[start:rotated], scale = self._block(values[start:rotated], signs(start, rotated, word))
+            scales.append(scale)
+        halves, exponents = TAIL.quantize(values[rotated:], 0)
+        parts = [np.array(scales, "<f4").view(np.uint8), exponents.view(np.uint8), halves.view(np.uint8)]
+        return symbols, np.concatenate(parts)
+
+    def _block(self, values: Vector, drawn: NDArray[np.uint32]) -> tuple[Symbols, float]:
+        _, exponent = np.frexp(np.abs(values).max())  # brought to about 1, so that no sum overflows
+        near: Vector = np.ldexp(values, -exponent).astype(np.float32)
+        square = _sum(near.astype(np.float64) ** 2)
+        if square == 0:
+            return np.zeros(values.size, np.int8), 0.0
+        turned = rotate(near, drawn)
+        magnitudes = np.abs(turned)
+        levels = np.array(LEVELS[self.width], np.float32)
+        borders = (levels[1:] + levels[:-1]) * np.float32(0.5)
+        found = np.searchsorted(borders, magnitudes * np.float32(1 / np.sqrt(square)), side="right").astype(np.int8)
+        along = _sum(magnitudes.astype(np.float64) * levels[found].astype(np.float64))
+        scale = square / along / ((1 + self.omega) if self.shrunk else 1)
+        return np.where(turned < 0, ~found, found), min(float(np.ldexp(scale, exponent)), float(MOST))
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        out = np.empty(span.stop - span.start, np.float32)
+        factors = scales[: 4 * len(block_sizes(symbols.size))].view("<f4")
+        levels = np.array(LEVELS[self.width], np.float32)
+        rotated = 0
+        for (start, rotated), factor in zip(rotated_blocks(symbols.size), factors, strict=True):
+            a, b = max(start, span.start), min(rotated, span.stop)
+            if a < b:
+                found = symbols[start:rotated]
+                level = np.where(found < 0, -levels[~found * (found < 0)], levels[found * (found >= 0)])
+                back = rotate_back(level, signs(start, rotated, word))[a - start : b - start]
+                out[a - span.start : b - span.start] = back * factor
+        if rotated < span.stop:
+            first = max(rotated, span.start)
+            tail = self._tail(scales, factors.size * 4)[first - rotated : span.stop - rotated]
+            out[first - span.start :] = tail
+        return out
+
+    def _tail(self, scales: Scales, at: int) -> Vector:
+        halves = scales[at + 1 :].view("<f2")
+        return TAIL.dequantize(halves, scales[at : at + 1].view(np.int8), slice(0, halves.size), 0)
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        sizes = block_sizes(symbols.size)
+        factors = scales[: 4 * len(sizes)].view("<f4")
+        if not ((factors >= 0) & (factors <= MOST)).all():
+            raise BadPayload(f"a scale that {self.spec} never makes", why="it is negative, not finite or out of range")
+        if symbols[sum(sizes) :].any():
+            raise BadPayload("a symbol in the tail", why="the tail is sent as fp16")
+        if sum(sizes) < symbols.size:
+            rest = scales[4 * len(sizes) :]
+            TAIL.check(rest[1:].view("<f2"), rest[:1].view(np.int8))
+
+
+@dataclass(frozen=True)
+class Drive(Eden):
+    """Rotates at random and sends the signs and one scale a block.
+
+    DRIVE (Vargaftik et al. 2021): eden with one bit. omega = pi/2 - 1.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("drive", "topk(0.1) > drive")
+    width: int = 1
+
+    @classmethod
+    def read(cls, argument: str | None) -> Self:
+        del argument
+        return cls()
+
+    @property
+    def spec(self) -> str:
+        return "drive"
+
+
+def _sum(values: NDArray[np.float64]) -> float:
+    return in_order(lane_sums(values))

@@ -1,0 +1,57 @@
+"""twobit(t): a step up, a step down, or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+import numpy as np
+
+from thinwire.aggregation.codec import Kind, ResidualOnly, Scales, Symbols
+from thinwire.aggregation.methods import levels
+from thinwire.aggregation.methods.arguments import read_number
+from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.sums import rms
+from thinwire.core.types import Vector
+
+
+@dataclass(frozen=True)
+class TwoBit(Whole):
+    """Sends t where a value is at least t, -t where it is at most -t, and 0 elsewhere; t in root mean squares.
+
+    MXNet's 2-bit scheme (Apache MXNet 1.x, `2bit`), whose threshold is a number that one has to know; here it follows
+    the values. Nothing is promised of one call: what lies under t waits in the residual until it has grown.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("twobit(1)", "twobit(0.5)")
+    bits: ClassVar[int] = 2
+    threshold: Decimal = Decimal(1)
+
+    @classmethod
+    def read(cls, argument: str | None) -> TwoBit:
+        return cls(read_number("twobit", argument, Decimal(2), "1"))
+
+    @property
+    def spec(self) -> str:
+        return f"twobit({self.threshold:f})"
+
+    def kind(self) -> Kind:
+        return ResidualOnly()
+
+    def scales_count(self, size: int) -> int:
+        return 1 if size else 0
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        scales = levels.usable(np.array([float(self.threshold) * rms(values)] if values.size else []), 1)
+        step = scales[0] if values.size else np.float32(0)
+        symbols = (values >= step).astype(np.int8)
+        symbols -= values <= -step
+        return symbols if step else np.zeros_like(symbols), scales
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        values: Vector = symbols[span] * scales[0]
+        return values
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        levels.check(self.spec, symbols, scales, 1)

@@ -139,7 +139,7 @@ class Answering:
     """Each device waits for asks and answers them with so many bytes, until the block ends."""
 
     def __init__(self, devices: Devices, payload_bytes: int, folder: Path) -> None:
-        self._devices, self._ending = devices, False
+        self._devices, self._ending = devices, threading.Event()
         self._body = hashlib.shake_128(b"up").digest(payload_bytes)
         self._bundle = folder / "answer"
         self._bundle.write_bytes(self._body)
@@ -152,18 +152,18 @@ class Answering:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending = True
+        self._ending.set()
         self._devices.close()
         for thread in self._threads:
             thread.join(20.0)
 
     def _serve(self, name: str, link: FlowerLink) -> None:
         part = Part("frame/0", len(self._body), hashlib.sha256(self._body).hexdigest())
-        while not self._ending:
+        while not self._ending.is_set():
             try:
                 delivery = link.pull(POLL_S)
             except ThinwireError:
-                if self._ending:
+                if self._ending.is_set():
                     return
                 raise
             if delivery is None:

@@ -145,6 +145,28 @@ def logs(
 
 
 @app.command()
+def reload(name: ClientName = None, home: Home = None) -> None:
+    """Have a client import its tasks anew between two asks, in a fresh process, and say what they are now."""
+    import os
+    import signal
+
+    from thinwire.core.errors import NotFound
+    from thinwire.core.home import find_home, holder
+
+    at = find_home(home)
+    called = chosen(name, at)
+    about = holder(at / "clients" / called / "lock")
+    if about is None:
+        raise NotFound(
+            f"the client {called} is not running",
+            why="its next start imports the tasks as they are then",
+            hint="thinwire client status",
+        )
+    os.kill(int(about["pid"]), signal.SIGUSR1)
+    say.note(f"{called} imports its tasks anew before its next ask; what it says then: thinwire client logs")
+
+
+@app.command()
 def doctor(
     aggregator: Annotated[
         str | None, typer.Option(metavar="URL", help="its door; default: the one that was joined, or started with")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -55,12 +55,17 @@ class Bench:
             self._splits[site] = batches.as_split(self.task.module.data(site))
         return self._splits[site]
 
-    def set_up(self, params: Vector, buffers: Vector | None, counters: dict[str, int]) -> nn.Module:
-        """The module as the run's model."""
+    @cached_property
+    def fresh(self) -> tuple[Vector, dict[str, int]]:
+        """The buffers and counters that the module was built with."""
+        return tensors.read_buffers(self.module, self.places).copy(), tensors.read_counters(self.module, self.places)
+
+    def set_up(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
+        """The module as the run's model; what is not given is as it was built, whatever it has done since."""
+        fresh_buffers, fresh_counters = self.fresh
         tensors.write(self.module, self.places, params)
-        if buffers is not None:
-            tensors.write_buffers(self.module, self.places, buffers)
-        tensors.write_counters(self.module, self.places, counters)
+        tensors.write_buffers(self.module, self.places, fresh_buffers if buffers is None else buffers)
+        tensors.write_counters(self.module, self.places, {**fresh_counters, **counters})
         return self.module
 
     def do(
@@ -77,7 +82,7 @@ class Bench:
         `Cancelled` and `NotFinite` as they come; whatever the task's code raises passes through.
         """
         split, done = self.split(site), Done()
-        module = self.set_up(params, buffers, dict(order.counters))
+        module = self.set_up(params, buffers, order.counters)
         begun = time.perf_counter()
         if order.measure and split.test is not None:
             tell("measure", 0, 0)

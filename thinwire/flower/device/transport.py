@@ -83,6 +83,7 @@ class FlowerLink:
         self._outgoing = Outgoing(self._pushing, self._pause)
         self._ending = threading.Event()
         self._hello: Hello | None = None
+        self._one_hello = threading.Lock()  # two threads may say it, and the newest must be the last
         self._held = Held()
 
     def hello(self, hello: Hello) -> Welcome:
@@ -90,9 +91,10 @@ class FlowerLink:
             raise Refused(f"this link is {self._greeting.name!r}'s", why=f"the hello says {hello.name!r}")
         if self._hello is not None and self._hello.process != hello.process:
             self._held.forget()
-        with self._in_words():
-            welcome = self._greet(hello)
-        self._hello = hello
+        with self._in_words(), self._one_hello:
+            free = self._pulling if self._hello is None else self._pushing  # a pull may be waiting on the other one
+            welcome = self._greeting.say(hello, free, self._pause)
+            self._hello = hello
         return welcome
 
     def pull(self, wait_s: float) -> Delivery | None:
@@ -105,7 +107,8 @@ class FlowerLink:
             except Refusal as refusal:
                 if refusal.kind != "hello":
                     raise
-            self._greet(self._said())  # the aggregator was restarted, had given us up, or has news for everybody
+            with self._one_hello:  # the aggregator was restarted, had given us up, or has news for everybody
+                self._greeting.say(self._said(), self._pulling, self._pause)
             return self._pull(wait_s)
 
     def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
@@ -138,9 +141,6 @@ class FlowerLink:
         if self._hello is None:
             raise Unreachable("this link has not said hello yet", why="a hello comes before a pull")
         return self._hello
-
-    def _greet(self, hello: Hello) -> Welcome:
-        return self._greeting.say(hello, self._pulling, self._pause)
 
     def _pull(self, wait_s: float) -> Delivery | None:
         said = {"process": self._said().process, "wait_s": wait_s, "held": self._held.now()}

@@ -1,0 +1,247 @@
+"""The process that trains: the same bits as in process, and whatever becomes of it, the service goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.small import Aggregator, plan_of
+from tests.client.trained_elsewhere import Elsewhere
+from thinwire.client import load_task
+from thinwire.client import worker as workers
+from thinwire.client.child import Broken
+from thinwire.client.compute.errors import Cancelled
+from thinwire.client.interpreter import Interpreter
+from thinwire.core.clock import VirtualClock
+from thinwire.core.home import private_folder
+from thinwire.core.types import Failure, ReplyHead, Timings, Work
+
+ENDLESS = "time.sleep(3600)"
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+    """One for all tests here: most of them end its process, and none may leave a trace for the next."""
+    made = Elsewhere(tmp_path_factory.mktemp("worker"))
+    made.worker.describe()
+    yield made
+    made.worker.close()
+
+
+@pytest.fixture
+def number(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> Iterator[int]:
+    """A round of its own."""
+    elsewhere.wish()
+    yield 1 + request.session.items.index(request.node)
+    elsewhere.wish()
+
+
+def untimed(head: ReplyHead) -> ReplyHead:
+    return replace(head, timings=Timings())
+
+
+@pytest.mark.parametrize("codec", ["identity", "topk(0.1) > int8"])
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
+    tmp_path: Path, elsewhere: Elsewhere, codec: str, buffers: str
+) -> None:
+    plan = plan_of(f'momentum = 0.9\nbuffers = "{buffers}"', codec, "classic" if "topk" in codec else "none")
+    found = []
+    here = Aggregator(tmp_path, load_task(elsewhere.spec), plan)
+    there = elsewhere.session()
+    there.folder = private_folder(tmp_path / "there")
+    for session in (here.session(), there):
+        for at in (1, 2):
+            head, bundle = session.answer(here.ask(at), lambda: False, here.said.append)
+            assert isinstance(head, ReplyHead), head
+            assert bundle is not None
+            found.append((untimed(head), bundle.read_bytes()))
+    assert found[:2] == found[2:]
+    assert found[0][0].metrics["eval/accuracy"][1] == 24
+
+
+@pytest.mark.parametrize(
+    ("wish", "text"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL: perhaps there was no memory left"),
+        ("sys.exit(7)", "ended with exit code 7"),
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
+        ("raise MemoryError", "out of memory: MemoryError at task.py:32"),
+    ],
+)
+def test_whatever_ends_it_fails_its_ask_and_the_next_one_finds_a_fresh_one(
+    elsewhere: Elsewhere, number: int, wish: str, text: str
+) -> None:
+    session = elsewhere.session()
+    elsewhere.wish(wish)
+    failure = elsewhere.answer(session, number)
+    assert failure == Failure("worker", text, f"a-{number}", "pi-01")
+    assert elsewhere.worker.pid is None
+    elsewhere.wish()
+    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+
+
+def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number: int) -> None:
+    session = elsewhere.session()
+    assert isinstance(elsewhere.answer(session, number), ReplyHead)  # it is there: starting it takes its time
+    elsewhere.wish(ENDLESS)
+    elsewhere.worker.hung_s = 0.2
+    failure = elsewhere.answer(session, number, ask_id="hangs", deadline_s=0.2)
+    assert (failure.kind, failure.text.startswith("hung: ")) == ("worker", True)
+    elsewhere.worker.hung_s = workers.HUNG_S
+    elsewhere.wish()
+    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHead)
+
+
+class Scripted:
+    """A process that is heard as a script says: (seconds that pass, head or None) each."""
+
+    def __init__(self, clock: VirtualClock, *script: tuple[float, dict[str, Any] | None]) -> None:
+        self.clock, self.script, self.killed = clock, list(script), False
+
+    def hear(self, wait_s: float) -> dict[str, Any] | None:
+        seconds, head = self.script.pop(0)
+        self.clock.advance(seconds)
+        return head
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def held_to_account(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def heard(worker: workers.Worker, child: Scripted, had_s: float) -> dict[str, Any]:
+    until = (child.clock.now() + had_s, had_s)
+    return worker._heard(child, lambda *_: None, lambda: False, until)  # type: ignore[arg-type]  # a double
+
+
+def test_what_is_slow_is_not_taken_for_what_hangs() -> None:
+    clock = VirtualClock()
+    worker = workers.Worker([], Interpreter(None, Path()), clock=clock.now)  # which starts nothing
+    step = (59.0, {"told": ["train", 1, 0]})
+    late = Scripted(clock, *[step] * 100, (59.0, {"done": {}}))
+    assert heard(worker, late, had_s=10.0) == {"done": {}}
+    hung = Scripted(clock, *[step] * 3, (30.0, None), (31.0, None))
+    with pytest.raises(Broken, match="hung: 61 s without a sign of life, and past the deadline"):
+        heard(worker, hung, had_s=10.0)
+    assert hung.killed
+    early = Scripted(clock, (3000.0, None), (3000.0, {"done": {}}))
+    assert heard(worker, early, had_s=6000.0) == {"done": {}}
+
+
+def test_after_one_that_hung_the_next_has_twice_as_long() -> None:
+    clock = VirtualClock()
+    worker = workers.Worker([], Interpreter(None, Path()), clock=clock.now)
+    for quiet_s in (60.0, 120.0, 240.0):
+        with pytest.raises(Broken):
+            heard(worker, Scripted(clock, (10.0 + quiet_s, None), (1.0, None)), had_s=10.0)
+
+
+def test_a_withdrawn_ask_ends_with_its_batch_and_the_process_stays(
+    elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "LETS_GO_S", 60.0)  # however slow this machine is
+    session = elsewhere.session()
+    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    before, begun = elsewhere.worker.pid, elsewhere.begun()
+    with pytest.raises(Cancelled):
+        elsewhere.answer(session, number, begun.exists, ask_id="withdrawn", work=Work(10_000_000, 8))
+    elsewhere.wish()
+    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHead)
+    assert elsewhere.worker.pid == before
+
+
+def test_one_that_does_not_let_go_of_a_withdrawn_ask_is_ended(
+    elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = elsewhere.session()
+    monkeypatch.setattr(workers, "LETS_GO_S", 0.1)
+    begun = elsewhere.begun(f"; {ENDLESS}")
+    with pytest.raises(Cancelled):
+        elsewhere.answer(session, number, begun.exists)
+    assert elsewhere.worker.pid is None
+
+
+def test_one_that_died_while_it_rested_costs_no_ask(elsewhere: Elsewhere, number: int) -> None:
+    session = elsewhere.session()
+    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    child = elsewhere.worker._child
+    assert child is not None
+    os.kill(child.process.pid, 9)
+    child.process.wait()
+    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHead)
+
+
+def test_an_error_tells_its_class_and_place_and_its_text_stays_here(elsewhere: Elsewhere, number: int) -> None:
+    session = elsewhere.session()
+    elsewhere.wish("raise ValueError('the patient is Ada')")
+    failure = elsewhere.answer(session, number)
+    assert failure == Failure("task-error", "ValueError at task.py:32", f"a-{number}", "pi-01")
+    assert "the patient is Ada" in elsewhere.said[-1]
+    kept = (elsewhere.folder / "last-error.txt").read_text()
+    assert "the patient is Ada" in kept
+    assert 'task.py", line 32, in loss' in kept
+
+
+def test_a_loss_that_is_no_number_is_told_as_that(elsewhere: Elsewhere, number: int) -> None:
+    session = elsewhere.session()
+    elsewhere.wish("batch[0].fill_(float('nan'))")
+    assert elsewhere.answer(session, number).kind == "non-finite"
+
+
+def test_what_the_task_prints_goes_to_a_bounded_log(elsewhere: Elsewhere, number: int) -> None:
+    session = elsewhere.session()
+    elsewhere.wish("print('to stdout'); print('to stderr', file=sys.stderr); os.write(1, b'past Python\\n')")
+    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    elsewhere.worker.close()
+    for text in ("to stdout", "to stderr", "past Python"):
+        assert text in elsewhere.log
+    elsewhere.wish("print('x' * (3 << 20))")
+    assert isinstance(elsewhere.answer(session, number, ask_id="much", work=Work(1, 8)), ReplyHead)
+    elsewhere.worker.close()
+    sizes = [(elsewhere.folder / name).stat().st_size for name in ("worker.log", "worker.log.1")]
+    assert 0 < max(sizes) <= 1 << 20
+
+
+def test_it_is_the_first_to_go_when_memory_runs_out(elsewhere: Elsewhere, number: int) -> None:
+    assert isinstance(elsewhere.answer(elsewhere.session(), number), ReplyHead)
+    score = Path(f"/proc/{elsewhere.worker.pid}/oom_score_adj")
+    if not score.exists():
+        pytest.skip("this system has no /proc/PID/oom_score_adj")
+    assert int(score.read_text()) >= int(Path("/proc/self/oom_score_adj").read_text())
+
+
+def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int) -> None:
+    session = elsewhere.session()
+    seen = elsewhere.file.with_name("descriptors")
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("this system has no /proc/self/fd")
+    elsewhere.worker.close()
+    with open(elsewhere.file) as inherited:
+        os.set_inheritable(inherited.fileno(), True)
+        elsewhere.wish(
+            f"Path({str(seen)!r}).write_text(' '.join(sorted(os.readlink('/proc/self/fd/' + n).split(':')[0]"
+            " for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + n))))"
+        )
+        assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    found = seen.read_text().split()
+    assert str(elsewhere.file) not in found
+    assert found.count("socket") == 1
+
+
+def test_it_is_ended_after_a_while_without_an_ask(elsewhere: Elsewhere, number: int) -> None:
+    session = elsewhere.session()
+    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    elsewhere.worker.rest()
+    rested = elsewhere.worker.pid
+    elsewhere.worker.idle_s = 0.0
+    elsewhere.worker.rest()
+    assert (rested is None, elsewhere.worker.pid) == (False, None)
+    elsewhere.worker.idle_s = workers.IDLE_S

@@ -1,0 +1,123 @@
+"""Between the service and the process that trains: nothing is allocated by what the other side says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.client.child import Broken, Child, died
+from thinwire.client.compute.wire import LENGTH, MOST_HEAD, BadFrame, Wire
+from thinwire.client.interpreter import Interpreter
+
+FLOATS = np.arange(5, dtype=np.float32)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Wire, Wire]]:
+    here, there = socket.socketpair()
+    with here, there:
+        yield Wire(here), Wire(there)
+
+
+def test_what_is_sent_is_heard(pair: tuple[Wire, Wire]) -> None:
+    here, there = pair
+    here.send({"do": "work", "text": "ä"}, FLOATS, FLOATS[:0], FLOATS[::2])
+    head = there.head()
+    assert head == {"do": "work", "text": "ä", "vectors": [5, 0, 3]}
+    vectors = there.vectors(head, [5, 0, 3])
+    assert [v.tobytes() for v in vectors] == [FLOATS.tobytes(), b"", FLOATS[::2].tobytes()]
+
+
+@pytest.mark.parametrize("sizes", [[5, 2**40], [6], [], [5, 0], [True], ["5"]])
+def test_vectors_of_other_lengths_are_refused_before_anything_is_allocated(
+    pair: tuple[Wire, Wire], sizes: Sequence[object]
+) -> None:
+    here, there = pair
+    data = json.dumps({"vectors": sizes}).encode()
+    here.sock.sendall(LENGTH.pack(len(data)) + data)
+    head = there.head()
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadFrame):
+            there.vectors(head, [5])
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.binary(max_size=200))
+def test_whatever_bytes_come_are_a_head_or_refused(said: bytes) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(LENGTH.pack(len(said)) + said)
+        try:
+            head = Wire(there).head()
+        except BadFrame:
+            return
+        assert isinstance(head["vectors"], list)
+
+
+@pytest.mark.parametrize("data", [LENGTH.pack(MOST_HEAD + 1), LENGTH.pack(2) + b"[]", LENGTH.pack(2) + b"{}"])
+def test_a_head_that_is_none_is_refused(pair: tuple[Wire, Wire], data: bytes) -> None:
+    pair[0].sock.sendall(data)
+    with pytest.raises(BadFrame):
+        pair[1].head()
+
+
+def test_a_head_that_is_too_long_is_not_sent(pair: tuple[Wire, Wire]) -> None:
+    with pytest.raises(BadFrame):
+        pair[0].send({"said": "x" * MOST_HEAD})
+
+
+@pytest.mark.parametrize("cut", [0, 3, 10, 60])
+def test_who_is_gone_is_noticed_wherever_it_was(pair: tuple[Wire, Wire], cut: int) -> None:
+    here, there = pair
+    data = json.dumps({"vectors": [20]}).encode()
+    here.sock.sendall((LENGTH.pack(len(data)) + data + bytes(80))[:cut])
+    here.sock.close()
+    with pytest.raises(EOFError):
+        there.vectors(there.head(), [20])
+
+
+class Speaking(Interpreter):
+    """Whose process says these bytes on the socket, and waits for the other side to go."""
+
+    said = b""
+
+    def command(self, descriptor: int) -> list[str]:
+        code = f"import socket; s = socket.socket(fileno={descriptor}); s.sendall({self.said!r}); s.recv(1)"
+        return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize(
+    "said", [LENGTH.pack(2**32 - 1), LENGTH.pack(4) + b"\x80\x04N.", LENGTH.pack(15) + b'{"vectors":"5"}']
+)
+def test_a_process_that_says_what_cannot_be_is_ended(tmp_path: Path, said: bytes) -> None:
+    speaking = Speaking(None, tmp_path)
+    object.__setattr__(speaking, "said", said)
+    child = Child(speaking, tmp_path, 20.0)
+    with pytest.raises(Broken, match="it said what cannot be"):
+        while child.hear(20.0) is None:
+            pass
+    assert not child.alive
+
+
+def test_a_process_that_cannot_be_started_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Broken, match="it cannot be started: No such file"):
+        Child(Interpreter(tmp_path / "python", tmp_path), tmp_path, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(0, "ended with exit code 0"), (-15, "killed by SIGTERM"), (-100, "killed by signal 100")]
+)
+def test_an_exit_code_in_words(code: int, text: str) -> None:
+    assert died(code) == text

@@ -31,7 +31,7 @@ heads = st.builds(
     ask_id=names, update_id=update_ids, base_version=st.integers(0, 99), examples=st.integers(0, 10**9),
     steps=st.integers(0, 10**6), a=st.floats(0, 1e9), norm=positive,
     metrics=st.dictionaries(names, st.tuples(st.floats(-1e99, 1e99), st.just(0.0) | st.floats(1e-9, 1e30)), max_size=3),
-    timings=st.builds(Timings, positive, positive, positive, positive, positive),
+    timings=st.builds(Timings, *[st.floats(0, 1e9)] * 5),
     parts=st.lists(parts, max_size=3).map(tuple), counters=st.dictionaries(names, int64, max_size=2),
     residual_norm=positive,
     transfer=st.none() | st.builds(Transfer, positive, positive, positive, st.none() | int64, int64),

@@ -6,6 +6,7 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from thinwire.core.home import AggregatorHome, Held, hold
 from thinwire.core.types import Part, UpdateId
 from thinwire.server.versions import Versions
 from thinwire.store import FileSpool, Store, backup, restore, schema
-from thinwire.store.archive import MANIFEST
+from thinwire.store.archive import DATABASE, MANIFEST, Entry, Manifest
 from thinwire.store.backup import back_up
 from thinwire.store.copying import copy_file
 
@@ -275,3 +276,26 @@ def test_where_nothing_is_nothing_is_backed_up_or_restored(tmp_path: Path, there
     with pytest.raises(NotFound):
         restore.restore(tmp_path / "b.tar", there, force=False)
     assert not there.root.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said["files"][DATABASE].update(mtime_ns=10**40),
+        lambda said: said["files"][DATABASE].update(mtime_ns=-1),
+        lambda said: said["files"][DATABASE].update(size=float("inf")),
+        lambda said: said.update(taken_at=float("nan")),
+        lambda said: said.update(files=10**400),
+    ],
+)
+def test_a_list_of_files_that_cannot_be_is_not_believed(change: Callable[[dict[str, Any]], None]) -> None:
+    said = json.loads(Manifest(1.0, "1", {DATABASE: Entry(1, "0" * 64, 1)}).to_bytes())
+    assert Manifest.from_bytes(json.dumps(said).encode()).files[DATABASE].size == 1
+    change(said)
+    with pytest.raises(ValueError):
+        Manifest.from_bytes(json.dumps(said).encode())
+
+
+def test_a_list_of_files_without_a_bottom_is_not_believed() -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        Manifest.from_bytes(b'{"format":1,"files":' + b"[" * 200_000)

@@ -18,6 +18,7 @@ MAX_NAME = 1024  # letters of an id, a name or a digest
 MAX_INT = 2**63 - 1
 MAX_EXAMPLES = 2**40
 MAX_A = 1e9  # a step weighs at most 1 / (1 - momentum)
+MAX_SECONDS = 1e9  # of a stage: their sum is shown
 MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients stay finite
 
 
@@ -86,6 +87,8 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
         _printable(head.codec)
         if min(head.examples, head.steps, head.a, head.base_version, head.update_id.sequence) < 0:
             raise ValueError("counts must not be negative")
+        if not all(0 <= seconds <= MAX_SECONDS for seconds in dataclasses.astuple(head.timings)):
+            raise ValueError("a stage took less than no time, or for ever")
         if head.examples > MAX_EXAMPLES or head.a > MAX_A or head.update_id.sequence > MAX_INT:
             raise ValueError(f"more than {MAX_EXAMPLES} examples, a = {MAX_A:g} or 2^63 updates")
         return head

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import tarfile
@@ -48,7 +49,10 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
         """`ValueError` for anything that is not one of this format."""
-        said: Any = json.loads(data)
+        try:
+            said: Any = json.loads(data)
+        except RecursionError as error:
+            raise ValueError("its list of files cannot be read") from error
         if not isinstance(said, dict) or said.get("format") != FORMAT:
             raise ValueError(f"its list of files is not of format {FORMAT}")
         try:
@@ -56,8 +60,11 @@ class Manifest:
                 str(name): Entry(int(e["size"]), str(e["sha256"]), int(e["mtime_ns"]))
                 for name, e in said["files"].items()
             }
-            return cls(float(said["taken_at"]), str(said["thinwire"]), files)
-        except (KeyError, TypeError, AttributeError) as error:
+            taken_at = float(said["taken_at"])
+            if not math.isfinite(taken_at) or any(not 0 <= entry.mtime_ns < 2**63 for entry in files.values()):
+                raise ValueError("something in it is of no time")
+            return cls(taken_at, str(said["thinwire"]), files)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError("its list of files cannot be read") from error
 
 

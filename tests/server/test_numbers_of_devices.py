@@ -1,0 +1,58 @@
+"""The largest numbers that a device may say end no run, and break no page that shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.server.scripted import Device
+from tests.server.test_hostile_devices import liar
+from tests.server.test_run import Bench
+from thinwire.core.errors import BadPayload
+from thinwire.core.messages import MAX_EXAMPLES, MAX_SECONDS, reply_from_bytes, reply_to_bytes
+from thinwire.core.types import Ask, ReplyHead, Timings
+from thinwire.web.reading import Reader
+
+LARGEST: Mapping[str, Mapping[str, Any]] = {
+    "sums": {"metrics": {"eval/loss": (9e99, 2e-100), "eval/accuracy": (-9e99, 2e-100), "train/loss": (9e99, 2e-100)}},
+    "counts": {"metrics": {"eval/loss": (1.0, 9e99), "train/loss": (1.0, 9e99)}},
+    "names": {"metrics": {"eval/": (1.0, 1.0), "train/": (1.0, 1.0), f"eval/{'x' * 1000}": (1.0, 1.0)}},
+    "many": {"metrics": {f"eval/{number}": (1.0, 1.0) for number in range(1024)}},
+    "timings": {"timings": Timings(*[MAX_SECONDS] * 5)},
+    "steps": {"steps": 2**63 - 1},
+    "examples": {"examples": MAX_EXAMPLES, "a": 1e9},
+    "least": {"a": 5e-324},
+    "norms": {"norm": 1.7e308, "residual_norm": -1.7e308},
+    "counters": {"counters": {"x" * 1000: 2**63 - 1, "b": 1 - 2**63}},
+    "codec": {"codec": "x" * 100_000},
+}
+
+
+@pytest.mark.parametrize("which", LARGEST)
+def test_the_largest_numbers_end_no_run_and_break_no_page(tmp_path: Path, which: str) -> None:
+    def lie(_ask: Ask, head: ReplyHead) -> ReplyHead:
+        said = reply_from_bytes(reply_to_bytes(replace(head, **LARGEST[which])))
+        assert isinstance(said, ReplyHead)
+        return replace(said, transfer=head.transfer)
+
+    devices = [liar("a", lie), liar("c", lie), Device("b")]
+    bench = Bench(tmp_path, devices, run={"rounds": 2, "evaluate": "clients"}, cohort={"deadline_s": 9})
+    run = bench.drive().run_id
+    assert bench.store.run(run).status == "done"
+    page = Reader(bench.store)
+    shown = [page.run(run), page.round(run, 1), *page.runs(), *page.rounds(run), *page.updates(run, None)]
+    assert json.dumps([one.model_dump(mode="json") for one in shown], allow_nan=False)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1.7e308])
+@pytest.mark.parametrize("stage", ["download_s", "queue_s", "evaluate_s", "train_s", "encode_s"])
+def test_no_stage_took_for_ever(stage: str, seconds: float) -> None:
+    """Two of 1.7e308 s are infinity, which no page can show: the run's was gone for good."""
+    head, _ = Device("a").reply(Ask("toy-1.1.a", "toy-1", "toy", "evaluate", {}))
+    with pytest.raises(BadPayload):
+        reply_from_bytes(reply_to_bytes(replace(head, timings=Timings(**cast(Any, {stage: seconds})))))

@@ -229,6 +229,23 @@ def test_who_was_renamed_is_shut_out_under_the_name_that_he_came_with_too(here: 
     assert here.fleet._sessions.of("pi-1") is None
 
 
+def test_a_disk_that_refuses_keeps_nobody_in(
+    here: TlsPlace, liar: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(here.fleet._spool, "drop_partial", refuse)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(liar.pull, 200.0)
+        until(lambda: here.fleet.stats()["requests"]["pull"] == 1, PATIENCE_S)
+        here.store.roster.revoke("pi-1")
+        here.fleet.shut_out(["pi-1"])
+        assert waiting.result(PATIENCE_S).short == (403, "revoked")
+    assert polled(here.fleet, NodeLeft) == NodeLeft("pi-1", "revoked")
+    assert "could not be removed" in caplog.text
+
+
 def test_a_hello_that_waited_while_its_device_was_shut_out_is_not_welcomed(
     here: TlsPlace, liar: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

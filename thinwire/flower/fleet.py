@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -37,6 +38,8 @@ GRACE_S = 4.0  # a device whose connection closed gets so long to come back
 POLL_S = 240.0  # how long a pull waits: it is the heartbeat
 MOST_BYTES = 4 * 2**30  # of one answer, where the server sets no limit
 PARTING_S = 0.5  # who is shut out gets so long to read why
+
+log = logging.getLogger("thinwire.door")
 
 
 class FlowerFleet:
@@ -218,17 +221,22 @@ class FlowerFleet:
             self._end(name)
 
     def _end(self, device: str) -> None:
-        if node_id := self._exchange.node_of(device):
-            self._superlink.node_has_left(node_id)
-        account = self._sessions.account(device)
+        """What is in memory first: a disk that refuses keeps nobody in."""
+        node_id = self._exchange.node_of(device)
         self._sessions.shut_out(device)
-        self._uploads.shut_out(device)
-        self._spool.drop_partial(device)
-        for update_id in self._exchange.shut_out(device):
-            self._spool.delete(update_id)
-            self._exchange.acked(update_id)
-        for wire in account.wires:
+        for wire in self._sessions.account(device).wires:
             self._listener.loop.call_later(PARTING_S, wire.abort)
+        taken = self._exchange.shut_out(device)
+        if node_id:
+            self._superlink.node_has_left(node_id)
+        self._uploads.shut_out(device)
+        try:
+            for update_id in taken:
+                self._spool.delete(update_id)
+                self._exchange.acked(update_id)
+            self._spool.drop_partial(device)
+        except OSError:
+            log.exception("%s is shut out, but what it sent could not be removed", device)
 
     async def _background(self) -> None:
         """Notice who has left, keep Flower's task alive and the certificate fresh."""

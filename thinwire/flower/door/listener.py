@@ -93,7 +93,8 @@ class Listener:
 
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self.soon(called)
-            done.wait(within_s)
+            while not done.wait(within_s) and self._thread.is_alive():
+                log.warning("the door has been busy for %g s", within_s)
         else:
             called()
 

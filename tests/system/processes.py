@@ -29,8 +29,10 @@ class Site:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.aggregator: subprocess.Popen[bytes] | None = None
 
-    def start_aggregator(self) -> subprocess.Popen[bytes]:
-        self.aggregator = self.start("aggregator", "start", "--listen", self.listen, "--no-page")
+    def start_aggregator(self, *more: str, inside: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        self.aggregator = self.start(
+            "aggregator", "start", "--listen", self.listen, "--no-page", *more, inside=inside
+        )  # fmt: skip
         self.until(lambda: _status(self).get("pid") == self.aggregator.pid if self.aggregator else False)
         return self.aggregator
 
@@ -40,18 +42,21 @@ class Site:
             "--name", name, "--partition", f"{part}/{parts}", *more,
         )  # fmt: skip
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, inside: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        """A process of `thinwire`; `inside` is what its command is begun with where it runs on another machine."""
         log = open(self.home.parent / f"log-{len(self.processes)}.txt", "wb")  # noqa: SIM115  # the process holds it
         process = subprocess.Popen(
-            [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)],
+            [*inside, sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment(),
         )  # fmt: skip
         log.close()
         self.processes.append(process)
         return process
 
-    def call(self, *arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(home or self.home)]
+    def call(
+        self, *arguments: str, home: Path | None = None, inside: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        command = [*inside, sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(home or self.home)]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment(), check=False
         )

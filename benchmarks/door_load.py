@@ -189,7 +189,7 @@ class Poll:
         probes that keep the line open and that a poll of `waited_s` had none of.
         """
         probes = max(0.0, POLL_S / KEEPALIVE_S - 1) - max(0.0, waited_s // KEEPALIVE_S)
-        segments = self.segments + 2 * max(0.0, probes)  # each is answered
+        segments = self.segments + 2 * 2 * max(0.0, probes)  # from both ends, and each is answered
         return (self.bytes + HEADERS_BYTES * segments) * DAY_S / POLL_S
 
 

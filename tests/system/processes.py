@@ -21,17 +21,17 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 
 
 class Site:
-    """One home, one door; `close` ends whatever was started here."""
+    """One home, one door; `close` ends whatever was started here. `inside`: as for `start`, of the aggregator."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home: Path, inside: tuple[str, ...] = ()) -> None:
+        self.home, self.inside = home, inside
         self.listen = f"127.0.0.1:{free_port()}"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.aggregator: subprocess.Popen[bytes] | None = None
 
-    def start_aggregator(self, *more: str, inside: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    def start_aggregator(self) -> subprocess.Popen[bytes]:
         self.aggregator = self.start(
-            "aggregator", "start", "--listen", self.listen, "--no-page", *more, inside=inside
+            "aggregator", "start", "--listen", self.listen, "--no-page", inside=self.inside
         )  # fmt: skip
         self.until(lambda: _status(self).get("pid") == self.aggregator.pid if self.aggregator else False)
         return self.aggregator

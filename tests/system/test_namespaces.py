@@ -43,11 +43,11 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
     if reason := why_not():
         pytest.skip(reason)
     with network() as net:
-        site = Site(tmp_path_factory.mktemp("there") / "home")
+        here, on_the_device = net.inside(net.aggregator), net.inside(net.device)
+        site = Site(tmp_path_factory.mktemp("there") / "home", here)
         try:
             site.listen = f"0.0.0.0:{PORT}"
-            here, on_the_device = net.inside(net.aggregator), net.inside(net.device)
-            aggregator = site.start_aggregator(inside=here)
+            aggregator = site.start_aggregator()
             (invited,) = json.loads(site.call("devices", "invite", "--json", inside=here).stdout)
             url = f"https://{AGGREGATOR}:{PORT}"
             joined = site.call("client", "join", url, invited["invitation"], "--name", "pi-01", inside=on_the_device)

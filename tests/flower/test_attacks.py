@@ -35,6 +35,7 @@ from thinwire.flower.device.joining import join
 from thinwire.flower.device.trust import Trust
 from thinwire.flower.door.account import Wire
 from thinwire.flower.door.limits import FAILED_JOINS
+from thinwire.flower.door.requests import Gone, Request
 from thinwire.flower.lane.hello import MOST_HELLOS, HelloRoute
 from thinwire.flower.lane.uploads import OFFERS, Offer, Uploads
 from thinwire.flower.stock.carrying import Carried
@@ -227,6 +228,56 @@ def test_who_was_renamed_is_shut_out_under_the_name_that_he_came_with_too(here: 
         assert waiting.result(PATIENCE_S).short == (403, "revoked")
     assert polled(here.fleet, NodeLeft) == NodeLeft("pi-1", "revoked")
     assert here.fleet._sessions.of("pi-1") is None
+
+
+def test_who_is_shut_out_while_the_file_of_an_upload_is_made_leaves_none(
+    here: TlsPlace, liar: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = here.fleet._spool.partial
+
+    def meanwhile(*which: Any) -> Path:
+        path = made(*which)
+        here.store.roster.revoke("pi-1")
+        here.fleet.shut_out(["pi-1"])
+        return path
+
+    monkeypatch.setattr(here.fleet._spool, "partial", meanwhile)
+    assert liar.push(answer("pi-1", "ask-1", 1, bytes(300_000))).short == (403, "revoked")
+    assert list((here.folder / "spool").rglob(".partial-*")) == []
+    assert here.fleet._uploads._offers == {}
+    assert not caplog.records
+
+
+def test_a_part_whose_file_went_is_begun_anew(here: TlsPlace, liar: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    head = answer("pi-1", "ask-1", 1, bytes(300_000))
+    assert liar.push(head).told == {"offsets": [0]}
+    for file in (here.folder / "spool").rglob(".partial-*"):
+        file.unlink()
+    path, digest = "/tw/v1/parts/digits-1/1/0?offset=0", bytes.fromhex(head.parts[0].sha256)
+    for wanted in ((404, "offer"), (200, "")):
+        signed = liar.signer.headers("PUT", path, digest, 300_000)
+        assert liar.call("PUT", path, bytes(300_000), headers=signed).short == wanted
+        assert liar.push(head).status == 200
+    assert not caplog.records
+
+
+def test_a_connection_that_is_closed_twice_leaves_no_traceback(
+    here: TlsPlace, liar: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of an upload whose writer was ended: it was one for each, as often as a device liked."""
+
+    async def closed(_: object, request: Request) -> None:
+        cycle = cast(Any, request._receive).__self__
+        while not cycle.flow.read_paused:  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(0.01)
+        request.wire.close()
+        raise Gone
+
+    monkeypatch.setattr(HelloRoute, "__call__", closed)
+    with pytest.raises((OSError, http.client.HTTPException)):
+        liar.call("POST", HELLO, bytes(200_000))
+    assert liar.push(Failure("task-error", "", "ask-1")).status == 200
+    assert not caplog.records
 
 
 def test_a_disk_that_refuses_keeps_nobody_in(

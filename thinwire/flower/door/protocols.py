@@ -104,7 +104,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._admitted = self.wire.tls or self.wires.came(self.wire, transport)
         if not self._admitted:
             return
-        self.wire.close = transport.close
+
+        def close() -> None:
+            if not transport.is_closing():  # asyncio's TLS forgets itself at a second close, and uvicorn still asks it
+                transport.close()
+
+        self.wire.close = close
         counted = transport if self.wire.tls else CountedTransport(transport, self.wire)
         super().connection_made(counted)  # type: ignore[arg-type]  # it acts as one
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire.core.clock import Clock
+from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Spool
 from thinwire.core.types import Failure, ReplyHead, Transfer, UpdateId
 from thinwire.flower.lane.exchange import Exchange, answer_digest
@@ -75,11 +76,20 @@ class Answers:
             self._spool.commit(draft, arrived)
             return arrived
 
-        arrived = await asyncio.to_thread(commit)
+        try:
+            arrived = await asyncio.to_thread(commit)
+        except ThinwireError:
+            if not self.expects(device):
+                raise shut_out(device) from None  # its file was removed under it
+            raise
         if not self._exchange.answered(device, arrived):
             await asyncio.to_thread(self._spool.delete, head.update_id)
-            raise Refusal(403, "revoked", f"{device} was revoked")
+            raise shut_out(device)
         self._no_longer_held(device, head.ask_id)
+
+    def expects(self, device: str) -> bool:
+        """Whether its answers are taken: not of one that was shut out since its request was let in."""
+        return bool(self._exchange.node_of(device))
 
     def seen(self, update_id: UpdateId) -> bool:
         return self._exchange.seen(update_id) is not None
@@ -100,3 +110,7 @@ class Answers:
         """The pull that waits meanwhile was made when the ask was still held."""
         if session := self._sessions.of(device):
             session.held.discard(ask_id)
+
+
+def shut_out(device: str) -> Refusal:
+    return Refusal(403, "revoked", f"{device} was revoked")

@@ -23,7 +23,7 @@ from thinwire.core.fleet import DeviceRow, Spool
 from thinwire.core.types import ReplyHead, UpdateId
 from thinwire.flower.door.account import Wire
 from thinwire.flower.door.requests import Gone, Request
-from thinwire.flower.lane.answers import Answers
+from thinwire.flower.lane.answers import Answers, shut_out
 from thinwire.flower.lane.exchange import answer_digest
 from thinwire.flower.lane.sessions import Sessions
 from thinwire.flower.wire.framing import STREAM_BYTES
@@ -82,6 +82,9 @@ class Uploads:
         for oldest in [other for other in own if self._offers[other].writer is None][: max(0, len(own) + 1 - OFFERS)]:
             self._give_up(oldest)
         path = await asyncio.to_thread(self._spool.partial, update, digest)
+        if not self._answers.expects(update.device):  # it was shut out while the file was made
+            path.unlink(missing_ok=True)
+            raise shut_out(update.device)
         size = min(path.stat().st_size, head.payload_bytes)
         offer = self._offers[update] = Offer(head, path, began_at, size)
         return offer
@@ -121,6 +124,9 @@ class Uploads:
             offer.writer = request.wire
             try:
                 await self._write(request, offer, index)
+            except FileNotFoundError:
+                self._give_up(offer.head.update_id)
+                raise Refusal(404, "offer", "what came of this answer was removed: push its head again") from None
             finally:
                 offer.writer = None
                 offer.released.set()

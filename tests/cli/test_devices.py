@@ -219,7 +219,7 @@ def test_with_the_aggregator_down_a_device_is_shut_out_by_its_row(thinwire, home
     store.roster.enrol("pi-01", KEY, b"key", "loopback")
     said = thinwire("devices", "revoke", "pi-01", "--home", home)
     assert said.code == 0
-    assert "stays in the model: toy-1 rounds 1-2" in said.out
+    assert "what was folded stays in: toy-1 rounds 1–2" in said.out
     assert "before its door opens" in said.err
     assert store.roster.rows()[0].state == "revoked"
     assert store.pending_orders() == []

@@ -132,9 +132,9 @@ def approve(
 @app.command()
 def revoke(name: Device, json: Json = False, home: Home = None) -> None:
     """Shut a device out, at once; what is folded of it stays in the model."""
-    from thinwire.cli import shown_devices
     from thinwire.cli.places import known, operator
     from thinwire.cli.shutting_out import CONFIRMED_S, shut_out
+    from thinwire.web.device_sentences import stays
 
     with known(home, read_only=False) as store:
         confirmed, rounds = shut_out(store, home, name, operator())
@@ -142,7 +142,7 @@ def revoke(name: Device, json: Json = False, home: Home = None) -> None:
         say.document({"name": name, "state": "revoked", "confirmed": confirmed, "rounds": rounds})
     else:
         say.line(f"{name} is shut out")
-        say.line(f"stays in the model: {shown_devices.stays(rounds)}")
+        say.line(f"what was folded stays in: {stays(rounds)}")
     if confirmed is None:
         say.note("no aggregator is running: the next one applies it before its door opens")
     elif not confirmed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,25 +110,6 @@ def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool
             for r in rows
         ]  # fmt: skip
         say.table(("id", "name", "state", "approved", "expires", "used by", "used", "made by"), cells, right=("id",))
-
-
-def stays(rounds: Mapping[str, Sequence[int]]) -> str:
-    """Where a device that was shut out stays in the model.
-
-    >>> stays({"digits-1": [1, 2, 3, 5], "ecg-2": [4]}), stays({})
-    ('digits-1 rounds 1-3, 5; ecg-2 round 4', 'no round')
-    """
-    said = []
-    for run_id, numbers in rounds.items():
-        spans: list[list[int]] = []
-        for number in numbers:
-            if spans and number == spans[-1][1] + 1:
-                spans[-1][1] = number
-            else:
-                spans.append([number, number])
-        shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-        said.append(f"{run_id} {'round' if len(numbers) == 1 else 'rounds'} {shown}")
-    return "; ".join(said) or "no round"
 
 
 def moment(wall: float | None) -> str:

@@ -1,9 +1,8 @@
-"""`thinwire codecs`: what can stand in a plan's codec."""
+"""`thinwire codecs`: what can stand in a plan's codec, and what it costs here."""
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,26 +14,58 @@ app = typer.Typer(name="codecs", help="Codecs: how an update is made small.", in
 
 @app.callback()
 def listed(context: typer.Context, json: Json = False) -> None:
-    """List the codecs and coders that a chain is made of: topk(0.01) > int8 > zstd."""
+    """List all codecs, coders and aliases that a chain is made of: topk(0.01) > int8 > zstd."""
     if context.invoked_subcommand is None:
         _list(json)
 
 
 @app.command(name="list")
 def list_(json: Json = False) -> None:
-    """List the codecs and coders that a chain is made of."""
+    """List all codecs, coders and aliases: role, kind, bits a parameter, paper."""
     _list(json)
 
 
-def _list(json: bool) -> None:
-    from thinwire.aggregation import codecs
+@app.command(name="try")
+def try_(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help='a chain: "topk(0.01) > int8 > zstd"')],
+    params: Annotated[int, typer.Option("--params", metavar="N", help="how many parameters")] = 1_000_000,
+    json: Json = False,
+) -> None:
+    """Measure one chain on this machine, on normal values: time there and back, bits, error; a plain copy beside it."""
+    from thinwire.aggregation import parse
+    from thinwire.aggregation.trial import trials
 
-    rows = [{"name": name, "what": _first_sentence(codecs[name])} for name in sorted(codecs)]
+    codec = parse(spec)
+    found = trials(codec, params)
     if json:
-        say.document(rows)
-    else:
-        say.table(("name", "what"), [(row["name"], row["what"]) for row in rows])
+        say.document({"spec": codec.spec, "params": params, "trials": [vars(trial) for trial in found]})
+        return
+    say.line(f"{codec.spec}  {params} parameters, copied in {say.seconds(found[0].memcpy_ms / 1000)}")
+    header = ("feedback", "encode ms", "of a copy", "decode ms", "of a copy", "bits a parameter", "relative error")
+    rows = [_trial(trial) for trial in found if not trial.refused]
+    say.table(header, rows, right=header[1:])
+    for trial in found:
+        if trial.refused:
+            say.line(trial.refused)
 
 
-def _first_sentence(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").split("\n")[0]
+def _trial(trial: Any) -> tuple[str, ...]:
+    times = [trial.encode_ms, trial.decode_ms]
+    shown = [cell for ms in times for cell in (f"{ms:.3g}", f"{ms / trial.memcpy_ms:.1f}" if trial.memcpy_ms else "")]
+    return "yes" if trial.feedback else "no", *shown, f"{trial.bits_per_param:.4g}", f"{trial.relative_error:.3g}"
+
+
+def _list(json: bool) -> None:
+    from thinwire.aggregation.described import SAMPLE, as_json, described
+
+    rows = described()
+    if json:
+        say.document([as_json(row) for row in rows])
+        return
+    header = ("name", "role", "kind", "bits", "in", "paper", "what")
+    cells = [
+        (r.name, r.role, r.kind, f"{r.bits:.3g}", r.example, r.paper, f"{r.stands_for}: {r.what}".lstrip(": "))
+        for r in rows
+    ]
+    say.table(header, cells, right=("bits",))
+    say.note(f"bits a parameter, on {SAMPLE} normal values; kinds under feedback: --json")

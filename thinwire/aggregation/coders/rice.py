@@ -28,7 +28,7 @@ Bits = NDArray[np.uint8]  # a bit each
 class Rice:
     """Rice codes for gaps between places, and for symbols where that is shorter.
 
-    The gaps of a share of 1 % take 8.12 bits each, 0.5 % more than their entropy.
+    Rice and Plaunt (1971). The gaps of a share of 1 % take 8.12 bits each, 0.5 % more than their entropy.
     """
 
     role: ClassVar[Role] = "coder"

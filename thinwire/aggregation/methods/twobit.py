@@ -20,8 +20,9 @@ from thinwire.core.types import Vector
 class TwoBit(Whole):
     """Sends t where a value is at least t, -t where it is at most -t, and 0 elsewhere; t in root mean squares.
 
-    MXNet's 2-bit scheme (Apache MXNet 1.x, `2bit`), whose threshold is a number that one has to know; here it follows
-    the values. Nothing is promised of one call: what lies under t waits in the residual until it has grown.
+    MXNet's 2-bit scheme (Apache MXNet 1.x, `2bit`) after Strom (2015), whose threshold is a number that one has to
+    know; here it follows the values. Nothing is promised of one call: what lies under t waits in the residual until it
+    has grown.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("twobit(1)", "twobit(0.5)")

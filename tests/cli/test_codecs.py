@@ -1,0 +1,59 @@
+"""`thinwire codecs`: every name with what it is, and one chain measured here."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.aggregation import codecs
+from thinwire.aggregation.parse import ALIASES
+
+
+def test_every_name_is_listed_with_its_role_kind_and_bits(thinwire):
+    rows = {row["name"]: row for row in thinwire("codecs", "--json").document}
+    assert set(rows) == set(codecs) | set(ALIASES)
+    assert all(row["role"] in ("quantizer", "sparsifier", "coder", "alias") for row in rows.values())
+    assert rows["int8"]["kind"].startswith("unbiased, omega 0.06")
+    assert rows["topk"]["kind"] == "contractive, delta 0.01"
+    assert rows["twobit"]["kind"] == "residual only"
+    assert 8 <= rows["int8"]["bits"] < 8.1
+    assert rows["stc"]["stands_for"] == "topk(_) > sign > rice"
+    assert thinwire("codecs", "list", "--json").document == list(rows.values())
+
+
+def test_every_method_names_its_paper(thinwire):
+    casts = {"identity", "fp16", "bf16", "pack", "delta"}
+    for row in thinwire("codecs", "--json").document:
+        assert row["paper"] or row["name"] in casts, row["name"]
+
+
+def test_the_list_is_read_by_a_person(thinwire):
+    said = thinwire("codecs")
+    assert said.code == 0
+    assert "Seide et al. 2014" in said.out
+    assert len(said.out.splitlines()) == len(codecs) + len(ALIASES) + 1
+
+
+def test_one_chain_is_measured_without_feedback_and_with_it(thinwire):
+    found = thinwire("codecs", "try", "topk(0.01)>int8 > rice", "--params", "70000", "--json").document
+    assert (found["spec"], found["params"]) == ("topk(0.01) > int8 > rice", 70000)
+    assert [trial["feedback"] for trial in found["trials"]] == [False, True]
+    for trial in found["trials"]:
+        assert 0.15 < trial["bits_per_param"] < 0.2
+        assert 0.9 < trial["relative_error"] < 1
+        assert min(trial["encode_ms"], trial["decode_ms"], trial["memcpy_ms"]) > 0
+    assert "70000 parameters" in thinwire("codecs", "try", "int8", "--params", "70000").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("int8 > topk(0.1)",), 3, "try:   topk(0.1) > int8"),
+        (("int9",), 3, "int8"),
+        (("int8", "--params", "0"), 2, "cannot be tried"),
+        (("int8", "--params", "9999999999"), 2, "200000000"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_with_what_can(thinwire, words, code, said):
+    answer = thinwire("codecs", "try", *words)
+    assert (answer.code, answer.out) == (code, "")
+    assert said in answer.err

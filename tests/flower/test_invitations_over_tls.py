@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.flower.callers import Caller, Said, TlsPlace, joined, tls_place
 from thinwire.core.clock import RealClock
@@ -96,3 +97,14 @@ def test_fifty_that_join_at_once_by_one_invitation_are_one(here: TlsPlace) -> No
     (row,), (invitation,) = here.store.roster.rows(), here.store.invitations.all()
     assert (invitation.state, invitation.used_by) == ("used", row.name)
     assert [each.told["name"] for each in got if each.status == 200] == [row.name]
+
+
+def test_fifty_joins_at_once_of_one_device_that_hears_no_answer_are_one(here: TlsPlace) -> None:
+    secret, key = here.invited(), ec.generate_private_key(ec.SECP384R1())
+    callers = [Caller(here, "pi-1", key, source=f"127.5.0.{1 + i % 5}") for i in range(50)]
+    with ThreadPoolExecutor(50) as threads:
+        got = list(threads.map(lambda caller: caller.join(secret), callers))
+    assert {each.short for each in got} == {(200, "")}
+    assert len({each.body for each in got}) == 1, "each is answered as the first was"
+    (row,), (invitation,) = here.store.roster.rows(), here.store.invitations.all()
+    assert (row.name, row.state, invitation.used_by) == ("pi-1", "approved", "pi-1")

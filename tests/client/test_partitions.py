@@ -12,7 +12,7 @@ from thinwire.client.compute.site import Site
 from thinwire.client.partitions import held_out, own_part, parse_split, partition
 from thinwire.core.errors import TaskError, UsageError
 
-splits = st.sampled_from(["iid", "dirichlet(0.05)", "dirichlet(0.3)", "dirichlet( 100 )"])
+splits = st.sampled_from(["iid", "dirichlet(0.05)", "dirichlet(0.3)", "dirichlet( 100 )", "shards(1)"])
 
 
 @given(
@@ -61,7 +61,21 @@ def test_what_is_held_out_is_never_trained_on(size: int, share: float, seed: int
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "IID", "dirichlet", "dirichlet()", "dirichlet(0)", "dirichlet(-1)", "dirichlet(e)", "x"]
+    "spec",
+    [
+        "",
+        "IID",
+        "dirichlet",
+        "dirichlet()",
+        "dirichlet(0)",
+        "dirichlet(-1)",
+        "dirichlet(e)",
+        "x",
+        "by()",
+        "by(a b)",
+        "shards(0)",
+        "shards(x)",
+    ],
 )
 def test_a_split_that_is_none_is_refused(spec: str) -> None:
     with pytest.raises(UsageError, match="no split"):
@@ -71,3 +85,48 @@ def test_a_split_that_is_none_is_refused(spec: str) -> None:
 def test_more_clients_than_examples_are_refused() -> None:
     with pytest.raises(TaskError, match="too few"):
         partition(np.zeros(7), 4, "iid", 0)
+
+
+def test_by_a_key_gives_as_many_clients_as_values_one_each() -> None:
+    keyed = {"label": np.arange(90) % 3, "writer": np.repeat(["ann", "bob", "cy"], [50, 10, 30])}
+    parts = partition(keyed, 3, "by(writer)", 0)
+    assert [set(keyed["writer"][part]) for part in parts] == [{"ann"}, {"cy"}, {"bob"}]
+
+
+@given(count=st.integers(1, 8), values=st.integers(8, 20), seed=st.integers(0, 9))
+def test_by_a_key_cuts_no_group_and_leaves_none_out(count: int, values: int, seed: int) -> None:
+    labels = np.repeat(np.arange(values), np.random.default_rng(seed).integers(2, 30, values))
+    parts = partition(labels, count, "by(label)", seed)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    assert sum(len(set(labels[part])) for part in parts) == values
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "error", "said"),
+    [
+        ("by(writer)", 2, UsageError, "no key"),
+        ("by(label)", 5, TaskError, "4 values of label for 5 clients"),
+        ("shards(30)", 2, TaskError, "too few for 60 shards"),
+    ],
+)
+def test_a_cut_that_the_labels_do_not_allow_is_refused(split: str, count: int, error: type, said: str) -> None:
+    with pytest.raises(error, match=said):
+        partition(np.repeat(np.arange(4), 10), count, split, 0)
+
+
+def test_a_value_with_a_single_example_is_refused() -> None:
+    with pytest.raises(TaskError, match="has 1 example"):
+        partition([0, 0, 0, 1], 2, "by(label)", 0)
+
+
+def test_keys_of_different_lengths_are_refused() -> None:
+    with pytest.raises(TaskError, match="differ in length"):
+        partition({"label": [0, 1, 2, 3], "writer": [0, 1]}, 2, "iid", 0)
+
+
+def test_shards_give_each_client_few_labels_and_much_the_same_number() -> None:
+    labels = np.arange(1000) % 10
+    parts = partition(labels, 10, "shards(2)", 1)
+    assert {len(part) for part in parts} == {100}
+    assert max(len(set(labels[part])) for part in parts) <= 4
+    assert parts[0].tolist() != partition(labels, 10, "shards(2)", 2)[0].tolist()

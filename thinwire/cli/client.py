@@ -27,7 +27,9 @@ def start(
     data: Data = None,
     name: ClientName = None,
     partition: Annotated[str | None, typer.Option(metavar="I/N", help="train on part I of N (from 0 on)")] = None,
-    split: Annotated[str, typer.Option(metavar="SPEC", help='how the parts are cut: iid or "dirichlet(0.3)"')] = "iid",
+    split: Annotated[
+        str, typer.Option(metavar="SPEC", help='how the parts are cut: iid, "dirichlet(0.3)", "by(KEY)", "shards(N)"')
+    ] = "iid",
     seed: Annotated[int, typer.Option(help="of the split")] = 0,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda:0|mps", help="where it computes")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="of torch; 0: its own choice")] = 0,

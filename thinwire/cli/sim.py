@@ -15,7 +15,9 @@ def sim(
     clients: Annotated[int, typer.Option("--clients", min=1, help="how many clients to simulate")],
     task: Task = None,
     data: Data = None,
-    split: Annotated[str, typer.Option(metavar="SPEC", help='how data is cut: iid or "dirichlet(0.3)"')] = "iid",
+    split: Annotated[
+        str, typer.Option(metavar="SPEC", help='how data is cut: iid, "dirichlet(0.3)", "by(KEY)", "shards(N)"')
+    ] = "iid",
     sets: Sets = None,
     debug: Annotated[bool, typer.Option("--debug", help="raise a task's error where it happens")] = False,
     json: Json = False,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import http.client
 import json
 import socket
 import ssl
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.fleet_laws import answer, hello, polled
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, joined, tls_place
@@ -34,7 +37,7 @@ from thinwire.flower import device_key
 from thinwire.flower.device.joining import join
 from thinwire.flower.device.trust import Trust
 from thinwire.flower.door.account import Wire
-from thinwire.flower.door.limits import FAILED_JOINS
+from thinwire.flower.door.limits import CONNECTIONS_OF_ONE, FAILED_JOINS
 from thinwire.flower.door.requests import Gone, Request
 from thinwire.flower.lane.hello import MOST_HELLOS, HelloRoute
 from thinwire.flower.lane.uploads import OFFERS, Offer, Uploads
@@ -48,6 +51,7 @@ from thinwire.flower.wire.certificates import private_context, server_name
 from thinwire.flower.wire.framing import WORDS, block, packed
 from thinwire.flower.wire.invitation import Invitation
 from thinwire.flower.wire.routes import HELLO, JOIN, PULL, PUSH
+from thinwire.flower.wire.signing import PUBLIC_KEY_HEADER, fingerprint, public_der
 
 # In the middle, at join
 
@@ -422,3 +426,46 @@ def test_a_run_of_stock_nodes_names_no_module(tmp_path: Path, kind: str) -> None
         else:
             trained(Carried(ask_to_bytes(Ask("digits-1.1.pi-1", "digits-1", name, "train", {}))), context)
     assert not (tmp_path / "ran").exists()
+
+
+class AllPass:
+    """Guests of whom everybody may pass, by the key that they name."""
+
+    paths = frozenset({"/v1/fleet/pull-messages"})
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        yield
+
+    def may_pass(self, headers: Mapping[bytes, bytes]) -> None:
+        return None
+
+    def who(self, headers: Mapping[bytes, bytes]) -> str:
+        return headers[b"key"].decode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_stock_node_holds_so_many_connections_too(tmp_path: Path) -> None:
+    with tls_place(tmp_path, guests=AllPass()) as here:
+        caller = Caller(here)
+        held = [(caller.connection(), {"key": "a" if nth < 24 else "b"}) for nth in range(26)]
+        for connection, headers in held:
+            assert caller.call("POST", "/v1/fleet/pull-messages", b"", headers, connection).status == 200
+        until(lambda: here.fleet.stats()["connections"] == CONNECTIONS_OF_ONE + 2, PATIENCE_S)
+        assert here.fleet.stats()["connections"] == CONNECTIONS_OF_ONE + 2
+        for connection, _ in held:
+            connection.close()
+
+
+def test_one_key_of_a_stock_node_is_one_however_it_is_spelled() -> None:
+    guests = StockPass(MemoryRoster(), RealClock(), SuperExec(Path("said")), private=False)
+    public = ec.generate_private_key(ec.SECP384R1()).public_key()
+    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    said = {
+        guests.who({PUBLIC_KEY_HEADER.encode(): base64.b64encode(spelled)})
+        for spelled in (pem, pem + b"\n", b"x\n" + pem)
+    }
+    assert said == {fingerprint(public_der(public))}

@@ -124,7 +124,9 @@ def test_the_loopback_has_several_names(page: TestClient, host: str):
     assert page.get("/healthz", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("other", ["http://evil.example", "http://127.0.0.1:3000", "http://localhost:8080", "null"])
+@pytest.mark.parametrize(
+    "other", ["http://evil.example", "http://127.0.0.1:3000", "http://localhost:8080", "null", "http://["]
+)
 def test_other_pages_of_the_same_browser_are_refused(page: TestClient, told: Told, other: str):
     assert page.get("/api/runs", headers={"Origin": other}).status_code == 403
     assert page.post(f"/api/runs/{told.run_id}/stop", headers={"Origin": other}).status_code == 403

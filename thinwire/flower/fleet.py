@@ -15,6 +15,7 @@ from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Arrival, DeviceRow, Envelope, NodeLeft, Roster, Spool
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.types import UpdateId
+from thinwire.flower.door.account import Account
 from thinwire.flower.door.authority import Authority
 from thinwire.flower.door.door import Door, Serve
 from thinwire.flower.door.gate import Gate
@@ -67,6 +68,7 @@ class FlowerFleet:
         clock = clock or RealClock()
         self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
         self._guests = guests
+        self._guest_accounts: dict[str, Account] = {}  # by fingerprint
         self._exchange = Exchange(Grid(self._superlink), self._wake)
         self._nodes: dict[str, int] = {}
         self._holds: dict[str, tuple[str, ...]] = {}  # the pins that each device that came since the start holds
@@ -199,6 +201,8 @@ class FlowerFleet:
         """A device, or a guest, made a request that was let in."""
         self._listener.wires.sign(request.wire)
         if request.admitted.row is None:
+            if self._guests is not None and (who := self._guests.who(request.headers)):
+                request.charge(self._guest_accounts.setdefault(who, Account()))
             return
         if not self._exchange.node_of(request.row.name):
             self._gate.still(request.row)  # it may have been shut out since it was let in

@@ -76,7 +76,7 @@ class Guard:
             return _refuse(421, "this page is not called that", "its address is on the aggregator's first lines")
         origin = headers.get("origin")
         if origin is not None:
-            ours = origin.lower() in self.settings.origins or urlsplit(origin).netloc.lower() == host.lower()
+            ours = origin.lower() in (*self.settings.origins, f"http://{host}".lower(), f"https://{host}".lower())
             if not ours:
                 return _refuse(403, "another page asked for this", "open the page itself")
         elif method not in SAFE and headers.get("sec-fetch-site", "same-origin") != "same-origin":

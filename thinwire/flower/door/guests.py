@@ -31,4 +31,7 @@ class Guests(Protocol):
     def paths(self) -> frozenset[str]: ...
     def running(self) -> AbstractAsyncContextManager[None]: ...  # in the door's loop, for as long as it is open
     def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None: ...  # judged at the head, as all else
+    def who(self, headers: Mapping[bytes, bytes]) -> str:  # whose key signed what may pass; "": anybody of this machine
+        ...
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...  # ASGI

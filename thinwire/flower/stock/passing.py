@@ -60,8 +60,7 @@ class StockPass:
         if self._private:
             return require_no_browser(headers)
         try:
-            pem = base64.b64decode(headers.get(PUBLIC_KEY_HEADER.encode(), b""), validate=True)
-            key = load_pem_public_key(pem)
+            key = _key(headers)
             signature = base64.b64decode(headers.get(SIGNATURE_HEADER.encode(), b""), validate=True)
             timestamp = headers.get(TIMESTAMP_HEADER.encode(), b"")
             age_s = self._clock.wall() - datetime.fromisoformat(timestamp.decode("ascii")).timestamp()
@@ -82,6 +81,11 @@ class StockPass:
         self._superlink.let_in(row.name, der)
         return None
 
+    def who(self, headers: Mapping[bytes, bytes]) -> str:
+        """The fingerprint; one key has many spellings in PEM."""
+        key = None if self._private else _key(headers)
+        return fingerprint(public_der(key)) if isinstance(key, ec.EllipticCurvePublicKey) else ""
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def told(event: Any) -> None:
             if event["type"] == "http.response.start":
@@ -89,6 +93,10 @@ class StockPass:
             await send(event)
 
         await self._superlink(scope, receive, told)
+
+
+def _key(headers: Mapping[bytes, bytes]) -> object:
+    return load_pem_public_key(base64.b64decode(headers.get(PUBLIC_KEY_HEADER.encode(), b""), validate=True))
 
 
 def outside(status: int) -> int:

@@ -373,6 +373,9 @@ class Passing:
     def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
         return None if b"flwr-signature" in headers else Refusal(412, "unknown", "not approved here")
 
+    def who(self, headers: Mapping[bytes, bytes]) -> str:
+        return headers[b"flwr-signature"].decode()
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})

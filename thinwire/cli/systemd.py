@@ -49,7 +49,7 @@ class Systemd:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise disk_error(error, path) from error
-        write_atomically(path, text.encode())  # for its owner alone: HTTPS_PROXY may hold a password
+        write_atomically(path, text.encode(), mode=0o644)
         self._tell("daemon-reload")
         self._tell("enable", file)
         self._tell("restart", file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,12 +13,14 @@ import pytest
 from tests.flower.certificates import Authority
 from tests.flower.doubles import place
 from tests.flower.test_joining import joined, listening
-from thinwire.core.errors import BadPayload, ThinwireError, Unreachable
+from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Welcome
 from thinwire.core.messages import ask_from_bytes, ask_to_bytes
 from thinwire.core.types import Ask
 from thinwire.flower import device_key
+from thinwire.flower.device import joining, outgoing
 from thinwire.flower.device.clockwork import Clockwork
+from thinwire.flower.device.held import Held
 from thinwire.flower.device.joining import join
 from thinwire.flower.lane.joins import JoinRoute
 from thinwire.flower.wire import hellos
@@ -95,5 +98,40 @@ def test_the_answer_to_a_join_is_about_this_very_key(
     monkeypatch.setattr(
         JoinRoute, "_said", lambda self, row: json.dumps({**json.loads(said(self, row)), **field}).encode()
     )
+    with place(tmp_path, tls=True) as here, pytest.raises(Unreachable, match="cannot read the answer"):
+        joined(here, "pi-1")
+
+
+DEEP = b"[" * 60_000
+
+
+def test_json_without_a_bottom_is_none_to_a_device(tmp_path: Path) -> None:
+    """Python's reader gives up on it with an error of its own, at which a program ended."""
+    answer = cast(Any, SimpleNamespace(length=len(DEEP), read=lambda: DEEP))
+    with pytest.raises(BadPayload):
+        Held().withdraw(DEEP)
+    with pytest.raises(Unreachable):
+        outgoing._read(answer)
+    with pytest.raises(BadPayload):
+        hellos.welcome_from_bytes(DEEP)
+
+
+@pytest.mark.parametrize("said", [DEEP, b"[]", b'{"cas":5}', b"5", b"null", b'"x"', b'{"cas":{},"server_name":[]}'])
+def test_what_is_no_answer_of_an_aggregator_ends_a_join_in_words(
+    tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority()
+    monkeypatch.setattr(joining, "everything", lambda *_: said)
+    shows: dict[str, Any] = {"cas": [authority.pem], "server_name": ""}
+    refused = "not the aggregator of this invitation"
+    with listening(authority.chain(tmp_path), shows) as (url, _), pytest.raises(Refused, match=refused):
+        join(url, Invitation.draw(authority.pin), device_key(tmp_path), "pi-1", {})
+
+
+@pytest.mark.parametrize("said", [DEEP, b"5", b"null", b"[1]"])
+def test_an_answer_to_a_join_that_is_none_is_said_in_words(
+    tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JoinRoute, "_said", lambda *_: said)
     with place(tmp_path, tls=True) as here, pytest.raises(Unreachable, match="cannot read the answer"):
         joined(here, "pi-1")

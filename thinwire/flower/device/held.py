@@ -46,7 +46,7 @@ class Held:
         """What the aggregator says beside an ask; `BadPayload` when it cannot be read."""
         try:
             ask_ids = [str(ask_id) for ask_id in json.loads(control).get("cancelled", ())]
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
         with self._lock:
             for ask_id in ask_ids:

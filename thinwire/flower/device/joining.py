@@ -121,7 +121,7 @@ def _shown(url: str) -> tuple[tuple[str, ...], str]:
     try:
         told: Any = json.loads(data)
         return tuple(str(ca) for ca in told["cas"][:MAX_CAS]), str(told["server_name"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _other(url, "it does not answer as an aggregator does") from error
 
 
@@ -138,7 +138,7 @@ def _told(connection: Connection, url: str, call: Call) -> dict[str, Any]:
             if not left:
                 raise silence(error, url, tls=True) from error
             time.sleep(AGAIN_S)
-        except (ValueError, BadPayload) as error:
+        except (ValueError, TypeError, RecursionError, BadPayload) as error:
             raise Unreachable(f"cannot read the answer of {url}", why=str(error)) from error
     raise AssertionError("unreachable")
 

@@ -122,5 +122,5 @@ def _read(answer: http.client.HTTPResponse) -> dict[str, Any]:
     try:
         told = json.loads(everything(answer, MAX_ANSWER_BYTES))
         return dict(told)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise Unreachable("cannot read the aggregator's answer", why=str(error)) from error

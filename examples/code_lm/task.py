@@ -1,0 +1,112 @@
+"""A character-level language model of Python source: 1.0 M parameters, on the standard library of this machine.
+
+The data are its largest top-level modules and packages; `by(package)` gives each client one of them, so clients
+differ as people who write code do. Symbols are printable ASCII and the end of a line; the context is 64 of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thinwire.client import Site, Split, held_out, own_part
+
+PACKAGES = 64  # the largest ones: as many clients can have one each
+LONGEST = 1 << 17  # characters of one package
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages"}
+MEASURED = 64  # windows of a client that are kept for measuring, at the most
+CONTEXT = 64
+NEWLINE = 95
+SYMBOLS = 96
+NARROW, WIDTH = 64, 528
+
+
+class LanguageModel(nn.Module):
+    """Symbols (N, T) to the logits (N, T, SYMBOLS) of the symbol that follows each: a GRU (Cho et al. 2014).
+
+    It learns by plain SGD, which a transformer of this size does not in so few steps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symbol = nn.Embedding(SYMBOLS, NARROW)
+        self.memory = nn.GRU(NARROW, WIDTH, batch_first=True)
+        self.logits = nn.Linear(WIDTH, SYMBOLS)
+
+    def forward(self, symbols: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.logits(self.memory(self.symbol(symbols))[0])
+        return logits
+
+
+def model() -> nn.Module:
+    return LanguageModel()
+
+
+def data(site: Site) -> Split:
+    """This site's packages in windows; up to a fifth of these is kept for measuring."""
+    windows, names = library()
+    mine = own_part({"package": names}, site)
+    train, test = held_out(mine, min(0.2, MEASURED / len(mine)), site)
+    return Split(TensorDataset(windows[torch.from_numpy(train)]), TensorDataset(windows[torch.from_numpy(test)]))
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    symbols = batch[0].long()
+    logits = model(symbols[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
+
+
+def metrics(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, tuple[float, float]]:
+    """Loss in nats a symbol, and how many of the next symbols are right."""
+    symbols = batch[0].long()
+    logits, follow = model(symbols[:, :-1]).flatten(0, 1), symbols[:, 1:].flatten()
+    lost = nn.functional.cross_entropy(logits, follow, reduction="sum")
+    return {
+        "loss": (float(lost), float(len(follow))),
+        "accuracy": (float((logits.argmax(1) == follow).sum()), float(len(follow))),
+    }
+
+
+@cache
+def library() -> tuple[torch.Tensor, NDArray[np.str_]]:
+    """Windows of CONTEXT + 1 symbols, each beginning with the last one of that before; and of whose package each is."""
+    found, names = [], []
+    for name, text in packages().items():
+        symbols = encoded(text)
+        starts = np.arange((len(symbols) - 1) // CONTEXT)[:, None] * CONTEXT
+        found.append(symbols[starts + np.arange(CONTEXT + 1)])
+        names += [name] * len(starts)
+    return torch.from_numpy(np.concatenate(found)), np.array(names)
+
+
+def packages() -> dict[str, str]:
+    """The text of the largest ones, by name."""
+    texts = {name: source(name) for name in sys.stdlib_module_names}
+    largest = sorted(texts, key=lambda name: (-len(texts[name]), name))[:PACKAGES]
+    return {name: texts[name][:LONGEST] for name in sorted(largest)}
+
+
+def source(name: str) -> str:
+    """All code of one module or package without its tests; nothing where it is not written in Python."""
+    there = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in sorted((there / name).rglob("*.py")) if not LEFT_OUT & set(path.parts)]
+    return "\n".join(path.read_text("utf-8", "replace") for path in [there / f"{name}.py", *files] if path.is_file())
+
+
+def encoded(text: str) -> NDArray[np.uint8]:
+    """Characters as 0 to 95: a tab is four blanks, what is not ASCII a question mark.
+
+    >>> encoded("a b\\n").tolist()
+    [65, 0, 66, 95]
+    """
+    symbols = np.frombuffer(text.replace("\t", "    ").encode("ascii", "replace"), np.uint8)
+    symbols = symbols[(symbols == ord("\n")) | ((symbols >= ord(" ")) & (symbols <= ord("~")))]
+    return np.where(symbols == ord("\n"), NEWLINE, symbols - ord(" ")).astype(np.uint8)

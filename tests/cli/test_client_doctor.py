@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,17 @@ def test_on_a_plain_door_the_first_start_makes_the_row(thinwire, home, tmp_path)
         device_key(client_home(home, "pi-03"))
         code, found = looked(thinwire, home, *TASK, "--aggregator", plain.url)
         assert (code, found["row"]["ok"], "first start" in found["row"]["said"]) == (0, True, True)
+
+
+def test_the_task_is_looked_at_by_the_python_that_would_train(thinwire, home, door, joined, tmp_path):
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(0o700)
+    before = sorted(path.name for path in joined.iterdir())
+    Typed((*TASK, "--python", str(other)), Path.cwd()).remember(joined)
+    code, found = looked(thinwire, home)
+    assert (code, found["task"]["said"].endswith(f"trained by {other}")) == (0, True), found
+    assert sorted(path.name for path in joined.iterdir()) == sorted([*before, "start.json"])
+    other.write_text("#!/bin/sh\n")
+    code, found = looked(thinwire, home)
+    assert (code, "cannot be run" in found["task"]["said"]) == (1, True)

@@ -13,11 +13,11 @@ import pytest
 
 from tests.client.small import Aggregator, plan_of
 from tests.client.trained_elsewhere import Elsewhere
-from thinwire.client import load_task
+from thinwire.client import load_task, patience
 from thinwire.client import worker as workers
 from thinwire.client.child import Broken
 from thinwire.client.compute.errors import Cancelled
-from thinwire.client.interpreter import Interpreter
+from thinwire.client.patience import Patience
 from thinwire.core.clock import VirtualClock
 from thinwire.core.home import private_folder
 from thinwire.core.types import Failure, ReplyHead, Timings, Work
@@ -91,10 +91,10 @@ def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number:
     session = elsewhere.session()
     assert isinstance(elsewhere.answer(session, number), ReplyHead)  # it is there: starting it takes its time
     elsewhere.wish(ENDLESS)
-    elsewhere.worker.hung_s = 0.2
+    elsewhere.worker.patience.hung_s = 0.2
     failure = elsewhere.answer(session, number, ask_id="hangs", deadline_s=0.2)
     assert (failure.kind, failure.text.startswith("hung: ")) == ("worker", True)
-    elsewhere.worker.hung_s = workers.HUNG_S
+    elsewhere.worker.patience.hung_s = patience.HUNG_S
     elsewhere.wish()
     assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHead)
 
@@ -117,37 +117,36 @@ class Scripted:
         return contextlib.nullcontext()
 
 
-def heard(worker: workers.Worker, child: Scripted, had_s: float) -> dict[str, Any]:
-    until = (child.clock.now() + had_s, had_s)
-    return worker._heard(child, lambda *_: None, lambda: False, until)  # type: ignore[arg-type]  # a double
+def heard(patient: Patience, child: Scripted, had_s: float) -> dict[str, Any]:
+    return patient.heard(child, lambda *_: None, lambda: False, patient.until(had_s))  # type: ignore[arg-type]  # a double
 
 
 def test_what_is_slow_is_not_taken_for_what_hangs() -> None:
     clock = VirtualClock()
-    worker = workers.Worker([], Interpreter(None, Path()), clock=clock.now)  # which starts nothing
+    patient = Patience(60.0, clock.now)
     step = (59.0, {"told": ["train", 1, 0]})
     late = Scripted(clock, *[step] * 100, (59.0, {"done": {}}))
-    assert heard(worker, late, had_s=10.0) == {"done": {}}
+    assert heard(patient, late, had_s=10.0) == {"done": {}}
     hung = Scripted(clock, *[step] * 3, (30.0, None), (31.0, None))
     with pytest.raises(Broken, match="hung: 61 s without a sign of life, and past the deadline"):
-        heard(worker, hung, had_s=10.0)
+        heard(patient, hung, had_s=10.0)
     assert hung.killed
     early = Scripted(clock, (3000.0, None), (3000.0, {"done": {}}))
-    assert heard(worker, early, had_s=6000.0) == {"done": {}}
+    assert heard(patient, early, had_s=6000.0) == {"done": {}}
 
 
 def test_after_one_that_hung_the_next_has_twice_as_long() -> None:
     clock = VirtualClock()
-    worker = workers.Worker([], Interpreter(None, Path()), clock=clock.now)
+    patient = Patience(60.0, clock.now)
     for quiet_s in (60.0, 120.0, 240.0):
         with pytest.raises(Broken):
-            heard(worker, Scripted(clock, (10.0 + quiet_s, None), (1.0, None)), had_s=10.0)
+            heard(patient, Scripted(clock, (10.0 + quiet_s, None), (1.0, None)), had_s=10.0)
 
 
 def test_a_withdrawn_ask_ends_with_its_batch_and_the_process_stays(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "LETS_GO_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr(patience, "LETS_GO_S", 60.0)  # however slow this machine is
     session = elsewhere.session()
     assert isinstance(elsewhere.answer(session, number), ReplyHead)
     before, begun = elsewhere.worker.pid, elsewhere.begun()
@@ -162,7 +161,7 @@ def test_one_that_does_not_let_go_of_a_withdrawn_ask_is_ended(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = elsewhere.session()
-    monkeypatch.setattr(workers, "LETS_GO_S", 0.1)
+    monkeypatch.setattr(patience, "LETS_GO_S", 0.1)
     begun = elsewhere.begun(f"; {ENDLESS}")
     with pytest.raises(Cancelled):
         elsewhere.answer(session, number, begun.exists)

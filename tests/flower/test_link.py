@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -327,3 +328,22 @@ def test_hundreds_wait_and_all_are_woken(here: Place) -> None:
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def test_a_device_tells_what_it_has_become_while_a_pull_waits(here: Place) -> None:
+    """`client reload`: the pull that waits goes on, and gets the ask that comes then."""
+    link, said = here.link("pi-1"), hello("pi-1")
+    link.hello(said)
+    polled(here.fleet, NodeJoined)
+    got: list[Delivery | None] = []
+    waiting = threading.Thread(target=lambda: got.append(link.pull(PATIENCE_S)))
+    waiting.start()
+    until(lambda: (session := here.fleet._sessions.of("pi-1")) and session.turn)
+    link.hello(replace(said, versions={**said.versions, "task": "2.0"}))
+    assert polled(here.fleet, NodeJoined).hello.versions["task"] == "2.0"
+    assert got == []
+    here.fleet.send([envelope("pi-1", "ask-1")])
+    waiting.join(PATIENCE_S)
+    assert [delivery and delivery.ask.ask_id for delivery in got] == ["ask-1"]
+    link.push(Failure("declined", "", "ask-1", "pi-1"))
+    assert polled(here.fleet, Failure).ask_id == "ask-1"

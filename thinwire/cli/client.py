@@ -120,10 +120,12 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what comes, until Ctrl-C")] = False,
     count: Annotated[int, typer.Option("--lines", "-n", min=0, help="of the end")] = 50,
     last_error: Annotated[bool, typer.Option("--last-error", help="the traceback that never left this device")] = False,
+    worker: Annotated[bool, typer.Option("--worker", help="what the task printed in the process that trains")] = False,
     home: Home = None,
 ) -> None:
-    """Show what a client said, or what went wrong last in a task's code."""
+    """Show what a client said, what its task printed, or what went wrong last in the task's code."""
     from thinwire.cli.client_service import journal
+    from thinwire.client.child import LOG
     from thinwire.client.logbook import FILE, last_lines, new_lines
     from thinwire.core.errors import NotFound
     from thinwire.core.home import find_home
@@ -139,20 +141,21 @@ def logs(
             raise NotFound(f"{called} has had no error", why=f"{found} is not there")
         say.line(found.read_text(errors="replace").rstrip())
         return
-    for line in last_lines(folder, count):
+    file, command = (LOG, "") if worker else (FILE, journal(called))
+    for line in last_lines(folder, count, file):
         say.line(line)
-    say.note(f"from {folder / FILE}" + (f"; all of it: {command}" if (command := journal(called)) else ""))
-    for line in new_lines(folder) if follow else ():
+    say.note(f"from {folder / file}" + (f"; all of it: {command}" if command else ""))
+    for line in new_lines(folder, file_name=file) if follow else ():
         say.line(line)
 
 
 @app.command()
 def reload(name: ClientName = None, home: Home = None) -> None:
-    """Have a client import its tasks anew between two asks, in a fresh process, and say what they are now."""
+    """Have a running client read its tasks' code and its policy anew between two asks, and tell its aggregator."""
     import os
     import signal
 
-    from thinwire.core.errors import NotFound
+    from thinwire.core.errors import NotFound, UsageError
     from thinwire.core.home import find_home, holder
 
     at = find_home(home)
@@ -161,11 +164,16 @@ def reload(name: ClientName = None, home: Home = None) -> None:
     if about is None:
         raise NotFound(
             f"the client {called} is not running",
-            why="its next start imports the tasks as they are then",
+            why="its next start reads code and policy as they are then",
             hint="thinwire client status",
         )
-    os.kill(int(about["pid"]), signal.SIGUSR1)
-    say.note(f"{called} imports its tasks anew before its next ask; what it says then: thinwire client logs")
+    try:
+        os.kill(int(about["pid"]), signal.SIGUSR1)
+    except PermissionError as error:
+        raise UsageError(
+            f"the client {called} runs as another user", why="only that one may tell it", hint="the same with sudo"
+        ) from error
+    say.note(f"{called} reads code and policy anew before its next ask; what it found: thinwire client logs")
 
 
 @app.command()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinwire.cli import say
 from thinwire.cli.disk import LEAST_BYTES, private, room
 from thinwire.cli.findings import Finding, found, unseen
 from thinwire.cli.joined import trusted
 from thinwire.cli.way import STEPS, walk
+
+if TYPE_CHECKING:
+    from thinwire.core.fleet import TaskReport
 
 BYTES_A_PARAMETER = 4 * 3  # the model that came, the residual, and the answer that is kept; float32
 
@@ -29,10 +34,11 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
         way = [Finding("joined", False, str(error), error.hint), *(unseen(what, "not joined") for what in STEPS)]
     else:
         way = walk(url, trust, folder)
+    python = typed.folder / last["python"] if last["python"] else None
     size, looked = 0, list[Finding]()
     with contextlib.chdir(typed.folder if not tasks and typed.folder.is_dir() else "."):
         for spec in _specs(tasks or last["task"] or ()):
-            finding, parameters = _task(spec)
+            finding, parameters = _task(spec, python)
             looked, size = [*looked, finding], max(size, parameters)
     if not looked:
         looked = [Finding("task", False, "no task is known here", "give one: --task NAME=path/to/task.py")]
@@ -45,28 +51,45 @@ def _specs(tasks: Sequence[str]) -> list[str]:
     return list(tasks) or [f"{name}={module}" for name, module in installed_tasks().items()]
 
 
-def _task(spec: str) -> tuple[Finding, int]:
+def _task(spec: str, python: Path | None) -> tuple[Finding, int]:
     """The finding, and how many parameters the model has."""
     size = 0
 
     def look() -> Finding | str:
         nonlocal size
-        from thinwire.client.bench import Here
-        from thinwire.client.task import load_task
-
         try:
-            task = Here(load_task(spec))
-            report = task.report()
-            size = 0 if report.error else task.layout.size
+            report, size = _here(spec) if python is None else _elsewhere(spec, python)
         except ModuleNotFoundError as error:
             hint = "torch's build is the device's choice: README, torch" if error.name == "torch" else ""
             return Finding("task", False, f"{spec}: no module {error.name!r} in this environment", hint)
         if report.error:
-            return Finding("task", False, f"{task.name}: {report.error}", "thinwire task check MODULE --data PATH")
-        version = f" {report.version}" if report.version else ""
-        return f"{task.name}{version}, {size:,} parameters, layout {report.layout_digest[:12]}"
+            return Finding("task", False, f"{report.name}: {report.error}", "thinwire task check MODULE --data PATH")
+        version, where = (f" {report.version}" if report.version else ""), (f", trained by {python}" if python else "")
+        return f"{report.name}{version}, {size:,} parameters, layout {report.layout_digest[:12]}{where}"
 
     return found("task", look), size
+
+
+def _here(spec: str) -> tuple[TaskReport, int]:
+    from thinwire.client.bench import Here
+    from thinwire.client.task import load_task
+
+    task = Here(load_task(spec))
+    report = task.report()
+    return report, 0 if report.error else task.layout.size
+
+
+def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, int]:
+    """By the interpreter that would train; what its process leaves behind is not the client's."""
+    from thinwire.client.interpreter import Interpreter
+    from thinwire.client.worker import Worker
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        worker = Worker([spec], Interpreter(python, Path(folder)))
+        stack.callback(worker.close)
+        worker.describe()
+        (task,) = worker.described
+    return task.report, task.parsed.size if task.parsed else 0
 
 
 def _disk(folder: Path, least: int) -> Finding:

@@ -40,7 +40,7 @@ def begin(device: Device) -> int:
     from thinwire.client.interpreter import Interpreter
     from thinwire.client.logbook import Logbook
     from thinwire.client.partitions import parse_split
-    from thinwire.client.policy import FILE, load_policy
+    from thinwire.client.policy import FILE, Policy, load_policy
     from thinwire.client.service import reloads, serve
     from thinwire.client.standing import Watched
     from thinwire.client.task import installed_tasks
@@ -55,7 +55,12 @@ def begin(device: Device) -> int:
     home = find_home(device.home)
     url, trust = trusted(device.aggregator, home / "clients" / device.name)
     folder = client_home(home, device.name)
-    policy = load_policy(device.policy or folder / FILE, must_exist=device.policy is not None)
+    rules = (device.policy or folder / FILE).absolute()
+
+    def policy() -> Policy:
+        return load_policy(rules, must_exist=device.policy is not None)
+
+    first = policy()
     specs = device.tasks or tuple(f"{name}={module}" for name, module in installed_tasks().items())
     if not specs:
         raise UsageError(
@@ -73,7 +78,7 @@ def begin(device: Device) -> int:
         site = Site(device.name, data, part, parts, device.split, device.seed, device.device)
         Typed.now().remember(folder)
         clock = Clockwork()
-        gate = Gate(policy, folder, skew_s=lambda: clock.skew_s)
+        gate = Gate(first, folder, skew_s=lambda: clock.skew_s)
         link = FlowerLink(url, device_key(folder), device.name, folder, trust, clock=clock, is_wanted=gate.wanted)
         return serve(
             Watched(link, folder),
@@ -87,6 +92,7 @@ def begin(device: Device) -> int:
             gate=gate,
             worker=worker,
             reload=reload,
+            reread=policy,
         )
 
 

@@ -33,6 +33,16 @@ class Described:
     error: str = ""
     wrong: Sequence[str] = ()  # what `compute/errors.py` has raised as it was imported
 
+    @classmethod
+    def told(cls, row: Mapping[str, Any]) -> Described:
+        """As the process tells it; LookupError, TypeError or ValueError where it cannot be."""
+        if "wrong" in row:
+            wrong = tuple(str(text) for text in row["wrong"])
+            return cls(row["spec"], str(row["spec"]).partition("=")[0], error=wrong[1], wrong=wrong)
+        found = cls(**row)
+        _ = found.report  # which reads the layout
+        return found
+
     @cached_property
     def parsed(self) -> Layout | None:
         return Layout.from_json(self.layout) if self.layout is not None else None

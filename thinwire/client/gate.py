@@ -29,7 +29,7 @@ def local_time() -> datetime:
 
 
 class Gate:
-    """One for a device, shared by its sessions. `policy` may be replaced between two asks.
+    """One for a device, shared by its sessions.
 
     Laws: `admit` raises before the task's data or model are touched; what it counts is on disk when it returns; an ask
     that comes again because its answer was never made is not counted again. Two threads call it: one that fetches
@@ -50,6 +50,11 @@ class Gate:
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
         self.plans = Plans(folder / "plans" if folder else None, write)
         self._file = DayFile(folder, write) if folder else None
+
+    def renew(self, policy: Policy) -> None:
+        """From the next ask on; what was let in goes on, and what was counted stays counted."""
+        with self._lock:
+            self.policy = policy
 
     def admit(self, ask: Ask, sequence: int) -> Mapping[str, Any]:
         """The ask's resolved plan; CannotAnswer: need-plan or declined. `sequence` is of the run's last answer here."""

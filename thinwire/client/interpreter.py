@@ -35,11 +35,12 @@ main(int(sys.argv[1]))
 """
 ASK = """
 import json, sys
-from importlib.metadata import version, PackageNotFoundError
 found = {"python": "%d.%d.%d" % sys.version_info[:3]}
 for name in sys.argv[1:]:
-    try: found[name] = version(name)
-    except PackageNotFoundError: pass
+    try:
+        from importlib.metadata import version
+        found[name] = version(name)
+    except ImportError: pass
 print(json.dumps(found))
 """
 
@@ -84,10 +85,12 @@ class Interpreter:
                 stdin=subprocess.DEVNULL, check=False,
             )  # fmt: skip
             found = json.loads(done.stdout)
-            python = tuple(int(number) for number in found["python"].split("."))
+            python = tuple(int(number) for number in str(found["python"]).split("."))
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"--python {path} cannot be run", why=str(error)[:200], hint="a Python from 3.8 on with numpy and torch"
+                f"--python {path} cannot be run",
+                why=str(error)[:200] if isinstance(error, OSError) else "it does not answer as a Python does",
+                hint="a Python from 3.8 on with numpy and torch",
             ) from error
         if python < OLDEST:
             raise UsageError(f"--python {path} is Python {found['python']}", why="3.8 is the oldest that can train")

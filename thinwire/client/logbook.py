@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-FILE, BEFORE = "client.log", "client.log.1"
+FILE = "client.log"  # and client.log.1, the one before
 MOST_BYTES = 500_000  # of each of the two: some thousand rounds
 LOOK_S = 0.25
 
@@ -50,18 +50,18 @@ def append(path: Path, text: bytes, most: int) -> None:
         os.close(descriptor)
 
 
-def last_lines(folder: Path, count: int) -> list[str]:
+def last_lines(folder: Path, count: int, file_name: str = FILE) -> list[str]:
     """The newest `count` lines, oldest first; fewer where there are no more."""
     kept: deque[str] = deque(maxlen=count)
-    for name in (BEFORE, FILE):
+    for name in (f"{file_name}.1", file_name):
         with contextlib.suppress(FileNotFoundError), open(folder / name, errors="replace") as file:
             kept.extend(line.rstrip("\n") for line in file)
     return list(kept)
 
 
-def new_lines(folder: Path, wait: Callable[[float], None] = time.sleep) -> Iterator[str]:
+def new_lines(folder: Path, wait: Callable[[float], None] = time.sleep, file_name: str = FILE) -> Iterator[str]:
     """Lines as they come, from now on and for ever; a file that is replaced is read to its end first."""
-    path, rest = folder / FILE, ""
+    path, rest = folder / file_name, ""
     with contextlib.ExitStack() as stack:
         file = _opened(path, stack)
         if file is not None:

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from thinwire.client.calls import Calls, Ending
 from thinwire.client.compute.errors import Cancelled
-from thinwire.client.failures import CannotAnswer
 from thinwire.client.session import Reply, Session
-from thinwire.client.worker import Worker
-from thinwire.core.errors import NotTaken, ThinwireError
+from thinwire.client.upkeep import Upkeep
+from thinwire.core.errors import NotTaken
 from thinwire.core.fleet import Delivery, Hello, Link, TaskReport
 from thinwire.core.types import Ask, Failure, ReplyHead
 
@@ -32,21 +31,19 @@ class Loop:
         link: Link,
         sessions: Mapping[str, Session],
         name: str,
-        versions: Mapping[str, str],
+        versions: Callable[[], Mapping[str, str]],
         say: Say,
         once: bool,
         ending: threading.Event,
         calls: Calls,
         plans: tuple[str, ...] = (),
-        worker: Worker | None = None,
-        reload: threading.Event | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
-        self.say, self.calls = say, calls
-        self.worker, self.reload = worker, reload or threading.Event()
+        self.say, self.calls, self._versions, self._upkeep = say, calls, versions, upkeep
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s = 25.0
-        self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions, plans=plans)
+        self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans)
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
 
     def run(self) -> int:
@@ -64,7 +61,7 @@ class Loop:
             self._puller.start()
             self.say("idle")
             while not self.ending.is_set():
-                self._look_after_worker()
+                self._keep_up()
                 with contextlib.suppress(queue.Empty):
                     item = self.inbox.get(timeout=LOOK_S)
                     if isinstance(item, Exception):
@@ -81,22 +78,16 @@ class Loop:
             if task.error:
                 self.say(f"the task {task.name} cannot be used: {task.error}")
 
-    def _look_after_worker(self) -> None:
-        """Between two asks: a fresh one where its owner wishes, none while nothing is asked; and what it has become."""
-        if self.worker is None:
+    def _keep_up(self) -> None:
+        """Between two asks; what the device has become is told, while a pull may be waiting."""
+        if self._upkeep is None:
             return
-        if self.reload.is_set():
-            self.reload.clear()
-            self.say("importing the tasks anew")
-            try:
-                self.worker.anew()
-            except (ThinwireError, CannotAnswer, ImportError, Cancelled) as error:  # the next ask tries it again
-                self.say(f"the tasks cannot be imported: {error}")
-        self.worker.rest()
-        if (reports := self._reports()) != self.hello.tasks:
-            self.hello = replace(self.hello, tasks=reports, versions={**self.hello.versions, **self.worker.versions})
+        self._upkeep.look(self.say)
+        hello = replace(self.hello, tasks=self._reports(), versions=self._versions())
+        if hello != self.hello:
+            self.hello = hello
             self._warn()
-            self.calls.until_done(lambda: self.link.hello(self.hello))
+            self.calls.until_done(lambda: self.link.hello(hello))
 
     def join(self) -> None:
         if self._puller.is_alive():

@@ -21,6 +21,7 @@ from thinwire.client.interpreter import installed
 from thinwire.client.loop import Loop, Say
 from thinwire.client.policy import Policy
 from thinwire.client.session import Session
+from thinwire.client.upkeep import Upkeep
 from thinwire.client.worker import Worker
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import Link
@@ -40,20 +41,26 @@ def serve(
     gate: Gate | None = None,
     worker: Worker | None = None,
     reload: threading.Event | None = None,
+    reread: Callable[[], Policy] | None = None,
 ) -> int:
     """Answer asks until `stop` is set, SIGTERM or Ctrl-C; gives the exit code.
 
     `folder` is this client's own (core.home.client_home). While the aggregator does not answer it keeps trying and
     says so once a minute; with `once` it ends instead (4), and it ends after a run (0). Who is refused ends with 5.
-    `worker` is where the tasks are worked on, unless that is here; `reload` has it begin anew between two asks.
+    `worker` is where the tasks are worked on, unless that is here. `reload` has it begin anew between two asks, and the
+    policy be what `reread` gives then.
     """
     where = replace(site or Site(), name=name)
     gate = gate or Gate(folder=folder)
     sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks}
     with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
-        said = versions(gate.policy, worker.versions if worker is not None else None)
+        upkeep, here = Upkeep(gate, worker, reload, reread), installed() if worker is None else {}
         calls = Calls(ending, tell, give_up=once)
-        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, worker, reload)
+
+        def said() -> Mapping[str, str]:
+            return versions(gate.policy, worker.versions if worker is not None else here)
+
+        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, upkeep)
         if worker is not None:
             worker.stopping = ending.is_set
         try:

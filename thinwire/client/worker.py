@@ -9,21 +9,20 @@ from typing import Any
 from thinwire.aggregation import float_buffers
 from thinwire.client import described
 from thinwire.client.bench import Tell
-from thinwire.client.child import Broken, Child
+from thinwire.client.child import LOG, Broken, Child
 from thinwire.client.compute.errors import BadTask, BadUsage, Cancelled, Wrong
 from thinwire.client.compute.order import Done, Order
 from thinwire.client.compute.site import Site
 from thinwire.client.described import Described
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.interpreter import Interpreter
+from thinwire.client.patience import HUNG_S, Patience, Until
 from thinwire.client.refusals import named
+from thinwire.core.errors import TaskError
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.types import Vector
 
-LOOK_S = 0.1  # between two looks whether the ask was withdrawn
-LETS_GO_S = 5.0  # from hearing that the ask was withdrawn to the end of the batch
-HUNG_S = 60.0  # past the deadline without a sign of life
 IDLE_S = 600.0  # without an ask: its memory is given back
 
 
@@ -34,9 +33,8 @@ class Theirs(Exception):
 class Worker:
     """One process for all tasks of a client. Used by one thread.
 
-    Laws: whatever becomes of the process, an ask is answered or raises `CannotAnswer("worker", ..)`, at the latest
-    `hung_s` or once more the time it had past its deadline; the next one finds a fresh process. After each that hung
-    the next one has twice as long: what is only slow comes to an end some time.
+    Law: whatever becomes of the process, an ask is answered or raises `CannotAnswer("worker", ..)` within the time that
+    `patience.py` gives it, and the next one finds a fresh process.
     """
 
     def __init__(
@@ -51,12 +49,13 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.specs, self.interpreter, self.folder = tuple(specs), interpreter, interpreter.folder
-        self.device, self.threads, self.hung_s, self.idle_s, self._clock = device, threads, hung_s, idle_s, clock
+        self.device, self.threads, self.idle_s, self._clock = device, threads, idle_s, clock
+        self.patience = Patience(hung_s, clock)
         self.stopping: Callable[[], bool] = lambda: False
         self.described: list[Described] = []
         self.versions: Mapping[str, str] = {}
         self._child: Child | None = None
-        self._number, self._hung, self._used_at = 0, 0, clock()
+        self._number, self._used_at = 0, clock()
 
     @property
     def pid(self) -> int | None:
@@ -65,7 +64,7 @@ class Worker:
     def describe(self) -> None:
         """Know the tasks: from the last time where nothing has changed since, else from the process.
 
-        TaskError or UsageError: the person who typed it can do something about it.
+        TaskError or UsageError: the person who typed it can do something about it. ModuleNotFoundError: no torch here.
         """
         self.versions = self.interpreter.versions
         found = described.kept(self.folder, self._key, self.specs) if "torch" in self.versions else None
@@ -77,6 +76,9 @@ class Worker:
             self._require_tasks()
         except Wrong as wrong:
             raise named(wrong) from wrong
+        except Broken as broken:
+            hint = f"what it printed last: {self.folder / LOG}"
+            raise TaskError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
 
     def benches(self) -> list[There]:
         return [There(self, one.name) for one in self.described]
@@ -110,7 +112,7 @@ class Worker:
         cancelled: Callable[[], bool],
         left_s: float | None,
     ) -> Done:
-        layout, until = self.layout(task), None if left_s is None else (self._clock() + left_s, left_s)
+        layout, until = self.layout(task), self.patience.until(left_s)
         try:
             child = self._child if self._child is not None and self._child.alive else self._started(until)
             if self.layout(task).digest != layout.digest:
@@ -123,7 +125,7 @@ class Worker:
                 "buffers": buffers is not None, "site": {**vars(site), "data": str(site.data) if site.data else None},
             }  # fmt: skip
             child.send(head, *([params] if buffers is None else [params, buffers]))
-            found = self._heard(child, tell, cancelled, until)
+            found = self.patience.heard(child, tell, cancelled, until, self._number)
             with child.held_to_account():
                 if "failed" in found:
                     raise self._error(child, found["failed"])
@@ -135,12 +137,11 @@ class Worker:
             done.params, done.buffers = vectors or (None, None)
         except Wrong as wrong:
             raise CannotAnswer("task-error", wrong.what, str(wrong)) from wrong
-        except Broken:
-            self._child = None
-            raise
         finally:
             self._used_at = self._clock()
-        self._hung = 0
+            if self._child is not None and not self._child.alive:
+                self._child = None
+        self.patience.rewarded()
         return done
 
     def layout(self, task: str) -> Layout:
@@ -152,18 +153,18 @@ class Worker:
     def find(self, task: str) -> Described:
         return next(one for one in self.described if one.name == task)
 
-    def _started(self, until: tuple[float, float] | None) -> Child:
+    def _started(self, until: Until | None) -> Child:
         """A process that knows the tasks. `Wrong`: it cannot be used as things are."""
-        self._child = child = Child(self.interpreter, self.folder, self.hung_s)
+        self._child = child = Child(self.interpreter, self.folder, self.patience.hung_s)
         try:
             child.send({"do": "load", "tasks": self.specs, "device": self.device, "threads": self.threads})
-            found = self._heard(child, lambda what, done, total: None, self.stopping, until)
+            found = self.patience.heard(child, lambda what, done, total: None, self.stopping, until)
             with child.held_to_account():
                 if "missing" in found:
                     raise self._missing(str(found["missing"]))
                 if "wrong" in found:
                     raise _wrong(found["wrong"])
-                self.described = [_described(row) for row in found["loaded"]]
+                self.described = [Described.told(row) for row in found["loaded"]]
                 self.versions = {**self.interpreter.versions, **found["versions"]}
         except BaseException:
             self._child = None
@@ -173,40 +174,10 @@ class Worker:
         described.keep(self.folder, self._key, self.described)
         return child
 
-    def _heard(
-        self, child: Child, tell: Tell, cancelled: Callable[[], bool], until: tuple[float, float] | None
-    ) -> dict[str, Any]:
-        """What it says when it is done; meanwhile its progress is told on, and its time runs."""
-        alive_at, told_at = self._clock(), None
-        while True:
-            head, now = child.hear(LOOK_S), self._clock()
-            if head is not None:
-                if "told" not in head:
-                    return head
-                with child.held_to_account():
-                    what, done, total = head["told"]
-                    tell(str(what), int(done), int(total))
-                alive_at = now
-            if told_at is None and cancelled():
-                told_at = now
-                child.send({"do": "cancel", "id": self._number})
-            if told_at is not None and now - told_at > LETS_GO_S:
-                child.kill()
-                self._child = None
-                raise Cancelled
-            if until is not None and now - max(until[0], alive_at) > self._patience_s(until[1]):
-                child.kill()
-                self._hung += 1
-                raise Broken(f"hung: {now - alive_at:.0f} s without a sign of life, and past the deadline")
-
-    def _patience_s(self, had_s: float) -> float:
-        return max(self.hung_s, had_s) * 2.0 ** min(self._hung, 10)
-
     def _error(self, child: Child, raw: Mapping[str, Any]) -> CannotAnswer:
         place, said = str(raw["place"]), str(raw["said"])
         if raw["out_of_memory"]:
             child.kill()
-            self._child = None
             error = CannotAnswer("worker", f"out of memory: {place}", f"out of memory: {place}: {said}")
         else:
             error = CannotAnswer(str(raw["kind"]), place, f"{place}: {said}" if said else place)
@@ -264,12 +235,3 @@ class There:
 def _wrong(raw: Sequence[str]) -> Wrong:
     kind, what, why, hint = (str(text) for text in raw)
     return (BadUsage if kind == "BadUsage" else BadTask)(what, why, hint)
-
-
-def _described(row: Mapping[str, Any]) -> Described:
-    if "wrong" in row:
-        wrong = tuple(str(text) for text in row["wrong"])
-        return Described(row["spec"], str(row["spec"]).partition("=")[0], error=wrong[1], wrong=wrong)
-    found = Described(**row)
-    _ = found.report  # ValueError here and not later
-    return found

@@ -105,7 +105,8 @@ class Bench:
 def compute_device(wanted: str) -> str:
     """`auto` is the first GPU there is; `BadUsage` for one that is not there."""
     if wanted == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        apple = getattr(torch.backends, "mps", None)  # since torch 1.12
+        return "cuda:0" if torch.cuda.is_available() else "mps" if apple and apple.is_available() else "cpu"
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:

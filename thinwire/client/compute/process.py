@@ -163,10 +163,11 @@ def files_beside(file: str) -> dict[str, str]:
     """SHA-256 of all code that was imported from the task's folder: what its model may depend on."""
     folder = os.path.dirname(file) + os.sep
     named = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    beside = sorted({os.path.abspath(name) for name in named if os.path.abspath(name).startswith(folder)})
+    beside = {os.path.abspath(name) for name in named if os.path.abspath(name).startswith(folder)}
+    beside = {name for name in beside if os.path.isfile(name)}  # torch.ops says that it is from "_ops.py"
     if not file or len(beside) > MOST_FILES:
         return {}
-    return {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in {*beside, file}}
+    return {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in sorted({*beside, file})}
 
 
 def _failed(error: Exception, file: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ def places_of(module: nn.Module) -> Places:
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
     """Every name of every tensor, in the module's order, with its role."""
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    for name, parameter in _members(module, "_parameters"):
         if nn.parameter.is_lazy(parameter):
             raise BadTask(
                 f"model() has a tensor without a shape: {name}",
@@ -55,9 +55,17 @@ def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
             raise BadTask(f"{name} is trained as {parameter.dtype}", why="updates are float32 vectors", hint="float32")
         yield name, parameter, "trained" if parameter.requires_grad else "frozen"
     kept = set(module.state_dict(keep_vars=True))
-    for name, buffer in module.named_buffers(remove_duplicate=False):
+    for name, buffer in _members(module, "_buffers"):
         if name in kept:
             yield name, buffer, "buffer"
+
+
+def _members(module: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
+    """What `named_parameters` and `named_buffers` give with every name of a tied one, which only torch 2 can."""
+    for place, inner in module.named_modules(remove_duplicate=False):
+        for name, tensor in getattr(inner, kind).items():
+            if tensor is not None:
+                yield (f"{place}.{name}" if place else name), tensor
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -14,9 +14,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Vector = NDArray[np.float32]
@@ -42,7 +41,7 @@ class Wire:
         try:
             self.sock.sendall(LENGTH.pack(len(data)) + data)
             for vector in vectors:
-                self.sock.sendall(np.ascontiguousarray(vector, np.float32).data.cast("B"))
+                self.sock.sendall(vector.astype("<f4", "C", copy=False).data.cast("B"))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise EOFError from error
 
@@ -63,6 +62,8 @@ class Wire:
         """The head's vectors, when they have these sizes; `BadFrame` before anything is allocated."""
         if head["vectors"] != list(sizes):
             raise BadFrame(f"vectors of {str(head['vectors'])[:80]} floats instead of {list(sizes)}")
+        import numpy as np  # not before: a Python without it must be able to say so
+
         found = []
         for size in sizes:
             vector: Vector = np.empty(size, np.float32)

@@ -1,0 +1,124 @@
+"""`--python`: another interpreter trains, with numpy and torch and nothing of ours; old ones too."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.client.small import Aggregator
+from tests.client.trained_elsewhere import TASK, Elsewhere
+from thinwire.client import load_task
+from thinwire.client.interpreter import OLDEST, OURS, Interpreter
+from thinwire.core.errors import UsageError
+from thinwire.core.types import ReplyHead
+
+COMPUTE = sorted((OURS / "client" / "compute").glob("*.py"))
+ABOVE = [OURS / "__init__.py", OURS / "client" / "__init__.py"]
+NOT_THERE = ("thinwire.core", "pydantic", "cryptography", "flwr", "zstandard", "safetensors")
+LOOKS = f"""
+import importlib.util
+
+def there(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
+
+print(sys.prefix, [name for name in {NOT_THERE} if there(name)])
+"""
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter whose packages are torch, and what torch needs: links to ours."""
+    folder = tmp_path_factory.mktemp("other")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    not_linked = ("thinwire", "__editable__", *NOT_THERE)
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(not_linked) and path.suffix != ".pth":
+            (packages / path.name).symlink_to(path)
+    return folder / "bin" / "python"
+
+
+def test_it_has_nothing_of_ours_and_gives_the_same_bits(
+    tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)  # in the task's own folder, as one would start it
+    (tmp_path / "task.py").write_text(TASK + LOOKS)
+    elsewhere = Elsewhere(tmp_path, python=other)
+    elsewhere.worker.describe()
+    assert {"python", "numpy", "torch"} <= set(elsewhere.worker.versions)
+    here = Aggregator(tmp_path / "here", load_task(elsewhere.spec), elsewhere.aggregator.plan)
+    try:
+        head, bundle = elsewhere.session().answer(elsewhere.aggregator.ask(1), lambda: False, elsewhere.said.append)
+    finally:
+        elsewhere.worker.close()
+    assert isinstance(head, ReplyHead), head
+    assert bundle is not None
+    assert f"{other.parents[1]} []" in elsewhere.log
+    expected, its_bundle = here.answer(here.session(), here.ask(1))
+    assert (head.metrics, head.norm, head.parts) == (expected.metrics, expected.norm, expected.parts)
+    assert bundle.read_bytes() == its_bundle.read_bytes()
+
+
+@pytest.mark.parametrize("path", [*COMPUTE, *ABOVE], ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_what_it_imports_of_ours_is_python_3_8_and_imports_nothing_else(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=OLDEST)
+    allowed = {*sys.stdlib_module_names, *(("numpy", "torch") if path in COMPUTE else ())}
+    for node in imported(tree, inner=path in COMPUTE):
+        if isinstance(node, ast.Import):
+            assert {name.name.partition(".")[0] for name in node.names} <= allowed
+        else:
+            assert (node.level == 1 and path in COMPUTE) or str(node.module).partition(".")[0] in allowed
+
+
+def imported(tree: ast.AST, inner: bool) -> list[ast.Import | ast.ImportFrom]:
+    """What is imported when it runs; `inner`: in functions too."""
+    found: list[ast.Import | ast.ImportFrom] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.append(node)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        elif inner or not isinstance(node, ast.FunctionDef):
+            found += imported(node, inner)
+    return found
+
+
+def runs(python: str | Path) -> bool:
+    return not subprocess.run([python, "-c", ""], check=False, capture_output=True, timeout=60).returncode
+
+
+def test_the_oldest_python_says_what_it_lacks(tmp_path: Path) -> None:
+    """Where there is one: what speaks with us runs on it, and it has no torch."""
+    called = "python{}.{}".format(*OLDEST)
+    beside = sorted(Path(sys.base_prefix).parent.glob(f"*/bin/{called}"))  # where versions stand side by side
+    found = [path for path in (*beside, shutil.which(called)) if path and runs(path)]
+    if not found:
+        pytest.skip(f"there is no {called} here")
+    elsewhere = Elsewhere(tmp_path, python=Path(found[0]))
+    if "torch" in elsewhere.worker.interpreter.versions:
+        pytest.skip(f"this {called} has torch")
+    with pytest.raises(UsageError, match="has no torch"):
+        elsewhere.worker.describe()
+
+
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [('{"python": "3.7.16"}', "is Python 3.7.16"), ("hello", "cannot be run"), ("[3]", "cannot be run")],
+)
+def test_what_cannot_train_is_refused_in_words(tmp_path: Path, says: str, text: str) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.chmod(0o700)
+    with pytest.raises(UsageError) as refused:
+        _ = Interpreter(program, tmp_path).versions
+    assert text in refused.value.what

@@ -1,0 +1,118 @@
+"""`thinwire client reload`: the tasks and the policy as they are now, told to the aggregator, and no ask is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.trained_elsewhere import TASK, Elsewhere
+from tests.fleet_laws import polled
+from thinwire.client.compute.site import Site
+from thinwire.client.gate import Gate
+from thinwire.client.policy import FILE, load_policy
+from thinwire.client.service import serve
+from thinwire.core.fleet import Envelope, NodeJoined
+from thinwire.core.types import Failure, ReplyHead
+from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.store import FileSpool
+
+DEVICE = "pi-01"
+
+
+class Reloadable:
+    """A service in a thread, whose tasks are worked on elsewhere, and the fleet that it belongs to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.elsewhere = Elsewhere(folder)
+        self.rules = self.elsewhere.folder / FILE
+        self.fleet = LocalFleet(FileSpool(folder / "spool"))
+        self.stop, self.wished, self.said = threading.Event(), threading.Event(), list[str]()
+        (folder / "downloads").mkdir()
+        self.elsewhere.worker.describe()
+        self._thread = threading.Thread(target=self._run, args=(folder / "downloads",))
+        self._thread.start()
+        self.first = polled(self.fleet, NodeJoined)
+
+    def _run(self, downloads: Path) -> None:
+        worker, folder = self.elsewhere.worker, self.elsewhere.folder
+        serve(
+            LocalLink(self.fleet, DEVICE, downloads=downloads), worker.benches(), folder, DEVICE, site=Site(DEVICE),
+            say=self.said.append, stop=self.stop, gate=Gate(folder=folder), worker=worker, reload=self.wished,
+            reread=lambda: load_policy(self.rules),
+        )  # fmt: skip
+
+    def answer(self, number: int, **changed: Any) -> ReplyHead | Failure:
+        ask = self.elsewhere.aggregator.ask(number, **changed)
+        self.fleet.send([Envelope(DEVICE, ask.ask, ask.bundle)])
+        return polled(self.fleet, (ReplyHead, Failure))  # type: ignore[arg-type]  # either of them
+
+    def reloaded(self) -> NodeJoined:
+        """What the device says of itself after a reload, while its pull waits."""
+        self.wished.set()
+        return polled(self.fleet, NodeJoined)
+
+    def close(self) -> None:
+        self.stop.set()
+        self._thread.join(30)
+
+
+@pytest.fixture
+def reloadable(tmp_path: Path) -> Iterator[Reloadable]:
+    made = Reloadable(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_reload_imports_the_code_as_it_is_now_in_a_fresh_process(reloadable: Reloadable) -> None:
+    assert isinstance(reloadable.answer(1), ReplyHead)
+    before = reloadable.elsewhere.worker.pid
+    reloadable.elsewhere.file.write_text(TASK + "\n__version__ = '2.0'\n")
+    (told,) = reloadable.reloaded().hello.tasks
+    (first,) = reloadable.first.hello.tasks
+    assert (first.version, told.version) == ("", "2.0")
+    assert first.source_digest != told.source_digest
+    assert reloadable.elsewhere.worker.pid not in (None, before)
+    assert isinstance(reloadable.answer(2), ReplyHead)
+    assert any(line.startswith("the task small is 2.0 ") for line in reloadable.said)
+
+
+def test_a_reload_of_code_that_cannot_be_imported_is_told_and_the_next_one_mends_it(reloadable: Reloadable) -> None:
+    reloadable.elsewhere.file.write_text(TASK.replace("def model", "raise ValueError('Ada')\n\n\ndef model"))
+    (told,) = reloadable.reloaded().hello.tasks
+    assert ("cannot import" in told.error, "Ada" in told.error) == (True, False)
+    failure = reloadable.answer(1)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "task-error"
+    reloadable.elsewhere.file.write_text(TASK)
+    assert reloadable.reloaded().hello.tasks == reloadable.first.hello.tasks
+    assert isinstance(reloadable.answer(2), ReplyHead)
+
+
+def test_a_reload_reads_the_policy_anew_and_tells_that_it_is_another_one(reloadable: Reloadable) -> None:
+    reloadable.rules.write_text('[policy]\nkinds = ["evaluate"]\n')
+    told = reloadable.reloaded().hello
+    assert "policy" not in reloadable.first.hello.versions
+    assert told.versions["policy"] == load_policy(reloadable.rules).digest
+    failure = reloadable.answer(1)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "declined"
+    reloadable.rules.unlink()
+    assert "policy" not in reloadable.reloaded().hello.versions
+    assert isinstance(reloadable.answer(2), ReplyHead)
+
+
+def test_a_policy_that_cannot_be_read_leaves_the_one_before_in_force(reloadable: Reloadable) -> None:
+    reloadable.rules.write_text('[policy]\nkinds = ["evaluate"]\n')
+    reloadable.reloaded()
+    reloadable.rules.write_text('[policy]\nkindz = ["train"]\n')
+    reloadable.elsewhere.file.write_text(TASK + "\n__version__ = '2.0'\n")
+    told = reloadable.reloaded().hello  # of the code: both are looked at by one reload
+    assert told.tasks[0].version == "2.0"
+    assert any(line.startswith("the policy stays as it was") for line in reloadable.said)
+    failure = reloadable.answer(1)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "declined"

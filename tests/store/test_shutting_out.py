@@ -78,6 +78,16 @@ def test_what_a_person_approves_counts_on_a_door_with_tls_too(known: Store) -> N
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("decide", ["approve", "revoke"])
+def test_a_decision_about_one_key_does_not_fall_on_another_of_its_name(known: Store, decide: str) -> None:
+    """Between what a person saw and what they say, a name may have gone to another device."""
+    before, rows = said(known), known.roster.rows()
+    with pytest.raises(Refused, match="another key"):
+        getattr(known.roster, decide)("pi-01", "page", KEYS["pi-02"])
+    assert (said(known), known.roster.rows()) == (before, rows)
+    getattr(known.roster, decide)("pi-01", "page", KEYS["pi-01"])
+
+
 def test_an_approval_takes_back_an_order_that_nobody_has_carried_out(known: Store) -> None:
     for name in ("pi-01", "pi-02"):
         known.roster.revoke(name)

@@ -10,7 +10,7 @@ from typing import Literal
 from sqlalchemy import Connection, select, update
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import NotFound
+from thinwire.core.errors import NotFound, Refused
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.store import admission, audit, commands, renaming
 from thinwire.store.admission import AT_ONCE, CHANGE, ROW, next_change
@@ -55,21 +55,21 @@ class StoredRoster:
         with self._database.writing() as connection:
             return admission.add(connection, row, who)
 
-    def approve(self, name: str, who: str = "operator") -> None:
-        """Let a device in; `NotFound` when nobody of that name has come.
+    def approve(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
+        """Let a device in; `NotFound` when nobody of that name has come, `Refused` when with another key.
 
         What a person has approved counts on a door with TLS too: a row that loopback made becomes one made by hand.
         """
         with self._database.writing() as connection:
-            self._set(connection, name, "approved", "approve", who)
+            self._set(connection, name, "approved", "approve", who, fingerprint)
             by_loopback = update(Device).where(Device.name == name, Device.how == "loopback")
             connection.execute(by_loopback, {"how": "manual"})
             commands.take_back(connection, "revoke", name, "approved again", self._clock.wall())
 
-    def revoke(self, name: str, who: str = "operator") -> None:
-        """Shut a device out, from its next request on; its name and key stay bound."""
+    def revoke(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
+        """Shut a device out, from its next request on; its name and key stay bound. Raises as above."""
         with self._database.writing() as connection:
-            self._set(connection, name, "revoked", "revoke", who)
+            self._set(connection, name, "revoked", "revoke", who, fingerprint)
 
     def leave(self, name: str) -> None:
         """The device shuts itself out; it is going to delete its key."""
@@ -107,9 +107,16 @@ class StoredRoster:
                 self._cache = (change, {row.fingerprint: row for row in rows})
             return self._cache[1]
 
-    def _set(self, connection: Connection, name: str, state: DeviceState, what: str, who: str) -> None:
-        change = {"state": state, "change": next_change(connection)}
-        if connection.execute(update(Device).where(Device.name == name), change).rowcount == 0:
+    def _set(
+        self, connection: Connection, name: str, state: DeviceState, what: str, who: str, fingerprint: str = ""
+    ) -> None:
+        """Names move from key to key: a person who has compared one says which."""
+        change, mine = {"state": state, "change": next_change(connection)}, update(Device).where(Device.name == name)
+        if fingerprint:
+            mine = mine.where(Device.fingerprint == fingerprint)
+        if connection.execute(mine, change).rowcount == 0:
             names = list(connection.scalars(select(Device.name).order_by(Device.name)))
+            if name in names:
+                raise Refused(f"{name} has another key by now", why="the name went to another device meanwhile")
             raise NotFound(f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}")
         audit.act(connection, self._clock.wall(), who, name, what)

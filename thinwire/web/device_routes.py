@@ -33,7 +33,7 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
     def approve(name: DeviceName, compared: models.Compared) -> models.Decided:
         """The row counts at the device's next call."""
         _the_same(store, name, compared)
-        store.roster.approve(name, WHO)
+        store.roster.approve(name, WHO, compared.fingerprint)
         said = say.approved(name, aggregator(settings.lock)[0])
         return models.Decided(device=name, standing="approved", sentence=said)
 
@@ -41,7 +41,7 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
     def revoke(name: DeviceName, compared: models.Compared) -> models.Decided:
         """The row counts at once; the aggregator is left an order to clear what is open, unless none is running."""
         _the_same(store, name, compared)
-        store.roster.revoke(name, WHO)
+        store.roster.revoke(name, WHO, compared.fingerprint)
         if aggregator(settings.lock)[0] == "gone":
             return _shut_out(name, None)
         return _shut_out(name, store.order("revoke", args={"device": name}, who=WHO))

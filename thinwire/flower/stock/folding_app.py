@@ -108,9 +108,14 @@ class StockRun:
         asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec)), model_file) for node in nodes}
         fold, heads = Fold(self.plan, versions.layout, codec), list[ReplyHead]()
         for node, reply in self._exchange("train", asks).items():
-            head = reply_from_bytes(reply.head)
+            try:
+                head = reply_from_bytes(reply.head)
+                if isinstance(head, ReplyHead):
+                    fold.add(head, lambda parts=reply.parts, of=head: _frames(parts, of), 1.0)  # type: ignore[misc]  # bound now
+            except BadPayload as error:
+                print(f"thinwire: round {number}: node {node} sent what cannot be folded: {error}", flush=True)
+                continue
             if isinstance(head, ReplyHead):
-                fold.add(head, lambda parts=reply.parts, of=head: _frames(parts, of), 1.0)  # type: ignore[misc]  # bound now
                 heads.append(head)
                 self.payload_bytes += head.payload_bytes
                 self._verdicts[node] = [Verdict(head.update_id, "folded", number)]

@@ -9,7 +9,8 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.events import UpdateFolded
 from thinwire.core.fleet import Joining
-from thinwire.store import Store
+from thinwire.core.texts import grouped
+from thinwire.store import Store, by_todays_name
 from thinwire.store.audit import NOTES
 
 KEYS = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("pi-01", "pi-02", "pi-03")}
@@ -43,18 +44,39 @@ def test_every_change_of_a_device_says_who_made_it_and_when(store: Store, clock:
     store.roster.leave("pi-09")
     clock.advance(5)
     store.invitations.withdraw(2, who="bob")
+    key = f"key {grouped(KEYS['pi-01'])}"
     assert said(store)[::-1] == [
         ("ann", "", "invite", "invitations 1 to 2, for 86400 s, to be approved by hand"),
         ("pi-01", "pi-01", "join", "invitation 1, from 192.0.2.7:40000, pending"),
-        ("ann", "pi-01", "approve", ""),
+        ("ann", "pi-01", "approve", key),
         ("bob", "pi-01", "revoke", ""),
         ("bob", "pi-09", "rename", "was pi-01"),
-        ("ann", "pi-09", "approve", ""),
+        ("ann", "pi-09", "approve", key),
         ("pi-09", "pi-09", "leave", ""),
         ("bob", "", "withdraw", "invitation 2"),
     ]
     assert [action.at - clock.origin for action in store.device_actions(limit=2)] == [5.0, 0.0]
-    assert [what for _, _, what, _ in said(store, "pi-09")] == ["leave", "approve", "rename"]
+    past = ["join", "approve", "revoke", "rename", "approve", "leave"]
+    assert [what for _, _, what, _ in said(store, "pi-09")][::-1] == past
+
+
+def test_a_past_goes_with_the_device_and_not_with_the_name_that_another_one_took_over(store: Store) -> None:
+    def came(name: str, key: str) -> None:
+        store.roster.join(Joining(store.invitations.invite()[0].secret, name, key, b"key of " + name.encode(), ""))
+
+    came("pi-01", KEYS["pi-01"])
+    store.roster.leave("pi-01")
+    store.roster.rename("pi-01", "old")
+    came("pi-01", KEYS["pi-02"])
+    store.roster.rename("old", "older")
+    store.roster.revoke("pi-01")
+    assert [what for _, _, what, _ in said(store, "pi-01")] == ["revoke", "join"]
+    assert [what for _, _, what, _ in said(store, "older")] == ["rename", "rename", "leave", "join"]
+    assert said(store, "old") == []
+    actions = store.device_actions()
+    assert [name for name, one in by_todays_name(actions) if one.what != "invite"] == [
+        "pi-01", "older", "pi-01", "older", "older", "older",
+    ]  # fmt: skip
 
 
 def test_what_changes_nothing_is_not_written_down(known: Store) -> None:

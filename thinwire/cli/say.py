@@ -65,12 +65,10 @@ def size(count: float | None) -> str:
 
 
 def grouped(digits: str) -> str:
-    """A fingerprint as two people read it to each other.
+    """A fingerprint as two people read it to each other."""
+    from thinwire.core.texts import grouped as in_eights
 
-    >>> grouped("0123456789abcdef" * 2)
-    '01234567 89abcdef 01234567 89abcdef'
-    """
-    return " ".join(digits[at : at + 8] for at in range(0, len(digits), 8))
+    return in_eights(digits)
 
 
 def seconds(count: float | None) -> str:

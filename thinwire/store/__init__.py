@@ -1,5 +1,6 @@
 """Everything durable of an aggregator but its models: journal, read tables, orders, devices, logins, spool."""
 
+from thinwire.store.audit import by_todays_name
 from thinwire.store.rows import (
     ClientRow,
     DeviceAction,
@@ -18,5 +19,5 @@ from thinwire.store.store import Store
 
 __all__ = [
     "ClientRow", "DeviceAction", "DeviceInfo", "DoorNote", "FileSpool", "InvitationRow", "Invited", "ModelRow", "Order",
-    "RoundRow", "RunRow", "Store", "UpdateRow",
+    "RoundRow", "RunRow", "Store", "UpdateRow", "by_todays_name",
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from sqlalchemy import Connection, delete, func, insert, select
 
 from thinwire.store.database import Database
@@ -9,6 +11,7 @@ from thinwire.store.rows import DeviceAction, DoorNote
 from thinwire.store.tables import Action, Note
 
 NOTES = 1000  # kept: whoever knocks for a year must not fill the disk
+WAS = "was "  # of a rename: what comes before the old name
 
 
 def act(connection: Connection, at: float, who: str, device: str, what: str, detail: str = "") -> None:
@@ -17,13 +20,35 @@ def act(connection: Connection, at: float, who: str, device: str, what: str, det
 
 
 def actions(database: Database, device: str | None, limit: int) -> list[DeviceAction]:
-    """Newest first; of one device, or of all."""
+    """Newest first; of all devices, or of one, also under the names that it had before."""
     columns = (getattr(Action, name) for name in DeviceAction.__dataclass_fields__)
-    wanted = select(*columns).order_by(Action.id.desc()).limit(limit)
-    if device is not None:
-        wanted = wanted.where(Action.device == device)
+    wanted = select(*columns).order_by(Action.id.desc())
     with database.reading() as connection:
-        return [DeviceAction(**row) for row in connection.execute(wanted).mappings()]
+        if device is None:
+            return [DeviceAction(**row) for row in connection.execute(wanted.limit(limit)).mappings()]
+        renames = Action.what == "rename"
+        names = {device}
+        for row in connection.execute(select(Action.device, Action.detail).where(renames).order_by(Action.id.desc())):
+            if row.device in names:
+                names.add(row.detail.removeprefix(WAS))
+        found = [
+            DeviceAction(**row)
+            for row in connection.execute(wanted.where(Action.device.in_(names) | renames)).mappings()
+        ]
+    return [one for today, one in by_todays_name(found) if today == device][:limit]
+
+
+def by_todays_name(newest_first: Iterable[DeviceAction]) -> Iterator[tuple[str | None, DeviceAction]]:
+    """Each action with what its device is called now; None where nobody is called so any more.
+
+    Going back in time, a name stands for whoever was renamed to it until that rename, and for somebody else before.
+    """
+    today: dict[str, str | None] = {}
+    for one in newest_first:
+        yield today.get(one.device, one.device), one
+        if one.what == "rename":
+            today[one.detail.removeprefix(WAS)] = today.get(one.device, one.device)
+            today[one.device] = None
 
 
 def note(database: Database, at: float, kind: str, address: str, why: str, name: str) -> None:

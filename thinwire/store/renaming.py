@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select, update
 from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.types import DEVICE_NAME
 from thinwire.store.admission import next_change
-from thinwire.store.audit import act
+from thinwire.store.audit import WAS, act
 from thinwire.store.tables import Client, Device, Invitation, Run, Update
 
 
@@ -18,14 +18,22 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     longer tell which answers it has.
     """
     if not DEVICE_NAME.fullmatch(new):
-        raise UsageError(f"{new!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them")
+        raise UsageError(
+            f"{new!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="ward-3, for instance"
+        )
     names = set(connection.scalars(select(Device.name)))
     if old not in names:
-        raise NotFound(f"no device {old!r}", why=f"known: {', '.join(sorted(names)) or 'none'}")
+        raise NotFound(
+            f"no device {old!r}", why=f"known: {', '.join(sorted(names)) or 'none'}", hint="thinwire devices list"
+        )
     if old == new:
         return
     if new in names:
-        raise Refused(f"there is a device called {new}", why="a name belongs to one key", hint="another name")
+        raise Refused(
+            f"there is a device called {new}",
+            why="a name belongs to one key",
+            hint=f"another name, or first: thinwire devices rename {new} OTHER",
+        )
     going = Run.status.not_in(("done", "failed", "stopped")) & (Run.source == "devices")
     asked = select(Run.run_id).join(Client, Client.run_id == Run.run_id).where(Client.device == old, going)
     if run_id := connection.scalar(asked.limit(1)):
@@ -40,4 +48,4 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     connection.execute(update(Invitation).where(Invitation.used_by == old), {"used_by": new})
     row = {"name": new, "change": next_change(connection)}
     connection.execute(update(Device).where(Device.name == old), row)
-    act(connection, at, who, new, "rename", f"was {old}")
+    act(connection, at, who, new, "rename", f"{WAS}{old}")

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select, update
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
+from thinwire.core.texts import grouped
 from thinwire.store import admission, audit, commands, renaming
 from thinwire.store.admission import AT_ONCE, CHANGE, ROW, next_change
 from thinwire.store.database import Database
@@ -117,6 +118,12 @@ class StoredRoster:
         if connection.execute(mine, change).rowcount == 0:
             names = list(connection.scalars(select(Device.name).order_by(Device.name)))
             if name in names:
-                raise Refused(f"{name} has another key by now", why="the name went to another device meanwhile")
-            raise NotFound(f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}")
-        audit.act(connection, self._clock.wall(), who, name, what)
+                raise Refused(
+                    f"{name} has another key by now", why="the name went to another device meanwhile",
+                    hint="thinwire devices list",
+                )  # fmt: skip
+            raise NotFound(
+                f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}", hint="thinwire devices list"
+            )
+        key = connection.scalar(select(Device.fingerprint).where(Device.name == name)) if what == "approve" else None
+        audit.act(connection, self._clock.wall(), who, name, what, f"key {grouped(key)}" if key else "")

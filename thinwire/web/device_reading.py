@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from thinwire.core.errors import NotFound
-from thinwire.store import DeviceAction, DeviceInfo, RoundRow, RunRow, Store
+from thinwire.store import DeviceAction, DeviceInfo, RoundRow, RunRow, Store, by_todays_name
 from thinwire.web import device_models as models
 from thinwire.web import device_sentences as say
 from thinwire.web.departures import Departure, Departures
@@ -86,11 +86,11 @@ class Devices:
         return [models.DoorRefusal(**vars(note), told=say.told(note)) for note in notes]
 
     def _beside(self, actions: Sequence[DeviceAction]) -> Beside:
-        deciding = [one for one in actions if one.what in say.DECIDING]
+        deciding = [(name, one) for name, one in by_todays_name(actions) if name and one.what in say.DECIDING]
         on_devices = [run for run in self._store.runs() if run.source == "devices"]
         return Beside(
             bool(aggregator(self._lock)[1].get("pin")), self._rates.of_all(), self._departures.of_all(),
-            {run.task: run for run in reversed(on_devices)}, {one.device: one for one in reversed(deciding)},
+            {run.task: run for run in reversed(on_devices)}, dict(reversed(deciding)),
             {row.used_by: row.id for row in self._store.invitations.all() if row.used_by},
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ CAME = {
 }
 DOES = {
     "enrol": "came", "join": "joined", "add": "was added by its public key", "approve": "was approved",
-    "revoke": "was shut out", "leave": "left, and shut itself out", "rename": "was renamed",
+    "revoke": "was shut out", "leave": "left, and shut itself out",
 }  # fmt: skip
 DECIDING = ("enrol", "join", "add", "approve", "revoke", "leave")
 
@@ -56,6 +56,8 @@ def out(last: DeviceAction | None) -> str:
 
 def action(said: DeviceAction) -> str:
     """What was done and how: `joined: invitation 3, from 192.0.2.7:40000, pending`."""
+    if said.what == "rename":
+        return f"was renamed: it {said.detail}"
     words = DOES.get(said.what, said.what)
     return f"{words}: {said.detail}" if said.detail else words
 

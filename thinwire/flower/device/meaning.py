@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from thinwire.core.errors import NotTaken, Refused, ThinwireError, Unreachable
-from thinwire.core.texts import plain
+from thinwire.core.texts import grouped, plain
 from thinwire.flower.wire.refusals import Refusal
 
 # Of an answer, not of the device that sends it: the same bytes will never be taken.
@@ -27,7 +27,7 @@ ABOUT: dict[str, tuple[str, str]] = {
     "unknown": ("does not know this device's key", "join it: thinwire client join URL INVITE"),
     "name": (
         "refused this client's name",
-        "give it another one: --name NAME; or remove the other: thinwire devices revoke NAME",
+        "give it another one: --name NAME; or there: thinwire devices rename NAME OTHER",
     ),
     "process": ("hears this device from elsewhere too", "stop the other process, or give this one another name"),
     "protocol": ("does not speak this client's protocol", "update thinwire on the side that is older"),
@@ -53,7 +53,7 @@ def meaning(
     said, hint = ABOUT.get(refusal.kind, ("cannot answer now", "look at its output"))
     what, why = f"the aggregator at {url} {said}", refusal.why
     if refusal.kind in ("pending", "unknown") and fingerprint:
-        why = f"{why}; this device's key has the fingerprint {fingerprint}"
+        why = f"{why}; this device's key has the fingerprint {grouped(fingerprint)}"
     if refusal.kind == "http" and refusal.status == 404:
         what, hint = f"{url} is no aggregator's door", "look at the address: --aggregator URL"
     if answer and (refusal.status, refusal.kind) in NEVER_TAKEN:

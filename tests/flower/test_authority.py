@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import DataLost, UsageError
@@ -210,3 +211,28 @@ def _forged(ca: object, name: str) -> tuple[str, str]:
 def test_state_names_what_is_served(tmp_path: Path) -> None:
     authority = PrivateAuthority(tmp_path, ["agg.example"])
     assert json.loads((tmp_path / "state.json").read_bytes()) == {"pins": [authority.pin], "names": ["agg.example"]}
+
+
+@pytest.mark.parametrize(
+    ("which", "text", "said"),
+    [
+        ("ca", None, "No such file"), ("ca", "words", "no certificate"), ("key", None, "No such file"),
+        ("key", "words", "no such PEM"), ("key", "another", "not that of the certificate"),
+        ("key", "locked", "password"),
+    ],
+)  # fmt: skip
+def test_files_that_make_no_certificate_are_refused_with_the_reason(
+    tmp_path: Path, which: str, text: str | None, said: str
+) -> None:
+    ca = make_ca(["agg.example"], datetime.now(UTC))
+    leaf = make_leaf(ca, ["agg.example"], datetime.now(UTC))
+    locked = serialization.load_pem_private_key(leaf.key, None).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    )
+    files = {"cert": leaf.certificate, "key": leaf.key, "ca": ca.certificate}
+    given = {None: None, "words": b"words", "another": ca.key, "locked": locked}[text]
+    for name, data in {**files, which: given}.items():
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError, match=said):
+        GivenAuthority(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")

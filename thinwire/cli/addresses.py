@@ -47,9 +47,14 @@ class Address:
                 hint=f"{option} 127.0.0.1:{self.port}, and elsewhere: ssh -L {self.port}:127.0.0.1:{self.port} HOST",
             )
 
+    def overlaps(self, other: Address) -> bool:
+        """Whether both cannot be listened on at once."""
+        anywhere = {self.host, other.host} & {"0.0.0.0", "::"}
+        return self.port == other.port != 0 and bool(anywhere or self.host == other.host)
+
     def require_free(self, option: str) -> Address:
-        """This address with a port that is free at this moment; `ThinwireError` when it is taken."""
-        from thinwire.core.errors import ThinwireError
+        """This address with a port that is free at this moment; `Unreachable` when it cannot be had."""
+        from thinwire.core.errors import Unreachable
 
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
@@ -58,12 +63,22 @@ class Address:
                 tried.bind((self.host, self.port))
             except OSError as error:
                 taken = error.errno == errno.EADDRINUSE
-                raise ThinwireError(
+                raise Unreachable(
                     f"cannot listen on {self}",
                     why="the port is taken by another process" if taken else error.strerror or str(error),
-                    hint=f"{option} {self.host}:{self.port + 1 if self.port < 65535 else 0}, or stop the other process",
+                    hint=self._instead(option, error.errno),
                 ) from error
             return Address(self.host, tried.getsockname()[1])
+
+    def _instead(self, option: str, code: int | None) -> str:
+        """What to type where this cannot be had."""
+        if code == errno.EADDRINUSE:
+            other = Address(self.host, self.port + 1 if self.port < 65535 else 0)
+            return f"{option} {other}, or stop the other process (thinwire aggregator status)"
+        if code == errno.EACCES:
+            return "a port from 1024 on, or a service of the machine: thinwire aggregator service install --system"
+        everywhere = f", or {option} 0.0.0.0:{self.port} for all of them" if option == "--listen" else ""
+        return f"an address of this machine{everywhere}"
 
 
 def aggregator_url(text: str) -> str:

@@ -43,6 +43,7 @@ def start(
     from thinwire.cli.addresses import Address
     from thinwire.cli.authority import Certificates
     from thinwire.cli.serving import Wanted, serve_here, serve_in_background
+    from thinwire.core.errors import UsageError
 
     wanted = Wanted(
         Address.parse(listen, "--listen"),
@@ -52,6 +53,11 @@ def start(
     )
     if wanted.page:
         wanted.page.require_loopback("--page")
+        if wanted.page.overlaps(wanted.listen):
+            raise UsageError(
+                f"--page and --listen both say port {wanted.page.port}", why="door and page are two listeners",
+                hint=f"--page 127.0.0.1:{8080 if wanted.listen.port != 8080 else 8081}",
+            )  # fmt: skip
     raise typer.Exit((serve_in_background if background else serve_here)(wanted, home))
 
 

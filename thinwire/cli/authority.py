@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from thinwire.flower.door.authority import Authority
 
 ANY = ("0.0.0.0", "::")
+LOCAL = ("localhost", "127.0.0.1", "::1")  # no device elsewhere gets here by these
 INVITE = "invite.json"  # what `thinwire devices invite` reads: the pin, and the addresses to join at
 
 
@@ -47,8 +48,31 @@ class Certificates:
             return GivenAuthority(self.certificate, self.key, self.ca)
         if listen.is_loopback and not self.names:
             return None
-        own = [*self.names, *([listen.host] if listen.host not in ANY and not listen.is_loopback else [])]
-        return PrivateAuthority(folder, own)
+        if listen.host in ANY or listen.is_loopback or listen.host in self.names:
+            return PrivateAuthority(folder, self.names)
+        try:
+            return PrivateAuthority(folder, [*self.names, listen.host])
+        except UsageError:  # the CA is older than this address; devices know the door by its pin, and nobody asked more
+            return PrivateAuthority(folder, self.names)
+
+    def reached(self) -> tuple[str, ...]:
+        """The names that invitations give: those of --san, else what one's own certificate is for.
+
+        Devices check one's own certificate under the name in the URL, so a --san that it lacks is refused.
+        """
+        from thinwire.core.errors import UsageError
+        from thinwire.flower.door.chains import Leaf
+
+        if self.certificate is None:
+            return self.names
+        given = Leaf.of(self.certificate.read_bytes()).names
+        if (wrong := [name for name in self.names if name not in given]) and not any("*" in name for name in given):
+            raise UsageError(
+                f"--san {wrong[0]}: the certificate of --cert is for other names",
+                why=", ".join(given) or "it has none",
+                hint=f"--san {given[0]}" if given else "a certificate with a subjectAltName",
+            )
+        return self.names or tuple(name for name in given if "*" not in name and name not in LOCAL)
 
 
 def write_invite(folder: Path, authority: Authority | None, door: str, names: Sequence[str]) -> None:

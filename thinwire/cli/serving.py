@@ -57,7 +57,9 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
         store.record_restart()
+        wanted.listen.require_free("--listen")
         authority = wanted.certificates.authority(place.tls, wanted.listen)
+        names = wanted.certificates.reached()
         page_at = wanted.page.require_free("--page") if wanted.page else None
         at = wanted.listen
         spool, limit = FileSpool(place.spool), answer_limit(store)
@@ -69,11 +71,11 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         stack.callback(fleet.close)
         if page_at:
             stack.enter_context(Page(store.url, place.lock, page_at, place.root / "page.log", os.environ, say.note))
-        write_invite(place.tls, authority, fleet.address, wanted.certificates.names)
+        write_invite(place.tls, authority, fleet.address, names)
         about: dict[str, Any] = {
             "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
             "pin": authority.pin if authority else None,
-            "urls": urls(fleet.address, wanted.certificates.names) if authority else [f"http://{fleet.address}"],
+            "urls": urls(fleet.address, names) if authority else [f"http://{fleet.address}"],
             "page": str(page_at) if page_at else None, "control_address": guests.control_address if guests else None,
         }  # fmt: skip
         Typed.now().remember(place.root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,11 +21,15 @@ class GivenAuthority:
         self.context = server_context()
         self._seen: tuple[int, ...] = ()
         self.renew()
-        self._pems = (ca.read_text(),) if ca else ()
         try:
+            self._pems = (ca.read_text(),) if ca else ()
             self._pin = pin_of(x509.load_pem_x509_certificate(ca.read_bytes())) if ca else SYSTEM
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UsageError(f"--ca {ca} cannot be read", why=why, hint="a PEM file, readable by this user") from error
         except ValueError as error:
-            raise UsageError(f"--ca {ca} holds no certificate", why=str(error), hint="a PEM file") from error
+            why = "it is no certificate in PEM"
+            raise UsageError(f"--ca {ca} cannot be used", why=why, hint="a file with BEGIN CERTIFICATE") from error
 
     @property
     def pin(self) -> str:
@@ -41,17 +46,35 @@ class GivenAuthority:
         try:
             seen = tuple(path.stat().st_mtime_ns for path in (self._certificate, self._key))
             if seen != self._seen:
-                self.context.load_cert_chain(self._certificate, self._key)
+                self.context.load_cert_chain(self._certificate, self._key, _no_password)
                 self._seen = seen
         except OSError as error:  # ssl.SSLError is one too
             if self._seen:
                 return False  # the one that was loaded goes on
             raise UsageError(
                 f"--cert {self._certificate} and --key {self._key} cannot be used",
-                why=str(error),
-                hint="two PEM files that belong together, readable by this user",
+                why=_why(error),
+                hint="two PEM files that belong together, readable by this user, the key without a password",
             ) from error
         return False
 
     def confirmed(self, holds: Sequence[Sequence[str]]) -> None:
         """Nothing: the operator's CA is the operator's to replace."""
+
+
+def _no_password() -> str:
+    """A service has nobody to ask: OpenSSL would prompt on the terminal."""
+    raise _Encrypted
+
+
+class _Encrypted(ssl.SSLError):
+    pass
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, _Encrypted):
+        return "the key is encrypted with a password, and a service has nobody to ask for it"
+    if isinstance(error, ssl.SSLError):
+        mismatch = error.reason == "KEY_VALUES_MISMATCH"
+        return "the key is not that of the certificate" if mismatch else "one of them is no such PEM file"
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)

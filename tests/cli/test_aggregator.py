@@ -76,9 +76,9 @@ def test_it_says_where_it_is_and_lets_whoever_started_it_look(thinwire, home, ba
     second = thinwire("aggregator", "start", "--home", home)
     assert (second.code, "in use by process" in second.err) == (1, True)
     taken = thinwire("aggregator", "start", "--listen", about["listen"], "--no-page", "--home", home.parent / "other")
-    assert (taken.code, "cannot listen" in taken.err) == (1, True)
+    assert (taken.code, "cannot listen" in taken.err) == (4, True)
     taken = thinwire("aggregator", "start", "--page", about["page"], "--home", home.parent / "third")
-    assert (taken.code, "the port is taken" in taken.err) == (1, True)
+    assert (taken.code, "the port is taken" in taken.err) == (4, True)
 
 
 def test_the_page_dies_with_its_aggregator_and_is_started_again_without_it(thinwire, home, background):

@@ -155,6 +155,8 @@ def test_a_run_that_is_not_there_is_9(thinwire, home, words):
 
 def test_before_the_first_run_there_is_no_such_thing_either(thinwire, home):
     assert "thinwire aggregator start" in refused(thinwire("runs", "show", "--home", home), 9)
+    assert "thinwire aggregator start" in refused(thinwire("runs", "stop", "x", "--home", home), 9)
+    assert not (home / "aggregator" / "store.sqlite3").exists()
     refused(thinwire("client", "logs", "--name", "pi", "--home", home), 9)
     refused(thinwire("plan", "keys", "clocks"), 9)
 

@@ -169,3 +169,22 @@ def test_a_client_that_runs_does_not_lose_its_key_under_its_hands(thinwire, home
     with hold(client_home(home, "pi-03") / "lock", {}):
         assert thinwire("client", "leave", "--home", home).code == 1
     assert (home / "clients" / "pi-03" / "key.pem").exists()
+
+
+def test_a_join_that_was_refused_leaves_no_client_behind(thinwire, home, door, monkeypatch):
+    monkeypatch.setattr("thinwire.flower.device.joining.AGAIN_S", 0.0)
+    assert join(thinwire, door, home, "pi-03", Invitation.draw(door.authority.pin)).code == 5
+    assert not (home / "clients" / "pi-03" / "key.pem").exists()
+    text = door.invite().text()
+    assert thinwire("client", "join", nobody(), text, "--name", "pi-04", "--home", home).code == 4
+    assert (home / "clients" / "pi-04" / "key.pem").exists(), "after silence nobody knows whether it was taken"
+    assert thinwire("client", "status", "--json", "--home", home).document == []
+    one = thinwire("client", "status", "--name", "pi-03", "--home", home)
+    assert (one.code, "no client 'pi-03' here" in one.err) == (9, True)
+
+
+def test_a_door_is_joined_without_saying_https(thinwire, home, door):
+    said = thinwire(
+        "client", "join", door.url.removeprefix("https://"), door.invite().text(), "--name", "pi-03", "--home", home
+    )
+    assert (said.code, f"has joined: {door.url}" in said.out) == (0, True)

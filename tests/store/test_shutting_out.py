@@ -46,7 +46,7 @@ def test_every_change_of_a_device_says_who_made_it_and_when(store: Store, clock:
     store.invitations.withdraw(2, who="bob")
     key = f"key {grouped(KEYS['pi-01'])}"
     assert said(store)[::-1] == [
-        ("ann", "", "invite", "invitations 1 to 2, for 86400 s, to be approved by hand"),
+        ("ann", "", "invite", "invitations 1 to 2, for 24 h, to be approved by hand"),
         ("pi-01", "pi-01", "join", "invitation 1, from 192.0.2.7:40000, pending"),
         ("ann", "pi-01", "approve", key),
         ("bob", "pi-01", "revoke", ""),

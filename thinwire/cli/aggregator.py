@@ -68,26 +68,34 @@ def status(
     home: Home = None,
 ) -> None:
     """Say where the aggregator is, who is there and what is going on."""
-    from thinwire.cli.places import opened, require_alive
+    from thinwire.cli.places import again, opened, require_alive
+    from thinwire.cli.runs import standing
     from thinwire.cli.serving import login_url
+    from thinwire.cli.shown_devices import counts_as
 
     about = require_alive(home)
     with opened(home, read_only=not login) as store:
-        online = [info.row.name for info in store.devices() if info.online]
+        devices = list(store.devices())
         going = [row for row in store.runs() if row.status in ("running", "waiting")]
         code = login_url(about["page"], store.new_login_code()) if login and about.get("page") else None
+    online = [info.row.name for info in devices if info.online]
+    waiting = [info.row.name for info in devices if counts_as(info.row, bool(about.get("pin"))) == "pending"]
     if json:
-        keys = ("listen", "page", "control_address", "pid", "version", "home")
+        keys = ("listen", "urls", "pin", "page", "control_address", "pid", "version", "home")
         found: dict[str, Any] = {key: about.get(key) for key in keys}
-        found |= {"devices": len(online), "online": online, "running": going[0].run_id if going else None}
+        found |= {"devices": len(online), "online": online, "waiting": waiting}
+        found |= {"running": going[0].run_id if going else None}
         say.document(found | ({"login": code} if login else {}))
         return
     say.line(f"thinwire {about.get('version')}, process {about['pid']}, in {about.get('home')}")
-    say.line(f"door     {about['listen']}")
+    urls = f"TLS; {', '.join(about.get('urls') or ())}" if about.get("pin") else "this machine only"
+    say.line(f"door     {about['listen']} ({urls})")
     say.line(f"page     {code or about.get('page') or 'none (--no-page)'}")
-    say.line(f"devices  {len(online)} there{': ' + ', '.join(online) if online else ''}")
+    say.line(f"devices  {len(online)} of {len(devices)} there{': ' + ', '.join(online) if online else ''}")
+    if waiting:
+        say.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
     for row in going:
-        say.line(f"run      {row.run_id} {row.status}: {row.status_text}")
+        say.line(f"run      {row.run_id} {standing(row)}")
 
 
 @app.command()
@@ -122,7 +130,7 @@ def doctor(json: Json = False, home: Home = None) -> None:
     from thinwire.cli.places import alive
     from thinwire.core.home import find_home
 
-    raise typer.Exit(tell(examine(find_home(home), alive(home)), json))
+    raise typer.Exit(tell(examine(find_home(home), alive(home), home), json))
 
 
 @app.command()
@@ -169,4 +177,4 @@ def restore(
     say.line(f"{place.root} is as it was {say.ago(taken_at)}; go on: {again('aggregator start', home)}")
     if replaced:
         say.line(f"what was there is now {replaced}")
-    say.note("who was let in or shut out since then is as it was too: thinwire devices list")
+    say.note(f"who was let in or shut out since then is as it was too: {again('devices list', home)}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.cli import say
 from thinwire.cli.disk import private, room
 from thinwire.cli.findings import Finding, found, unseen
+from thinwire.cli.places import again
 from thinwire.core.home import AggregatorHome
 
 if TYPE_CHECKING:
@@ -25,28 +26,31 @@ SKEW_S = 60.0  # of a clock that everybody else's differs from
 SOON = timedelta(days=14)  # a leaf of ours is made anew long before
 
 
-def examine(home: Path, about: dict[str, Any] | None) -> list[Finding]:
-    """Everything; what rests on something comes after it. `about`: of the process that runs, where one does."""
+def examine(home: Path, about: dict[str, Any] | None, typed: Path | None = None) -> list[Finding]:
+    """Everything; what rests on something comes after it. `about`: of the process that runs, where one does.
+
+    `typed`: the --home of the command, for those that are to be typed next.
+    """
     place = AggregatorHome(home / "aggregator")
     findings = [private("folder", place.root)]
     if findings[0].ok is False:
         return [*findings, *(unseen(what, "there is no folder") for what in ("disk", "store"))]
     findings.append(room("disk", place.root))
-    findings.append(_service(about))
-    findings += _store(place)
+    findings.append(_service(about, typed))
+    findings += _store(place, about is not None)
     findings.append(found("door", lambda: _door(about)))
     findings.append(found("certificate", lambda: _certificate(place.root / "tls", about)))
     findings.append(found("page", lambda: _page(about)))
     return findings
 
 
-def _service(about: dict[str, Any] | None) -> Finding:
+def _service(about: dict[str, Any] | None, typed: Path | None) -> Finding:
     if about is None:
-        return Finding("service", False, "no aggregator is running here", "thinwire aggregator start")
+        return Finding("service", False, "no aggregator is running here", again("aggregator start", typed))
     return Finding("service", True, f"process {about['pid']}, version {about.get('version')}")
 
 
-def _store(place: AggregatorHome) -> Iterator[Finding]:
+def _store(place: AggregatorHome, alive: bool) -> Iterator[Finding]:
     from thinwire.store import Store
 
     if not place.database.exists():
@@ -63,7 +67,7 @@ def _store(place: AggregatorHome) -> Iterator[Finding]:
     for store in opened:
         devices = list(store.devices())
         yield found("clock", lambda devices=devices: _clock(devices))  # type: ignore[misc]  # mypy cannot type a default
-        yield found("devices", lambda devices=devices: _devices(devices))  # type: ignore[misc]  # as above
+        yield found("devices", lambda devices=devices: _devices(devices, alive))  # type: ignore[misc]  # as above
         store.close()
 
 
@@ -87,10 +91,10 @@ def _clock(devices: list[DeviceInfo]) -> Finding:
     )
 
 
-def _devices(devices: list[DeviceInfo]) -> Finding:
+def _devices(devices: list[DeviceInfo], alive: bool) -> Finding:
     states = [info.row.state for info in devices]
-    online = sum(info.online for info in devices)
-    said = f"{len(devices)} known, {online} there, {states.count('revoked')} revoked"
+    there = f"{sum(info.online for info in devices)} there, " if alive else ""
+    said = f"{len(devices)} known, {there}{states.count('revoked')} revoked"
     if waiting := [info.row.name for info in devices if info.row.state == "pending"]:
         return Finding(
             "devices", True, f"{said}; waiting to be approved: {', '.join(waiting[:8])}",

@@ -40,8 +40,9 @@ def rotate(
 ) -> None:
     """Make a new CA beside the present one; both are served until every device holds the new one.
 
-    Devices take it over by themselves, over a connection that the present one vouches for. Open invitations that name
-    the present one go on working meanwhile.
+    Devices take it over by themselves, over a connection that the present one vouches for.
+
+    Open invitations that name the present one go on working meanwhile.
     """
     from thinwire.cli.authority import repin
     from thinwire.cli.places import again, alive

@@ -9,7 +9,7 @@ import typer
 
 from thinwire.cli import client_service, say
 from thinwire.cli.joined import chosen, is_joined, named
-from thinwire.cli.options import ClientName, Data, Home, Json
+from thinwire.cli.options import ClientName, Data, Home, Json, NewName, OneName
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
 app.add_typer(client_service.app)
@@ -73,7 +73,7 @@ def join(
         str | None,
         typer.Argument(metavar="[INVITE|-]", help="the invitation; -: THINWIRE_INVITE, else standard input"),
     ] = None,
-    name: ClientName = None,
+    name: NewName = None,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -97,14 +97,22 @@ def leave(
 
 
 @app.command()
-def status(name: ClientName = None, json: Json = False, home: Home = None) -> None:
+def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
     """Say what the clients of this machine are doing."""
-    from thinwire.cli.client_status import look, show
+    from thinwire.cli.client_status import began, look, show
+    from thinwire.cli.places import again
+    from thinwire.core.errors import NotFound
     from thinwire.core.home import find_home
 
     at = find_home(home)
     clients = at / "clients"
-    names = [named(name)] if name else sorted(path.name for path in clients.glob("*/") if (path / "lock").exists())
+    there = began(at)
+    if name and named(name) not in there:
+        why = f"nobody of that name has joined or started in {clients}"
+        raise NotFound(
+            f"no client {name!r} here", why=why, hint=f"{again('client status', home)} lists those that have"
+        )
+    names = [name] if name else there
     rows = [look(at, one) for one in names]
     if json:
         say.document(rows)

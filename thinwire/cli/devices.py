@@ -35,7 +35,8 @@ def list_(
         if log:
             shown_devices.log(store.device_actions(), store.door_notes(), json)
         else:
-            shown_devices.devices(list(store.devices()), bool((alive(home) or {}).get("pin")), json)
+            about = alive(home)
+            shown_devices.devices(list(store.devices()), bool((about or {}).get("pin")), about is not None, json)
 
 
 @app.command()
@@ -91,7 +92,7 @@ def invite(
                 for one in invited:  # nobody will ever read them
                     store.invitations.withdraw(one.id, operator())
                 raise
-        shown_devices.written(out, invited, json)
+        shown_devices.written(out, invited, by_hand, json)
 
 
 @app.command()

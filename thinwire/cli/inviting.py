@@ -81,6 +81,8 @@ def new_table(path: Path) -> Iterator[IO[str]]:
     except FileExistsError as error:
         why = "the invitations in it may not have been used yet"
         raise UsageError(f"{path} is there already", why=why, hint="--out with another name") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"there is no folder {path.parent}", hint="--out in one that is there") from error
     except OSError as error:
         raise disk_error(error, path) from error
     try:

@@ -55,23 +55,32 @@ class Standing:
 def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
     """Join the aggregator at `url` once; a second time tells what is so already and uses nothing up."""
     from thinwire import __version__
+    from thinwire.core.errors import Refused, UsageError
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import device_key
     from thinwire.flower.device.address import Address
     from thinwire.flower.device.joining import join as join_over
+    from thinwire.flower.device.keys import KEY_FILE
     from thinwire.flower.device.trust import Trust
     from thinwire.flower.wire.signing import Signer
 
     invitation = read(given)
-    Address.parse(url)
+    address = Address.parse(url if "://" in url else f"https://{url}")
+    url = f"{'https' if address.tls else 'http'}://{address}"
     folder = client_home(find_home(home), name)
     with hold(folder / "lock", {"joining": url}):
+        fresh = not (folder / KEY_FILE).exists()
         trust, key = Trust.load(folder), device_key(folder)
         if trust is not None:
             _require_same(trust, invitation, name, home)
             return Standing(name, _state(trust, key), Signer(key).fingerprint, trust.url, invitation.pin, again=True)
         versions = {"thinwire": __version__, "python": platform.python_version(), "machine": platform.machine()}
-        got = join_over(url.rstrip("/"), invitation, key, name, versions)
+        try:
+            got = join_over(url, invitation, key, name, versions)
+        except (Refused, UsageError):
+            if fresh:  # nobody has heard of this key, or nobody took it; after silence it stays, for it may be known
+                (folder / KEY_FILE).unlink()
+            raise
         got.trust.save(folder)
     return Standing(got.name, got.state, got.fingerprint, got.trust.url, invitation.pin)
 

@@ -22,7 +22,10 @@ def leave(name: str, home: Path | None, force: bool) -> None:
 
     folder = find_home(home) / "clients" / name
     if not (folder / KEY_FILE).exists():
-        raise NotFound(f"no client {name!r} is known anywhere", why=f"there is no key in {folder}")
+        raise NotFound(
+            f"no client {name!r} is known anywhere", why=f"there is no key in {folder}",
+            hint=f"{again('client status', home)} lists those of this machine",
+        )  # fmt: skip
     if stop := service(name):
         say.note(f"its service would start again without a key: {stop}")
     with hold(folder / "lock", {"leaving": name}):

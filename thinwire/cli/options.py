@@ -10,7 +10,13 @@ import typer
 Home: TypeAlias = Annotated[
     Path | None, typer.Option("--home", help="state folder; default THINWIRE_HOME, else the XDG state folder")
 ]
-ClientName: TypeAlias = Annotated[str | None, typer.Option("--name", help="this device's name; default: the machine's")]
+ClientName: TypeAlias = Annotated[
+    str | None, typer.Option("--name", help="this device's name; default: the one that has joined, else the machine's")
+]
+NewName: TypeAlias = Annotated[
+    str | None, typer.Option("--name", help="what this device is to be called; default: the machine's name")
+]
+OneName: TypeAlias = Annotated[str | None, typer.Option("--name", help="of one client; default: all of this machine")]
 Print: TypeAlias = Annotated[bool, typer.Option("--print", help="show the unit and touch nothing")]
 System: TypeAlias = Annotated[bool, typer.Option("--system", help="for the whole machine (root); default: this user")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from thinwire.core.errors import NotFound
     from thinwire.core.home import AggregatorHome
     from thinwire.store import Store
 
@@ -23,16 +25,11 @@ def aggregator_home(home: Path | None) -> AggregatorHome:
 @contextmanager
 def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
     """The store, for one command; `NotFound` where nothing was ever run."""
-    from thinwire.core.errors import NotFound
     from thinwire.store import Store
 
     place = aggregator_home(home)
     if read_only and not place.database.exists():
-        raise NotFound(
-            f"there are no runs in {place.root}",
-            why="no aggregator was ever started there",
-            hint="thinwire aggregator start; or name another folder: --home FOLDER",
-        )
+        raise _never_started("runs", place, home)
     store = Store.open(place.database, read_only=read_only)
     try:
         yield store
@@ -41,19 +38,23 @@ def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
 
 
 @contextmanager
-def known(home: Path | None, read_only: bool) -> Iterator[Store]:
-    """The store of an aggregator that was started here before: who only changes devices makes none."""
-    from thinwire.core.errors import NotFound
-
+def known(home: Path | None, read_only: bool, what: str = "devices") -> Iterator[Store]:
+    """The store of an aggregator that was started here before: who only changes what is there makes none."""
     place = aggregator_home(home)
     if not place.database.exists():
-        raise NotFound(
-            f"there are no devices in {place.root}",
-            why="no aggregator was ever started there",
-            hint=again("aggregator start", home) + "; or name another folder: --home FOLDER",
-        )
+        raise _never_started(what, place, home)
     with opened(home, read_only) as store:
         yield store
+
+
+def _never_started(what: str, place: AggregatorHome, home: Path | None) -> NotFound:
+    from thinwire.core.errors import NotFound
+
+    return NotFound(
+        f"there are no {what} in {place.root}",
+        why="no aggregator was ever started there",
+        hint=again("aggregator start", home) + "; or name another folder: --home FOLDER",
+    )
 
 
 def operator() -> str:
@@ -94,7 +95,7 @@ def require_alive(home: Path | None) -> dict[str, Any]:
     raise Unreachable(
         "no aggregator is running",
         why=f"nobody holds {find_home(home) / 'aggregator'}",
-        hint="thinwire aggregator start" + (f" --home {home}" if home else "") + "    (in another terminal)",
+        hint=f"{again('aggregator start', home)}    (in another terminal)",
     )
 
 
@@ -104,4 +105,4 @@ def again(command: str, home: Path | str | None) -> str:
     >>> again("runs list", None), again("runs list", Path("here"))
     ('thinwire runs list', 'thinwire runs list --home here')
     """
-    return f"thinwire {command}" + (f" --home {home}" if home else "")
+    return f"thinwire {command}" + (f" --home {shlex.quote(str(home))}" if home else "")

@@ -58,8 +58,13 @@ def show(run_id: RunId = "latest", json: Json = False, home: Home = None) -> Non
             _show(store, store.run(run_id))
 
 
+def standing(row: RunRow) -> str:
+    """How a run stands; its sentence may begin with the same word."""
+    return row.status_text if row.status_text.startswith(row.status) else f"{row.status}: {row.status_text}"
+
+
 def _show(store: Store, row: RunRow) -> None:
-    say.line(f"{row.run_id}  {row.status}: {row.status_text}")
+    say.line(f"{row.run_id}  {standing(row)}")
     say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.metrics.items())
     say.line(f"metrics {figures or 'not measured yet'}")
@@ -122,10 +127,10 @@ def model(
 @app.command()
 def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
     """Stop a run for good; its models stay."""
-    from thinwire.cli.places import opened
+    from thinwire.cli.places import known
     from thinwire.cli.waiting import until
 
-    with opened(home, read_only=False) as store:
+    with known(home, read_only=False, what="runs") as store:
         row = store.run(run_id)
         if row.status not in ("done", "failed", "stopped"):
             store.order("stop-run", row.run_id)
@@ -134,6 +139,6 @@ def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
     if json:
         say.document({"run_id": row.run_id, "status": row.status})
     elif row.status in ("done", "failed", "stopped"):
-        say.line(f"{row.run_id} {row.status}: {row.status_text}")
+        say.line(f"{row.run_id} {standing(row)}")
     else:
         say.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")

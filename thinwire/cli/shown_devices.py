@@ -12,28 +12,35 @@ from thinwire.cli import say
 from thinwire.cli.inviting import DoorPlace
 
 if TYPE_CHECKING:
+    from thinwire.core.fleet import DeviceRow
     from thinwire.store import DeviceAction, DeviceInfo, DoorNote, InvitationRow, Invited
 
 SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apart, not to approve one by
 
 
-def nothing(json: bool) -> None:
+def nothing(json: bool, tls: bool = False) -> None:
     if json:
         say.document([])
     else:
-        say.note("no devices yet; thinwire aggregator start prints the line that adds one")
+        adds = "thinwire devices invite adds one" if tls else "thinwire aggregator start prints the line that adds one"
+        say.note(f"no devices yet; {adds}")
 
 
-def devices(found: Sequence[DeviceInfo], tls: bool, json: bool) -> None:
-    """`tls`: the door is open to other machines now, where who came over loopback must be approved by a person."""
+def counts_as(row: DeviceRow, tls: bool) -> str:
+    """The state of a row at the door: on one that is open to others, loopback alone has let nobody in."""
+    return "pending" if tls and row.how == "loopback" and row.state == "approved" else row.state
+
+
+def devices(found: Sequence[DeviceInfo], tls: bool, alive: bool, json: bool) -> None:
+    """`tls`: the door is open to other machines now. `alive`: it is there; else nobody can tell who is online."""
     if json:
-        say.document([document(info) for info in found])
+        say.document([document(info) | ({} if alive else {"online": None}) for info in found])
     elif not found:
-        nothing(json)
+        nothing(json, tls)
     else:
         header = ("device", "state", "how", "fingerprint", "online", "seen", "tasks", "updates", "payload up", "last")
-        say.table(header, [_row(info, tls) for info in found], right=header[7:9])
-        for row in (info.row for info in found if info.row.state == "pending"):
+        say.table(header, [_row(info, tls, alive) for info in found], right=header[7:9])
+        for row in (info.row for info in found if counts_as(info.row, tls) == "pending"):
             say.line(f"{row.name} waits to be approved; the fingerprint of its key: {say.grouped(row.fingerprint)}")
 
 
@@ -81,16 +88,22 @@ def invited(door: DoorPlace, made: Sequence[Invited], by_hand: bool, json: bool)
         say.line(f"    {hidden}")
     if len(door.urls) > 1:
         say.note(f"the door is also at {', '.join(door.urls[1:])}")
+    _approval(by_hand)
+
+
+def _approval(by_hand: bool) -> None:
     if by_hand:
         say.note("who comes waits for: thinwire devices approve NAME; compare the fingerprint that both ends print")
 
 
-def written(path: Path, made: Sequence[Invited], json: bool) -> None:
+def written(path: Path, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
     if json:
         say.document({"file": str(path), "ids": [one.id for one in made], "expires_at": made[0].expires_at})
     else:
-        say.line(f"{path}: {len(made)} invitations, each good once, until {moment(made[0].expires_at)}")
+        many = f"{len(made)} invitations, each" if len(made) > 1 else "1 invitation,"
+        say.line(f"{path}: {many} good once, until {moment(made[0].expires_at)}")
         say.note("whoever reads that file can join: hand the lines out and delete it")
+        _approval(by_hand)
 
 
 def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool) -> None:
@@ -117,10 +130,9 @@ def moment(wall: float | None) -> str:
     return "" if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
 
 
-def _row(info: DeviceInfo, tls: bool) -> tuple[str, ...]:
+def _row(info: DeviceInfo, tls: bool, alive: bool) -> tuple[str, ...]:
     tasks = ", ".join(task["name"] + (" (broken)" if task.get("error") else "") for task in info.tasks)
-    waits = tls and info.row.how == "loopback" and info.row.state == "approved"
-    state, online = "pending" if waits else info.row.state, "yes" if info.online else "no"
+    state, online = counts_as(info.row, tls), ("yes" if info.online else "no") if alive else ""
     return (
         info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], online, say.ago(info.seen_at), tasks,
         str(info.updates), say.size(info.payload_up), info.last_outcome,

@@ -30,9 +30,16 @@ STAGE = ".backup"
 def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
     """Write `target` (0600, never over another file): database, models, spool, and the door's CA and keys."""
     if not home.database.exists():
-        raise NotFound(f"there is nothing to back up in {home.root}", hint="thinwire aggregator start makes it")
+        raise NotFound(
+            f"there is nothing to back up in {home.root}", why="no aggregator was ever started there",
+            hint="thinwire aggregator start; or name another folder: --home FOLDER",
+        )  # fmt: skip
     if target.exists():
         raise UsageError(f"{target} is there already", why="a backup is never overwritten", hint="another name")
+    if not target.parent.is_dir():
+        raise UsageError(
+            f"there is no folder {target.parent}", why="a backup goes into one that is there", hint="mkdir"
+        )
     try:
         with lock_file(home.root / "backup.lock"), _stage(home.root / STAGE) as stage:
             taken_at = _collect(home, stage)

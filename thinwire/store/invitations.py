@@ -57,7 +57,7 @@ class Invitations:
                 number = connection.scalar(insert(Invitation).values(values).returning(Invitation.id))
                 made.append(Invited(int(number or 0), secret, name, now + expires_s))
             by_hand = ", to be approved by hand" if approve_manually else ""
-            act(connection, now, who, "", "invite", f"{_numbers(made)}, for {expires_s:g} s{by_hand}")
+            act(connection, now, who, "", "invite", f"{_numbers(made)}, for {_span(expires_s)}{by_hand}")
         return made
 
     def all(self) -> list[InvitationRow]:
@@ -121,16 +121,32 @@ def _refusal(why: str) -> NotInvited:
     return NotInvited("this invitation cannot be used", why, "ask whoever runs the aggregator for a new one")
 
 
+def _span(seconds: float) -> str:
+    """A duration in the largest unit that gives it whole.
+
+    >>> _span(86400), _span(7200), _span(90)
+    ('24 h', '2 h', '90 s')
+    """
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds % length == 0 and (seconds > length or unit == "h"):
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:g} s"
+
+
 def _check(wanted: Sequence[str], named: bool, expires_s: float) -> None:
     if not 0 < len(wanted) <= MOST:
-        raise UsageError(f"{len(wanted)} invitations cannot be made", why=f"from 1 to {MOST} at once")
+        many = f"{len(wanted)} invitations" if wanted else "no invitation at all"
+        raise UsageError(f"{many} cannot be made", why=f"from 1 to {MOST} at once", hint="--count 20")
     if not 0 < expires_s <= LONGEST_S:
-        raise UsageError(f"an invitation cannot be good for {expires_s:g} s", why="more than 0 s, at most 366 days")
+        why = "more than 0 s, at most 366 days"
+        raise UsageError(f"an invitation cannot be good for {_span(expires_s)}", why=why, hint="--expires 24h")
     for name in wanted if named else ():
         if not DEVICE_NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them")
+            why = "a-z, 0-9 and -, at most 63 of them"
+            raise UsageError(f"{name!r} is no name for a device", why=why, hint="one name a line, as ward-3")
         if wanted.count(name) > 1:
-            raise UsageError(f"the name {name} stands there twice", why="a name belongs to one device")
+            why = "a name belongs to one device"
+            raise UsageError(f"the name {name} stands there twice", why=why, hint="leave one of them out")
 
 
 def _numbers(made: Sequence[Invited]) -> str:

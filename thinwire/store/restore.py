@@ -33,7 +33,8 @@ def restore(source: Path, home: AggregatorHome, force: bool) -> Restored:
     the backup is damaged, cut short, or newer than this program. In all of these nothing was changed.
     """
     if not source.is_file():
-        raise NotFound(f"there is no file {source}", hint="thinwire aggregator backup FILE makes one")
+        why = "it is a folder" if source.is_dir() else ""
+        raise NotFound(f"there is no file {source}", why=why, hint="thinwire aggregator backup FILE makes one")
     draft = home.root.with_name(f".{home.root.name}.restoring")
     try:
         private_folder(home.root)

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from thinwire.core.errors import UsageError
 
 PORT = 9090
+EXAMPLE = "https://agg.example:9090; on the aggregator's own machine http://127.0.0.1:9090"
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,7 @@ class Address:
     def parse(cls, url: str) -> Address:
         parts, port = _split(url, url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise UsageError(
-                f"{url!r} is no address of an aggregator", why="https://HOST:PORT is", hint="http://127.0.0.1:9090"
-            )
+            raise UsageError(f"{url!r} is no address of an aggregator", why="https://HOST:PORT is", hint=EXAMPLE)
         found = cls(parts.scheme == "https", parts.hostname, port or PORT)
         if not found.tls and not found.is_loopback:
             raise UsageError(
@@ -87,4 +86,4 @@ def _split(text: str, what: str) -> tuple[SplitResult, int | None]:
         parts = urlsplit(text if "//" in text else f"//{text}", scheme="http")
         return parts, parts.port
     except ValueError as error:
-        raise UsageError(f"{what!r} is no address", why=str(error), hint="http://127.0.0.1:9090") from error
+        raise UsageError(f"{what!r} is no address", why=str(error), hint=EXAMPLE) from error

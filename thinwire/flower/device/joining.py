@@ -64,7 +64,9 @@ def join(
     address = Address.parse(url)
     if not address.tls:
         raise UsageError(
-            f"{url} needs no invitation", why="a plain door lets in who is on its machine", hint="https://"
+            f"{url} needs no invitation",
+            why="a plain door lets in who is on its machine",
+            hint=f"thinwire client start --aggregator {url}; or, where its door has TLS: https://{address}",
         )
     trust = trust_of(url, invitation.pin)
     clock = clock or Clockwork()

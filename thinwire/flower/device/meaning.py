@@ -8,6 +8,7 @@ front of both, and is told at once.
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,12 +84,15 @@ def silence(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> 
     """Nobody answered, or nobody whom we trust."""
     why = plain(getattr(error, "strerror", None) or str(error) or type(error).__name__)  # it may quote a stranger
     what = f"cannot reach the aggregator at {url}"
-    hint = "start it there (thinwire aggregator start), or give its address: --aggregator URL"
+    hint = "start it there (thinwire aggregator start); is the address right, does a firewall let it pass?"
     if isinstance(error, ssl.SSLCertVerificationError):
         what, why = f"the aggregator at {url} shows a certificate that this device does not trust", error.verify_message
         hint = "someone stands in between, or it was set up anew: ask its operator before thinwire client join"
-    elif isinstance(error, ssl.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
-        hint = "does it speak TLS? A door on loopback may be http://"
+    elif isinstance(error, socket.gaierror):
+        hint = "another name or an address that leads there: a device knows its aggregator by the pin"
+    elif isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        why = "what answers there does not speak TLS"
+        hint = "is the port right? A door on loopback may be http://"
     elif isinstance(error, http.client.BadStatusLine) and not tls and not isinstance(error, ConnectionError):
         hint = "does it speak TLS? thinwire client join https://HOST:PORT INVITE"
     return Unreachable(what, why, hint, within_s=within_s)

@@ -36,7 +36,7 @@ def list_(
             shown_devices.log(store.device_actions(), store.door_notes(), json)
         else:
             about = alive(home)
-            shown_devices.devices(list(store.devices()), bool((about or {}).get("pin")), about is not None, json)
+            shown_devices.devices(list(store.devices()), bool((about or {}).get("pin")), json, about is not None)
 
 
 @app.command()

@@ -31,7 +31,7 @@ def counts_as(row: DeviceRow, tls: bool) -> str:
     return "pending" if tls and row.how == "loopback" and row.state == "approved" else row.state
 
 
-def devices(found: Sequence[DeviceInfo], tls: bool, alive: bool, json: bool) -> None:
+def devices(found: Sequence[DeviceInfo], tls: bool, json: bool, alive: bool = True) -> None:
     """`tls`: the door is open to other machines now. `alive`: it is there; else nobody can tell who is online."""
     if json:
         say.document([document(info) | ({} if alive else {"online": None}) for info in found])

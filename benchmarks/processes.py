@@ -56,6 +56,11 @@ class Processes:
             )
         return self._started[name].pid
 
+    def ended(self, pid: int, within_s: float) -> None:
+        """Wait until the process that was started with this id has ended; it is not waited for any more."""
+        name = next(name for name, process in self._started.items() if process.pid == pid)
+        self._started.pop(name).wait(within_s)
+
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 

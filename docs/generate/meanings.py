@@ -58,7 +58,7 @@ FAILURES = {
     "declined": "the device's own policy refuses the plan",
     "state-lost": "the device used a sequence number again for other bytes: its state folder was lost or copied back",
     "protocol": "the two ends speak protocols that are too far apart: update the older one",
-    "worker": "the process that trains has died",
+    "worker": "the process that trains has died, was killed, hung or ran out of memory",
     "disk": "the device cannot write its state",
     "refused": "said by the aggregator: the device was shut out while it was asked (the text says `revoked`); "
     "nothing that is not folded yet counts",

@@ -1,0 +1,163 @@
+"""What our client takes of a device: memory and CPU while nothing is asked, time to start, and what is installed.
+
+    python -m benchmarks.node_footprint [--preset small|full] --json
+
+An aggregator and one client, both the programs that people start. The client is started twice: the first start
+imports torch to describe its task, the second one finds that nothing has changed and connects without it (`bare`), as
+at every boot. Then it trains a round, and its worker, which has torch, stays for the next one. Memory is the resident
+set of all its processes, added up: what they share counts twice. A worker that nobody asks for ten minutes is ended,
+and the client is bare again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.document import document, note, show
+from benchmarks.installed import installed_bytes, required
+from benchmarks.processes import Processes, cpu_seconds, descendants, free_port, status_bytes
+from thinwire.client.standing import Standing
+
+WITHIN_S = 120.0
+NAME = "pi-01"
+RUN = ("run.rounds=1", "cohort.wait_for=1", "local.steps=20")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How long a client that is not asked anything is watched."""
+
+    idle_s: float
+
+
+PRESETS = {"tiny": Preset(1.0), "small": Preset(20.0), "full": Preset(120.0)}
+
+
+class Node:
+    """A home with an aggregator and a client in it."""
+
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self.folder, self.home, self._processes = folder, folder / "home", processes
+        self._listen, self._starts = f"127.0.0.1:{free_port()}", 0
+        self._call("init", str(folder / "task"))
+        self._start("aggregator", "aggregator", "start", "--listen", self._listen, "--no-page")
+        log = processes.log("aggregator")
+        processes.until(lambda: self._listen in log.read_text(), WITHIN_S, "the aggregator was there")
+
+    def start_client(self) -> tuple[int, float]:
+        """Its process, and the seconds until it was connected and its task known."""
+        self._starts += 1
+        began = time.time()
+        pid = self._start(
+            f"client-{self._starts}", "client", "start", "--aggregator", f"http://{self._listen}",
+            "--task", f"task={self.folder / 'task' / 'task.py'}", "--name", NAME,
+        )  # fmt: skip
+        at = self.until_idle(began)
+        return pid, (at.connected_at or began) - began
+
+    def until_idle(self, since: float) -> Standing:
+        """What the client says when it is connected, and nothing is asked of it."""
+        found: list[Standing] = []
+
+        def idle() -> bool:
+            at = Standing.load(self.home / "clients" / NAME)
+            if at is None or at.state != "idle" or at.at < since:
+                return False
+            found.append(at)
+            return True
+
+        self._processes.until(idle, WITHIN_S, "the client was idle")
+        return found[-1]
+
+    def end(self, pid: int) -> None:
+        os.kill(pid, signal.SIGTERM)
+        self._processes.ended(pid, WITHIN_S)
+
+    def train(self) -> None:
+        began = time.time()
+        sets = [word for each in RUN for word in ("--set", each)]
+        self._call("run", str(self.folder / "task" / "plan.toml"), *sets, "--home", str(self.home))
+        self.until_idle(began)
+
+    def _start(self, name: str, *words: str) -> int:
+        command = [sys.executable, "-m", "thinwire.cli", *words, "--home", str(self.home)]
+        return self._processes.start(name, command)
+
+    def _call(self, *words: str) -> None:
+        command = [sys.executable, "-m", "thinwire.cli", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+        if done.returncode:
+            raise RuntimeError(f"thinwire {words[0]} ended with {done.returncode}:\n{done.stderr}")
+
+
+def idle(what: str, pid: int, idle_s: float) -> dict[str, Any]:
+    """A client that nothing is asked of: what it and its worker hold, and what they do meanwhile."""
+    before, began = _cpu_seconds(pid), time.monotonic()
+    time.sleep(idle_s)
+    spent, took_s = _cpu_seconds(pid) - before, time.monotonic() - began
+    processes = descendants(pid)
+    rss = sum(status_bytes(each, "VmRSS") for each in processes)
+    found = {
+        "what": what, "processes": len(processes), "torch": any(_has_torch(each) for each in processes),
+        "rss_mb": round(rss / 1e6, 3), "cpu_percent": round(100 * spent / took_s, 4), "seconds": round(took_s, 3),
+    }  # fmt: skip
+    note(f"{what}: {found['rss_mb']:.0f} MB in {found['processes']} processes, {found['cpu_percent']:.2f} % CPU")
+    return found
+
+
+def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """One start after the other, then a round."""
+    with Processes(folder) as processes:
+        node = Node(folder, processes)
+        pid, first_start_s = node.start_client()
+        node.end(pid)
+        pid, start_s = node.start_client()
+        bare = idle("bare", pid, preset.idle_s)
+        node.train()
+        after = idle("after a round", pid, preset.idle_s)
+    if (bare["torch"], after["torch"]) != (False, True):
+        raise RuntimeError(f"torch is not where it should be: {bare}, {after}")
+    sizes = {name: installed_bytes(found) for name, found in required("thinwire", ["client"]).items()}
+    rows = [bare, after, *({"what": "package", "name": name, "mb": size / 1e6} for name, size in sizes.items())]
+    return rows, figures(bare, after, sizes) | {"start_s": start_s, "first_start_s": first_start_s}
+
+
+def figures(bare: Mapping[str, Any], after: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, float]:
+    return {
+        "idle_rss_bare_mb": bare["rss_mb"], "idle_rss_mb": after["rss_mb"],
+        "idle_cpu_bare_percent": bare["cpu_percent"], "idle_cpu_percent": after["cpu_percent"],
+        "packages": len(sizes), "installed_mb": sum(sizes.values()) / 1e6,
+    }  # fmt: skip
+
+
+def _cpu_seconds(pid: int) -> float:
+    return sum(cpu_seconds(each) for each in descendants(pid))
+
+
+def _has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.node_footprint", description=__doc__.split("\n")[0])
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
+        rows, made = measure(PRESETS[chosen.preset], Path(folder))
+    show(document("node_footprint", chosen.preset, rows, made), chosen.json)
+
+
+if __name__ == "__main__":
+    main()

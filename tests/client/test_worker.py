@@ -73,6 +73,7 @@ def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
         ("sys.exit(7)", "ended with exit code 7"),
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
         ("raise MemoryError", "out of memory: MemoryError at task.py:32"),
+        ("torch.empty(1 << 60)", "out of memory: RuntimeError at task.py:32"),
     ],
 )
 def test_whatever_ends_it_fails_its_ask_and_the_next_one_finds_a_fresh_one(

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from thinwire.cli import say
+from thinwire.cli.compare import compare
 from thinwire.cli.options import Home, Json, RunId
 
 if TYPE_CHECKING:
     from thinwire.store import RoundRow, RunRow, Store
 
-app = typer.Typer(name="runs", help="Runs: list, show, watch, take the model, stop.", no_args_is_help=True)
+app = typer.Typer(name="runs", help="Runs: list, show, watch, compare, take the model, stop.", no_args_is_help=True)
+
+app.command()(compare)
 
 STOP_WAIT_S = 30.0
 

@@ -53,6 +53,11 @@ class AggregatorHome:
         """The door's certificates and keys."""
         return private_folder(self.root / "tls")
 
+    @property
+    def sweeps(self) -> Path:
+        """One folder a group of simulated runs."""
+        return self.root / "sweeps"
+
     def run(self, run_id: str) -> Path:
         return private_folder(self.root / "runs" / run_id)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import shutil
 import tempfile
 import time
@@ -15,6 +16,7 @@ from thinwire.client.compute.site import Site
 from thinwire.client.initial import Initial, initial_model
 from thinwire.client.task import LoadedTask, as_task, load_task, report
 from thinwire.core.clock import VirtualClock
+from thinwire.core.errors import PlanError, ThinwireError
 from thinwire.core.events import Event
 from thinwire.core.home import AggregatorHome
 from thinwire.core.plan import RunPlan
@@ -45,6 +47,32 @@ class History:
         """One value a round; None where the model was not measured."""
         return [row.metrics.get(metric) for row in self.rounds]
 
+    def records(self) -> list[dict[str, Any]]:
+        """One flat row a round: its figures, bytes of all clients together, and the metrics of the model it made."""
+        return [
+            {
+                "round": row.round, "reason": row.reason, "codec": row.codec, "asked": len(row.asked),
+                "folded": len(row.folded), "late": row.late, "dropped": row.dropped, "failed": row.failed,
+                "seconds": row.seconds, "payload_up": row.payload_up, "payload_down": row.payload_down, **row.metrics,
+            }
+            for row in self.rounds
+        ]  # fmt: skip
+
+    def frame(self) -> Any:
+        """The same as a pandas DataFrame; `ThinwireError` where pandas is not installed.
+
+        >>> simulate(task, plan, clients=20).frame().plot(x="payload_up", y="accuracy")  # doctest: +SKIP
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ThinwireError(
+                "history.frame() needs pandas, which is not installed",
+                why=str(error),
+                hint="pip install pandas; history.records() gives the same rows without it",
+            ) from error
+        return pandas.DataFrame.from_records(self.records())
+
 
 def simulate(
     task: str | LoadedTask | Any,
@@ -65,6 +93,7 @@ def simulate(
     read = plan if isinstance(plan, RunPlan) else RunPlan.load(plan)
     if seed is not None:
         read = RunPlan.from_json({**read.to_json(), "run": {**read.to_json()["run"], "seed": seed}})
+    require_own_start(read)
     folder = Path(tempfile.mkdtemp(prefix="thinwire-sim-"))
     try:
         home = AggregatorHome.under(folder)
@@ -74,6 +103,16 @@ def simulate(
             return History(store.run(run_id), store.rounds(run_id))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_own_start(plan: RunPlan) -> None:
+    """`PlanError` where the plan begins with another model than the task's: there is no store to take it from."""
+    if plan.run.init:
+        raise PlanError(
+            f"[run] init = {plan.run.init!r} cannot be honoured here",
+            why="such a simulation begins with the model that the task makes from the seed",
+            hint="thinwire sim PLAN without --sweep and --seeds; or leave [run] init out",
+        )
 
 
 def loaded(task: str | LoadedTask | Any, plan: RunPlan) -> LoadedTask:

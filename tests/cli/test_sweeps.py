@@ -1,0 +1,102 @@
+"""`thinwire sim --sweep` and `thinwire runs compare`: from a grid of plans to a table, a CSV and a drawing."""
+
+from __future__ import annotations
+
+import csv
+from xml.etree import ElementTree as ET
+
+import pytest
+import typer
+
+from tests.simulation.test_sweep import TASK
+from thinwire.cli.axes import axes
+from thinwire.cli.curves import Curve, svg
+
+PLAN = '[run]\ntask = "tiny"\nrounds = 2\nmetric = "accuracy"\n[local]\nlr = 0.1\nsteps = 1\n'
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "task.py").write_text(TASK)
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN)
+    return path
+
+
+def test_a_group_is_made_compared_and_drawn(thinwire, plan, home, tmp_path):
+    words = ["sim", plan, "--clients", 2, "--sweep", "uplink.codec=identity|topk(0.5) > int8", "--sweep",
+             "local.lr=0.05,0.1", "--seeds", 2, "--name", "codecs", "--json", "--home", home]  # fmt: skip
+    made = thinwire(*words)
+    assert made.code == 0
+    assert (made.document["runs"], made.document["made"]) == (8, 8)
+    assert "8/8" in made.err
+    assert "local.lr=0.05" in made.err
+    again = thinwire(*words)
+    assert (again.code, again.document["made"]) == (0, 0)
+    assert again.document["cells"] == made.document["cells"]
+
+    table, drawing = tmp_path / "codecs.csv", tmp_path / "codecs.svg"
+    ask = ["runs", "compare", "--group", "codecs", "--to", "accuracy=0.01", "--home", home]
+    found = thinwire(*ask, "--csv", table, "--plot", drawing, "--json").document
+    settings = [(row["local.lr"], row["uplink.codec"], row["runs"]) for row in found["rows"]]
+    assert settings == [(lr, codec, 2) for lr in ("0.05", "0.1") for codec in ("identity", "topk(0.5) > int8")]
+    assert all(row["reached"] == 2 and row["rounds_to"] == 1 for row in found["rows"])
+    assert [row["uplink.codec"] for row in csv.DictReader(table.open())] == [r["uplink.codec"] for r in found["rows"]]
+    assert ET.fromstring(drawing.read_text()).tag.endswith("svg")
+    assert drawing.read_text().count("<polyline") == 4
+    assert "2/2" in thinwire(*ask).out
+    assert "never" in thinwire("runs", "compare", "--group", "codecs", "--to", "accuracy=2", "--home", home).out
+
+
+def test_stored_runs_are_compared_too(thinwire, plan, home):
+    for codec in ("identity", "fp16"):
+        thinwire("sim", plan, "--clients", 2, "--set", f"uplink.codec={codec}", "--home", home)
+    found = thinwire("runs", "compare", "tiny-1", "tiny-2", "--json", "--home", home).document
+    assert [row["uplink.codec"] for row in found["rows"]] == ["fp16", "identity"]
+    assert found["rows"][0]["payload_up"] < found["rows"][1]["payload_up"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--sweep", "uplink.codec=identity|int8 > topk(0.1)"], 3, "topk(0.1) > int8"),
+        (["--sweep", "uplink.codecs=identity"], 3, "codecs"),
+        (["--sweep", "codec"], 2, "section.key=A|B"),
+        (["--sweep", "local.lr=0.1", "--sweep", "local.lr=0.2"], 2, "twice"),
+        (["--sweep", "run.seed=1,2"], 2, "--seeds"),
+        (["--seeds", "2", "--name", "../x"], 2, "group"),
+        (["--seeds", "2", "--debug"], 2, "--debug"),
+        (["--workers", "2"], 2, "--workers"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_is_run(thinwire, plan, home, words, code, said):
+    answer = thinwire("sim", plan, "--clients", 2, *words, "--home", home)
+    assert answer.code == code
+    assert said in answer.err
+    assert not list(home.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--group", "none"], 9),
+        ([], 2),
+        (["tiny-1", "--group", "codecs"], 2),
+        (["--group", "codecs", "--to", "accuracy"], 2),
+        (["--group", "codecs", "--plot", "x.png"], 2),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(thinwire, home, words, code):
+    assert thinwire("runs", "compare", *words, "--home", home).code == code
+
+
+def test_values_stand_apart_by_bars_or_by_commas_outside_of_brackets():
+    assert axes(["uplink.codec=qsgd(4, l2),int8"]) == {"uplink.codec": ["qsgd(4, l2)", "int8"]}
+    assert axes(["a.b=1|2,3"]) == {"a.b": ["1", "2,3"]}
+    with pytest.raises(typer.BadParameter):
+        axes(["a.b=1,,2"])
+
+
+def test_a_drawing_of_nothing_is_still_a_drawing():
+    for curves in ([], [Curve("<never>", [])], [Curve("one", [(10.0, 0.5, 0.0)])]):
+        assert ET.fromstring(svg(curves, "bytes", "accuracy", 0.9)).tag.endswith("svg")

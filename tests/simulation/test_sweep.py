@@ -1,0 +1,123 @@
+"""Many simulated runs: each combination once, kept as it ends, and never made twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.core import RunPlan
+from thinwire.core.errors import PlanError, ThinwireError
+from thinwire.simulation import simulate
+from thinwire.simulation.sweep import Sweep, grid, run_sweep
+from thinwire.store.cells import Cells
+
+TASK = '''
+"""A task small enough for a sweep in a test."""
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from thinwire.client import Split
+
+def model():
+    return nn.Linear(4, 2)
+
+def data(site):
+    if site.seed == 99:
+        raise KeyError("no such seed")
+    draw = torch.Generator().manual_seed(site.partition)
+    inputs = torch.randn(12, 4, generator=draw)
+    whole = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+    return Split(whole, whole)
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+'''
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.py"
+    path.write_text(TASK)
+    return f"tiny={path}"
+
+
+def plans(axes: dict[str, list[str]], seeds: int = 2, rounds: int = 2) -> list[RunPlan]:
+    text = f'[run]\ntask="tiny"\nrounds={rounds}\n[local]\nlr=0.1\nsteps=1\n[cohort]\nretry_limit=1'
+    return [RunPlan.parse(text, overrides=found) for found in grid(axes, range(seeds))]
+
+
+AXES = {"uplink.codec": ["identity", "topk(0.5) > int8"]}
+
+
+def test_every_combination_is_made_once_and_what_is_there_is_not_made_again(task: str, tmp_path: Path) -> None:
+    cells, sweep, seen = Cells(tmp_path / "group"), Sweep.of(task, plans(AXES), 2, "iid"), list[tuple[int, int]]()
+    made = run_sweep(sweep, cells, on_cell=lambda cell, done, of: seen.append((done, of)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [cell.plan.uplink.codec for cell in made] == ["identity"] * 2 + ["topk(0.5) > int8"] * 2
+    assert all(cell.status == "done" and len(cell.rounds) == 2 and cell.took_s > 0 for cell in made)
+    wider = Sweep.of(task, plans({"uplink.codec": [*AXES["uplink.codec"], "fp16"]}), 2, "iid")
+    assert len(wider.missing(cells)) == 2
+    assert run_sweep(sweep, cells, on_cell=lambda *_: pytest.fail("made twice")) == made
+
+
+def test_a_sweep_that_is_cut_off_goes_on_where_it_was(task: str, tmp_path: Path) -> None:
+    cells, sweep = Cells(tmp_path / "group"), Sweep.of(task, plans(AXES), 2, "iid")
+
+    def interrupt(cell, done, of) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(sweep, cells, on_cell=interrupt)
+    assert len(cells.all()) == 3
+    assert len(sweep.missing(cells)) == 1
+
+
+@pytest.mark.slow
+def test_two_workers_make_the_same_figures_as_one(task: str, tmp_path: Path) -> None:
+    sweep = Sweep.of(task, plans(AXES, seeds=1), 2, "iid")
+    alone = run_sweep(sweep, Cells(tmp_path / "one"))
+    beside = run_sweep(sweep, Cells(tmp_path / "two"), workers=2)
+    assert [cell.metrics for cell in beside] == [cell.metrics for cell in alone]
+    assert [cell.made for cell in beside] == [cell.made for cell in alone]
+
+
+def test_how_long_it_will_take_is_said_before_it_begins(task: str, tmp_path: Path) -> None:
+    cells, said = Cells(tmp_path / "group"), list[tuple[str | None, int]]()
+
+    def told(estimate, missing) -> None:
+        assert estimate is None or estimate.seconds > 0
+        said.append((estimate and estimate.how, missing))
+
+    run_sweep(Sweep.of(task, plans({}, seeds=1), 2, "iid"), cells, on_estimate=told)
+    run_sweep(Sweep.of(task, plans({}, seeds=2), 2, "iid"), cells, on_estimate=told)
+    run_sweep(Sweep.of(task, plans({}, seeds=1, rounds=13), 2, "iid"), Cells(tmp_path / "other"), on_estimate=told)
+    assert said == [(None, 1), ("from 1 finished runs", 1), ("from 4 rounds of the first run", 1)]
+
+
+def test_a_run_that_fails_is_a_result_like_others(task: str, tmp_path: Path) -> None:
+    plan = plans({})[0].to_json()
+    bad = RunPlan.from_json({**plan, "run": {**plan["run"], "seed": 99}})
+    (cell,) = run_sweep(Sweep.of(task, [bad], 2, "iid"), Cells(tmp_path / "group"))
+    assert (cell.status, cell.exit_code) == ("failed", 6)
+
+
+def test_a_first_model_from_elsewhere_is_refused_not_ignored(task: str) -> None:
+    plan = RunPlan.parse('[run]\ntask="tiny"\ninit="run:latest"\n[local]\nlr=0.1')
+    with pytest.raises(PlanError, match="init"):
+        simulate(task, plan, clients=2)
+
+
+def test_a_history_is_rows_and_a_frame_where_pandas_is(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = simulate(task, plans({})[0], clients=2)
+    rows = history.records()
+    assert [row["round"] for row in rows] == [1, 2]
+    assert {"accuracy", "loss", "payload_up", "seconds", "codec"} <= set(rows[0])
+    frames = type("pandas", (), {"DataFrame": type("F", (), {"from_records": staticmethod(len)})})
+    monkeypatch.setitem(__import__("sys").modules, "pandas", frames)
+    assert history.frame() == 2
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(ThinwireError, match="pandas") as caught:
+        history.frame()
+    assert "records()" in caught.value.hint

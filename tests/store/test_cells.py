@@ -1,0 +1,93 @@
+"""Groups of simulated runs: files that are whole or not there, and what they come to side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from thinwire.core import RunPlan
+from thinwire.core.errors import DataLost, NotFound, UsageError
+from thinwire.store.cells import Cell, CellRound, Cells, Made
+from thinwire.store.comparison import Link, compare, curve, figures, reached
+
+
+def cell(codec: str = "int8", seed: int = 1, values: tuple[float, ...] = (0.5, 0.8, 0.9), up: int = 100) -> Cell:
+    plan = RunPlan.parse(f'[run]\ntask="toy"\nseed={seed}\n[local]\nlr=1\n[uplink]\ncodec="{codec}"')
+    made = Made(plan.to_json(), 4, "iid", "", "digest")
+    rounds = [CellRound("all", 4, 2.0, up, 1000, {"accuracy": value, "loss": 1 - value}) for value in values]
+    return Cell(made, "done", "", 0, 10, rounds[-1].metrics, {}, 4000, 4000, rounds)
+
+
+def test_a_cell_comes_back_as_it_was_kept(tmp_path):
+    cells, one = Cells.named(tmp_path, "codecs"), cell()
+    cells.keep(one)
+    cells.keep(one)
+    assert cells.found() == {one.made.digest: one}
+
+
+def test_what_a_run_is_made_of_names_it():
+    one = cell().made
+    others = [cell(seed=2).made, cell("fp16").made, *(
+        dataclasses.replace(one, **change)
+        for change in ({"clients": 5}, {"split": "by(label)"}, {"data": "x"}, {"task_digest": "y"})
+    )]  # fmt: skip
+    assert len({one.digest, *(other.digest for other in others)}) == 7
+    assert cell().made.digest == one.digest
+
+
+def test_a_group_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+    Cells.named(tmp_path, "codecs").keep(cell())
+    with pytest.raises(NotFound) as caught:
+        Cells.named(tmp_path, "codec").found()
+    assert "codecs" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "x" * 64])
+def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
+    with pytest.raises(UsageError):
+        Cells.named(tmp_path, name)
+
+
+@pytest.mark.parametrize("spoil", [lambda text: text[:-20], lambda text: text.replace("iid", "x"), lambda _: "[]"])
+def test_a_file_that_is_no_cell_is_named(tmp_path, spoil):
+    cells, one = Cells.named(tmp_path, "codecs"), cell()
+    cells.keep(one)
+    path = cells.folder / f"{one.made.digest}.json"
+    path.write_text(spoil(path.read_text()))
+    with pytest.raises(DataLost, match=path.name):
+        cells.all()
+
+
+def test_runs_that_differ_in_the_seed_are_one_row():
+    rows = compare([cell(seed=1), cell(seed=2, values=(0.5, 0.7, 0.8)), cell("fp16", up=200)], "accuracy", 0.8)
+    assert [row.settings for row in rows] == [{"uplink.codec": "fp16"}, {"uplink.codec": "int8"}]
+    wide, thin = rows
+    assert (thin.runs, thin.reached, wide.runs) == (2, 2, 1)
+    assert thin.value is not None
+    assert thin.value.mean == pytest.approx(0.85)
+    assert thin.value.sd == pytest.approx(0.0707, abs=1e-4)
+    assert thin.rounds_to is not None
+    assert thin.rounds_to.mean == 2.5
+    assert thin.up_to is not None
+    assert thin.up_to.mean == 250
+    assert wide.ratio_up == pytest.approx(4000 / 600)
+    assert figures(wide)["seconds_to"] == 4.0
+    assert [point[0] for point in curve(thin, "accuracy")] == [100, 200, 300]
+
+
+def test_a_target_that_is_never_reached_has_no_figures():
+    (row,) = compare([cell()], "accuracy", 0.95)
+    assert (row.reached, row.up_to, row.seconds_to, figures(row)["rounds_to"]) == (0, None, None, None)
+
+
+def test_a_loss_is_reached_from_above():
+    found = reached(cell(), "loss", 0.2)
+    assert found is not None
+    assert (found.round, found.payload_up, found.payload_down) == (2, 200, 2000)
+
+
+def test_a_link_adds_what_the_bytes_of_one_client_and_two_round_trips_take():
+    found = reached(cell(), "accuracy", 0.8, Link(mbps=0.008, rtt_ms=500))
+    assert found is not None
+    assert found.seconds == pytest.approx(2 * (2.0 + 1100 / 4 / 1000 + 1.0))

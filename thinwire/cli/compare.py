@@ -1,0 +1,139 @@
+"""`thinwire runs compare`: what simulated runs of a group, or stored ones, came to, side by side."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.cli import say
+from thinwire.cli.options import Home, Json
+
+if TYPE_CHECKING:
+    from thinwire.store.cells import Cell
+    from thinwire.store.comparison import Row, Spread
+
+TO = "the metric to be reached: bytes and seconds until then"
+
+
+def compare(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="stored runs; or --group")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="the runs of thinwire sim --sweep --name GROUP")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="METRIC=VALUE", help=TO)] = None,
+    mbps: Annotated[float, typer.Option("--mbps", min=0.0, help="add the time on such a link; 0: none")] = 0.0,
+    rtt_ms: Annotated[float, typer.Option("--rtt-ms", min=0.0, help="add two round trips a round")] = 0.0,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="write the table there too")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="draw the metric over bytes")] = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Compare runs: mean and spread over seeds, bytes and seconds to a target.
+
+    Runs that differ in nothing but the seed are one row. Bytes are payload of all clients together; seconds are those
+    of clients that work side by side, without a wire unless --mbps and --rtt-ms say how one is.
+    """
+    from thinwire.store.comparison import Link, figures
+    from thinwire.store.comparison import compare as compared
+
+    metric, target = _target(to)
+    if plot is not None and plot.suffix != ".svg":
+        raise typer.BadParameter(f"{plot} cannot be drawn: --plot writes SVG, so its name ends in .svg")
+    cells = _cells(ids or [], group, home)
+    metric = metric or cells[0].plan.run.metric
+    rows = compared(cells, metric, target, Link(mbps, rtt_ms))
+    if csv is not None:
+        _write_csv(csv, [figures(row) for row in rows])
+    if plot is not None:
+        _write_plot(plot, rows, metric, target)
+    if json:
+        say.document({"group": group, "metric": metric, "target": target, "rows": [figures(row) for row in rows]})
+    else:
+        _show(rows, metric, target)
+
+
+def _target(to: str | None) -> tuple[str, float | None]:
+    if to is None:
+        return "", None
+    metric, _, value = to.partition("=")
+    try:
+        return metric.strip(), float(value)
+    except ValueError:
+        raise typer.BadParameter(f"{to!r} is no target: --to metric=value, as in --to accuracy=0.9") from None
+
+
+def _cells(ids: list[str], group: str | None, home: Path | None) -> Sequence[Cell]:
+    from thinwire.cli.places import aggregator_home, opened
+    from thinwire.store.cells import Cell, Cells, Made
+
+    if bool(ids) == bool(group):
+        raise typer.BadParameter("name either runs (thinwire runs compare ID ID) or one --group")
+    if group:
+        return list(Cells.named(aggregator_home(home).sweeps, group).found().values())
+    with opened(home) as store:
+        rows = [store.run(name) for name in ids]
+        return [
+            Cell.of(Made(row.plan, 0, row.source, "", row.task_report.source_digest), row, store.rounds(row.run_id))
+            for row in rows
+        ]
+
+
+def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
+    keys = list(rows[0].settings)
+    header: tuple[str, ...] = (*keys, "runs", metric, "payload up", "times less", "payload down", "seconds")
+    wanted = f"to {metric} {'at most' if metric == 'loss' else 'at least'} {target:g}" if target is not None else ""
+    if target is not None:
+        header += ("reached", "rounds to", "up to", "down to", "seconds to")
+    cells = []
+    for row in rows:
+        shown = [
+            *row.settings.values(), f"{row.runs}" + (f" ({row.failed} failed)" if row.failed else ""),
+            _pair(row.value, ".4f"), _size(row.payload_up), f"{row.ratio_up:.1f}" if row.ratio_up else "",
+            _size(row.payload_down), _seconds(row.seconds),
+        ]  # fmt: skip
+        if target is not None:
+            shown += [f"{row.reached}/{row.runs}"]
+            shown += [_pair(row.rounds_to, ".1f"), _size(row.up_to), _size(row.down_to), _seconds(row.seconds_to)]
+            shown[-4:] = shown[-4:] if row.reached else ["never"] * 4
+        cells.append(shown)
+    if wanted:
+        say.note(f"reached, and what follows it: {wanted}; mean and standard deviation over seeds")
+    say.table(header, cells, right=header[len(keys) :])
+
+
+def _pair(spread: Spread | None, form: str) -> str:
+    return f"{spread.mean:{form}} ± {spread.sd:{form}}" if spread else say.NOTHING
+
+
+def _size(spread: Spread | None) -> str:
+    return say.size(spread.mean) if spread else say.NOTHING
+
+
+def _seconds(spread: Spread | None) -> str:
+    return say.seconds(spread.mean) if spread else say.NOTHING
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    from thinwire.core.home import disk_error
+
+    try:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _write_plot(path: Path, rows: Sequence[Row], metric: str, target: float | None) -> None:
+    from thinwire.cli.curves import Curve, svg
+    from thinwire.core.home import disk_error
+    from thinwire.store.comparison import curve
+
+    curves = [Curve(row.label, [(sent, s.mean, s.sd) for sent, s in curve(row, metric)]) for row in rows]
+    try:
+        path.write_text(svg(curves, "payload up, all clients together", metric, target))
+    except OSError as error:
+        raise disk_error(error, path) from error

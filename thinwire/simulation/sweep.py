@@ -1,0 +1,167 @@
+"""Many simulated runs that differ in a few keys of the plan and in their seeds; what is done is not done again."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from thinwire.client.compute.bench import use_threads
+from thinwire.client.task import load_task
+from thinwire.core.errors import ThinwireError
+from thinwire.core.plan import RunPlan
+from thinwire.simulation.run import simulate
+from thinwire.store.cells import Cell, Cells, Made
+
+FEW_ROUNDS = 12  # in all: no trial is made before so few, it would take as long as they
+SHORT, LONG = 1, 3  # rounds of the trial's two runs: what differs between them is rounds alone
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """`task` is NAME=MODULE: workers are processes of their own and import it there."""
+
+    task: str
+    made: tuple[Made, ...]
+
+    @classmethod
+    def of(cls, task: str, plans: Sequence[RunPlan], clients: int, split: str, data: Path | None = None) -> Sweep:
+        """Cells of these plans, each once."""
+        digest, place = load_task(task).source_digest, str(data.absolute()) if data else ""
+        made = [Made(plan.to_json(), clients, split, place, digest) for plan in plans]
+        return cls(task, tuple({one.digest: one for one in made}.values()))
+
+    def missing(self, cells: Cells) -> list[Made]:
+        there = cells.all()
+        return [one for one in self.made if one.digest not in there]
+
+
+def grid(axes: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Iterator[dict[str, str]]:
+    """Every combination as the plan's overrides, seeds innermost.
+
+    >>> list(grid({"local.lr": ["1", "2"]}, [7]))
+    [{'local.lr': '1', 'run.seed': '7'}, {'local.lr': '2', 'run.seed': '7'}]
+    """
+    for values in itertools.product(*axes.values()):
+        for seed in seeds:
+            yield {**dict(zip(axes, values, strict=True)), "run.seed": str(seed)}
+
+
+def run_cell(task: str, made: Made) -> Cell:
+    """One cell from its beginning to its end, on one thread: its bits do not depend on how many are made beside it."""
+    use_threads(1)
+    began = time.perf_counter()
+    history = simulate(
+        task,
+        RunPlan.from_json(made.plan),
+        clients=made.clients,
+        split=made.split,
+        data=Path(made.data) if made.data else None,
+    )
+    return Cell.of(made, history.run, history.rounds, time.perf_counter() - began)
+
+
+def trial_s(task: str, made: Made) -> tuple[float, float]:
+    """(seconds before and after all rounds, seconds a round) of a cell, from two runs of it that are cut short."""
+    run_cell(task, _short(made, SHORT))  # imports and caches
+    short, long = (run_cell(task, _short(made, rounds)).took_s for rounds in (SHORT, LONG))
+    each = max((long - short) / (LONG - SHORT), 0.05 * long / LONG)
+    return max(0.0, short - SHORT * each), each
+
+
+def _short(made: Made, rounds: int) -> Made:
+    return replace(made, plan={**made.plan, "run": {**made.plan["run"], "rounds": rounds}})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds until all is done, and what that is drawn from."""
+
+    seconds: float
+    how: str
+
+
+def estimated(
+    sweep: Sweep, cells: Cells, missing: Sequence[Made], workers: int, pool: Executor | None
+) -> Estimate | None:
+    """From finished cells of the group, else from a trial; None where so few rounds are missing that it is idle."""
+    rounds = sum(one.plan["run"]["rounds"] for one in missing)
+    done = [cell for cell in cells.all().values() if cell.took_s and cell.rounds]
+    if done:
+        each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)
+        return Estimate(each * rounds / workers, f"from {len(done)} finished runs")
+    if rounds <= FEW_ROUNDS:
+        return None
+    arguments = sweep.task, missing[0]
+    fixed, each = pool.submit(trial_s, *arguments).result() if pool else trial_s(*arguments)
+    return Estimate((fixed * len(missing) + each * rounds) / workers, f"from {SHORT + LONG} rounds of the first run")
+
+
+def run_sweep(
+    sweep: Sweep,
+    cells: Cells,
+    *,
+    workers: int = 1,
+    on_estimate: Callable[[Estimate | None, int], None] = lambda estimate, missing: None,
+    on_cell: Callable[[Cell, int, int], None] = lambda cell, done, of: None,
+) -> list[Cell]:
+    """Make what is missing and keep each cell as soon as it is over; gives all cells of the sweep, in its order.
+
+    Whatever ends it, what was over is kept. An exception of the task's import or of this program ends it; a run that
+    fails is a result like others.
+    """
+    missing = sweep.missing(cells)
+    if missing:
+        with _pool(min(workers, len(missing))) as pool:
+            on_estimate(estimated(sweep, cells, missing, min(workers, len(missing)), pool), len(missing))
+            for done, cell in enumerate(_made(sweep.task, missing, pool), start=1):
+                cells.keep(cell)
+                on_cell(cell, done, len(missing))
+    there = cells.all()
+    return [there[one.digest] for one in sweep.made]
+
+
+def _made(task: str, missing: Sequence[Made], pool: Executor | None) -> Iterator[Cell]:
+    if pool is None:
+        for one in missing:
+            yield run_cell(task, one)
+        return
+    waiting: list[Future[Cell]] = [pool.submit(run_cell, task, one) for one in missing]
+    for future in as_completed(waiting):
+        yield future.result()
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[Executor | None]:
+    """So many processes, or this one alone; none of them outlives the block."""
+    if workers == 1:
+        yield None
+        return
+    before: set[Any] = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_deaf)
+    try:
+        yield pool
+        pool.shutdown()
+    except BrokenProcessPool:
+        raise ThinwireError(
+            "a worker ended before its run did",
+            why="something killed it: the system does so where memory is short",
+            hint="fewer --workers; the same command goes on with what is missing",
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+
+
+def _deaf() -> None:
+    """Ctrl-C is for the process that keeps the cells: it ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from thinwire.client import outbox
-from thinwire.client.exchange import encode, packed, refund
+from thinwire.client.encoding import encode
+from thinwire.client.exchange import packed, refund
 from thinwire.client.state import Entry, RunFolder, RunState, write_unsynced
 from thinwire.core import Key, Layout
 from thinwire.core.errors import DataLost
+from thinwire.core.sections import UplinkSection
 from thinwire.core.types import ReplyHead, UpdateId, Vector, Verdict
 
 LAYOUT = Layout.of({"w": (6,)})
@@ -97,10 +99,10 @@ class Device(RuleBasedStateMachine):
         vector = np.array(change, np.float32)
         self.rounds += 1
         name = outbox.next_id(self.state, "run", "pi", 0)
-        payloads, residual = encode(vector.copy(), self.state.residual, CODEC, LAYOUT, Key(self.rounds), True)
+        payloads, state = encode(vector.copy(), self.state, CODEC, UplinkSection(), LAYOUT, Key(self.rounds))
         parts, body = packed(payloads, LAYOUT, None)
         entry = Entry(ReplyHead(f"a-{self.rounds}", name, 0, 1, parts=parts), self.rounds, f"{name.sequence}.parts")
-        state = outbox.append(replace(self.state, residual=residual), entry)
+        state = outbox.append(state, entry)
         if self.commit(state, {entry.file: body}, crash_at):
             self.given += vector
 

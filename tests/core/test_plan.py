@@ -86,6 +86,9 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[downlink]\nlog_rounds = 5", "[downlink] log_rounds = 5"),
         ("[local.overlap]\nmax_delay = 2", "[local] overlap"),
         ("[uplink]\nfeedback = 'ef21'", '[uplink] feedback = "ef21"'),
+        ("[uplink]\nmomentum = 0.9", "[uplink] momentum = 0.9 with several local steps"),
+        ("steps = 1\n[uplink]\nmomentum = 0.9\nfeedback = 'none'", "[uplink] momentum = 0.9 with feedback"),
+        ("[uplink]\nfeedback_decay = 0.5\nfeedback = 'none'", "[uplink] feedback_decay = 0.5 with feedback"),
         ("[run.target]\nvalue = 0.9\n[cohort]\nmin_replies = 2.5", "min_replies"),
     ],
 )

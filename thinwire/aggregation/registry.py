@@ -32,11 +32,13 @@ class Codecs(Registry[type[Step]]):
 
         return parse(spec)
 
-    def require_contraction(self, spec: str) -> None:
-        """`CodecError` when error feedback around this chain would diverge (design, section 4)."""
-        from thinwire.aggregation.feedback import feedback
+    def require_contraction(self, spec: str, feedback: str = "classic") -> None:
+        """`CodecError` when this kind of feedback around this chain would diverge (design, section 4)."""
+        from thinwire.aggregation.ef21 import ef21
+        from thinwire.aggregation.feedback import feedback as classic
 
-        feedback(self.parse(spec)).bind(Layout.of({"w": (8, 8)}))
+        around = ef21 if feedback == "ef21" else classic
+        around(self.parse(spec)).bind(Layout.of({"w": (8, 8)}))
 
 
 codecs = Codecs("codec")

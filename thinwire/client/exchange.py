@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from thinwire.aggregation import BoundCodec, encode_buffers, feedback, float_buffers, parse
+from thinwire.aggregation import encode_buffers, float_buffers, parse
 from thinwire.aggregation.buffers import buffer_codec
 from thinwire.aggregation.downlink import Shadow
-from thinwire.aggregation.feedback import RESIDUAL
 from thinwire.core.errors import BadPayload, NonFiniteUpdate
-from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.types import Ask, Part, Payload, Vector
 
@@ -53,36 +51,19 @@ def take_base(ask: Ask, bundle: Path | None, shadow: Shadow) -> Vector | None:
     return buffers[0] if buffers else None
 
 
-def bound(spec: str, layout: Layout, with_feedback: bool) -> BoundCodec:
-    """The uplink's codec as this device encodes with it."""
-    codec = parse(spec)
-    return feedback(codec).bind(layout) if with_feedback else codec.bind(layout)
+def refund(
+    bundle: Path | None, parts: Sequence[Part], spec: str, layout: Layout, residual: Vector | None, sign: float = 1.0
+) -> Vector:
+    """The residual with a dropped update put back: what was decoded from its frames, and nothing of its buffers.
 
-
-def encode(
-    change: Vector, residual: Vector | None, spec: str, layout: Layout, key: Key, with_feedback: bool
-) -> tuple[list[Payload], Vector | None]:
-    """Each segment's frame, and the new residual (None: without feedback). `change` is donated, `residual` is not."""
-    codec, payloads = bound(spec, layout, with_feedback), list[Payload]()
-    for segment in layout.segments:
-        state = codec.init(segment.index)
-        if with_feedback and residual is not None:
-            state[RESIDUAL] = residual[segment.span]
-        encoded = codec.encode(change[segment.span], state, key, segment.index)
-        payloads.append(encoded.payload)
-        if with_feedback and encoded.state[RESIDUAL].base is not change:
-            change[segment.span] = encoded.state[RESIDUAL]
-    return payloads, change if with_feedback else None
-
-
-def refund(bundle: Path | None, parts: Sequence[Part], spec: str, layout: Layout, residual: Vector | None) -> Vector:
-    """The residual with a dropped update put back: what was decoded from its frames, and nothing of its buffers."""
+    `sign` is -1 for ef21's reference, which was moved by what was sent.
+    """
     back: Vector = residual.copy() if residual is not None else np.zeros(layout.size, np.float32)
     codec = parse(spec).bind(layout)
     for name, data in parts_of(bundle, parts):
         if name != BUFFERS:
             segment = layout.segments[int(name.partition("/")[2])]
-            codec.decode_add(data, 1.0, back[segment.span], segment=segment.index)
+            codec.decode_add(data, sign, back[segment.span], segment=segment.index)
     return back
 
 

@@ -22,8 +22,10 @@ from thinwire.client.compute.evaluate import as_loss, evaluate
 from thinwire.client.compute.keys import Key
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.trainer import TorchTrainer
+from thinwire.client.encoding import encode
 from thinwire.client.failures import place
 from thinwire.client.initial import initial_model
+from thinwire.client.state import RunState
 from thinwire.core import keys
 from thinwire.core.errors import TaskError, ThinwireError
 
@@ -85,7 +87,7 @@ def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout:
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
     spec = with_layers(plan.uplink.codec, plan.uplink.layers)
-    payloads, _ = exchange.encode(change, None, spec, layout, keys.Key(2), plan.uplink.feedback != "none")
+    payloads, _ = encode(change, RunState(), spec, plan.uplink, layout, keys.Key(2))
     mean = WeightedMean(parse(spec).bind(layout), layout)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
     parts, _ = exchange.packed(payloads, layout, tensors.read_buffers(module, bench.places))

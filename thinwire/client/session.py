@@ -125,12 +125,22 @@ class Session:
             raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
         if settled is not state:
             self._keep(ask.run, folder, settled)  # a verdict counts even if the work after it fails
+        if ask.kind == "train" and _feedback(ask) == "ef21":
+            self._require_reference(ask.run, settled)
         job = Job(delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s)
         shadow = self._shadows.pop(ask.run, None) or Shadow(self.bench.layout, job.plan.downlink.codec)
         result = work(job, head, settled, self.bench, self.site, shadow)
         if shadow.codec.spec != "identity":
             self._shadows[ask.run] = shadow  # later versions come as changes to it
         return self._commit(ask, folder, result)
+
+    def _require_reference(self, run: str, state: RunState) -> None:
+        """With ef21 the aggregator's sum holds what this device sent before: it goes on from there, or not at all."""
+        forgotten = self.seen.get(run, 0) > state.sequence
+        if forgotten or (state.encoded_at and state.residual is None):
+            raise CannotAnswer(
+                "state-lost", "what ef21 has sent of this device is not on its disk any more: join under another name"
+            )
 
     def _state(self, run: str, say: Say) -> tuple[RunFolder, RunState]:
         if run not in self._runs:
@@ -151,12 +161,19 @@ class Session:
             say(f"{ask.run}: the model has changed; what was not yet sent of the old one is lost")
             state = RunState(sequence=state.sequence)
 
+        feedback = _feedback(ask)
+
         def back(entry: Entry, residual: Vector | None) -> Vector | None:
-            if plan.get("uplink", {}).get("feedback") == "none":
+            if feedback == "none":
                 return residual
+            sign = -1.0 if feedback == "ef21" else 1.0
             try:
-                back = exchange.refund(folder.path(entry), entry.head.parts, entry.head.codec, layout, residual)
+                back = exchange.refund(folder.path(entry), entry.head.parts, entry.head.codec, layout, residual, sign)
             except (OSError, BadPayload) as error:
+                if feedback == "ef21":
+                    raise CannotAnswer(
+                        "state-lost", f"an update that was not used cannot be taken back: {error}"
+                    ) from error
                 say(f"round {entry.round}: its update was not used, and is damaged on this disk: {error}")
                 return residual
             say(f"round {entry.round}: its update was not used, it goes into the next one")
@@ -164,7 +181,7 @@ class Session:
 
         own = [verdict for verdict in ask.verdicts if verdict.update_id.device == self.name]
         settled = outbox.settle(state, own, back)
-        if ask.kind != "train":
+        if ask.kind != "train" or feedback == "ef21":  # ef21 has to know what became of each of its updates
             return settled
         return outbox.expire(settled, ask.round, int(plan.get("cohort", {}).get("max_staleness", 5)))
 
@@ -190,3 +207,9 @@ class Session:
         with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
             failures.remember(self.folder, error, f"{ask.run}, round {ask.round}: {kind}")
         return Failure(kind, text, ask.ask_id, self.name)
+
+
+def _feedback(ask: Ask) -> str:
+    """The feedback of the ask's plan."""
+    uplink = {} if isinstance(ask.plan, str) else ask.plan.get("uplink", {})
+    return str(uplink.get("feedback", "classic"))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from thinwire.core.errors import BadPayload, DataLost
@@ -29,6 +30,8 @@ FORMAT = 1
 STATE = "state.json"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it names a folder
 Write = Callable[[Path, bytes], None]
+Arrays = Mapping[str, NDArray[Any]]
+FILES = ("residual", "momentum", "memory", "buffers")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class RunState:
-    """Frozen: a step gives a new one. `residual` and `buffers` are flat vectors, None where all is zero or shared."""
+    """Frozen: a step gives a new one. Vectors are flat, None where all is zero or shared.
+
+    `residual` is ef21's reference where the plan says so; `memory` are a codec's own arrays, called SEGMENT/NAME;
+    `encoded_at` is the round of the last encode.
+    """
 
     sequence: int = 0
     layout_digest: str = ""
@@ -50,6 +57,9 @@ class RunState:
     buffers: Vector | None = None  # with [local] buffers = "local"
     counters: Mapping[str, int] = field(default_factory=dict)
     outbox: tuple[Entry, ...] = ()
+    momentum: Vector | None = None
+    memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    encoded_at: int = 0
 
 
 class RunFolder:
@@ -57,7 +67,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, write: Write = write_atomically) -> None:
         self.folder, self._write = folder, write
-        self._kept: dict[str, tuple[Vector, str]] = {}  # file -> what it holds, and its digest
+        self._kept: dict[str, tuple[Arrays, str]] = {}  # file -> what it holds, and its digest
 
     def path(self, entry: Entry) -> Path | None:
         return self.folder / entry.file if entry.file else None
@@ -68,21 +78,24 @@ class RunFolder:
         try:
             raw = json.loads(path.read_bytes())
             outbox = [self._entry(row) for row in raw["outbox"]]
-            state = RunState(int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]))
+            state = RunState(
+                int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
+                encoded_at=int(raw.get("encoded_at", 0)),
+            )  # fmt: skip
         except FileNotFoundError:
             return RunState(), []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, BadPayload) as error:
             return RunState(), [
                 f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
             ]
-        vectors: dict[str, Vector | None] = {"residual": None, "buffers": None}
-        for name in vectors:
+        found: dict[str, Arrays] = {}
+        for name in FILES:
             if raw.get(name):
                 try:
-                    vectors[name] = self._read(raw[name])
+                    found[name] = self._read(raw[name])
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     said.append(f"the {name} of {self.folder.name} cannot be read ({error}); it begins at zero")
-        state = replace(state, residual=vectors["residual"], buffers=vectors["buffers"])
+        state = _with_arrays(state, found)
         whole = [entry for entry in outbox if self._whole(entry)]
         if len(whole) < len(outbox):
             said.append(f"{len(outbox) - len(whole)} answers of {self.folder.name} are not on disk any more")
@@ -95,38 +108,34 @@ class RunFolder:
             self._write(self.folder / file, data)
         raw: dict[str, Any] = {
             "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
-            "counters": dict(state.counters), "residual": None, "buffers": None,
+            "counters": dict(state.counters), "encoded_at": state.encoded_at, **dict.fromkeys(FILES),
             "outbox": [{"head": reply_to_json(e.head), "round": e.round, "file": e.file} for e in state.outbox],
         }  # fmt: skip
-        for name, vector in (("residual", state.residual), ("buffers", state.buffers)):
-            if vector is not None:
-                raw[name] = self._vector(name, state.sequence, vector)
+        for name, arrays in _arrays(state).items():
+            raw[name] = self._file(name, state.sequence, arrays)
         self._write(self.folder / STATE, json.dumps(raw, separators=(",", ":")).encode())
-        self._tidy(
-            {STATE, *(e.file for e in state.outbox), *(raw[n]["file"] for n in ("residual", "buffers") if raw[n])}
-        )
+        self._tidy({STATE, *(e.file for e in state.outbox), *(raw[n]["file"] for n in FILES if raw[n])})
 
-    def _vector(self, name: str, sequence: int, vector: Vector) -> dict[str, str]:
-        """Write a vector to a file of its own, unless it is there already."""
+    def _file(self, name: str, sequence: int, arrays: Arrays) -> dict[str, str]:
+        """Write arrays to a file of their own, unless they are there already."""
         for file, (held, digest) in self._kept.items():
-            if held is vector and file.startswith(name):
+            if file.startswith(name) and held.keys() == arrays.keys() and all(held[k] is arrays[k] for k in held):
                 return {"file": file, "sha256": digest}
         names = (f"{name}-{sequence}-{n}.safetensors" for n in itertools.count())
         file = next(name for name in names if not (self.folder / name).exists())  # never over one that may count
-        data = save({name: vector})
+        data = save(dict(arrays))
         digest = hashlib.sha256(data).hexdigest()
         self._write(self.folder / file, data)
         self._kept = {f: kept for f, kept in self._kept.items() if not f.startswith(name)}
-        self._kept[file] = (vector, digest)
+        self._kept[file] = (arrays, digest)
         return {"file": file, "sha256": digest}
 
-    def _read(self, row: Mapping[str, str]) -> Vector:
+    def _read(self, row: Mapping[str, str]) -> Arrays:
         name = _plain(row["file"])
         data = (self.folder / name).read_bytes()
         if hashlib.sha256(data).hexdigest() != row["sha256"]:
             raise ValueError("it is damaged")
-        (vector,) = load(data).values()
-        out: Vector = np.array(vector, np.float32)
+        out = {key: np.array(array) for key, array in load(data).items()}
         self._kept[name] = (out, row["sha256"])
         return out
 
@@ -156,6 +165,19 @@ class RunFolder:
             for path in self.folder.iterdir():
                 if path.name not in keep:
                     path.unlink(missing_ok=True)
+
+
+def _arrays(state: RunState) -> dict[str, Arrays]:
+    """What of a state is kept in files of its own."""
+    vectors = {"residual": state.residual, "momentum": state.momentum, "buffers": state.buffers}
+    found: dict[str, Arrays] = {name: {name: vector} for name, vector in vectors.items() if vector is not None}
+    return {**found, "memory": state.memory} if state.memory else found
+
+
+def _with_arrays(state: RunState, found: Mapping[str, Arrays]) -> RunState:
+    """The state with what its files held."""
+    residual, momentum, buffers = (found.get(name, {}).get(name) for name in ("residual", "momentum", "buffers"))
+    return replace(state, residual=residual, momentum=momentum, memory=found.get("memory", {}), buffers=buffers)
 
 
 def _plain(file: str) -> str:

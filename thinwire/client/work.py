@@ -12,6 +12,7 @@ from thinwire.client import exchange
 from thinwire.client.compute import keys
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.order import Order
+from thinwire.client.encoding import encode
 from thinwire.client.failures import CannotAnswer
 from thinwire.core.keys import Key, derive
 from thinwire.core.types import Ask, ReplyHead, Timings, Vector
@@ -110,19 +111,19 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site, s
         metrics["train/loss"] = done.loss
     head = replace(head, examples=done.examples, steps=done.steps, a=done.a, norm=exchange.norm(change))
     change /= change.dtype.type(done.a)
-    payloads, residual = exchange.encode(
-        change, state.residual, ask.codec, layout, job.key("encode", ask.ask_id), job.plan.uplink.feedback != "none"
+    payloads, state = encode(
+        change, state, ask.codec, job.plan.uplink, layout, job.key("encode", ask.ask_id), ask.round
     )
     averaged = local.buffers == "average"
     parts, body = exchange.packed(payloads, layout, done.buffers if averaged else None)
     head = replace(
-        head, metrics=metrics, parts=parts, codec=ask.codec, residual_norm=exchange.norm(residual),
+        head, metrics=metrics, parts=parts, codec=ask.codec, residual_norm=exchange.norm(state.residual),
         counters=done.counters if averaged else {}, timings=replace(spent, encode_s=time.perf_counter() - begun),
     )  # fmt: skip
     kept: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
     return Result(
         head,
-        replace(state, layout_digest=layout.digest, residual=residual, counters=done.counters, buffers=kept),
+        replace(state, layout_digest=layout.digest, counters=done.counters, buffers=kept),
         body,
     )
 

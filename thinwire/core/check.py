@@ -42,12 +42,12 @@ class CodecBook(Protocol):
     """What a check needs to know of codecs; `aggregation.codecs` is one."""
 
     def parse(self, spec: str) -> Any: ...  # CodecError when it cannot be
-    def require_contraction(self, spec: str) -> None: ...  # CodecError when feedback around it would diverge
+    def require_contraction(self, spec: str, feedback: str) -> None: ...  # CodecError when it would diverge around it
 
 
 def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
     """All refusals of a plan, in the order of its sections."""
-    return [*_unbuilt(plan), *_work(plan), *_codecs(plan, codecs), *_deadline(plan, measured)]
+    return [*_unbuilt(plan), *_work(plan), *_codecs(plan, codecs), *_feedback(plan), *_deadline(plan, measured)]
 
 
 # What the plan's format has and this version does not: such a key must keep its default, and is never ignored.
@@ -55,7 +55,7 @@ UNBUILT = {
     "run": ("eval_cohort",),
     "cohort": ("mode", "buffer", "max_concurrency", "selection", "requires"),
     "local": ("min_steps", "codec_threads", "schedule", "prox", "partial", "overlap", "durability"),
-    "uplink": ("feedback_decay", "momentum", "warmup", "ladder"),
+    "uplink": ("warmup", "ladder"),
     "downlink": ("codec", "feedback", "full_every", "log_rounds"),
     "server": ("threads", "optimizer", "reduce"),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
@@ -136,9 +136,27 @@ def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
         try:
             codecs.parse(spec)
             if place.startswith("[uplink") and plan.uplink.feedback != "none":
-                codecs.require_contraction(spec)
+                codecs.require_contraction(spec, plan.uplink.feedback)
         except CodecError as error:
             yield Refusal(f"{place} = {spec!r}: {error.what}", error.why, error.hint)
+
+
+def _feedback(plan: RunPlan) -> Iterator[Refusal]:
+    uplink = plan.uplink
+    if uplink.momentum and plan.local.steps != 1:
+        yield Refusal(
+            f"[uplink] momentum = {uplink.momentum:g} with several local steps",
+            "momentum correction adds up gradients of one step each; a change of many steps holds the device's own",
+            "[local] steps = 1, or [local] momentum",
+        )
+    if uplink.feedback != "classic":
+        for key, value, default in (("momentum", uplink.momentum, 0), ("feedback_decay", uplink.feedback_decay, 1)):
+            if value != default:
+                yield Refusal(
+                    f"[uplink] {key} = {value:g} with feedback = {uplink.feedback!r}",
+                    "it is of the residual, and only classic feedback has one",
+                    f'[uplink] feedback = "classic", or leave {key} out',
+                )
 
 
 def _deadline(plan: RunPlan, measured: Mapping[str, DeviceTimes]) -> Iterator[Refusal]:

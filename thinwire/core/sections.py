@@ -149,8 +149,12 @@ class UplinkSection(Section):
     feedback: Literal["classic", "ef21", "none"] = Field(
         default="classic", description="what becomes of what was not sent"
     )
-    feedback_decay: Share = Field(default=1.0, description="what is left of the residual after each round")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of the feedback")
+    feedback_decay: Share = Field(
+        default=1.0, description="what is left of the residual for each round since the last update"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="momentum correction within the feedback, for [local] steps = 1"
+    )
     warmup: Warmup | None = Field(default=None, description="milder ratios for the first rounds")
     ladder: list[str] = Field(default=[], description="codecs to choose from by link and deadline")
 

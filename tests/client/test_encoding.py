@@ -1,0 +1,66 @@
+"""What a device carries from one update to the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tests.client.small import RUN, Aggregator, plan_of, task_of
+from thinwire.client.encoding import encode
+from thinwire.client.state import RunFolder, RunState
+from thinwire.core import Key, Layout
+from thinwire.core.sections import UplinkSection
+from thinwire.core.types import Failure
+
+LAYOUT = Layout.of({"w": (6,)})
+ONES = np.ones(6, np.float32)
+
+
+def test_the_residual_is_aged_by_the_rounds_since_the_last_encode():
+    uplink = UplinkSection(feedback_decay=0.5)
+    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 4)
+    assert (state.encoded_at, np.asarray(state.residual).tolist()) == (4, [0, 0, 0, 1, 1, 1])
+    _, state = encode(np.zeros(6, np.float32), state, "topk(0.1)", uplink, LAYOUT, Key(1), 7)
+    assert np.asarray(state.residual).tolist() == [0, 0, 0, 0, 0.125, 0.125]
+
+
+def test_momentum_and_age_are_on_disk_after_a_commit(tmp_path):
+    uplink = UplinkSection(momentum=0.5)
+    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
+    state = replace(state, memory={"0/own": np.arange(4.0).reshape(2, 2)})
+    RunFolder(tmp_path).commit(state)
+    found, said = RunFolder(tmp_path).load()
+    assert not said
+    assert np.asarray(found.momentum).tobytes() == np.asarray(state.momentum).tobytes() == ONES.tobytes()
+    assert np.asarray(found.residual).tobytes() == np.asarray(state.residual).tobytes()
+    assert found.encoded_at == 1
+    assert np.array_equal(found.memory["0/own"], [[0, 1], [2, 3]])
+    assert found.memory["0/own"].dtype == np.float64
+
+
+def test_a_switch_of_codec_keeps_residual_and_momentum():
+    uplink = UplinkSection(momentum=0.5)
+    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
+    _, state = encode(np.zeros(6, np.float32), state, "identity", uplink, LAYOUT, Key(1), 2)
+    assert np.asarray(state.momentum).tolist() == [0.5] * 6
+    assert not np.asarray(state.residual).any()
+
+
+def test_without_feedback_nothing_is_carried():
+    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", UplinkSection(feedback="none"), LAYOUT, Key(1), 1)
+    assert (state.residual, state.momentum, dict(state.memory)) == (None, None, {})
+
+
+def test_with_ef21_the_residual_is_the_reference():
+    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", UplinkSection(feedback="ef21"), LAYOUT, Key(1), 1)
+    assert np.asarray(state.residual).tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_with_ef21_a_device_that_lost_what_it_sent_says_so_and_does_not_begin_anew(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.2)", feedback="ef21"))
+    session = aggregator.session()
+    session.welcomed({RUN: 3})
+    reply, bundle = aggregator.answer(session, aggregator.ask())
+    assert isinstance(reply, Failure)
+    assert (reply.kind, bundle) == ("state-lost", None)

@@ -1,0 +1,55 @@
+"""C / (1 + omega): an unbiased codec made a contraction, for those that have no way of their own inside a residual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from thinwire.aggregation.codec import ALL, BoundCodec, Contractive, Encoded, Kind
+from thinwire.core.keys import Key
+from thinwire.core.layout import Layout
+from thinwire.core.types import Payload, State, Vector
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """Encodes x / (1 + omega): E||C(y) - x||^2 <= omega / (1 + omega) ||x||^2 with y = x / (1 + omega).
+
+    So delta = 1 / (1 + omega) for any omega, where C itself contracts only under omega = 1 (Richtarik et al. 2021,
+    lemma 8). Frames are the inner codec's: the decoder need not know.
+    """
+
+    inner: BoundCodec
+    omega: float
+
+    @property
+    def spec(self) -> str:
+        return self.inner.spec
+
+    @property
+    def layout(self) -> Layout:
+        return self.inner.layout
+
+    @property
+    def kind(self) -> Kind:
+        return Contractive(1 / (1 + self.omega))
+
+    def init(self, segment: int = 0) -> State:
+        return self.inner.init(segment)
+
+    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        x *= np.float32(1 / (1 + self.omega))
+        return self.inner.encode(x, state, key, segment)
+
+    def check(self, payload: Payload, segment: int = 0) -> None:
+        self.inner.check(payload, segment)
+
+    def decode_add(self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+        self.inner.decode_add(payload, weight, into, span, segment)
+
+    def decode(self, payload: Payload, segment: int = 0) -> Vector:
+        return self.inner.decode(payload, segment)
+
+    def max_bytes(self, segment: int = 0) -> int:
+        return self.inner.max_bytes(segment)

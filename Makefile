@@ -38,7 +38,7 @@ clean:  ## remove .venv and caches
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The stamps make a second call instant; a change of what is installed makes them stale.
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard thinwire/aggregation/native/src/*)
 	@set -eu; \
 	found=; for python in python3.11 python3.12 python3.13 python3; do \
 	  if "$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \

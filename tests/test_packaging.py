@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -51,8 +52,8 @@ def source(tmp_path_factory):
     """What a build needs, copied: a build leaves its own folders beside what it builds."""
     folder = tmp_path_factory.mktemp("source")
     for name in ("thinwire", "examples"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    for path in [ROOT / "pyproject.toml", *ROOT.glob("*.md")]:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.so"))
+    for path in [ROOT / "pyproject.toml", ROOT / "setup.py", *ROOT.glob("*.md")]:
         shutil.copy(path, folder)
     return folder
 
@@ -74,24 +75,43 @@ def test_the_server_names_no_torch():
     assert project()["requires-python"] == ">=3.11,<3.14"
 
 
-def test_all_that_is_not_code_is_packaged(tmp_path, source):
-    """A wheel has the page's files, the migrations, the templates and the example."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def wheel(folder: Path, source: Path, **environment: str) -> set[str]:
+    """The names in a wheel that pip builds in isolation, out of nothing that an earlier build left."""
+    shutil.rmtree(source / "build", ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
     if done.returncode and NO_INDEX.search(done.stderr):
         pytest.skip("no package index is reachable for the build's own needs")
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("thinwire-*.whl")
-    inside = set(zipfile.ZipFile(wheel).namelist())
+    (made,) = folder.glob("thinwire-*.whl")
+    return set(zipfile.ZipFile(made).namelist())
+
+
+def kernels(inside: set[str]) -> list[str]:
+    return [name for name in inside if name.startswith("thinwire/aggregation/native/kernels.")]
+
+
+@pytest.mark.network
+def test_all_that_is_not_code_is_packaged(tmp_path, source):
+    """A wheel has the page's files, the migrations, the templates, the example, and kernels if there is a compiler."""
+    inside = wheel(tmp_path, source)
+    assert len(kernels(inside)) == bool(shutil.which("c++") and shutil.which("cc"))
     package = ROOT / "thinwire"
     wanted = {
         path.relative_to(ROOT).as_posix()
         for path in package.rglob("*")
-        if path.is_file() and path.suffix != ".pyc" and "__pycache__" not in path.parts
+        if path.is_file() and path.suffix not in {".pyc", ".so"} and "__pycache__" not in path.parts
     }
     assert wanted - inside == set()
     for name in ("task.py", "plan.toml", "centralised.py"):
         assert any(path.endswith(f"share/thinwire/examples/digits/{name}") for path in inside)
+
+
+@pytest.mark.network
+def test_without_a_compiler_it_installs_all_the_same(tmp_path, source):
+    inside = wheel(tmp_path, source, CC="no-compiler", CXX="no-compiler")
+    assert "thinwire/aggregation/native/path.py" in inside
+    assert kernels(inside) == []
 
 
 def test_every_pinned_version_is_one_of_ours_or_of_what_ours_need():

@@ -38,7 +38,7 @@ def looked(thinwire, home, *more):
 
 def test_a_client_that_has_joined_is_ok_from_name_to_disk(thinwire, home, door, joined):
     code, found = looked(thinwire, home, *TASK)
-    assert (code, list(found)) == (0, [*WAY, "task", "disk"]), found
+    assert (code, list(found)) == (0, [*WAY, "task", "kernels", "disk"]), found
     assert "the CA that was joined" in found["pin"]["said"]
     assert found["row"]["said"].startswith("approved")
     assert "9,610 parameters" in found["task"]["said"]

@@ -62,7 +62,7 @@ def test_a_healthy_aggregator_is_ok_line_for_line(thinwire, home, place):
         said = thinwire("aggregator", "doctor", "--json", "--home", home)
         assert said.code == 0, said.out
         assert list(findings(said)) == [
-            "folder", "disk", "service", "store", "clock", "devices", "door", "certificate", "page",
+            "folder", "disk", "service", "kernels", "store", "clock", "devices", "door", "certificate", "page",
         ]  # fmt: skip
         assert {row["ok"] for row in findings(said).values()} == {True}
         lines = thinwire("aggregator", "doctor", "--home", home).out.splitlines()
@@ -79,7 +79,7 @@ def test_without_a_process_it_says_how_one_is_started(thinwire, home, place):
     said = thinwire("aggregator", "doctor", "--home", home)
     assert (said.code, "failed  service" in said.out) == (1, True)
     assert "try: thinwire aggregator start" in said.out
-    assert "1 of 9 failed" in said.err
+    assert "1 of 10 failed" in said.err
 
 
 @pytest.mark.parametrize(

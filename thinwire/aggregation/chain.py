@@ -11,6 +11,7 @@ import numpy as np
 
 from thinwire.aggregation.bound import Bound, Group
 from thinwire.aggregation.codec import (
+    Adds,
     Drawn,
     Everything,
     Indices,
@@ -176,6 +177,10 @@ class Chain:
         With no weight the values replace what stands there.
         """
         factor = np.float32(1 if weight is None else weight)
+        if read.indices is None and isinstance(self.quantizer, Adds):
+            here, adds, symbols, scales = slice(start, stop), weight is not None, read.symbols, read.scales
+            if self.quantizer.add(symbols, scales, here, read.word, factor, adds, into[start - shift : stop - shift]):
+                return
         first, last = start, stop
         if read.indices is not None:
             first, last = (int(i) for i in np.searchsorted(read.indices, [start, stop]))

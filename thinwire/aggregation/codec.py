@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,6 +124,17 @@ class Quantizer(Step, Protocol):
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector: ...
     def scales_count(self, size: int) -> int: ...
     def check(self, symbols: Symbols, scales: Scales) -> None: ...  # BadPayload when they decode to no finite value
+
+
+@runtime_checkable
+class Adds(Protocol):
+    """A quantizer that has a kernel for it: into[0 ..] gets the values in `span` times a factor, added or in place of
+    what stands there. False: it has none on this path, nothing was done, and `dequantize` is the way.
+    """
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool: ...
 
 
 class Sparsifier(Step, Protocol):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.cli import say
 from thinwire.cli.disk import private, room
 from thinwire.cli.findings import Finding, found, unseen
+from thinwire.cli.kernels import kernels
 from thinwire.cli.places import again
 from thinwire.core.home import AggregatorHome
 
@@ -37,6 +38,7 @@ def examine(home: Path, about: dict[str, Any] | None, typed: Path | None = None)
         return [*findings, *(unseen(what, "there is no folder") for what in ("disk", "store"))]
     findings.append(room("disk", place.root))
     findings.append(_service(about, typed))
+    findings.append(found("kernels", kernels))
     findings += _store(place, about is not None)
     findings.append(found("door", lambda: _door(about)))
     findings.append(found("certificate", lambda: _certificate(place.root / "tls", about)))

@@ -12,6 +12,7 @@ from thinwire.cli import say
 from thinwire.cli.disk import LEAST_BYTES, private, room
 from thinwire.cli.findings import Finding, found, unseen
 from thinwire.cli.joined import trusted
+from thinwire.cli.kernels import kernels
 from thinwire.cli.way import STEPS, walk
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
             looked, size = [*looked, finding], max(size, parameters)
     if not looked:
         looked = [Finding("task", False, "no task is known here", "give one: --task NAME=path/to/task.py")]
-    return [*way, *looked, _disk(folder, max(LEAST_BYTES, BYTES_A_PARAMETER * size))]
+    return [*way, *looked, found("kernels", kernels), _disk(folder, max(LEAST_BYTES, BYTES_A_PARAMETER * size))]
 
 
 def _specs(tasks: Sequence[str]) -> list[str]:

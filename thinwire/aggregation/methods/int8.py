@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.aggregation.buckets import BUCKET, maxima, scaled
+from thinwire.aggregation.buckets import BUCKET, scaled
 from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import levels as native
 from thinwire.core.types import Vector
 
 LEVELS = 127
@@ -33,11 +34,15 @@ class Int8(Whole):
         return Unbiased(BUCKET / (4 * LEVELS**2))
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        scales = levels.usable(maxima(values) / np.float32(LEVELS), LEVELS)
-        return levels.rounded(values, scales, LEVELS, word), scales
+        return levels.encoded(values, LEVELS, word)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return native.add(symbols, scales, span.start, span.stop, factor, adds, into)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
         levels.check(self.spec, symbols, scales, LEVELS)

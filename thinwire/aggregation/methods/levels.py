@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import scaled
+from thinwire.aggregation.buckets import maxima, scaled
 from thinwire.aggregation.codec import Scales, Symbols, blocks
 from thinwire.aggregation.hashing import uniform
+from thinwire.aggregation.native import levels as native
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 
@@ -27,11 +28,23 @@ def usable(scales: NDArray[np.floating], levels: int) -> Vector:
     return sent
 
 
+def encoded(values: Vector, levels: int, word: int | None) -> tuple[NDArray[np.int8], Vector]:
+    """Symbols of so many levels a side, and their scales: the bucket's largest magnitude over `levels`."""
+    done = native.encode(values, levels, most(levels), word)
+    if done is not None:
+        return done
+    scales = usable(maxima(values) / np.float32(levels), levels)
+    return rounded(values, scales, levels, word), scales
+
+
 def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first: int = 0) -> NDArray[np.int8]:
     """floor(x * (1 / scale) + u) with u of a hash of index and word; without a word to nearest, ties to even.
 
     `first`: the index of the first value, where the vector is a part of another one.
     """
+    done = native.rounded(values, scales, levels, word, first)
+    if done is not None:
+        return done
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
     symbols = np.empty(values.size, np.int8)
     for start, stop in blocks(values.size):

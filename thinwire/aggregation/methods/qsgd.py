@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import BUCKET, maxima, scaled
+from thinwire.aggregation.buckets import BUCKET, scaled
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_whole
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import levels as native
 from thinwire.aggregation.sums import bucket_sums
 from thinwire.core.errors import CodecError
 from thinwire.core.types import Vector
@@ -63,15 +63,18 @@ class Qsgd(Whole):
         return replace(self, nearest=True)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        if self.euclidean and not self.nearest:
-            norms: NDArray[Any] = np.sqrt(bucket_sums(values, 2)) / self.levels
-        else:
-            norms = maxima(values) / np.float32(self.levels)
-        scales = levels.usable(norms, self.levels)
-        return levels.rounded(values, scales, self.levels, None if self.nearest else word), scales
+        if not self.euclidean or self.nearest:
+            return levels.encoded(values, self.levels, None if self.nearest else word)
+        scales = levels.usable(np.sqrt(bucket_sums(values, 2)) / self.levels, self.levels)
+        return levels.rounded(values, scales, self.levels, word), scales
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return native.add(symbols, scales, span.start, span.stop, factor, adds, into)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
         levels.check(self.spec, symbols, scales, self.levels)

@@ -1,0 +1,106 @@
+"""Every kernel on every path that this machine has: the bytes and floats of numpy, which are the golden ones."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.aggregation.examples import SPECS, fixed_vector, layout_of, made
+from tests.aggregation.write_golden import FOLDER, name_of
+from thinwire.aggregation import native, parse
+from thinwire.aggregation.native import threads
+from thinwire.core import Key
+from thinwire.core.errors import UsageError
+from thinwire.core.types import Vector
+
+KERNELS = [path for path in native.available() if path != "numpy"]
+BORDERS = [1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 8191, 8193, 65535, 65537]  # of lanes, buckets and blocks
+QUANTIZED = [spec for spec in SPECS if not spec.startswith("layers")]
+
+
+@pytest.fixture(params=native.available())
+def path(request):
+    with native.using(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_path_gives_the_golden_bytes_and_floats(spec: str, path: str) -> None:
+    codec, file = parse(spec).bind(layout_of(fixed_vector().size)), FOLDER / f"{name_of(spec)}.frame"
+    if "zstd" not in spec:
+        assert codec.encode(fixed_vector(), codec.init(), Key(1, 2)).payload == file.read_bytes()
+    assert codec.decode(file.read_bytes()).astype("<f4").tobytes() == file.with_suffix(".f4").read_bytes()
+
+
+@st.composite
+def awkward(draw: st.DrawFn) -> Vector:
+    """Sizes around the borders, and values that a kernel may treat otherwise: denormals, -0, the largest, ties."""
+    n = draw(st.sampled_from(BORDERS))
+    x = made(
+        n, draw(st.integers(0, 2**32)), draw(st.sampled_from(["normal", "ties", "spike", "steep", "sparse"])),
+        draw(st.integers(-126, 127)),
+    )  # fmt: skip
+    some = st.sampled_from([0.0, -0.0, 1e-45, -1e-45, 1e-38, 3.4028235e38, -3.4028235e38, 1.0, -0.5])
+    for value in draw(st.lists(some, max_size=4)):
+        x[draw(st.integers(0, n - 1))] = value
+    if draw(st.booleans()):
+        x[: n // 2] = 0  # whole buckets of nothing
+    return x
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("spec", QUANTIZED)
+@settings(max_examples=8, deadline=None)
+@given(x=awkward(), weight=st.sampled_from([1.0, -1.0, 0.3]), word=st.integers(0, 2**32 - 1), cut=st.floats(0, 1))
+def test_every_path_gives_what_numpy_gives(
+    spec: str, fed: bool, x: Vector, weight: float, word: int, cut: float
+) -> None:
+    bound = parse(spec).bind(layout_of(x.size))
+    bound, span = bound.under_feedback() if fed else bound, slice(int(cut * x.size), x.size - int(cut * x.size) // 3)
+
+    def both() -> tuple[bytes, bytes, bytes]:
+        payload = bound.encode(x.copy(), bound.init(), Key(word)).payload
+        into = np.ones(x.size, np.float32)
+        bound.decode_add(payload, weight, into, span)
+        return payload, into.tobytes(), bound.decode(payload).tobytes()
+
+    with native.using("numpy"):
+        expected = both()
+    for path in KERNELS:
+        with native.using(path):
+            assert both() == expected, path
+
+
+@pytest.mark.parametrize("spec", ["int8", "qsgd(4)", "ternary"])
+def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
+    x = made(threads.LEAST * 3 + 5, 1, "normal", 0)
+    bound, found = parse(spec).bind(layout_of(x.size)), set()
+    for count in (1, 2, 3):
+        with threads.using_threads(count):
+            payload = bound.encode(x.copy(), bound.init(), Key(1)).payload
+            found.add((payload, bound.decode(payload).tobytes()))
+    assert len(found) == 1
+
+
+def test_parts_are_whole_blocks_that_cover_everything() -> None:
+    with threads.using_threads(3):
+        cuts = threads.parts(5, 5 + 3 * threads.LEAST)
+    assert len(cuts) == 3
+    assert (cuts[0][0], cuts[-1][1]) == (5, 5 + 3 * threads.LEAST)
+    assert all(a[1] == b[0] and a[1] % threads.GRAIN == 0 for a, b in itertools.pairwise(cuts))
+
+
+def test_a_path_that_is_not_here_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("THINWIRE_KERNELS", "mmx")
+    with pytest.raises(UsageError, match="mmx"):
+        native.chosen()
+
+
+def test_the_environment_forces_numpy(monkeypatch) -> None:
+    monkeypatch.setenv("THINWIRE_KERNELS", "numpy")
+    assert native.chosen() == "numpy"
+    assert native.kernel("levels_encode") is None

@@ -1,0 +1,57 @@
+"""The kernels of `methods/levels.py`, called on its arrays; None where numpy is the path."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.aggregation.native.path import kernel
+from thinwire.aggregation.native.threads import each
+from thinwire.core.types import Vector
+
+BUCKET = 4096
+
+
+def encode(values: Vector, levels: int, most: np.float32, word: int | None) -> tuple[NDArray[np.int8], Vector] | None:
+    """Symbols and scales of finite values."""
+    run = kernel("levels_encode")
+    if run is None:
+        return None
+    symbols, scales = np.empty(values.size, np.int8), np.empty(-(-values.size // BUCKET), np.float32)
+    x, s, q = values.ctypes.data, scales.ctypes.data, symbols.ctypes.data
+
+    def part(a: int, b: int) -> bool:
+        done: int = run(x + 4 * a, b - a, levels, most, word is None, a, word or 0, s + a // BUCKET * 4, q + a)
+        return bool(done)
+
+    if not all(each(0, values.size, part)):
+        raise ValueError("NaN or infinity was given to a quantizer")  # an encoder has refused it before
+    return symbols, scales
+
+
+def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first: int) -> NDArray[np.int8] | None:
+    """Symbols for scales that are given."""
+    run = kernel("levels_round")
+    if run is None:
+        return None
+    symbols = np.empty(values.size, np.int8)
+    x, s, q = values.ctypes.data, scales.ctypes.data, symbols.ctypes.data
+
+    def part(a: int, b: int) -> None:
+        run(x + 4 * a, b - a, s + a // BUCKET * 4, levels, word is None, first + a, word or 0, q + a)
+
+    each(0, values.size, part)
+    return symbols
+
+
+def add(
+    symbols: NDArray[np.int8], scales: Vector, start: int, stop: int, factor: np.float32, adds: bool, into: Vector
+) -> bool:
+    """into[0 ..] gets the values start .. stop times a factor, added or in place of what stands there; False: not."""
+    run = kernel("levels_add")
+    if run is None:
+        return False
+    scales = np.require(scales, np.float32, ["C", "A"])  # in a frame they may stand at any byte
+    q, s, to = symbols.ctypes.data, scales.ctypes.data, into.ctypes.data
+    each(start, stop, lambda a, b: run(q, s, a, b, factor, adds, to + 4 * (a - start)))
+    return True

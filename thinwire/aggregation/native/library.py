@@ -1,0 +1,42 @@
+"""The shared library, if it was built: opened once, by ctypes, which releases the GIL around every call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+# Pointers are c_void_p: arrays give theirs as integers, and whoever calls has checked dtype, order and size.
+P, I64, I32, U32, F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32, ctypes.c_float
+SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "levels_round": (None, [P, I64, P, I32, I32, U32, U32, P]),
+    "levels_encode": (I32, [P, I64, I32, F32, I32, U32, U32, P, P]),
+    "levels_add": (None, [P, P, I64, I64, F32, I32, P]),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """None where it was not built, or cannot be opened here."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"kernels{suffix}")
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:  # of another processor or another C library
+                return None
+    return None
+
+
+def runs(path: str) -> bool:
+    """Whether the library has this path, and this processor can run it."""
+    found = library()
+    return found is not None and bool(found.tw_runs(path.encode()))
+
+
+def symbol(name: str, path: str) -> ctypes._CFuncPtr:  # type: ignore[name-defined]  # typeshed keeps it private
+    """The kernel of this path, with the types of its arguments."""
+    function = getattr(library(), f"tw_{name}_{path}")
+    function.restype, function.argtypes = SIGNATURES[name]
+    return function

@@ -1,0 +1,48 @@
+// Floats as integers, and the hash that rounding draws from (aggregation/hashing.py).
+#pragma once
+
+namespace {
+
+constexpr int64_t BUCKET = 4096;
+constexpr uint32_t MAGNITUDE = 0x7FFFFFFFu;  // all bits but the sign's: magnitudes sort like integers
+constexpr uint32_t INFINITE = 0x7F800000u;
+
+inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+inline float float_of(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline uint32_t lowbias32(uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x7FEB352Du;
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    x ^= x >> 16;
+    return x;
+}
+
+// U in [0, 1): the upper 24 bits, each exact in a float.
+inline float uniform(uint32_t index, uint32_t word) {
+    return static_cast<float>(static_cast<int32_t>(lowbias32(index ^ word) >> 8)) * 0x1p-24f;
+}
+
+inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The largest magnitude's bits: those of infinity or more where not all are finite.
+inline uint32_t largest_bits(const float* values, int64_t size) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        const uint32_t bits = bits_of(values[i]) & MAGNITUDE;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
+}  // namespace

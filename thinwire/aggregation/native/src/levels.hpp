@@ -1,0 +1,89 @@
+// Levels at equal distances: see aggregation/methods/levels.py, whose bits these are.
+#pragma once
+
+namespace {
+
+constexpr float LEAST = 0x1p-110f;
+constexpr float TO_NEAREST = 0x1.8p23f;  // a float near it has no fraction: adding it rounds to nearest, ties to even
+
+// floor, for what fits an int32.
+inline int32_t whole_below(float place) {
+    const int32_t towards_zero = static_cast<int32_t>(place);
+    return towards_zero - (place < static_cast<float>(towards_zero));
+}
+
+inline int8_t clipped(int32_t symbol, int32_t levels) {
+    symbol = symbol > levels ? levels : symbol;
+    return static_cast<int8_t>(symbol < -levels ? -levels : symbol);
+}
+
+inline float inverse_of(float scale) { return scale > 0 ? 1.0f / scale : 0.0f; }
+
+inline void round_at_random(
+    const float* values, int64_t size, float inverse, int32_t levels, uint32_t first, uint32_t word, int8_t* symbols) {
+    for (int64_t i = 0; i < size; ++i) {
+        const float place = values[i] * inverse + uniform(first + static_cast<uint32_t>(i), word);
+        symbols[i] = clipped(whole_below(place), levels);
+    }
+}
+
+inline void round_to_nearest(const float* values, int64_t size, float inverse, int32_t levels, int8_t* symbols) {
+    for (int64_t i = 0; i < size; ++i) {
+        const float place = (values[i] * inverse + TO_NEAREST) - TO_NEAREST;
+        symbols[i] = clipped(static_cast<int32_t>(place), levels);
+    }
+}
+
+}  // namespace
+
+// Symbols of buckets whose scales are given. `first`: what the first value's index is for the hash.
+TW_EXPORT void TW(levels_round)(
+    const float* values, int64_t size, const float* scales, int32_t levels, int32_t nearest, uint32_t first,
+    uint32_t word, int8_t* symbols) {
+    for (int64_t at = 0; at < size; at += BUCKET) {
+        const int64_t here = at_most(BUCKET, size - at);
+        const float inverse = inverse_of(scales[at / BUCKET]);
+        if (nearest)
+            round_to_nearest(values + at, here, inverse, levels, symbols + at);
+        else
+            round_at_random(values + at, here, inverse, levels, first + static_cast<uint32_t>(at), word, symbols + at);
+    }
+}
+
+// The same, and the scales too: the largest magnitude over `levels`, at most `most`. A bucket is in cache for both.
+// 0: there is NaN or infinity, and what was written means nothing.
+TW_EXPORT int32_t TW(levels_encode)(
+    const float* values, int64_t size, int32_t levels, float most, int32_t nearest, uint32_t first, uint32_t word,
+    float* scales, int8_t* symbols) {
+    for (int64_t at = 0; at < size; at += BUCKET) {
+        const int64_t here = at_most(BUCKET, size - at);
+        const uint32_t largest = largest_bits(values + at, here);
+        if (largest >= INFINITE) return 0;
+        float scale = float_of(largest) / static_cast<float>(levels);
+        scale = scale < most ? scale : most;
+        scales[at / BUCKET] = scale = scale < LEAST ? 0.0f : scale;
+        const float inverse = inverse_of(scale);
+        if (nearest)
+            round_to_nearest(values + at, here, inverse, levels, symbols + at);
+        else
+            round_at_random(values + at, here, inverse, levels, first + static_cast<uint32_t>(at), word, symbols + at);
+    }
+    return 1;
+}
+
+// into[0 ..] (+)= factor * (symbol * scale), for the values start .. stop of a vector whose buckets begin at 0.
+TW_EXPORT void TW(levels_add)(
+    const int8_t* symbols, const float* scales, int64_t start, int64_t stop, float factor, int32_t adds, float* into) {
+    for (int64_t at = start; at < stop;) {
+        const int64_t end = at_most(at - at % BUCKET + BUCKET, stop);
+        const float scale = scales[at / BUCKET];
+        const int8_t* from = symbols + at;
+        float* to = into + (at - start);
+        const int64_t size = end - at;
+        if (adds)
+            for (int64_t i = 0; i < size; ++i) to[i] += static_cast<float>(from[i]) * scale * factor;
+        else
+            for (int64_t i = 0; i < size; ++i) to[i] = static_cast<float>(from[i]) * scale * factor;
+        at = end;
+    }
+}

@@ -1,0 +1,12 @@
+// One path: every kernel, compiled for one instruction set. TW_PATH is its name and the end of every symbol's.
+#include <cstdint>
+#include <cstring>
+
+#define TW_JOINED(name, path) name##_##path
+#define TW_NAMED(name, path) TW_JOINED(name, path)
+#define TW_EXPORT extern "C" __attribute__((visibility("default")))
+#define TW(name) TW_NAMED(tw_##name, TW_PATH)
+
+// Everything has internal linkage but the exports: the linker must never take one path's function for another's.
+#include "bits.hpp"
+#include "levels.hpp"

@@ -1,0 +1,28 @@
+// Which paths this library has and this processor can run.
+#include <cstring>
+
+#define TW_EXPORT extern "C" __attribute__((visibility("default")))
+
+TW_EXPORT int tw_runs(const char* path) {
+    if (!std::strcmp(path, "scalar")) return 1;
+#ifdef TW_HAS_NEON
+    if (!std::strcmp(path, "neon")) return 1;  // every 64-bit ARM has it
+#endif
+#if defined(TW_HAS_AVX2) || defined(TW_HAS_AVX512)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+#endif
+#ifdef TW_HAS_AVX2
+    if (!std::strcmp(path, "avx2")) return avx2;
+#endif
+#ifdef TW_HAS_AVX512
+    if (!std::strcmp(path, "avx512"))
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+    return 0;
+}
+
+// A module of Python's is never made of it, but some linkers ask for the name.
+extern "C" __attribute__((visibility("default"))) void* PyInit_kernels(void) { return nullptr; }

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.aggregation.codec import Contractive, Kind, Unbiased
+from thinwire.aggregation.codec import Contractive, Kind, Step, Unbiased
 from thinwire.aggregation.feedback import feedback
 from thinwire.aggregation.parse import ALIASES, parse
 from thinwire.aggregation.registry import codecs
@@ -17,6 +17,7 @@ from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 
+ROLES = ("quantizer", "sparsifier", "coder")
 SAMPLE = 1 << 16  # normal values, on which the bits are counted
 ALIAS_EXAMPLES = {"stc": "stc(0.01)", "fedpaq": "fedpaq(4)"}
 PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]\w+)?),? \(?(\d{4})\b")
@@ -42,13 +43,17 @@ class Described:
 
 def described() -> list[Described]:
     """All names that a chain may be made of: codecs and coders in the order of their roles, then aliases."""
-    roles = ("quantizer", "sparsifier", "coder")
-    names = sorted(codecs, key=lambda name: (roles.index(codecs[name].role), list(codecs).index(name)))
+    found, broken = dict[str, type[Step]](), list[Described]()
+    for name in codecs:
+        try:
+            found[name] = codecs[name]
+        except CodecError as error:  # another package's, which does not hide the others
+            broken.append(Described(name, "broken", "", error.what, "", 0.0, "", error.why))
     rows = []
-    for name in names:
-        step = codecs[name]
+    for name, step in sorted(found.items(), key=lambda item: ROLES.index(item[1].role)):
         text = inspect.getdoc(step) or ""
         rows.append(_row(name, step.role, parse(step.examples[0]).spec, papers(text), text.split("\n", maxsplit=1)[0]))
+    rows += broken
     for name, (stands_for, text) in ALIASES.items():
         example = ALIAS_EXAMPLES.get(name, name)
         rows.append(_row(name, "alias", example, papers(text), text, stands_for.format("_")))

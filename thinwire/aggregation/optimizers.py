@@ -35,5 +35,5 @@ class FedAvg:
         return params, state
 
 
-optimizers: Registry[type[FedAvg]] = Registry("server optimizer")
+optimizers: Registry[type[FedAvg]] = Registry("server optimizer", group="thinwire.optimizers")
 optimizers.add("fedavg", FedAvg)

@@ -1,6 +1,11 @@
-"""All codecs and coders by name; registering one is one line, and parser and conformance suite pick it up."""
+"""All codecs and coders by name; registering one is one line, and parser and conformance suite pick it up.
+
+Those of other packages come by the entry-point group `thinwire.codecs` and are steps of a chain like ours.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from thinwire.aggregation.codec import Codec, Step
 from thinwire.aggregation.coders.delta import Delta
@@ -20,12 +25,30 @@ from thinwire.aggregation.methods.ternary import Ternary
 from thinwire.aggregation.methods.threshold import Threshold
 from thinwire.aggregation.methods.topk import TopK
 from thinwire.aggregation.methods.twobit import TwoBit
+from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
 from thinwire.core.registry import Registry
 
 
 class Codecs(Registry[type[Step]]):
     """The registry as a plan's check wants it: it parses chains and knows which of them feedback may stand around."""
+
+    def admit(self, name: str, thing: Any) -> type[Step]:
+        """A sparsifier or quantizer whose examples begin with its own name: coders have fixed places in a frame."""
+        if missing := [part for part in NEEDED if not hasattr(thing, part)]:
+            raise CodecError(
+                f"{name!r} is no step of a chain",
+                why=f"{_called(thing)} has no {', '.join(missing)}",
+                hint="thinwire/aggregation/codec.py says what a Quantizer and a Sparsifier have",
+            )
+        if thing.role not in ("quantizer", "sparsifier"):
+            why = f"{_called(thing)} is a {thing.role}: how streams are coded is part of the frame"
+            raise CodecError(f"{name!r} cannot be a step", why=why, hint='role = "quantizer"')
+        if not thing.examples or any(name not in example for example in thing.examples):
+            why = f"{_called(thing)} has the examples {list(thing.examples)}"
+            raise CodecError(f"{name!r} stands in none of its examples", why=why, hint=f'examples = ("{name}",)')
+        step: type[Step] = thing
+        return step
 
     def parse(self, spec: str) -> Codec:
         from thinwire.aggregation.parse import parse
@@ -41,7 +64,14 @@ class Codecs(Registry[type[Step]]):
         around(self.parse(spec)).bind(Layout.of({"w": (8, 8)}))
 
 
-codecs = Codecs("codec")
+NEEDED = ("role", "examples", "read")
+
+
+def _called(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
+
+
+codecs = Codecs("codec", group="thinwire.codecs")
 STEPS: tuple[type[Step], ...] = (
     Identity, Fp16, Bf16, Int8, Qsgd, Natural, Ternary, Sign, TwoBit, Drive, Eden, Threshold, TopK, RandK,
     Pack, Delta, Rice, Zstd,

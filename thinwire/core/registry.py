@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
 
 from thinwire.core.errors import CodecError
 
@@ -14,13 +16,40 @@ T = TypeVar("T")
 class Registry(Mapping[str, T], Generic[T]):
     """Names to things of one kind; registering is one line, and a wrong name is answered with the nearest right one.
 
+    With a `group` also what is installed here under that group of entry points: it is imported when it is asked for,
+    and must pass `admit`. What is our own keeps its name: no other package can take its place. A name that comes from
+    outside never leads to code that nobody installed here.
+
     >>> shapes: Registry[int] = Registry("shape"); shapes.add("square", 4); shapes["square"]
     4
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, group: str = "") -> None:
+        self.kind, self.group = kind, group
         self._named: dict[str, T] = {}
+
+    def admit(self, name: str, thing: Any) -> T:
+        """What an installed package gave, if it is what it must be; else `CodecError`."""
+        admitted: T = thing
+        return admitted
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        return {entry.name: entry for entry in entry_points(group=self.group)} if self.group else {}
+
+    def _loaded(self, name: str) -> T:
+        """`CodecError` names the package; an exception's text stays here, for it may go to another machine."""
+        entry = self._installed[name]
+        package = entry.dist.name if entry.dist else entry.value
+        try:
+            thing = entry.load()
+        except Exception as error:  # whatever the package's code raises
+            raise CodecError(
+                f"the {self.kind} {name!r} of {package} cannot be imported",
+                why=f"{type(error).__name__} in {entry.value}",
+                hint=f"python -c 'import {entry.module}' shows the whole traceback",
+            ) from error
+        return self._named.setdefault(name, self.admit(name, thing))
 
     def add(self, name: str, thing: T) -> None:
         if name in self._named:
@@ -38,18 +67,18 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def find(self, name: str) -> T:
         """The thing of that name; `CodecError` with the nearest names when there is none."""
-        if name in self._named:
-            return self._named[name]
-        near = difflib.get_close_matches(name, self._named, n=3, cutoff=0.4) or sorted(self._named)
-        raise CodecError(
-            f"no {self.kind} {name!r}", why=f"known: {', '.join(sorted(self._named))}", hint=" or ".join(near)
-        )
+        if name in self._named or name in self._installed:
+            return self[name]
+        near = difflib.get_close_matches(name, list(self), n=3, cutoff=0.4) or sorted(self)
+        raise CodecError(f"no {self.kind} {name!r}", why=f"known: {', '.join(sorted(self))}", hint=" or ".join(near))
 
     def __getitem__(self, name: str) -> T:
+        if name not in self._named and name in self._installed:
+            return self._loaded(name)
         return self._named[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._named)
+        return iter(dict.fromkeys([*self._named, *self._installed]))
 
     def __len__(self) -> int:
-        return len(self._named)
+        return len({*self._named, *self._installed})

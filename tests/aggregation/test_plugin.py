@@ -1,0 +1,74 @@
+"""`pytest --thinwire-codec`: the codec of docs/how/your-own-codec.md keeps the laws, and one that lies is found out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how" / "your-own-codec.md"
+PLUGIN = "thinwire.conformance.plugin"
+
+
+@pytest.fixture
+def mypkg(tmp_path: Path) -> Path:
+    (tmp_path / "mypkg.py").write_text(PAGE.read_text().split("```python\n")[1].split("```")[0])
+    (tmp_path / "test_of_mine.py").write_text("def test_of_mine(): pass\n")
+    return tmp_path / "mypkg.py"
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-q", *words]
+    return subprocess.run(call, cwd=folder, text=True, capture_output=True, timeout=240, check=False, env=environment())
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f".:{ROOT}"}
+
+
+@pytest.mark.slow
+def test_the_codec_of_the_page_keeps_the_laws_alone_and_in_chains(mypkg: Path) -> None:
+    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut")
+    assert done.returncode == 0, done.stdout
+    listed = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "--collect-only").stdout
+    for spec in ("[cut]", "[cut > zstd]", "[topk(0.3) > cut]"):
+        assert f"test_zero_stays_zero{spec}" in listed
+    assert "test_of_mine" not in listed
+
+
+def test_one_that_says_too_much_of_itself_fails_by_that_law(mypkg: Path) -> None:
+    mypkg.write_text(mypkg.read_text().replace("Contractive(1 - 2**-14)", "Contractive(1.0)"))
+    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "-k", "keeps_within_its_kind or zero", "-x")
+    assert done.returncode == 1
+    assert "test_the_error_keeps_within_its_kind[cut]" in done.stdout
+
+
+def test_paths_that_are_named_are_run_too(mypkg: Path) -> None:
+    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "--collect-only", "test_of_mine.py")
+    assert "test_of_mine" in done.stdout
+    assert "test_zero_stays_zero[cut]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("mypkg", "reads MODULE:CLASS"),
+        ("nopkg:Cut", "cannot be imported"),
+        ("mypkg:Shut", "cannot be imported"),
+        ("mypkg:np", "no step of a chain"),
+    ],
+)
+def test_what_is_no_codec_is_a_usage_error(mypkg: Path, named: str, said: str) -> None:
+    done = run(mypkg.parent, "--thinwire-codec", named)
+    assert done.returncode == 4
+    assert said in done.stderr
+
+
+def test_pytest_finds_the_plugin_by_itself_where_thinwire_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {PLUGIN: PLUGIN}

@@ -1,0 +1,73 @@
+"""What other packages bring by entry points: found by name, imported when asked for, and never in place of our own."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType
+
+import pytest
+
+from thinwire.aggregation.registry import STEPS, Codecs
+from thinwire.core.errors import CodecError
+from thinwire.core.registry import Registry
+
+GROUP = "thinwire.things"
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module `elsewhere` whose `mine`, `square` and `broken` are entry points of the group."""
+    module = ModuleType("elsewhere")
+    module.mine = "theirs"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+    found = [EntryPoint(name, f"elsewhere:{name}", GROUP) for name in ("mine", "square", "broken")]
+    monkeypatch.setattr("thinwire.core.registry.entry_points", lambda group: found if group == GROUP else [])
+    return module
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_is_installed_is_found_by_name_beside_our_own() -> None:
+    shapes: Registry[str] = Registry("shape", group=GROUP)
+    shapes.add("square", "ours")
+    assert shapes.find("mine") == "theirs"
+    assert shapes.find("square") == "ours"
+    assert list(shapes) == ["square", "mine", "broken"]
+    assert len(shapes) == 3
+    assert "mine" in shapes
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_cannot_be_imported_is_refused_by_name_and_no_text_of_it_is_told() -> None:
+    with pytest.raises(CodecError, match="'broken' of elsewhere:broken cannot be imported") as caught:
+        Registry[str]("shape", group=GROUP).find("broken")
+    assert "AttributeError" in caught.value.why
+    assert "has no attribute" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_registry_without_a_group_knows_its_own_only() -> None:
+    assert list(Registry[str]("shape")) == []
+    with pytest.raises(CodecError, match="no shape 'mine'"):
+        Registry[str]("shape").find("mine")
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({}, "has no role, examples, read"),
+        ({"role": "coder", "examples": ("mine",), "read": None}, "is a coder"),
+        ({"role": "quantizer", "examples": ("other",), "read": None}, "other"),
+        ({"role": "quantizer", "examples": (), "read": None}, "[]"),
+    ],
+)
+def test_what_is_no_step_of_a_chain_is_refused(elsewhere: ModuleType, parts: dict[str, object], said: str) -> None:
+    elsewhere.mine = type("Mine", (), parts)  # type: ignore[attr-defined]
+    with pytest.raises(CodecError) as caught:
+        Codecs("codec", group=GROUP).find("mine")
+    assert said in caught.value.why
+
+
+def test_an_installed_step_is_one_like_ours(elsewhere: ModuleType) -> None:
+    elsewhere.mine = type("Mine", (STEPS[0],), {"examples": ("mine",)})  # type: ignore[attr-defined]
+    assert Codecs("codec", group=GROUP).find("mine").role == "quantizer"

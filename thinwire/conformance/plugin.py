@@ -1,0 +1,71 @@
+"""`pytest --thinwire-codec mypkg:Mine`: the laws of a codec on one that is not ours.
+
+pytest loads this in every environment where Thinwire is installed, so it imports nothing until it is asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LAWS = Path(__file__).with_name("laws.py")
+SPECS = pytest.StashKey[Any]()
+BEHIND = {"quantizer": ("{} > zstd", "topk(0.3) > {}"), "sparsifier": ("{} > int8", "{} > fp16 > zstd")}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("thinwire")
+    group.addoption(
+        "--thinwire-codec",
+        metavar="MODULE:CLASS",
+        help="hold a quantizer or sparsifier of your own to Thinwire's laws; alone, nothing else is collected",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the class for this run, and have the laws collected: instead of everything, if no path was named."""
+    if not (named := config.getoption("--thinwire-codec")):
+        return
+    config.stash[SPECS] = specs(named)
+    given = config.args if config.args_source == config.ArgsSource.ARGS else []
+    config.args = [*given, str(LAWS)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if SPECS in metafunc.config.stash and metafunc.definition.path == LAWS:
+        metafunc.parametrize("spec", metafunc.config.stash[SPECS])
+
+
+def specs(named: str) -> list[str]:
+    """The examples of the class, alone and in chains; `UsageError` says what is no codec."""
+    try:
+        importlib.import_module("hypothesis")
+    except ImportError as error:
+        raise pytest.UsageError("--thinwire-codec needs hypothesis: pip install hypothesis") from error
+    from thinwire.aggregation import codecs, parse
+    from thinwire.core.errors import CodecError
+
+    thing = _imported(named)
+    name = str(next(iter(getattr(thing, "examples", ())), "?")).partition(">")[0].partition("(")[0].strip()
+    try:
+        if dict(codecs.items()).get(name) is not thing:
+            codecs.add(name, codecs.admit(name, thing))
+        found = [parse(example).spec for example in thing.examples]
+        alone = [spec for spec in found if ">" not in spec]
+        chains = [parse(form.format(spec)).spec for spec in alone for form in BEHIND[thing.role]]
+    except (CodecError, ValueError) as error:
+        raise pytest.UsageError(f"--thinwire-codec {named}: {error}") from error
+    return list(dict.fromkeys([*found, *chains]))
+
+
+def _imported(named: str) -> Any:
+    module, colon, name = named.partition(":")
+    if not colon:
+        raise pytest.UsageError(f"--thinwire-codec {named} names no class: it reads MODULE:CLASS, as in mypkg:Mine")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise pytest.UsageError(f"--thinwire-codec {named} cannot be imported: {error}") from error

@@ -14,6 +14,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = "thinwire/aggregation/native/src"
+HEADERS = ("path.cpp", "bits.hpp", "finite.hpp", "levels.hpp", "topk.hpp")
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 INTEL = {
     "avx2": ["-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mpopcnt"],
@@ -49,7 +50,7 @@ setup(
         Extension(
             "thinwire.aggregation.native.kernels",
             [f"{FOLDER}/paths.cpp"],
-            depends=[f"{FOLDER}/{name}" for name in ("path.cpp", "bits.hpp", "levels.hpp")],
+            depends=[f"{FOLDER}/{name}" for name in HEADERS],
             extra_compile_args=FLAGS,
             language="c++",
             optional=True,

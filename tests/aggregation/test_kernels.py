@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.aggregation.examples import SPECS, fixed_vector, layout_of, made
 from tests.aggregation.write_golden import FOLDER, name_of
-from thinwire.aggregation import native, parse
+from thinwire.aggregation import feedback, native, parse
 from thinwire.aggregation.native import threads
 from thinwire.core import Key
-from thinwire.core.errors import UsageError
+from thinwire.core.errors import NonFiniteUpdate, UsageError
 from thinwire.core.types import Vector
 
 KERNELS = [path for path in native.available() if path != "numpy"]
@@ -75,15 +75,30 @@ def test_every_path_gives_what_numpy_gives(
             assert both() == expected, path
 
 
-@pytest.mark.parametrize("spec", ["int8", "qsgd(4)", "ternary"])
+@pytest.mark.parametrize("spec", ["int8", "qsgd(4)", "ternary", "topk(0.01)", "topk(0.5)"])
 def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
     x = made(threads.LEAST * 3 + 5, 1, "normal", 0)
-    bound, found = parse(spec).bind(layout_of(x.size)), set()
+    bound = parse(spec).bind(layout_of(x.size))
+    with native.using("numpy"):
+        payload = bound.encode(x.copy(), bound.init(), Key(1)).payload
+        found = {(payload, bound.decode(payload).tobytes())}
     for count in (1, 2, 3):
         with threads.using_threads(count):
             payload = bound.encode(x.copy(), bound.init(), Key(1)).payload
             found.add((payload, bound.decode(payload).tobytes()))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("spec", ["int8", "qsgd(4, l2)", "topk(0.1)", 'layers("a*"=int8; *=qsgd(4))'])
+def test_what_is_not_finite_is_refused_wherever_it_stands(spec: str, bad: float, path: str) -> None:
+    for codec in (parse(spec), feedback(parse(spec))):
+        bound = codec.bind(layout_of(9000))
+        for place in (0, 4095, 4096, 8999):
+            x = made(9000, 1, "normal", 0)
+            x[place] = bad
+            with pytest.raises(NonFiniteUpdate):
+                bound.encode(x, bound.init(), Key(1))
 
 
 def test_parts_are_whole_blocks_that_cover_everything() -> None:

@@ -16,6 +16,7 @@ from thinwire.aggregation.codec import (
     Everything,
     Indices,
     Kind,
+    Looks,
     Quantizer,
     Scales,
     Sparsifier,
@@ -83,6 +84,11 @@ class Chain:
     def kind(self) -> Kind:
         inner = self.quantizer.kind()
         return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
+
+    @property
+    def looks(self) -> bool:
+        """Whether `write` refuses NaN and infinity by itself."""
+        return self.sparsifier is None and isinstance(self.quantizer, Looks) and self.quantizer.looks
 
     @property
     def seeded(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkabl
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.native import finite as native
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
@@ -127,6 +128,14 @@ class Quantizer(Step, Protocol):
 
 
 @runtime_checkable
+class Looks(Protocol):
+    """A quantizer whose `quantize` may itself raise NonFiniteUpdate: `looks` says that on this path it does."""
+
+    @property
+    def looks(self) -> bool: ...
+
+
+@runtime_checkable
 class Adds(Protocol):
     """A quantizer that has a kernel for it: into[0 ..] gets the values in `span` times a factor, added or in place of
     what stands there. False: it has none on this path, nothing was done, and `dequantize` is the way.
@@ -207,15 +216,37 @@ def require_vector(x: Vector, size: int) -> None:
 def require_finite(x: Vector) -> None:
     """NonFiniteUpdate when there is NaN or infinity in it."""
     if not finite(x):
-        raise NonFiniteUpdate(
-            "the update holds NaN or infinity",
-            why="training diverged on this device",
-            hint="a smaller [local] lr, or [local] clip_grad = 1.0",
-        )
+        raise not_finite()
+
+
+def not_finite() -> NonFiniteUpdate:
+    """What is raised for NaN or infinity."""
+    return NonFiniteUpdate(
+        "the update holds NaN or infinity",
+        why="training diverged on this device",
+        hint="a smaller [local] lr, or [local] clip_grad = 1.0",
+    )
+
+
+def add_finite(x: Vector, other: Vector) -> None:
+    """X += other in one pass; NonFiniteUpdate when there is NaN or infinity in the sum, of which x may hold a part."""
+    require_vector(other, x.size)
+    done = native.added(x, other)
+    if done is None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start, stop in blocks(x.size):
+                x[start:stop] += other[start:stop]
+                require_finite(x[start:stop])
+    elif not done:
+        raise not_finite()
 
 
 def finite(x: NDArray[Any]) -> bool:
     """Whether all values are finite, looked at block by block so that no copy of the vector is made."""
+    if x.dtype == np.float32 and x.flags.c_contiguous and x.flags.aligned:
+        done = native.finite(x)
+        if done is not None:
+            return done
     return all(bool(np.isfinite(x[a:b]).all()) for a, b in blocks(x.size))
 
 

@@ -32,9 +32,8 @@ from thinwire.aggregation.codec import (
     Kind,
     ResidualOnly,
     Unbiased,
-    blocks,
+    add_finite,
     contraction,
-    require_finite,
     require_vector,
 )
 from thinwire.aggregation.shrunk import Shrunk
@@ -133,11 +132,7 @@ class BoundFeedback:
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         require_vector(x, self.layout.segments[segment].size)
         kept = {MOMENTUM: self._velocity(x, state)} if self.momentum else {}
-        residual = state[RESIDUAL]
-        with np.errstate(over="ignore", invalid="ignore"):
-            for start, stop in blocks(x.size):
-                x[start:stop] += residual[start:stop]
-                require_finite(x[start:stop])
+        add_finite(x, state[RESIDUAL])
         own = carried(self.inner, state, segment)
         if isinstance(self.inner, Bound):  # it only reads what it encodes
             encoded = self.inner.encode_finite(x, own, key, segment)

@@ -36,6 +36,10 @@ class Int8(Whole):
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         return levels.encoded(values, LEVELS, word)
 
+    @property
+    def looks(self) -> bool:
+        return native.looks()
+
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)
 

@@ -68,6 +68,10 @@ class Qsgd(Whole):
         scales = levels.usable(np.sqrt(bucket_sums(values, 2)) / self.levels, self.levels)
         return levels.rounded(values, scales, self.levels, word), scales
 
+    @property
+    def looks(self) -> bool:
+        return not self.euclidean and native.looks()
+
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)
 

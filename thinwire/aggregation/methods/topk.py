@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Contractive, Indices, Kind, Role
 from thinwire.aggregation.methods.arguments import read_ratio
+from thinwire.aggregation.native import topk as native
 from thinwire.core.types import Vector
 
+MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign's
 SAMPLED = 1 << 16  # magnitudes that a first guess at the threshold looks at
 
 
@@ -53,14 +55,13 @@ class TopK:
         count = self.count(values.size)
         if count == values.size:
             return np.arange(count, dtype=np.int64)
-        # As integers, magnitudes of floats sort like the floats, and equal ones are equal bits.
-        magnitudes = values.view(np.uint32) & np.uint32(0x7FFFFFFF)
-        near = np.flatnonzero(magnitudes >= surely_low(magnitudes, count))
-        candidates = magnitudes[near]
+        near, candidates = reaching(values, count)
         least = np.partition(candidates, near.size - count)[near.size - count]
-        above = near[candidates > least]
-        ties = near[candidates == least][: count - above.size]
-        return np.sort(np.concatenate([above, ties]))
+        sent = candidates > least
+        ties = np.flatnonzero(candidates == least)
+        sent[ties[: count - np.count_nonzero(sent)]] = True
+        places: Indices = near[sent]
+        return places
 
 
 def share(ratio: Decimal, size: int) -> int:
@@ -72,13 +73,29 @@ def share(ratio: Decimal, size: int) -> int:
     return min(size, max(1, math.ceil(Fraction(ratio) * size)))
 
 
-def surely_low(magnitudes: NDArray[np.uint32], count: int) -> np.uint32:
-    """A threshold that at least `count` magnitudes reach: guessed from a sample, then counted, so always true."""
-    step = magnitudes.size // SAMPLED
-    sample = magnitudes[:: max(1, step)]
-    expected = count / max(1, step)
-    rank = math.ceil(expected + 4 * math.sqrt(expected) + 8)  # four deviations: a wrong guess costs only time
-    if step < 2 or rank >= sample.size:
-        return np.uint32(0)
-    guess = np.uint32(np.partition(sample, sample.size - rank)[sample.size - rank])
-    return guess if np.count_nonzero(magnitudes >= guess) >= count else np.uint32(0)
+def reaching(values: Vector, count: int) -> tuple[Indices, NDArray[np.uint32]]:
+    """Places and magnitudes of all values that reach a threshold which at least `count` of them do.
+
+    As integers, magnitudes of floats sort like the floats, and equal ones are equal bits.
+    """
+    least, share = guessed(values, count)
+    found = native.reaching(values, least, share)
+    if found is None:
+        magnitudes = values.view(np.uint32) & MAGNITUDE
+        places = np.flatnonzero(magnitudes >= least)
+        found = places, magnitudes[places]
+    if found[0].size < count:  # the guess was wrong: it costs only time
+        return np.arange(values.size), values.view(np.uint32) & MAGNITUDE
+    return found
+
+
+def guessed(values: Vector, count: int) -> tuple[np.uint32, float]:
+    """A threshold that about so many magnitudes reach, rather more, and the share of all that is; from a sample."""
+    step = max(1, values.size // SAMPLED)
+    expected = count / step
+    rank = math.ceil(expected + 4 * math.sqrt(expected) + 8)  # four deviations
+    size = -(-values.size // step)
+    if step < 2 or rank >= size:
+        return np.uint32(0), 1.0
+    sample = values[::step].view(np.uint32) & MAGNITUDE
+    return np.uint32(np.partition(sample, size - rank)[size - rank]), rank / size

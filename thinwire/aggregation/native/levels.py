@@ -5,15 +5,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.native.path import kernel
+from thinwire.aggregation.codec import not_finite
+from thinwire.aggregation.native.path import NUMPY, chosen, kernel
 from thinwire.aggregation.native.threads import each
 from thinwire.core.types import Vector
 
 BUCKET = 4096
 
 
+def looks() -> bool:
+    """Whether `encode` is there to refuse what is not finite."""
+    return chosen() != NUMPY
+
+
 def encode(values: Vector, levels: int, most: np.float32, word: int | None) -> tuple[NDArray[np.int8], Vector] | None:
-    """Symbols and scales of finite values."""
+    """Symbols and scales; NonFiniteUpdate for NaN and infinity, which it sees without a pass of their own."""
     run = kernel("levels_encode")
     if run is None:
         return None
@@ -25,7 +31,7 @@ def encode(values: Vector, levels: int, most: np.float32, word: int | None) -> t
         return bool(done)
 
     if not all(each(0, values.size, part)):
-        raise ValueError("NaN or infinity was given to a quantizer")  # an encoder has refused it before
+        raise not_finite()
     return symbols, scales
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 # Pointers are c_void_p: arrays give theirs as integers, and whoever calls has checked dtype, order and size.
 P, I64, I32, U32, F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32, ctypes.c_float
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "finite": (I32, [P, I64]),
+    "add_finite": (I32, [P, P, I64]),
+    "reaching": (I64, [P, I64, U32, I64, I64, P, P]),
     "levels_round": (None, [P, I64, P, I32, I32, U32, U32, P]),
     "levels_encode": (I32, [P, I64, I32, F32, I32, U32, U32, P, P]),
     "levels_add": (None, [P, P, I64, I64, F32, I32, P]),

@@ -8,8 +8,11 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from thinwire.core.errors import UsageError
+
+T = TypeVar("T")
 
 VARIABLE = "THINWIRE_THREADS"
 GRAIN = 1 << 16  # elements: parts begin at multiples, which are whole buckets
@@ -38,7 +41,7 @@ def parts(start: int, stop: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def each(start: int, stop: int, work: Callable[[int, int], object]) -> list[object]:
+def each(start: int, stop: int, work: Callable[[int, int], T]) -> list[T]:
     """What work(from, to) gave of every part, in order."""
     pieces = parts(start, stop)
     if len(pieces) == 1:

@@ -45,4 +45,15 @@ inline uint32_t largest_bits(const float* values, int64_t size) {
     return largest;
 }
 
+#ifdef __AVX512F__
+// The same 24 bits of sixteen indices, before they are scaled.
+inline __m512 drawn(__m512i x) {
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x7FEB352D));
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32(static_cast<int>(0x846CA68Bu)));
+    return _mm512_cvtepi32_ps(_mm512_xor_si512(_mm512_srli_epi32(x, 8), _mm512_srli_epi32(x, 24)));
+}
+#endif
+
 }  // namespace

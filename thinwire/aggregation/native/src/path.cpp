@@ -2,6 +2,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #define TW_JOINED(name, path) name##_##path
 #define TW_NAMED(name, path) TW_JOINED(name, path)
 #define TW_EXPORT extern "C" __attribute__((visibility("default")))
@@ -9,4 +13,6 @@
 
 // Everything has internal linkage but the exports: the linker must never take one path's function for another's.
 #include "bits.hpp"
+#include "finite.hpp"
 #include "levels.hpp"
+#include "topk.hpp"

@@ -14,7 +14,7 @@ from thinwire.aggregation import feedback, parse
 from thinwire.core import Key, Layout, VirtualClock
 from thinwire.core.fleet import Arrival, Envelope, Hello, NodeJoined, NodeLeft, TaskReport
 from thinwire.core.plan import digest_of
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, Transfer, UpdateId
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, Transfer, UpdateId, Vector
 
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
 REPORT = TaskReport("toy", layout_digest=LAYOUT.digest)
@@ -54,15 +54,25 @@ class Device:
         metrics = {"eval/loss": (float(ask.base_version), 1.0), "eval/accuracy": (1.0, 2.0)}
         if ask.kind != "train":
             return ReplyHead(ask.ask_id, update_id, ask.base_version, self.examples, metrics=metrics), []
-        seed = int(hashlib.sha256(f"{self.name}/{ask.round}".encode()).hexdigest()[:8], 16)
-        change = np.random.default_rng(seed).standard_normal(LAYOUT.size).astype(np.float32)
-        codec = feedback(parse(ask.codec)).bind(LAYOUT)
-        payload = codec.encode(change, codec.init(), Key(seed)).payload
+        payload = self.encoded(ask, made_change(self.name, ask.round))
         part = Part("frame/0", len(payload), hashlib.sha256(payload).hexdigest())
         head = ReplyHead(
             ask.ask_id, update_id, ask.base_version, self.examples, steps=5, a=5.0, metrics=metrics, parts=(part,)
         )
         return head, [payload]
+
+    def encoded(self, ask: Ask, change: Vector) -> bytes:
+        codec = feedback(parse(ask.codec)).bind(LAYOUT)
+        return codec.encode(change, codec.init(), Key(seed_of(self.name, ask.round))).payload
+
+
+def seed_of(name: str, round_number: int) -> int:
+    return int(hashlib.sha256(f"{name}/{round_number}".encode()).hexdigest()[:8], 16)
+
+
+def made_change(name: str, round_number: int) -> Vector:
+    drawn: Vector = np.random.default_rng(seed_of(name, round_number)).standard_normal(LAYOUT.size).astype(np.float32)
+    return drawn
 
 
 @dataclass

@@ -1,19 +1,30 @@
-"""Server optimizers: from the mean change of a round to the next model."""
+"""Server optimizers: from the mean change of a round to the next model.
+
+The change stands where a gradient's negative would: x' = x + lr * f(change). What an optimizer remembers is saved with
+each version of the model and read back bit for bit, so a run that was killed goes on as if it had not been.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from thinwire.aggregation.codec import blocks
+from thinwire.core.errors import CodecError
 from thinwire.core.registry import Registry
+from thinwire.core.sections import ServerSection
 from thinwire.core.types import State, Vector
+
+MOMENTUM, SECOND = "momentum", "second"  # names in the state
+SETTINGS = ("momentum", "beta2", "tau")  # of the plan's [server]
+LARGEST = np.finfo(np.float32).max
 
 
 class ServerOptimizer(Protocol):
-    """`params`, `change` and `state` are donated: they may be overwritten."""
+    """`params`, `change` and `state` are donated: they may be overwritten. The first state is empty."""
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]: ...
 
@@ -35,5 +46,124 @@ class FedAvg:
         return params, state
 
 
-optimizers: Registry[type[FedAvg]] = Registry("server optimizer", group="thinwire.optimizers")
-optimizers.add("fedavg", FedAvg)
+@dataclass(frozen=True)
+class FedAvgM:
+    """v' = momentum v + change;  x' = x + lr v' (Hsu, Qi and Brown 2019): steadier where clients differ.
+
+    >>> FedAvgM(momentum=0.5).step(np.float32([0]), np.float32([1]), {"momentum": np.float32([2])})[0]
+    array([2.], dtype=float32)
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        velocity = _held(state, MOMENTUM, params, 0.0)
+        rate, kept = np.float32(self.lr), np.float32(self.momentum)
+        for start, stop in blocks(params.size):
+            here = velocity[start:stop]
+            here *= kept
+            here += change[start:stop]
+            params[start:stop] += rate * here
+        return params, {MOMENTUM: velocity}
+
+
+@dataclass(frozen=True)
+class FedAdam:
+    """m' = momentum m + (1 - momentum) change;  x' = x + lr m' / (sqrt(v') + tau)   (Reddi et al. 2021, algorithm 2)
+
+    v' = beta2 v + (1 - beta2) change^2 beginning at tau^2, and no correction of the beginning, as in the paper.
+
+    >>> FedAdam(lr=0.1, momentum=0.0, beta2=0.0, tau=1e-9).step(np.float32([1]), np.float32([7]), {})[0]
+    array([1.1], dtype=float32)
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        first, second = _held(state, MOMENTUM, params, 0.0), _held(state, SECOND, params, self.tau**2)
+        rate, kept, tau = np.float32(self.lr), np.float32(self.momentum), np.float32(self.tau)
+        with np.errstate(over="ignore"):
+            for start, stop in blocks(params.size):
+                m, v, moved = first[start:stop], second[start:stop], change[start:stop]
+                m *= kept
+                m += (1 - kept) * moved
+                v[:] = np.minimum(self.second(v, moved * moved), LARGEST)
+                params[start:stop] += rate * m / (np.sqrt(v) + tau)
+        return params, {MOMENTUM: first, SECOND: second}
+
+    def second(self, v: Vector, square: Vector) -> Vector:
+        """The next v of a block."""
+        kept = np.float32(self.beta2)
+        return kept * v + (1 - kept) * square
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAdam):
+    """As fedadam with v' = v - (1 - beta2) change^2 sign(v - change^2)   (Reddi et al. 2021; Zaheer et al. 2018)
+
+    v moves by no more than the change does, so that a few quiet rounds do not blow the next step up.
+
+    >>> FedYogi(beta2=0.5).second(np.float32([4]), np.float32([1]))
+    array([3.5], dtype=float32)
+    """
+
+    def second(self, v: Vector, square: Vector) -> Vector:
+        part: Vector = np.minimum((1 - np.float32(self.beta2)) * square, LARGEST)
+        moved: Vector = v - part * np.sign(v - square)
+        return moved
+
+
+@dataclass(frozen=True)
+class FedAdagrad(FedAdam):
+    """As fedadam with v' = v + change^2 (Reddi et al. 2021; Duchi et al. 2011): steps only ever become smaller.
+
+    No momentum unless it is given; beta2 has no meaning here.
+
+    >>> FedAdagrad().second(np.float32([4]), np.float32([1]))
+    array([5.], dtype=float32)
+    """
+
+    momentum: float = 0.0
+
+    def second(self, v: Vector, square: Vector) -> Vector:
+        return v + square
+
+
+def _held(state: State, name: str, like: Vector, begin: float) -> Vector:
+    return state[name] if name in state else np.full_like(like, begin)
+
+
+def settings(name: str) -> Iterator[str]:
+    """Which of the plan's keys an optimizer knows beside lr.
+
+    >>> list(settings("fedavgm")), list(settings("fedadagrad"))
+    (['momentum'], ['momentum', 'tau'])
+    """
+    fields = getattr(optimizers.find(name), "__dataclass_fields__", {})
+    for key in SETTINGS:
+        if key in fields and (name, key) != ("fedadagrad", "beta2"):
+            yield key
+
+
+def server_optimizer(server: ServerSection) -> ServerOptimizer:
+    """The plan's, with the keys that it gives; `CodecError` for one that the optimizer does not know."""
+    known = list(settings(server.optimizer))
+    given = {key: getattr(server, key) for key in SETTINGS if getattr(server, key) is not None}
+    for key in given:
+        if key not in known:
+            knows = f"it knows lr, {', '.join(known)}" if known else "it knows lr only"
+            raise CodecError(
+                f"[server] {key} with optimizer = {server.optimizer!r}", why=knows, hint=f"leave {key} out"
+            )
+    return optimizers.find(server.optimizer)(lr=server.lr, **given)
+
+
+optimizers: Registry[type[FedAvg] | Callable[..., ServerOptimizer]] = Registry(
+    "server optimizer", group="thinwire.optimizers"
+)
+for optimizer in (FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad):
+    optimizers.add(optimizer.__name__.lower(), optimizer)

@@ -28,6 +28,7 @@ from thinwire.aggregation.methods.twobit import TwoBit
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
 from thinwire.core.registry import Registry
+from thinwire.core.sections import ServerSection
 
 
 class Codecs(Registry[type[Step]]):
@@ -62,6 +63,12 @@ class Codecs(Registry[type[Step]]):
 
         around = ef21 if feedback == "ef21" else classic
         around(self.parse(spec)).bind(Layout.of({"w": (8, 8)}))
+
+    def require_optimizer(self, server: ServerSection) -> None:
+        """`CodecError` when there is no such server optimizer, or it does not know a key that is given."""
+        from thinwire.aggregation.optimizers import server_optimizer
+
+        server_optimizer(server)
 
 
 NEEDED = ("role", "examples", "read")

@@ -11,6 +11,7 @@ from thinwire.core.errors import CodecError, PlanError
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
+    from thinwire.core.sections import ServerSection
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,23 @@ class DeviceTimes:
 
 
 class CodecBook(Protocol):
-    """What a check needs to know of codecs; `aggregation.codecs` is one."""
+    """What a check needs to know of codecs and server optimizers; `aggregation.codecs` is one."""
 
     def parse(self, spec: str) -> Any: ...  # CodecError when it cannot be
     def require_contraction(self, spec: str, feedback: str) -> None: ...  # CodecError when it would diverge around it
+    def require_optimizer(self, server: ServerSection) -> None: ...  # CodecError for one that cannot be
 
 
 def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
     """All refusals of a plan, in the order of its sections."""
-    return [*_unbuilt(plan), *_work(plan), *_codecs(plan, codecs), *_feedback(plan), *_deadline(plan, measured)]
+    return [
+        *_unbuilt(plan),
+        *_work(plan),
+        *_codecs(plan, codecs),
+        *_feedback(plan),
+        *_server(plan, codecs),
+        *_deadline(plan, measured),
+    ]
 
 
 # What the plan's format has and this version does not: such a key must keep its default, and is never ignored.
@@ -57,7 +66,7 @@ UNBUILT = {
     "local": ("min_steps", "codec_threads", "schedule", "prox", "partial", "overlap", "durability"),
     "uplink": ("warmup", "ladder"),
     "downlink": ("codec", "feedback", "full_every", "log_rounds"),
-    "server": ("threads", "optimizer", "reduce"),
+    "server": ("threads", "reduce"),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
                "post_quantum"),
     "privacy": ("mode", "clip", "adaptive", "noise_multiplier", "target_epsilon", "delta", "budget"),
@@ -66,7 +75,6 @@ UNBUILT_VALUES = {
     ("run", "init"): "device",
     ("run", "evaluate"): "holdout",
     ("local", "steps"): "auto",
-    ("uplink", "feedback"): "ef21",
 }
 
 
@@ -149,6 +157,12 @@ def _feedback(plan: RunPlan) -> Iterator[Refusal]:
             "momentum correction adds up gradients of one step each; a change of many steps holds the device's own",
             "[local] steps = 1, or [local] momentum",
         )
+    if uplink.feedback == "ef21" and plan.cohort.late == "fold" and plan.cohort.staleness_exponent:
+        yield Refusal(
+            '[uplink] feedback = "ef21" with late updates that count less',
+            "the server's sum is right only while each update counts as much as the device took it to",
+            '[cohort] late = "drop", or staleness_exponent = 0',
+        )
     if uplink.feedback != "classic":
         for key, value, default in (("momentum", uplink.momentum, 0), ("feedback_decay", uplink.feedback_decay, 1)):
             if value != default:
@@ -157,6 +171,13 @@ def _feedback(plan: RunPlan) -> Iterator[Refusal]:
                     "it is of the residual, and only classic feedback has one",
                     f'[uplink] feedback = "classic", or leave {key} out',
                 )
+
+
+def _server(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
+    try:
+        codecs.require_optimizer(plan.server)
+    except CodecError as error:
+        yield Refusal(error.what, error.why, error.hint)
 
 
 def _deadline(plan: RunPlan, measured: Mapping[str, DeviceTimes]) -> Iterator[Refusal]:

@@ -35,7 +35,8 @@ class RunStatusChanged(Event):
 class ModelStored(Event):
     """A model version is durable in `file`, whose `parts` (name, length, SHA-256) are also what devices are sent.
 
-    `digest` is the SHA-256 over its trained float32 bytes; `counters` are its integer buffers.
+    `digest` is the SHA-256 over its trained float32 bytes; `counters` are its integer buffers; `state` is the SHA-256
+    of the file beside it in which the server optimizer's state stands, "" where there is none.
     """
 
     version: int
@@ -43,6 +44,7 @@ class ModelStored(Event):
     file: str
     parts: list[tuple[str, int, str]] = field(default_factory=list)
     counters: Mapping[str, int] = field(default_factory=dict)
+    state: str = ""
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,20 @@ class ServerSection(Section):
     """What the aggregator does with the replies."""
 
     threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
-    optimizer: str = Field(default="fedavg", description="how the mean change becomes a step")
+    optimizer: str = Field(
+        default="fedavg",
+        description="how the mean change becomes a step: fedavg, fedavgm, fedadam, fedyogi, fedadagrad",
+    )
     lr: Positive = Field(default=1.0, description="of the server's step")
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="of fedavgm, fedadam, fedyogi (0.9 where none is given) and fedadagrad (0)"
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="of fedadam and fedyogi: how long squares are remembered; 0.99 where none is given"
+    )
+    tau: Positive | None = Field(
+        default=None, description="of fedadam, fedyogi and fedadagrad: the least that a step is divided by; 0.001"
+    )
     reduce: str = Field(default="mean", description="how changes are put together")
 
 

@@ -30,7 +30,7 @@ def finish(one: OneRound) -> Closed:
         version += 1
         stepped = time.perf_counter()
         model = running.model
-        events.append(running.versions.write(version, model.params, model.buffers, model.counters, now))
+        events.append(running.versions.write(version, model.params, model.buffers, model.counters, now, model.state))
         step_s, store_s = stepped - start, time.perf_counter() - stepped
     else:
         step_s = store_s = 0.0

@@ -76,6 +76,7 @@ class Past:
     barred_until: dict[str, float] = field(default_factory=dict)  # of those: when its reason may have passed by itself
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
+    weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted it
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
     evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
     best: Evaluated | None = None
@@ -156,6 +157,9 @@ class Past:
 
     def _close(self, event: RoundClosed) -> None:
         stepped = event.reason not in ("too-few", "stopped")
+        for accepted in self.accepted:
+            if stepped and accepted.update_id in event.folded:
+                self.weights.setdefault(accepted.device, int(accepted.head.get("examples", 0)))
         for text in event.folded:
             update_id = UpdateId.parse(text)
             self._tell(Verdict(update_id, "folded", event.version))

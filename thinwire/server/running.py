@@ -55,7 +55,8 @@ class Running:
         if self.past.model is None:
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         params, buffers = self.versions.read(self.past.model)
-        self.model = Model(self.layout, params, buffers, dict(self.past.model.counters))
+        state = self.versions.read_state(self.past.model)
+        self.model = Model(self.layout, params, buffers, dict(self.past.model.counters), state)
         self.deferred: list[ReplyHead] = []  # answers that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened else 0.0)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from thinwire.aggregation import BufferMean, WeightedMean, optimizers, parse
+from thinwire.aggregation import BufferMean, WeightedMean, parse
+from thinwire.aggregation.optimizers import server_optimizer
 from thinwire.core.errors import BadPayload, ThinwireError
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHead, State, Vector
+from thinwire.server.shares import SHARES, Shares
 
 Frames = Callable[[], Iterator[bytes]]
 
@@ -29,14 +31,15 @@ class Model:
     params: Vector
     buffers: Vector
     counters: dict[str, int]
-    state: State = field(default_factory=dict)  # the server optimizer's
+    state: State = field(default_factory=dict)  # the server optimizer's, and ef21's sum
 
 
 class Fold:
     """One round's tally: takes updates in the journal's order, one at a time, each wholly or not at all."""
 
-    def __init__(self, plan: RunPlan, layout: Layout, codec: str) -> None:
+    def __init__(self, plan: RunPlan, layout: Layout, codec: str, weights: Mapping[str, int] | None = None) -> None:
         self.plan, self.layout = plan, layout
+        self.shares = Shares(weights or {}) if plan.uplink.feedback == "ef21" else None
         self.changes = WeightedMean(parse(codec).bind(layout), layout)
         self.buffers = BufferMean(layout)
 
@@ -52,22 +55,31 @@ class Fold:
         statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
             self.buffers.check(statistics)
-        self.changes.fold(lambda: _first(frames(), segments), head.examples, discount, head.a)
+        device, weight = head.update_id.device, head.examples
+        if self.shares is not None:
+            weight = self.shares.weight(device, weight)
+        self.changes.fold(lambda: _first(frames(), segments), weight, discount, head.a)
+        if self.shares is not None:
+            self.shares.fold(device, weight)
         if statistics is not None:
             self.buffers.fold(statistics, head.examples * discount)
         self.buffers.count(head.counters)
 
     def step(self, model: Model) -> None:
         """Move the model by what was folded; `model.params` is overwritten."""
-        change = self.changes.close()
+        if self.shares is not None:
+            change, sums = self.shares.close(self.changes, model.state)
+        else:
+            change, sums = self.changes.close(), dict[str, Vector]()
         if change is None or not np.isfinite(change.sum(dtype=np.float64)):
             raise Overflowed(
                 "the updates of this round add up to NaN or infinity",
                 why="one client's training diverged",
                 hint="a smaller [local] lr, or [local] clip_grad = 1.0",
             )
-        optimizer = optimizers.find(self.plan.server.optimizer)(lr=self.plan.server.lr)
-        model.params, model.state = optimizer.step(model.params, change, model.state)
+        own = {name: array for name, array in model.state.items() if name != SHARES}
+        model.params, own = server_optimizer(self.plan.server).step(model.params, change, own)
+        model.state = {**own, **sums}
         if self.plan.local.buffers == "average":
             model.buffers = self.buffers.close(model.buffers)
             model.counters |= self.buffers.counters

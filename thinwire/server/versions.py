@@ -1,21 +1,27 @@
 """The model's versions on disk: one file each, written once, sent to devices as it is.
 
 A file holds one identity frame a segment, then a frame of float buffers where the model has any. It is durable
-before the event that names it is recorded, so the journal never names a file that is not there.
+before the event that names it is recorded, so the journal never names a file that is not there. What the server's
+optimizer remembers stands in `v000007.state` beside it, which never leaves the aggregator.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
 from thinwire.aggregation import read_model, write_model
 from thinwire.core.errors import DataLost
 from thinwire.core.events import ModelStored
+from thinwire.core.home import write_atomically
 from thinwire.core.layout import Layout
-from thinwire.core.types import Part, Vector
+from thinwire.core.types import Part, State, Vector
 
 
 @dataclass(frozen=True)
@@ -29,13 +35,29 @@ class Versions:
         return self.folder / f"v{version:06d}.model"
 
     def write(
-        self, version: int, params: Vector, buffers: Vector, counters: Mapping[str, int], at: float
+        self,
+        version: int,
+        params: Vector,
+        buffers: Vector,
+        counters: Mapping[str, int],
+        at: float,
+        state: State | None = None,
     ) -> ModelStored:
         """Make a version durable; `params` and `buffers` are the flat float32 vectors of the layout."""
-        path = self.path(version)
+        path, digest_of_state = self.path(version), ""
+        if state:
+            data = save(state)
+            digest_of_state = hashlib.sha256(data).hexdigest()
+            write_atomically(path.with_suffix(".state"), data)
         parts, digest = write_model(path, self.layout, params, buffers)
         return ModelStored(
-            at, version, digest, path.name, [(p.name, p.length, p.sha256) for p in parts], dict(counters)
+            at,
+            version,
+            digest,
+            path.name,
+            [(p.name, p.length, p.sha256) for p in parts],
+            dict(counters),
+            digest_of_state,
         )
 
     def read(self, stored: ModelStored) -> tuple[Vector, Vector]:
@@ -55,11 +77,28 @@ class Versions:
             )
         return params, buffers
 
+    def read_state(self, stored: ModelStored) -> State:
+        """What the server's optimizer remembered at a version, bit for bit; `DataLost` when it cannot be had."""
+        if not stored.state:
+            return {}
+        path = (self.folder / stored.file).with_suffix(".state")
+        try:
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != stored.state:
+                raise ValueError("its digest is not the one recorded")
+            return {name: array.copy() for name, array in load(data).items()}
+        except (OSError, ValueError, SafetensorError) as error:
+            raise DataLost(
+                f"what the server optimizer remembers at version {stored.version} cannot be read",
+                why=str(error),
+                hint='restore a backup, or start anew from this model: [run] init = "run:ID"',
+            ) from error
+
     def prune(self, keep: Collection[int]) -> None:
         """Remove all versions but these."""
-        wanted = {self.path(version).name for version in keep}
-        for path in self.folder.glob("v*.model"):
-            if path.name not in wanted:
+        wanted = {self.path(version).stem for version in keep}
+        for path in [*self.folder.glob("v*.model"), *self.folder.glob("v*.state")]:
+            if path.stem not in wanted:
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
 

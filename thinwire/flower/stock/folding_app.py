@@ -57,6 +57,7 @@ class StockRun:
     payload_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    _weights: dict[str, int] = field(default_factory=dict)  # see server/shares.py
 
     def make(self, nodes: int) -> None:
         """All rounds; each says in one line what came of it."""
@@ -106,7 +107,7 @@ class StockRun:
         codec = with_layers(self.plan.uplink.codec, self.plan.uplink.layers)
         model_file = (self.folder / stored.file).read_bytes()
         asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec)), model_file) for node in nodes}
-        fold, heads = Fold(self.plan, versions.layout, codec), list[ReplyHead]()
+        fold, heads = Fold(self.plan, versions.layout, codec, self._weights), list[ReplyHead]()
         for node, reply in self._exchange("train", asks).items():
             try:
                 head = reply_from_bytes(reply.head)
@@ -124,6 +125,7 @@ class StockRun:
         if not heads:
             raise TooFewClients(f"no node answered in round {number}")
         fold.step(self.model)
+        self._weights |= fold.shares.new if fold.shares else {}
         self.metrics = pooled((head.metrics for head in heads), "eval/")
         print(f"thinwire: round {number}: {len(heads)} of {len(nodes)} nodes, {self.metrics}", flush=True)
         return versions.write(number, self.model.params, self.model.buffers, self.model.counters, time.time())

@@ -1,0 +1,115 @@
+"""What the server's optimizer and ef21 remember: there after a kill, bit for bit, or the run does not go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.server.scripted import LAYOUT, Device
+from tests.server.test_run import Bench
+from thinwire.aggregation import parse
+from thinwire.aggregation.ef21 import ef21
+from thinwire.core import Key
+from thinwire.core.errors import DataLost
+from thinwire.core.events import ModelStored
+from thinwire.core.types import Ask, State
+from thinwire.server.versions import Versions
+
+ADAM = {"optimizer": "fedadam", "lr": 0.1}
+EF21: dict[str, Any] = {"codec": "topk(0.2)", "feedback": "ef21"}
+
+
+def run(folder: Path, devices: list[Device], **sections: Any) -> Bench:
+    bench = Bench(folder, devices, **sections)
+    assert bench.drive().status == "done"
+    return bench
+
+
+def last(bench: Bench) -> ModelStored:
+    return bench.events(ModelStored)[-1]
+
+
+@pytest.mark.parametrize("optimizer", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+def test_a_run_that_is_closed_and_opened_again_after_any_round_ends_with_the_same_bits(tmp_path, optimizer):
+    server = {"optimizer": optimizer, "lr": 0.1}
+    whole = run(tmp_path / "whole", [Device("a"), Device("b")], run={"rounds": 4}, server=server)
+    parted = Bench(tmp_path / "parted", [Device("a"), Device("b")], run={"rounds": 4}, server=server)
+    for closed in (1, 2, 3):
+        parted.drive(stop=lambda at=closed: "service" if len(parted.reasons()) >= at else None)
+        parted.fleet = parted.fleet.restart()
+    assert parted.drive().status == "done"
+    assert last(parted).digest == last(whole).digest
+    assert last(parted).state == last(whole).state != ""
+
+
+def test_fedavg_remembers_nothing_and_writes_no_file(tmp_path):
+    bench = run(tmp_path, [Device("a")], run={"rounds": 2})
+    assert last(bench).state == ""
+    assert not list(bench.home.run(bench.run_id).glob("*.state"))
+
+
+def test_files_of_versions_that_are_not_kept_go_with_them(tmp_path):
+    bench = run(tmp_path, [Device("a")], run={"rounds": 5}, server=ADAM)
+    folder = bench.home.run(bench.run_id)
+    models = {path.stem for path in folder.glob("*.model")} - {"v000000"}
+    assert {path.stem for path in folder.glob("*.state")} == models
+
+
+def test_a_run_whose_memory_is_damaged_does_not_go_on_without_it(tmp_path):
+    bench = Bench(tmp_path, [Device("a")], run={"rounds": 3}, server=ADAM)
+    bench.drive(stop=lambda: "service" if bench.reasons() else None)
+    path = bench.home.run(bench.run_id) / "v000001.state"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(DataLost, match="what the server optimizer remembers"):
+        bench.drive()
+
+
+class Following(Device):
+    """A device that keeps its reference, as ef21 says."""
+
+    def encoded(self, ask: Ask, change: np.ndarray) -> bytes:
+        codec = ef21(parse(ask.codec)).bind(LAYOUT)
+        self.state: State = getattr(self, "state", codec.init())
+        encoded = codec.encode(change, self.state, Key(1))
+        self.state = encoded.state
+        return encoded.payload
+
+
+def test_with_ef21_the_model_moves_by_the_mean_of_all_references(tmp_path):
+    devices = [Following("a", examples=10), Following("b", examples=30)]
+    cohort = {"late": "drop"}
+    bench = run(tmp_path, list(devices), run={"rounds": 1}, uplink=EF21, cohort=cohort)
+    params, _ = bench_versions(bench).read(last(bench))
+    expected = 5.0 * (10 * devices[0].state["reference"] + 30 * devices[1].state["reference"]) / 40
+    np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_with_ef21_a_device_that_is_not_there_counts_with_its_last_reference(tmp_path):
+    devices = [Following("a", examples=10), Following("b", lambda ask: 1.0 if ask.round == 1 else None, examples=30)]
+    cohort = {"late": "drop", "deadline_s": 10, "min_replies": 1}
+    bench = run(tmp_path, list(devices), run={"rounds": 2, "keep": "all"}, uplink=EF21, cohort=cohort)
+    before, after = (bench_versions(bench).read(stored)[0] for stored in bench.events(ModelStored)[1:3])
+    references = [device.state["reference"] for device in devices]
+    expected = 5.0 * (10 * references[0] + 30 * references[1]) / 40
+    np.testing.assert_allclose(after - before, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_with_ef21_a_run_that_was_opened_again_ends_with_the_same_bits(tmp_path):
+    def bench(folder: str) -> Bench:
+        devices: list[Device] = [Following("a", examples=10), Following("b", examples=30)]
+        return Bench(tmp_path / folder, devices, run={"rounds": 4}, uplink=EF21, cohort={"late": "drop"})
+
+    whole, parted = bench("whole"), bench("parted")
+    whole.drive()
+    for closed in (1, 2, 3):
+        parted.drive(stop=lambda at=closed: "service" if len(parted.reasons()) >= at else None)
+        parted.fleet = parted.fleet.restart()
+    assert parted.drive().status == "done"
+    assert (last(parted).digest, last(parted).state) == (last(whole).digest, last(whole).state)
+
+
+def bench_versions(bench: Bench) -> Versions:
+    return Versions(bench.home.run(bench.run_id), LAYOUT)

@@ -1,0 +1,44 @@
+"""What devices have sent so far, under ef21: one sum for all of them, which each round moves on.
+
+Each device's reference g_i is the sum of what was decoded of its updates, so S = sum w_i g_i is the sum of all updates
+with the device's weight, and (1 / sum w_i) S what the paper's server averages from its g_i, client by client. A device
+that is not in a round counts with its last g_i, as in EF21-PP (Fatkhullin et al. 2021). Law: w_i is what it was in the
+first round that counted the device, and no update is discounted, else S would not be the sum of w_i g_i any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from thinwire.aggregation import WeightedMean
+from thinwire.core.types import State, Vector
+
+SHARES = "shares"  # in the run's state
+
+
+@dataclass
+class Shares:
+    """One round's part: who was folded with which weight. `known` are the weights of devices of earlier rounds."""
+
+    known: Mapping[str, int]
+    new: dict[str, int] = field(default_factory=dict)
+
+    def weight(self, device: str, examples: int) -> int:
+        """A device's weight: its examples when it was counted first."""
+        return self.known.get(device) or self.new.get(device) or examples
+
+    def fold(self, device: str, examples: int) -> None:
+        self.new.setdefault(device, self.weight(device, examples))
+
+    def close(self, tally: WeightedMean, state: State) -> tuple[Vector | None, State]:
+        """(the change of all devices that ever sent, the new sum); the tally's own memory is given away."""
+        if tally.examples == 0:
+            return None, {}
+        total = tally.total
+        if SHARES in state:
+            total += state[SHARES]
+        everyone = sum({**self.known, **self.new}.values())
+        return total * np.float32(tally.normaliser / tally.examples / everyone), {SHARES: total}

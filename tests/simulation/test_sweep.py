@@ -14,6 +14,7 @@ from thinwire.store.cells import Cells
 
 TASK = '''
 """A task small enough for a sweep in a test."""
+import os
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -23,6 +24,8 @@ def model():
     return nn.Linear(4, 2)
 
 def data(site):
+    if site.seed == 98:
+        os._exit(1)  # as a system short of memory ends a process
     if site.seed == 99:
         raise KeyError("no such seed")
     draw = torch.Generator().manual_seed(site.partition)
@@ -81,6 +84,15 @@ def test_two_workers_make_the_same_figures_as_one(task: str, tmp_path: Path) -> 
     beside = run_sweep(sweep, Cells(tmp_path / "two"), workers=2)
     assert [cell.metrics for cell in beside] == [cell.metrics for cell in alone]
     assert [cell.made for cell in beside] == [cell.made for cell in alone]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_ends_the_sweep_with_what_to_do(task: str, tmp_path: Path) -> None:
+    seeds = [RunPlan.from_json({**plan, "run": {**plan["run"], "seed": seed}}) for plan in [plans({})[0].to_json()]
+             for seed in (98, 97)]  # fmt: skip
+    with pytest.raises(ThinwireError, match="a worker ended") as caught:
+        run_sweep(Sweep.of(task, seeds, 2, "iid"), Cells(tmp_path / "group"), workers=2)
+    assert "--workers" in caught.value.hint
 
 
 def test_how_long_it_will_take_is_said_before_it_begins(task: str, tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ class Told:
         about = "too few rounds to estimate"
         if estimate is not None:
             self.estimate_s = estimate.seconds
-            about = f"about {estimate.seconds / HOUR:.2f} h, {estimate.how}"
+            hours = estimate.seconds / HOUR
+            about = f"about {f'{hours:.1f} h' if hours > 1 else say.seconds(estimate.seconds)}, {estimate.how}"
         say.note(f"{missing} of {self.total} runs to make{there}; {self.workers} at once: {about}")
 
     def cell(self, cell: Cell, done: int, missing: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -146,22 +147,27 @@ def _pool(workers: int) -> Iterator[Executor | None]:
         yield None
         return
     before: set[Any] = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_deaf)
-    try:
-        yield pool
-        pool.shutdown()
-    except BrokenProcessPool:
-        raise ThinwireError(
-            "a worker ended before its run did",
-            why="something killed it: the system does so where memory is short",
-            hint="fewer --workers; the same command goes on with what is missing",
-        ) from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
+    with tempfile.TemporaryDirectory(prefix="thinwire-sweep-", ignore_cleanup_errors=True) as scratch:
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (scratch,))
+        try:
+            yield pool
+            pool.shutdown()
+        except BrokenProcessPool:
+            raise ThinwireError(
+                "a worker ended before its run did",
+                why="something killed it: the system does so where memory is short",
+                hint="fewer --workers; the same command goes on with what is missing",
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            left = set(multiprocessing.active_children()) - before
+            for child in left:
+                child.terminate()
+            for child in left:
+                child.join()
 
 
-def _deaf() -> None:
-    """Ctrl-C is for the process that keeps the cells: it ends its workers."""
+def _begin(scratch: str) -> None:
+    """A worker is deaf to Ctrl-C: the process that keeps the cells ends it, and removes what it had begun on disk."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tempfile.tempdir = scratch

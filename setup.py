@@ -14,7 +14,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = "thinwire/aggregation/native/src"
-HEADERS = ("path.cpp", "bits.hpp", "finite.hpp", "levels.hpp", "topk.hpp")
+HEADERS = ("path.cpp", *(f"{name}.hpp" for name in ("bits", "finite", "levels", "topk", "delta", "rice", "sparse")))
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 INTEL = {
     "avx2": ["-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mpopcnt"],

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.aggregation.examples import SPECS, fixed_vector, layout_of, made
 from tests.aggregation.write_golden import FOLDER, name_of
 from thinwire.aggregation import feedback, native, parse
+from thinwire.aggregation.coders.delta import Delta
+from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.native import threads
 from thinwire.core import Key
-from thinwire.core.errors import NonFiniteUpdate, UsageError
+from thinwire.core.errors import BadPayload, NonFiniteUpdate, UsageError
 from thinwire.core.types import Vector
 
 KERNELS = [path for path in native.available() if path != "numpy"]
@@ -119,3 +121,65 @@ def test_the_environment_forces_numpy(monkeypatch) -> None:
     monkeypatch.setenv("THINWIRE_KERNELS", "numpy")
     assert native.chosen() == "numpy"
     assert native.kernel("levels_encode") is None
+
+
+@given(
+    gaps=st.lists(st.integers(0, 2**9), min_size=1, max_size=300),
+    times=st.sampled_from([1, 20, 4000]),
+    cuts=st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 255)), max_size=3),
+)
+@settings(deadline=None, max_examples=60)
+@pytest.mark.parametrize("coder", ["delta", "rice"])
+def test_places_are_coded_alike_and_streams_that_are_none_refused_alike(coder: str, gaps, times, cuts) -> None:
+    places = np.cumsum(np.array((gaps * times)[:9000], np.int64) + 1) - 1
+    size = int(places[-1]) + 1
+    pack, unpack = (Delta().pack, Delta().unpack) if coder == "delta" else (Rice().pack_indices, Rice().unpack_indices)
+
+    def read(data: bytes) -> bytes | str:
+        try:
+            return unpack(data, places.size, size).tobytes()
+        except BadPayload:
+            return "refused"
+
+    with native.using("numpy"):
+        right = pack(places)
+        broken = bytearray(right)
+        for where, what in cuts:
+            broken[where % len(broken)] = what
+        tried = [right, bytes(broken), right[:-1], right + b"\0", bytes(broken)[1:]]
+        expected = [read(data) for data in tried]
+    assert expected[0] == places.tobytes()
+    for path in KERNELS:
+        with native.using(path):
+            assert pack(places) == right, path
+            assert [read(data) for data in tried] == expected, path
+
+
+@given(
+    symbols=st.binary(min_size=1, max_size=400),
+    bits=st.integers(2, 8),
+    times=st.sampled_from([1, 30]),
+    cuts=st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 255)), max_size=3),
+)
+@settings(deadline=None, max_examples=60)
+def test_symbols_are_coded_alike(symbols: bytes, bits: int, times: int, cuts) -> None:
+    given = np.frombuffer(symbols * times, np.int8) >> np.int8(8 - bits)
+
+    def read(data: bytes) -> bytes | str:
+        try:
+            return Rice().unpack_symbols(data, given.size, bits).tobytes()
+        except BadPayload:
+            return "refused"
+
+    with native.using("numpy"):
+        right = Rice().pack_symbols(given, bits)
+        broken = bytearray(right)
+        for where, what in cuts:
+            broken[where % len(broken)] = what
+        tried = [right, bytes(broken), right[:-1], right + b"\0"]
+        expected = [read(data) for data in tried]
+    assert expected[0] == given.tobytes()
+    for path in KERNELS:
+        with native.using(path):
+            assert Rice().pack_symbols(given, bits) == right, path
+            assert [read(data) for data in tried] == expected, path

@@ -31,6 +31,7 @@ from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.coders.zstd import Zstd
 from thinwire.aggregation.frame import Stream
 from thinwire.aggregation.methods.identity import Identity
+from thinwire.aggregation.native import gaps as native
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key, word32
 from thinwire.core.layout import Layout
@@ -193,6 +194,10 @@ class Chain:
         for a, b in blocks(last, start=first):
             here = slice(a, b)
             scaled = self.quantizer.dequantize(read.symbols, read.scales, here, read.word)
+            if read.indices is not None and native.sparse_add(
+                read.indices[here], scaled, factor, shift, weight is not None, into
+            ):
+                continue
             if factor != 1:
                 scaled = scaled * factor
             places: slice | Indices = slice(a - shift, b - shift)

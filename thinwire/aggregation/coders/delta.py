@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from thinwire.aggregation.codec import Indices, Role
+from thinwire.aggregation.native import gaps as native
 from thinwire.core.errors import BadPayload
 
 GAP_BYTES = 4  # a segment has at most 2^24 values: no gap takes more
@@ -28,6 +29,9 @@ class Delta:
         return cls()
 
     def pack(self, array: Indices) -> bytes:
+        done = native.delta_write(array)
+        if done is not None:
+            return done
         gaps = np.diff(array, prepend=-1) - 1
         lengths = np.ones(gaps.size, np.int64)
         for more in range(1, GAP_BYTES):
@@ -46,6 +50,9 @@ class Delta:
         raw = np.frombuffer(data, np.uint8)
         if not items <= raw.size <= self.max_bytes(items, size):
             raise BadPayload(f"{raw.size} bytes of indices", why=f"{items} were expected")
+        done = native.delta_read(data, items, size)
+        if done is not None:
+            return done
         ends = np.flatnonzero(raw < 0x80)
         if ends.size != items or (items and ends[-1] != raw.size - 1):
             raise BadPayload(f"{ends.size} indices in {raw.size} bytes", why=f"{items} were expected")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Indices, Role, Symbols
+from thinwire.aggregation.native import gaps as native
 from thinwire.core.errors import BadPayload
 
 BLOCK = 4096  # numbers that share a parameter
@@ -42,9 +43,13 @@ class Rice:
 
     def pack_indices(self, indices: Indices) -> bytes:
         """Of strictly rising indices: the gaps between them, less one."""
-        return _written(np.diff(indices, prepend=-1) - 1, 0)
+        done = native.rice_write_places(indices)
+        return _written(np.diff(indices, prepend=-1) - 1, 0) if done is None else done
 
     def unpack_indices(self, data: bytes | memoryview, items: int, size: int) -> Indices:
+        done = native.rice_read_places(data, items, size)
+        if done is not None:
+            return done
         gaps = _read(data, items, 0, size)
         indices: Indices = np.cumsum(gaps + 1) - 1
         if items and indices[-1] >= size:
@@ -53,10 +58,16 @@ class Rice:
 
     def pack_symbols(self, symbols: Symbols, bits: int) -> bytes:
         """Of signed symbols: 0, -1, 1, -2, .. are numbered 0, 1, 2, 3, .. (zigzag)."""
+        done = native.rice_write_symbols(symbols, bits)
+        if done is not None:
+            return done
         wide = symbols.astype(np.int64)
         return _written((wide << 1) ^ (wide >> 63), bits)
 
     def unpack_symbols(self, data: bytes | memoryview, items: int, bits: int) -> Symbols:
+        done = native.rice_read_symbols(data, items, bits)
+        if done is not None:
+            return done
         numbers = _read(data, items, bits, 1 << bits)
         return ((numbers >> 1) ^ -(numbers & 1)).astype(np.int8)
 

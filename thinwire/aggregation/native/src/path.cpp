@@ -16,3 +16,6 @@
 #include "finite.hpp"
 #include "levels.hpp"
 #include "topk.hpp"
+#include "delta.hpp"
+#include "rice.hpp"
+#include "sparse.hpp"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.client.small import Aggregator, plan_of
 from tests.client.trained_elsewhere import Elsewhere
@@ -28,7 +29,7 @@ ENDLESS = "time.sleep(3600)"
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
     """One for all tests here: most of them end its process, and none may leave a trace for the next."""
-    made = Elsewhere(tmp_path_factory.mktemp("worker"))
+    made = Elsewhere(tmp_path_factory.mktemp("worker"), threads=1)
     made.worker.describe()
     yield made
     made.worker.close()
@@ -46,10 +47,19 @@ def untimed(head: ReplyHead) -> ReplyHead:
     return replace(head, timings=Timings())
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Here as there: torch's sums depend on how many add them up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("codec", ["identity", "topk(0.1) > int8"])
 @pytest.mark.parametrize("buffers", ["average", "local"])
 def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
-    tmp_path: Path, elsewhere: Elsewhere, codec: str, buffers: str
+    tmp_path: Path, elsewhere: Elsewhere, one_thread: None, codec: str, buffers: str
 ) -> None:
     plan = plan_of(f'momentum = 0.9\nbuffers = "{buffers}"', codec, "classic" if "topk" in codec else "none")
     found = []

@@ -190,6 +190,26 @@ def test_who_is_shut_out_while_waiting_ends_with_5(tmp_path: Path) -> None:
     assert served(tmp_path, BrokenLink(None))[0] == 5
 
 
+def test_after_an_outage_the_first_pull_is_short_so_that_it_is_soon_said_to_be_over(tmp_path: Path) -> None:
+    waits: list[float] = []
+
+    class Back(BrokenLink):
+        def hello(self, hello: Hello) -> Welcome:
+            return Welcome(hello.name, poll_s=240.0)
+
+        def pull(self, wait_s: float) -> Delivery | None:
+            waits.append(wait_s)
+            if len(waits) == 1:
+                raise Unreachable("nobody answers")
+            if len(waits) == 3:
+                raise Refused("revoked")
+            return None
+
+    _, said = served(tmp_path, Back(None))
+    assert (waits[0], waits[1] <= 1.0, waits[2]) == (240.0, True, 240.0)
+    assert "connected again" in said
+
+
 def calls_with(
     clock: VirtualClock, said: list[str], tries: int, give_up: bool = False
 ) -> tuple[Calls, Callable[[], str], list[float]]:

@@ -21,6 +21,7 @@ from thinwire.core.types import Ask, Failure, ReplyHead
 
 Say = Callable[[str], None]
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
+BACK_S = 1.0  # the first pull after an outage: it is over when a call was answered, and a person may be waiting for it
 
 
 class Loop:
@@ -97,13 +98,16 @@ class Loop:
         """Hand on what comes; what ends this thread is raised where the work is done."""
         try:
             while True:
-                delivery = self.calls.until_done(lambda: self.link.pull(self.poll_s))
+                delivery = self.calls.until_done(lambda: self.link.pull(self._patience_s()))
                 if delivery is not None:
                     self.inbox.put((delivery, time.monotonic()))
         except Ending:
             return
         except Exception as error:  # a defect must end the program, not this thread alone
             self.inbox.put(error)
+
+    def _patience_s(self) -> float:
+        return min(BACK_S, self.poll_s) if self.calls.outage.lasts_s else self.poll_s
 
     def _take(self, delivery: Delivery, came_at: float) -> bool:
         """Answer one ask; True when it said that a run is over."""

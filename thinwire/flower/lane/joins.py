@@ -10,6 +10,7 @@ from collections.abc import Callable
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotInvited, Refused
 from thinwire.core.fleet import DeviceRow, Joining, Roster
+from thinwire.core.texts import grouped
 from thinwire.core.types import DEVICE_NAME
 from thinwire.flower.door.gate import Gate
 from thinwire.flower.door.requests import Request
@@ -65,7 +66,7 @@ class JoinRoute:
         if row.state == "revoked":  # its invitation was used by itself, before it was shut out
             raise Refusal(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending":
-            log.warning("%s waits to be approved; its key's fingerprint is %s", row.name, row.fingerprint)
+            log.warning("%s waits to be approved; its key's fingerprint is %s", row.name, grouped(row.fingerprint))
         await request.answer(200, self._said(row), JSON)
 
     def _said(self, row: DeviceRow) -> bytes:

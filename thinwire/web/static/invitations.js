@@ -5,6 +5,8 @@ import { moment, plural } from "./format.js";
 import { serverNow, useNow } from "./live.js";
 import { Command, Icon, Section, Table } from "./parts.js";
 
+const SHOWN = 5; // of twenty that were made at once; the others are a click away
+
 const STATES = {
   open: ["is-working", "mail"],
   used: ["is-folded", "check"],
@@ -27,16 +29,20 @@ const COLUMNS = [
   { title: "Made", cell: (r) => html`${moment(r.created_at)} <span class="faint">by ${r.who}</span>` },
 ];
 
+const Open = ({ label, rows }) => html`<${Table} label=${label} rows=${rows} stacks keyOf=${(r) => r.id} columns=${[...COLUMNS,
+  { title: "Expires", cell: (r) => moment(r.expires_at) },
+  { title: html`<span class="unseen">Withdraw</span>`, right: true, cell: (r) => html`<${Withdraw} id=${r.id} />` }]} />`;
+
 export const Invitations = ({ rows, service }) => {
   useNow(true); // they expire by themselves
   const open = rows.filter((r) => state(r) === "open");
   const others = rows.filter((r) => state(r) !== "open");
   return html`
     <${Section} id="invitations" title="Invitations" aside=${open.length ? `${open.length} can still be used` : "none can be used"}>
-      ${open.length ? html`<${Table} label="Open invitations" rows=${open} stacks keyOf=${(r) => r.id} columns=${[...COLUMNS,
-    { title: "Expires", cell: (r) => moment(r.expires_at) },
-    { title: html`<span class="unseen">Withdraw</span>`, right: true, cell: (r) => html`<${Withdraw} id=${r.id} />` }]} />` : null}
-      ${others.length ? html`<details class="more"><summary>${plural(others.length, "other")} that cannot</summary>
+      ${open.length ? html`<${Open} label="Open invitations" rows=${open.slice(0, SHOWN)} />` : null}
+      ${open.length > SHOWN ? html`<details class="more"><summary>${plural(open.length - SHOWN, "other")} that can be used</summary>
+        <${Open} label="Other open invitations" rows=${open.slice(SHOWN)} /></details>` : null}
+      ${others.length ? html`<details class="more"><summary>${plural(others.length, "other")} that cannot be used</summary>
         <${Table} label="Invitations that cannot be used" rows=${others} stacks keyOf=${(r) => r.id} columns=${[...COLUMNS,
     { title: "Used", cell: (r) => (r.used_at ? moment(r.used_at) : "–") }]} /></details>` : null}
       <details class="more" open=${!rows.length}><summary>Make one</summary>

@@ -91,6 +91,8 @@ def status(
     urls = f"TLS; {', '.join(about.get('urls') or ())}" if about.get("pin") else "this machine only"
     say.line(f"door     {about['listen']} ({urls})")
     say.line(f"page     {code or about.get('page') or 'none (--no-page)'}")
+    if about.get("control_address"):
+        say.line(f"flower   {about['control_address']} for flwr run")
     say.line(f"devices  {len(online)} of {len(devices)} there{': ' + ', '.join(online) if online else ''}")
     if waiting:
         say.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")

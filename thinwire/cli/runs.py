@@ -115,7 +115,12 @@ def model(
     """Write a run's model as .safetensors: weights, buffers, and in its metadata where it comes from."""
     from thinwire.cli.places import opened
     from thinwire.cli.stored_model import stored_model
+    from thinwire.core.errors import UsageError
 
+    if not out.absolute().parent.is_dir():
+        raise UsageError(
+            f"there is no folder {out.parent}", why=f"{out} goes into it", hint="--out in one that is there"
+        )
     with opened(home) as store:
         found = stored_model(store, home, run_id, which)
     names = found.export(out)

@@ -27,7 +27,9 @@ CHANGE = select(func.coalesce(func.max(Device.change), 0))
 def enrol(connection: Connection, row: DeviceRow) -> DeviceRow:
     """Bind a name to a key, once; `Refused` when either is bound to another. Who is known stays as it is."""
     if not DEVICE_NAME.fullmatch(row.name):
-        raise UsageError(f"{row.name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them")
+        raise UsageError(
+            f"{row.name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="--name ward-3"
+        )
     if known := _known(connection, row.name, row.fingerprint):
         return known
     _insert(connection, row)
@@ -77,7 +79,9 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
 def add(connection: Connection, row: DeviceRow, who: str) -> DeviceRow:
     """A key that a person brought and approves by that; a known one is approved, unless it is of another kind."""
     if not DEVICE_NAME.fullmatch(row.name):
-        raise UsageError(f"{row.name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them")
+        raise UsageError(
+            f"{row.name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="--name ward-3"
+        )
     known = _known(connection, row.name, row.fingerprint)
     if known and known.how != row.how:
         raise Refused(

@@ -38,7 +38,7 @@ def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
         raise UsageError(f"{target} is there already", why="a backup is never overwritten", hint="another name")
     if not target.parent.is_dir():
         raise UsageError(
-            f"there is no folder {target.parent}", why="a backup goes into one that is there", hint="mkdir"
+            f"there is no folder {target.parent}", why="a backup goes into one that is there", hint="one that is there"
         )
     try:
         with lock_file(home.root / "backup.lock"), _stage(home.root / STAGE) as stage:

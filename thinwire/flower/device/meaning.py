@@ -93,6 +93,8 @@ def silence(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> 
     elif isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         why = "what answers there does not speak TLS"
         hint = "is the port right? A door on loopback may be http://"
-    elif isinstance(error, http.client.BadStatusLine) and not tls and not isinstance(error, ConnectionError):
-        hint = "does it speak TLS? thinwire client join https://HOST:PORT INVITE"
+    elif isinstance(error, http.client.BadStatusLine) and not tls:
+        hint = "does it speak TLS? https://HOST:PORT"
+        if isinstance(error, ConnectionError):
+            why, hint = "it hung up without an answer", hint + "; or it was just ending: try again"
     return Unreachable(what, why, hint, within_s=within_s)

@@ -25,12 +25,12 @@ class Invitation:
 
     @classmethod
     def parse(cls, text: str) -> Invitation:
-        """`UsageError`, which does not repeat the text, for anything that is no invitation."""
-        found = _TEXT.fullmatch(text.strip())
+        """`UsageError`, which does not repeat the text, for anything that is no invitation; capitals do not matter."""
+        found = _TEXT.fullmatch(text.strip().lower())
         if found is None:
             raise UsageError(
                 "this is no invitation",
-                why=f"{len(text.strip())} characters were given; one reads tw1.PIN.SECRET, as the operator got it",
+                why=f"one reads tw1.PIN.SECRET, in 101 letters (43 with the pin system); {len(text.strip())} were given",
                 hint="paste the whole line that thinwire devices invite printed",
             )
         return cls(found[1], found[2])

@@ -30,7 +30,7 @@ class Invitation:
         if found is None:
             raise UsageError(
                 "this is no invitation",
-                why=f"one reads tw1.PIN.SECRET, in 101 letters (43 with the pin system); {len(text.strip())} were given",
+                why=f"one reads tw1.PIN.SECRET, of 101 letters (43 with the pin system), not {len(text.strip())}",
                 hint="paste the whole line that thinwire devices invite printed",
             )
         return cls(found[1], found[2])

@@ -14,7 +14,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = "thinwire/aggregation/native/src"
-HEADERS = ("path.cpp", *(f"{name}.hpp" for name in ("bits", "finite", "levels", "topk", "delta", "rice", "sparse")))
+PARTS = ["bits", "finite", "pack", "levels", "half", "topk", "delta", "rice", "sparse"]
+HEADERS = ("path.cpp", *(f"{part}.hpp" for part in PARTS))
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 INTEL = {
     "avx2": ["-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mpopcnt"],

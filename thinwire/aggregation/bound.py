@@ -87,12 +87,15 @@ class Bound:
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         """Only reads `x`."""
         require_vector(x, self._size(segment))
-        if not all(group.chain.looks for group in self.groups[segment]):
+        if not self._writes(segment):
             require_finite(x)
         return self.encode_finite(x, state, key, segment)
 
     def encode_finite(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         """The same for a vector that was looked at already."""
+        if self._writes(segment):
+            payload = self.groups[segment][0].chain.written(x, key, segment, self._hashes[segment])
+            return Encoded(payload, state, Everything.SENT)
         streams, supports = [], list[Support]()
         for number, group in enumerate(self.groups[segment]):
             written, support = group.chain.write(group.gather(x), key, segment, number)
@@ -102,6 +105,10 @@ class Bound:
                 support = places if support is Everything.SENT else places[support]
             supports.append(support)
         return Encoded(frame.pack(self._hashes[segment], streams), state, _joined(supports))
+
+    def _writes(self, segment: int) -> bool:
+        (group, *others) = self.groups[segment]
+        return not others and not group.pieces and group.chain.writes
 
     def _read(self, payload: Payload, segment: int) -> list[tuple[Group, Read]]:
         size, groups = self._size(segment), self.groups[segment]

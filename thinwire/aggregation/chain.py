@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 
+from thinwire.aggregation import frame
 from thinwire.aggregation.bound import Bound, Group
 from thinwire.aggregation.codec import (
     Adds,
@@ -16,12 +17,12 @@ from thinwire.aggregation.codec import (
     Everything,
     Indices,
     Kind,
-    Looks,
     Quantizer,
     Scales,
     Sparsifier,
     Support,
     Symbols,
+    Writes,
     blocks,
     chained,
 )
@@ -87,9 +88,22 @@ class Chain:
         return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
 
     @property
-    def looks(self) -> bool:
-        """Whether `write` refuses NaN and infinity by itself."""
-        return self.sparsifier is None and isinstance(self.quantizer, Looks) and self.quantizer.looks
+    def writes(self) -> bool:
+        """Whether a kernel writes what it makes of a vector straight into a frame, and refuses NaN and infinity."""
+        through = self.sparsifier is None and not self.rice and not self.zstd
+        return through and isinstance(self.quantizer, Writes) and self.quantizer.writes
+
+    def written(self, x: Vector, key: Key, segment: int, bound: bytes) -> bytes:
+        """The whole frame of one vector, where the chain `writes`: the bytes that `write` leads to."""
+        quantizer, size = self.quantizer, x.size
+        assert isinstance(quantizer, Writes)
+        scales: Scales = np.empty(quantizer.scales_count(size), quantizer.scales_dtype)
+        lengths = [packed_bytes(size, quantizer.bits), scales.nbytes]
+        payload, places = frame.blank(bound, lengths if scales.size else lengths[:1])
+        quantizer.write(x, word32(key, stage(quantizer, 0), segment), places[0], scales)
+        if scales.size:
+            places[1][:] = scales.view(np.uint8)
+        return payload
 
     @property
     def seeded(self) -> bool:

@@ -128,11 +128,15 @@ class Quantizer(Step, Protocol):
 
 
 @runtime_checkable
-class Looks(Protocol):
-    """A quantizer whose `quantize` may itself raise NonFiniteUpdate: `looks` says that on this path it does."""
+class Writes(Protocol):
+    """A quantizer that has a kernel for it: symbols go straight into the frame, packed, and no value is read twice.
+
+    `writes` says whether this path has it. NonFiniteUpdate for NaN and infinity: no pass of its own looks for them.
+    """
 
     @property
-    def looks(self) -> bool: ...
+    def writes(self) -> bool: ...
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None: ...
 
 
 @runtime_checkable

@@ -9,11 +9,19 @@ stream, 4 more for each further one: a segment has at most 64 MiB, so a length t
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.aggregation.native.pages import prefer_large
 from thinwire.core.errors import BadPayload
+
+NEW_BYTES = ctypes.pythonapi.PyBytes_FromStringAndSize
+NEW_BYTES.restype, NEW_BYTES.argtypes = ctypes.py_object, [ctypes.c_char_p, ctypes.c_ssize_t]
 
 MAGIC = b"TW"
 VERSION = 1
@@ -45,6 +53,25 @@ def head(bound: bytes, streams: Sequence[tuple[int, bool]]) -> bytes:
 
 def pack(bound: bytes, streams: Sequence[Stream]) -> bytes:
     return b"".join([head(bound, [(len(s.data), s.compressed) for s in streams]), *(s.data for s in streams)])
+
+
+def blank(bound: bytes, lengths: Sequence[int]) -> tuple[bytes, list[NDArray[np.uint8]]]:
+    """A frame of streams of these lengths, and where each has to be written before anybody sees the frame.
+
+    CPython lets whoever makes bytes fill them (PyBytes_FromStringAndSize with no string): what a kernel writes there
+    needs no second buffer, and no copy.
+    """
+    first = head(bound, [(length, False) for length in lengths])
+    size = len(first) + sum(lengths)
+    payload: bytes = NEW_BYTES(None, size)
+    start = ctypes.cast(ctypes.c_char_p(payload), ctypes.c_void_p).value or 0
+    prefer_large(start, size)
+    ctypes.memmove(start, first, len(first))
+    room, places, at = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(start)), np.uint8), [], len(first)
+    for length in lengths:
+        places.append(room[at : at + length])
+        at += length
+    return payload, places
 
 
 def unpack(payload: bytes | memoryview, bound: bytes, expected: int) -> list[Stream]:

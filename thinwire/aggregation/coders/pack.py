@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Role, Symbols
+from thinwire.aggregation.native import pack as native
 from thinwire.core.errors import BadPayload
 
 
@@ -52,6 +53,9 @@ def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
     >>> packed(np.int8([1, -1, 0, -2]), 2).tolist()
     [141]
     """
+    done = native.packed(symbols, bits)
+    if done is not None:
+        return done
     if bits == 1:
         return np.packbits(symbols.view(np.uint8) & 1, bitorder="little")
     low = symbols.view(np.uint8) & np.uint8((1 << bits) - 1)
@@ -72,6 +76,9 @@ def unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8]
     rest = len(data) * 8 - items * bits
     if rest and data[-1] >> (8 - rest):
         raise BadPayload("bits behind the last symbol", why="they are 0 in what an encoder makes")
+    done = native.unpacked(data, items, bits)
+    if done is not None:
+        return done
     if 8 % bits == 0:
         each = 8 // bits
         low = np.empty(len(data) * each, np.uint8)

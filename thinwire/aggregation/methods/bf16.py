@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import half as native
+from thinwire.aggregation.native import kernel
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 
@@ -46,6 +49,18 @@ class Bf16(Whole):
             symbols[start:stop] = rounded
         return symbols, np.zeros(0, np.float32)
 
+    @property
+    def writes(self) -> bool:
+        return kernel("bf16_encode") is not None
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        native.bf16_write(values, symbols)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return native.bf16_add(symbols, span, factor, adds, into)
+
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         wide = symbols[span].astype(np.uint32)
         wide <<= np.uint32(16)
@@ -53,5 +68,6 @@ class Bf16(Whole):
         return values
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
-        if ((symbols & INFINITE) == INFINITE).any():
+        looked = native.finite(symbols, int(INFINITE))
+        if looked is False or (looked is None and ((symbols & INFINITE) == INFINITE).any()):
             raise BadPayload("a bfloat16 value that is not finite")

@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, buckets, maxima, scaled
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks, finite
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import half as native
+from thinwire.aggregation.native import kernel
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 
 TOP = 15  # a bucket's largest value is brought into [2^14, 2^15): it cannot round over half's 65504
 LEAST, MOST = -126, 112  # exponents with which 2^e and 2^-e are normal float32, and no half becomes infinity
+INFINITE = 0x7C00  # bits of half precision
 LARGEST = 65504.0  # of half precision
 
 
@@ -49,11 +53,24 @@ class Fp16(Whole):
             symbols[start:stop] = place
         return symbols, exponents
 
+    @property
+    def writes(self) -> bool:
+        return kernel("fp16_encode") is not None
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        native.fp16_write(values, symbols, scales)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return native.fp16_add(symbols, scales, span, factor, adds, into)
+
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], power(scales), span.start)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
-        if not finite(symbols):
+        looked = native.finite(symbols, INFINITE)
+        if not (finite(symbols) if looked is None else looked):
             raise BadPayload("a half-precision value that is not finite")
         if scales.size and (scales.min() < LEAST or scales.max() > MOST):
             raise BadPayload("an exponent that fp16 never makes", why=f"they lie in {LEAST}..{MOST}")

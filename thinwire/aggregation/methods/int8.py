@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, scaled
 from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased
@@ -37,8 +38,11 @@ class Int8(Whole):
         return levels.encoded(values, LEVELS, word)
 
     @property
-    def looks(self) -> bool:
+    def writes(self) -> bool:
         return native.looks()
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        native.write(values, LEVELS, levels.most(LEVELS), word, self.bits, symbols, scales)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, scaled
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
@@ -69,8 +70,13 @@ class Qsgd(Whole):
         return levels.rounded(values, scales, self.levels, word), scales
 
     @property
-    def looks(self) -> bool:
-        return not self.euclidean and native.looks()
+    def writes(self) -> bool:
+        return (self.nearest or not self.euclidean) and native.looks()
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        native.write(
+            values, self.levels, levels.most(self.levels), None if self.nearest else word, self.bits, symbols, scales
+        )
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)

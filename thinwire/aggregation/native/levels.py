@@ -24,15 +24,24 @@ def encode(values: Vector, levels: int, most: np.float32, word: int | None) -> t
     if run is None:
         return None
     symbols, scales = np.empty(values.size, np.int8), np.empty(-(-values.size // BUCKET), np.float32)
-    x, s, q = values.ctypes.data, scales.ctypes.data, symbols.ctypes.data
+    write(values, levels, most, word, 8, symbols.view(np.uint8), scales)
+    return symbols, scales
+
+
+def write(
+    values: Vector, levels: int, most: np.float32, word: int | None, bits: int, out: NDArray[np.uint8], scales: Vector
+) -> None:
+    """The same into arrays that are given, symbols in `bits` bits each."""
+    run = kernel("levels_encode")
+    assert run is not None
+    x, s, q = values.ctypes.data, scales.ctypes.data, out.ctypes.data
 
     def part(a: int, b: int) -> bool:
-        done: int = run(x + 4 * a, b - a, levels, most, word is None, a, word or 0, s + a // BUCKET * 4, q + a)
-        return bool(done)
+        at = s + a // BUCKET * 4, q + a * bits // 8
+        return bool(run(x + 4 * a, b - a, levels, most, word is None, a, word or 0, bits, *at))
 
     if not all(each(0, values.size, part)):
         raise not_finite()
-    return symbols, scales
 
 
 def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first: int) -> NDArray[np.int8] | None:

@@ -20,8 +20,15 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "rice_read_places": (I32, [P, I64, I64, I64, P]),
     "rice_read_symbols": (I32, [P, I64, I64, I32, P]),
     "sparse_add": (None, [P, P, I64, F32, I64, I32, P]),
+    "pack": (None, [P, I64, I32, P]),
+    "unpack": (None, [P, I64, I32, P]),
+    "fp16_encode": (I32, [P, I64, P, P]),
+    "halves_finite": (I32, [P, I64, I32]),
+    "fp16_add": (None, [P, P, I64, I64, F32, I32, P]),
+    "bf16_encode": (I32, [P, I64, P]),
+    "bf16_add": (None, [P, I64, I64, F32, I32, P]),
     "levels_round": (None, [P, I64, P, I32, I32, U32, U32, P]),
-    "levels_encode": (I32, [P, I64, I32, F32, I32, U32, U32, P, P]),
+    "levels_encode": (I32, [P, I64, I32, F32, I32, U32, U32, I32, P, P]),
     "levels_add": (None, [P, P, I64, I64, F32, I32, P]),
 }
 

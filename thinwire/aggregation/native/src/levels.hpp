@@ -68,11 +68,12 @@ TW_EXPORT void TW(levels_round)(
     }
 }
 
-// The same, and the scales too: the largest magnitude over `levels`, at most `most`. A bucket is in cache for both.
-// 0: there is NaN or infinity, and what was written means nothing.
+// The same, and the scales too: the largest magnitude over `levels`, at most `most`. A bucket is in cache for all of it.
+// Symbols take `bits` bits each. 0: there is NaN or infinity, and what was written means nothing.
 TW_EXPORT int32_t TW(levels_encode)(
     const float* values, int64_t size, int32_t levels, float most, int32_t nearest, uint32_t first, uint32_t word,
-    float* scales, int8_t* symbols) {
+    int32_t bits, float* scales, uint8_t* out) {
+    int8_t bucket[BUCKET];
     for (int64_t at = 0; at < size; at += BUCKET) {
         const int64_t here = at_most(BUCKET, size - at);
         const uint32_t largest = largest_bits(values + at, here);
@@ -81,10 +82,12 @@ TW_EXPORT int32_t TW(levels_encode)(
         scale = scale < most ? scale : most;
         scales[at / BUCKET] = scale = scale < LEAST ? 0.0f : scale;
         const float inverse = inverse_of(scale);
+        int8_t* symbols = bits == 8 ? reinterpret_cast<int8_t*>(out) + at : bucket;
         if (nearest)
-            round_to_nearest(values + at, here, inverse, levels, symbols + at);
+            round_to_nearest(values + at, here, inverse, levels, symbols);
         else
-            round_at_random(values + at, here, inverse, levels, first + static_cast<uint32_t>(at), word, symbols + at);
+            round_at_random(values + at, here, inverse, levels, first + static_cast<uint32_t>(at), word, symbols);
+        if (bits != 8) pack_symbols(bucket, here, bits, out + at / 8 * bits);
     }
     return 1;
 }

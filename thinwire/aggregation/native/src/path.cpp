@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512F__
+#if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -14,7 +14,9 @@
 // Everything has internal linkage but the exports: the linker must never take one path's function for another's.
 #include "bits.hpp"
 #include "finite.hpp"
+#include "pack.hpp"
 #include "levels.hpp"
+#include "half.hpp"
 #include "topk.hpp"
 #include "delta.hpp"
 #include "rice.hpp"

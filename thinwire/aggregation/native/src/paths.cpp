@@ -3,6 +3,16 @@
 
 #define TW_EXPORT extern "C" __attribute__((visibility("default")))
 
+#if defined(TW_HAS_AVX2) || defined(TW_HAS_AVX512)
+#include <cpuid.h>
+
+// Older compilers do not know it by name; the flag is bit 29 of leaf 1's ecx.
+static bool has_f16c() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+#endif
+
 TW_EXPORT int tw_runs(const char* path) {
     if (!std::strcmp(path, "scalar")) return 1;
 #ifdef TW_HAS_NEON
@@ -11,7 +21,7 @@ TW_EXPORT int tw_runs(const char* path) {
 #if defined(TW_HAS_AVX2) || defined(TW_HAS_AVX512)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+                      __builtin_cpu_supports("bmi2") && has_f16c() && __builtin_cpu_supports("popcnt");
 #endif
 #ifdef TW_HAS_AVX2
     if (!std::strcmp(path, "avx2")) return avx2;

@@ -1,0 +1,171 @@
+"""What each codec costs beside a plain copy: 25.56 million float32 in ResNet-50's shapes, there and back.
+
+    python -m benchmarks.codecs [--preset small|full] --json
+
+Copies into warm memory and calls take turns, so that a machine that gets slower gets slower for both; times are
+medians of them. `decode_add` adds into a vector that is there already, as a server does. Ratios are to the copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.document import document, note, show
+from benchmarks.resnet50 import shapes
+from thinwire.aggregation import feedback, native, parse
+from thinwire.aggregation.codec import BoundCodec
+from thinwire.aggregation.native.threads import using_threads
+from thinwire.core import Key, Layout
+from thinwire.core.types import State, Vector
+
+SPECS = (
+    "fp16", "bf16", "int8", "qsgd(4)", "natural", "ternary", "sign", "twobit(1.0)", "topk(0.01)",
+    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "drive",
+)  # fmt: skip
+FED = ("int8", "sign", "topk(0.01) > int8 > rice")  # with feedback too
+DATA = ("normal", "heavy")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much is measured; `share` of ResNet-50's tensors, from the first on."""
+
+    share: float
+    tries: int
+    data: Sequence[str]
+    threads: Sequence[int]
+    all_paths: bool
+    specs: Sequence[str] = SPECS
+
+
+PRESETS = {
+    "tiny": Preset(0.02, 1, DATA[:1], (1,), False, ("int8", "topk(0.01)")),  # for the tests
+    "small": Preset(1.0, 5, DATA, (1,), False),
+    "full": Preset(1.0, 15, DATA, (1, 2), True),
+}
+
+
+def made(kind: str, size: int) -> Vector:
+    """Normal values, or Student's with two degrees of freedom: a few are hundreds of times larger than most."""
+    draw = np.random.default_rng(1)
+    x: Vector = draw.standard_normal(size, np.float32)
+    if kind == "heavy":
+        x /= np.sqrt(draw.exponential(1.0, size)).astype(np.float32)
+    return x
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - began)
+
+
+@dataclass
+class Trial:
+    """One codec on one vector, segment by segment."""
+
+    bound: BoundCodec
+    xs: list[Vector]
+
+    def measure(self, tries: int) -> dict[str, float]:
+        """Medians in ms; `encode` is given a copy, for what it is given it may overwrite."""
+        copies, into = [x.copy() for x in self.xs], [np.zeros_like(x) for x in self.xs]
+        encode_ms, add_ms, copy_ms = [], [], []
+        payloads: list[bytes] = []
+        for _ in range(tries + 1):  # the first one warms up
+            copy_ms.append(sum(timed(partial(np.copyto, a, b)) for a, b in zip(copies, self.xs, strict=True)))
+            states = [self.bound.init(segment) for segment in range(len(self.xs))]
+            for state in states:
+                for array in state.values():
+                    array += 0  # zeros that were never touched have no memory yet
+            began = time.perf_counter()
+            payloads = [self._encoded(i, copies[i], states[i]) for i in range(len(copies))]
+            encode_ms.append(1000 * (time.perf_counter() - began))
+            began = time.perf_counter()
+            for i, payload in enumerate(payloads):
+                self.bound.decode_add(payload, 0.5, into[i], segment=i)
+            add_ms.append(1000 * (time.perf_counter() - began))
+        params = sum(x.size for x in self.xs)
+        memcpy, encode, add = (median(times[1:]) for times in (copy_ms, encode_ms, add_ms))
+        return {
+            "encode_ms": encode, "decode_add_ms": add, "memcpy_ms": memcpy,
+            "encode_ratio": encode / memcpy, "decode_ratio": add / memcpy,
+            "bits_per_param": 8 * sum(map(len, payloads)) / params, "relative_error": self._error(payloads),
+        }  # fmt: skip
+
+    def _encoded(self, segment: int, x: Vector, state: State) -> bytes:
+        return self.bound.encode(x, state, Key(1), segment).payload
+
+    def _error(self, payloads: Sequence[bytes]) -> float:
+        lost = whole = 0.0
+        for segment, (x, payload) in enumerate(zip(self.xs, payloads, strict=True)):
+            away = self.bound.decode(payload, segment)
+            away -= x
+            lost, whole = lost + float(np.dot(away, away)), whole + float(np.dot(x, x))
+        return float(np.sqrt(lost / whole))
+
+
+def rows(preset: Preset) -> list[dict[str, Any]]:
+    layout = Layout.of(shapes(preset.share))
+    paths = [path for path in native.available() if preset.all_paths or path == native.chosen()]
+    found = []
+    for data in preset.data:
+        x = made(data, layout.size)
+        xs, at = [], 0
+        for segment in layout.segments:
+            xs.append(x[at : at + segment.size])
+            at += segment.size
+        for spec, fed in [(spec, False) for spec in preset.specs] + [(spec, True) for spec in FED]:
+            if spec not in preset.specs:
+                continue
+            bound = feedback(parse(spec)).bind(layout) if fed else parse(spec).bind(layout)
+            for path in paths:
+                for threads in preset.threads:
+                    with native.using(path), using_threads(threads):
+                        measured = Trial(bound, xs).measure(preset.tries)
+                    row = {"codec": spec, "feedback": fed, "data": data, "threads": threads, "path": path, **measured}
+                    note(f"{spec}{' + feedback' * fed}, {data}, {path}, {threads}: {row['encode_ratio']:.2f}")
+                    found.append(row)
+    return found
+
+
+def figures(found: Sequence[dict[str, Any]], params: int) -> dict[str, float]:
+    """Of normal values, one thread, and the best path: what the limits are for."""
+    out = {"memcpy_gb_s": 8 * params / 1e6 / median(row["memcpy_ms"] for row in found), "l3_mb": l3_mb()}
+    for row in found:
+        if (row["data"], row["threads"], row["path"]) == ("normal", 1, found[0]["path"]):
+            name = row["codec"] + " + feedback" * row["feedback"]
+            out[f"encode_ratio {name}"] = row["encode_ratio"]
+            out[f"decode_ratio {name}"] = row["decode_ratio"]
+    return out
+
+
+def l3_mb() -> float:
+    """Of the third-level cache, as Linux tells it; 0 where it does not."""
+    path = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+    return float(path.read_text().strip().rstrip("K")) / 1024 if path.exists() else 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What each codec costs beside a plain copy.")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    preset = PRESETS[given.preset]
+    found = rows(preset)
+    params = Layout.of(shapes(preset.share)).size
+    show(document("codecs", given.preset, found, figures(found, params)), given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

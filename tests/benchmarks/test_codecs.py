@@ -1,0 +1,38 @@
+"""`benchmarks.codecs` runs, and prints the document that others read. How fast it was is not asserted."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.resnet50 import shapes
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = {
+    "codec", "feedback", "data", "threads", "path", "encode_ms", "decode_add_ms", "memcpy_ms", "encode_ratio",
+    "decode_ratio", "bits_per_param", "relative_error",
+}  # fmt: skip
+
+
+def test_resnet_50_has_as_many_parameters_as_in_the_paper():
+    assert sum(math.prod(shape) for shape in shapes().values()) == 25_557_032
+    assert len(shapes()) == 161
+
+
+def test_the_document_has_its_shape():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.codecs", "--preset", "tiny", "--json"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["benchmark"], made["preset"]) == ("codecs", "tiny")
+    assert [(row["codec"], row["feedback"]) for row in made["rows"]] == [
+        ("int8", False), ("topk(0.01)", False), ("int8", True),
+    ]  # fmt: skip
+    assert all(set(row) == COLUMNS for row in made["rows"])
+    assert {"memcpy_gb_s", "l3_mb", "encode_ratio int8", "decode_ratio topk(0.01)"} <= set(made["figures"])

@@ -77,7 +77,7 @@ def test_every_path_gives_what_numpy_gives(
             assert both() == expected, path
 
 
-@pytest.mark.parametrize("spec", ["int8", "qsgd(4)", "ternary", "topk(0.01)", "topk(0.5)"])
+@pytest.mark.parametrize("spec", ["int8", "qsgd(4)", "ternary", "sign", "fp16", "topk(0.01)", "topk(0.5)"])
 def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
     x = made(threads.LEAST * 3 + 5, 1, "normal", 0)
     bound = parse(spec).bind(layout_of(x.size))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import BLOCK, BUCKET, blocks
+from thinwire.aggregation.native import sums as native
 from thinwire.core.types import Vector
 
 __all__ = ["BUCKET", "buckets", "maxima", "scaled"]
@@ -21,6 +22,9 @@ def buckets(size: int) -> int:
 
 def maxima(values: Vector) -> Vector:
     """The largest magnitude of each bucket."""
+    done = native.maxima(values)
+    if done is not None:
+        return done
     found = np.empty(buckets(values.size), np.float32)
     for start, stop in blocks(values.size):
         magnitudes = np.abs(values[start:stop])

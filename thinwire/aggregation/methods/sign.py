@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, buckets
-from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks
+from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks, not_finite
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import kernel
+from thinwire.aggregation.native import sums as native
 from thinwire.aggregation.sums import bucket_sums
 from thinwire.core.errors import BadPayload, CodecError
 from thinwire.core.types import Vector
@@ -56,6 +59,19 @@ class Sign(Whole):
         above = bucket_sums(np.where(negative, np.float32(0), values))
         scales = np.stack([above / np.maximum(counts - below_counts, 1), below / np.maximum(below_counts, 1)], axis=1)
         return symbols, scales.astype(np.float32).reshape(-1)
+
+    @property
+    def writes(self) -> bool:
+        return not self.scaled and kernel("sign_encode") is not None
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        if not native.sign_write(values, symbols, scales):
+            raise not_finite()
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return not self.scaled and native.sign_add(symbols, scales, span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         out = np.empty(span.stop - span.start, np.float32)

@@ -21,3 +21,4 @@
 #include "delta.hpp"
 #include "rice.hpp"
 #include "sparse.hpp"
+#include "sums.hpp"

@@ -1,0 +1,86 @@
+// Sums in eight lanes, bucket by bucket (aggregation/sums.py), and what is made of them: sign's two means.
+#pragma once
+
+namespace {
+
+constexpr int LANES = 8;
+
+inline double folded(const double* lane) {
+    const double a = lane[0] + lane[4], b = lane[1] + lane[5], c = lane[2] + lane[6], d = lane[3] + lane[7];
+    return (a + c) + (b + d);
+}
+
+inline double magnitude_of(float value) { return static_cast<double>(float_of(bits_of(value) & MAGNITUDE)); }
+
+}  // namespace
+
+TW_EXPORT void TW(bucket_sums)(const float* values, int64_t size, int32_t squares, double* sums) {
+    for (int64_t at = 0; at < size; at += BUCKET) {
+        const int64_t end = at + at_most(BUCKET, size - at);
+        double lane[LANES] = {};
+        int64_t i = at;
+        for (; i + LANES <= end; i += LANES)
+            for (int j = 0; j < LANES; ++j) {
+                const double value = magnitude_of(values[i + j]);
+                lane[j] += squares ? value * value : value;
+            }
+        for (int j = 0; i < end; ++i, ++j) {
+            const double value = magnitude_of(values[i]);
+            lane[j] += squares ? value * value : value;
+        }
+        sums[at / BUCKET] = folded(lane);
+    }
+}
+
+TW_EXPORT void TW(maxima)(const float* values, int64_t size, float* found) {
+    for (int64_t at = 0; at < size; at += BUCKET)
+        found[at / BUCKET] = float_of(largest_bits(values + at, at_most(BUCKET, size - at)));
+}
+
+// A bit a value, set where it is under 0, and each side's mean magnitude. 0: there is NaN or infinity.
+TW_EXPORT int32_t TW(sign_encode)(const float* values, int64_t size, float* means, uint8_t* out) {
+    for (int64_t at = 0; at < size; at += BUCKET) {
+        const int64_t here = at_most(BUCKET, size - at);
+        if (largest_bits(values + at, here) >= INFINITE) return 0;
+        const float* from = values + at;
+        double above[LANES] = {}, below[LANES] = {};
+        int64_t under = 0, i = 0;
+        for (; i + LANES <= here; i += LANES) {
+            uint8_t byte = 0;
+            for (int j = 0; j < LANES; ++j) {
+                const double value = magnitude_of(from[i + j]);
+                const bool negative = from[i + j] < 0;
+                above[j] += negative ? 0.0 : value;
+                below[j] += negative ? value : 0.0;
+                byte = static_cast<uint8_t>(byte | negative << j);
+            }
+            under += __builtin_popcount(byte);
+            out[(at + i) / 8] = byte;
+        }
+        if (i < here) out[(at + i) / 8] = 0;
+        for (int j = 0; i < here; ++i, ++j) {
+            const double value = magnitude_of(from[i]);
+            const bool negative = from[i] < 0;
+            (negative ? below : above)[j] += value;
+            out[(at + i) / 8] = static_cast<uint8_t>(out[(at + i) / 8] | negative << j);
+            under += negative;
+        }
+        const int64_t over = here - under;
+        means[at / BUCKET * 2] = static_cast<float>(folded(above) / static_cast<double>(over > 1 ? over : 1));
+        means[at / BUCKET * 2 + 1] = static_cast<float>(folded(below) / static_cast<double>(under > 1 ? under : 1));
+    }
+    return 1;
+}
+
+// into[0 ..] (+)= factor * (the mean of the symbol's side), for the values start .. stop.
+TW_EXPORT void TW(sign_add)(
+    const int8_t* symbols, const float* means, int64_t start, int64_t stop, float factor, int32_t adds, float* into) {
+    for (int64_t at = start; at < stop;) {
+        const int64_t end = at_most(at - at % BUCKET + BUCKET, stop);
+        const float above = means[at / BUCKET * 2] * factor, below = -means[at / BUCKET * 2 + 1] * factor;
+        for (; at < end; ++at) {
+            const float value = symbols[at] < 0 ? below : above;
+            into[at - start] = adds ? into[at - start] + value : value;
+        }
+    }
+}

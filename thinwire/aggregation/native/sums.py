@@ -1,0 +1,52 @@
+"""The kernels of `sums.py`, of `buckets.maxima` and of `methods/sign.py`; None or False where numpy is the path."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.aggregation.native.path import kernel
+from thinwire.aggregation.native.threads import each
+from thinwire.core.types import Vector
+
+BUCKET = 4096
+
+
+def bucket_sums(values: Vector, power: int) -> NDArray[np.float64] | None:
+    run = kernel("bucket_sums")
+    if run is None or values.dtype != np.float32 or not values.flags.c_contiguous:
+        return None
+    sums = np.empty(-(-values.size // BUCKET))
+    x, to = values.ctypes.data, sums.ctypes.data
+    each(0, values.size, lambda a, b: run(x + 4 * a, b - a, power == 2, to + a // BUCKET * 8))
+    return sums
+
+
+def maxima(values: Vector) -> Vector | None:
+    run = kernel("maxima")
+    if run is None or values.dtype != np.float32 or not values.flags.c_contiguous:
+        return None
+    found = np.empty(-(-values.size // BUCKET), np.float32)
+    x, to = values.ctypes.data, found.ctypes.data
+    each(0, values.size, lambda a, b: run(x + 4 * a, b - a, to + a // BUCKET * 4))
+    return found
+
+
+def sign_write(values: Vector, signs: NDArray[np.uint8], means: Vector) -> bool:
+    """False: there is NaN or infinity."""
+    run = kernel("sign_encode")
+    assert run is not None
+    x, m, to = values.ctypes.data, means.ctypes.data, signs.ctypes.data
+    return all(each(0, values.size, lambda a, b: run(x + 4 * a, b - a, m + a // BUCKET * 8, to + a // 8)))
+
+
+def sign_add(
+    symbols: NDArray[np.int8], means: Vector, span: slice, factor: np.float32, adds: bool, into: Vector
+) -> bool:
+    run = kernel("sign_add")
+    if run is None:
+        return False
+    means = np.require(means, np.float32, ["C", "A"])
+    q, m, to = symbols.ctypes.data, means.ctypes.data, into.ctypes.data
+    each(span.start, span.stop, lambda a, b: run(q, m, a, b, factor, adds, to + 4 * (a - span.start)))
+    return True

@@ -21,7 +21,7 @@ X = made(N, 3, "normal", 0)
 
 
 def bound(spec: str, n: int = N):
-    codec = parse(spec).bind(layout_of(n))
+    codec = parse(spec).bind(layout_of(n, spec))
     return codec, codec.encode(made(n, 3, "normal", 0), codec.init(), Key(1)).payload
 
 

@@ -32,8 +32,8 @@ def path(request):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_path_gives_the_golden_bytes_and_floats(spec: str, path: str) -> None:
-    codec, file = parse(spec).bind(layout_of(fixed_vector().size)), FOLDER / f"{name_of(spec)}.frame"
-    if "zstd" not in spec:
+    codec, file = parse(spec).bind(layout_of(fixed_vector().size, spec)), FOLDER / f"{name_of(spec)}.frame"
+    if "zstd" not in spec and "powersgd" not in spec:
         assert codec.encode(fixed_vector(), codec.init(), Key(1, 2)).payload == file.read_bytes()
     assert codec.decode(file.read_bytes()).astype("<f4").tobytes() == file.with_suffix(".f4").read_bytes()
 
@@ -61,7 +61,7 @@ def awkward(draw: st.DrawFn) -> Vector:
 def test_every_path_gives_what_numpy_gives(
     spec: str, fed: bool, x: Vector, weight: float, word: int, cut: float
 ) -> None:
-    bound = parse(spec).bind(layout_of(x.size))
+    bound = parse(spec).bind(layout_of(x.size, spec))
     bound, span = bound.under_feedback() if fed else bound, slice(int(cut * x.size), x.size - int(cut * x.size) // 3)
 
     def both() -> tuple[bytes, bytes, bytes]:
@@ -80,7 +80,7 @@ def test_every_path_gives_what_numpy_gives(
 @pytest.mark.parametrize("spec", ["int8", "qsgd(4)", "ternary", "sign", "fp16", "topk(0.01)", "topk(0.5)"])
 def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
     x = made(threads.LEAST * 3 + 5, 1, "normal", 0)
-    bound = parse(spec).bind(layout_of(x.size))
+    bound = parse(spec).bind(layout_of(x.size, spec))
     with native.using("numpy"):
         payload = bound.encode(x.copy(), bound.init(), Key(1)).payload
         found = {(payload, bound.decode(payload).tobytes())}

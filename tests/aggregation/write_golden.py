@@ -26,7 +26,7 @@ def main() -> None:
     for spec in SPECS:
         if (FOLDER / f"{name_of(spec)}.frame").exists():
             continue
-        codec = parse(spec).bind(layout_of(x.size))
+        codec = parse(spec).bind(layout_of(x.size, spec))
         payload = codec.encode(x.copy(), codec.init(), Key(1, 2)).payload
         (FOLDER / f"{name_of(spec)}.frame").write_bytes(payload)
         (FOLDER / f"{name_of(spec)}.f4").write_bytes(codec.decode(payload).astype("<f4").tobytes())

@@ -11,7 +11,7 @@ from thinwire.aggregation.parse import ALIASES
 def test_every_name_is_listed_with_its_role_kind_and_bits(thinwire):
     rows = {row["name"]: row for row in thinwire("codecs", "--json").document}
     assert set(rows) == set(codecs) | set(ALIASES)
-    assert all(row["role"] in ("quantizer", "sparsifier", "coder", "alias") for row in rows.values())
+    assert all(row["role"] in ("quantizer", "sparsifier", "lowrank", "coder", "alias") for row in rows.values())
     assert rows["int8"]["kind"].startswith("unbiased, omega 0.06")
     assert rows["topk"]["kind"] == "contractive, delta 0.01"
     assert rows["twobit"]["kind"] == "residual only"

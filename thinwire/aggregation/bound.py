@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -30,14 +30,15 @@ from thinwire.core.layout import Layout
 from thinwire.core.types import Payload, State, Vector
 
 if TYPE_CHECKING:
-    from thinwire.aggregation.chain import Chain, Read
+    from thinwire.aggregation.chain import Chain
+    from thinwire.aggregation.lowrank import LowRank
 
 
 @dataclass(frozen=True)
 class Group:
     """The parts of a segment that one chain works on, put together; no pieces: the whole segment as it is."""
 
-    chain: Chain
+    chain: Chain | LowRank
     pieces: tuple[slice, ...] = ()
 
     def size(self, whole: int) -> int:
@@ -53,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Bound:
-    """See `BoundCodec`. It remembers nothing: its state is empty."""
+    """See `BoundCodec`. Its state is what its chains remember: of most it is empty."""
 
     spec: str
     layout: Layout
@@ -82,7 +83,7 @@ class Bound:
         return replace(self, groups=[[replace(g, chain=g.chain.under_feedback()) for g in gs] for gs in self.groups])
 
     def init(self, segment: int = 0) -> State:
-        return {}
+        return {name: array for group in self.groups[segment] for name, array in group.chain.init().items()}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         """Only reads `x`."""
@@ -94,11 +95,11 @@ class Bound:
     def encode_finite(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         """The same for a vector that was looked at already."""
         if self._writes(segment):
-            payload = self.groups[segment][0].chain.written(x, key, segment, self._hashes[segment])
+            payload = cast("Chain", self.groups[segment][0].chain).written(x, key, segment, self._hashes[segment])
             return Encoded(payload, state, Everything.SENT)
-        streams, supports = [], list[Support]()
+        streams, supports, state = [], list[Support](), dict(state)
         for number, group in enumerate(self.groups[segment]):
-            written, support = group.chain.write(group.gather(x), key, segment, number)
+            written, support = group.chain.write(group.gather(x), key, segment, number, state)
             streams += written
             if group.pieces:
                 places = group.places()
@@ -110,7 +111,7 @@ class Bound:
         (group, *others) = self.groups[segment]
         return not others and not group.pieces and group.chain.writes
 
-    def _read(self, payload: Payload, segment: int) -> list[tuple[Group, Read]]:
+    def _read(self, payload: Payload, segment: int) -> list[tuple[Group, Any]]:
         size, groups = self._size(segment), self.groups[segment]
         counts = [group.chain.streams(group.size(size)) for group in groups]
         if len(payload) > self.max_bytes(segment):
@@ -136,7 +137,7 @@ class Bound:
         self._add(read, None, out, 0, out.size)
         return out
 
-    def _add(self, read: list[tuple[Group, Read]], weight: float | None, into: Vector, start: int, stop: int) -> None:
+    def _add(self, read: list[tuple[Group, Any]], weight: float | None, into: Vector, start: int, stop: int) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # a sum that overflows is found where the sum is used
             for group, found in read:
                 if not group.pieces:

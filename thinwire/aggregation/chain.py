@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
@@ -35,8 +36,8 @@ from thinwire.aggregation.methods.identity import Identity
 from thinwire.aggregation.native import gaps as native
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key, word32
-from thinwire.core.layout import Layout
-from thinwire.core.types import Vector
+from thinwire.core.layout import Layout, Slice
+from thinwire.core.types import State, Vector
 
 PLAIN = Identity()
 WORD = struct.Struct("<I")
@@ -72,8 +73,11 @@ class Chain:
         return " > ".join(stages)
 
     def bind(self, layout: Layout) -> Bound:
-        groups = [[Group(self.over(tuple(piece.at for piece in s.slices)))] for s in layout.segments]
-        return Bound(self.spec, layout, groups)
+        return Bound(self.spec, layout, [[Group(self.placed(s.slices))] for s in layout.segments])
+
+    def placed(self, slices: Sequence[Slice]) -> Chain:
+        """This chain for a vector in which these slices of tensors stand one after the other."""
+        return self.over(tuple(accumulate((piece.size for piece in slices[:-1]), initial=0)))
 
     def over(self, starts: tuple[int, ...]) -> Chain:
         """This chain for a vector whose tensors begin at these places; what a sparsifier sends counts as one tensor."""
@@ -114,7 +118,13 @@ class Chain:
         """How many of `size` values are sent, at the most."""
         return self.sparsifier.count(size) if self.sparsifier else size
 
-    def write(self, x: Vector, key: Key, segment: int, group: int = 0) -> tuple[list[Stream], Support]:
+    def init(self) -> State:
+        """It remembers nothing."""
+        return {}
+
+    def write(
+        self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
+    ) -> tuple[list[Stream], Support]:
         """The streams for one vector, the segment's `group`-th, and which coordinates they hold."""
         streams: list[Stream] = []
         support: Support = Everything.SENT

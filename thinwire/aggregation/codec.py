@@ -48,7 +48,7 @@ class ResidualOnly:
 
 
 Kind: TypeAlias = Unbiased | Contractive | ResidualOnly
-Role: TypeAlias = Literal["sparsifier", "quantizer", "coder"]
+Role: TypeAlias = Literal["sparsifier", "lowrank", "quantizer", "coder"]
 
 
 def contraction(kind: Kind) -> float:

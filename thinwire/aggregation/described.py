@@ -17,8 +17,9 @@ from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 
-ROLES = ("quantizer", "sparsifier", "coder")
-SAMPLE = 1 << 16  # normal values, on which the bits are counted
+ROLES = ("quantizer", "sparsifier", "lowrank", "coder")
+SIDE = 256
+SAMPLE = SIDE * SIDE  # normal values in a square matrix, on which the bits are counted
 ALIAS_EXAMPLES = {"stc": "stc(0.01)", "fedpaq": "fedpaq(4)"}
 PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]\w+)?),? \(?(\d{4})\b")
 
@@ -62,11 +63,11 @@ def described() -> list[Described]:
 
 def _row(name: str, role: str, example: str, paper: str, what: str, stands_for: str = "") -> Described:
     codec = parse(example)
-    bound = codec.bind(Layout.of({"w": (SAMPLE,)}))
+    bound = codec.bind(Layout.of({"w": (SIDE, SIDE)}))
     x = np.random.default_rng(0).standard_normal(SAMPLE).astype(np.float32)
     bits = 8 * len(bound.encode(x, bound.init(), Key(1)).payload) / SAMPLE
     try:
-        inside = worded(feedback(codec).bind(Layout.of({"w": (SAMPLE,)})).inner.kind)
+        inside = worded(feedback(codec).bind(Layout.of({"w": (SIDE, SIDE)})).inner.kind)
     except CodecError as error:
         inside = f"refused: {error.why}"
     return Described(name, role, example, worded(bound.kind), inside, round(bits, 4), paper, what, stands_for)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import accumulate
 
 from thinwire.aggregation.bound import Bound, Group
 from thinwire.aggregation.chain import Chain
-from thinwire.core.layout import Layout, Segment
+from thinwire.aggregation.lowrank import LowRank
+from thinwire.core.layout import Layout, Segment, Slice
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Rule:
     """Tensors whose names match `pattern` (as in a shell) follow `chain`."""
 
     pattern: str
-    chain: Chain
+    chain: Chain | LowRank
 
     @property
     def spec(self) -> str:
@@ -37,13 +37,12 @@ class Layers:
         return Bound(self.spec, layout, [self._groups(segment) for segment in layout.segments])
 
     def _groups(self, segment: Segment) -> list[Group]:
-        pieces: dict[int, list[slice]] = {}
+        pieces: dict[int, list[Slice]] = {}
         for piece in segment.slices:
             rule = next(i for i, rule in enumerate(self.rules) if fnmatchcase(piece.tensor.name, rule.pattern))
-            pieces.setdefault(rule, []).append(slice(piece.at, piece.at + piece.size))
+            pieces.setdefault(rule, []).append(piece)
         return [_group(self.rules[rule].chain, found) for rule, found in sorted(pieces.items())]
 
 
-def _group(chain: Chain, pieces: list[slice]) -> Group:
-    sizes = [piece.stop - piece.start for piece in pieces]
-    return Group(chain.over(tuple(accumulate(sizes[:-1], initial=0))), tuple(pieces))
+def _group(chain: Chain | LowRank, pieces: list[Slice]) -> Group:
+    return Group(chain.placed(pieces), tuple(slice(piece.at, piece.at + piece.size) for piece in pieces))

@@ -1,6 +1,6 @@
 """From a spec to a codec: `parse("topk(0.01) > int8 > zstd")`.
 
-    chain  = [sparsifier ">"] [quantizer] {">" coder}
+    chain  = [sparsifier ">"] [quantizer] {">" coder} | lowrank [">" cast] [">" "zstd"]
     layers = "layers(" PATTERN "=" chain {";" PATTERN "=" chain} ")"
 
 The spec that a codec carries is canonical: exact decimals, one space around ">", patterns in double quotes, coders
@@ -20,6 +20,9 @@ from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.coders.zstd import Zstd
 from thinwire.aggregation.layers import Layers, Rule
+from thinwire.aggregation.lowrank import LowRank
+from thinwire.aggregation.methods.fp16 import Fp16
+from thinwire.aggregation.methods.powersgd import PowerSgd
 from thinwire.aggregation.registry import codecs
 from thinwire.core.errors import CodecError
 
@@ -30,11 +33,12 @@ ALIASES = {
     "fedpaq": ("qsgd({})", "FedPAQ (Reisizadeh et al. 2020)"),
     "signsgd": ("sign(scaled)", "signSGD with a scale (Bernstein et al. 2018; Karimireddy et al. 2019)"),
 }
-ORDER = {"sparsifier": 0, "quantizer": 1, "coder": 2}
+ORDER = {"sparsifier": 0, "lowrank": 0, "quantizer": 1, "coder": 2}
+CASTS = ("identity", "fp16", "bf16")
 LONGEST = 4096  # characters of a spec: one comes with every ask
 
 
-def parse(spec: str) -> Chain | Layers:
+def parse(spec: str) -> Chain | LowRank | Layers:
     """The codec of a spec; `CodecError` says what is wrong and names the nearest right one.
 
     >>> parse("topk(0.010)>int8 > delta > zstd").spec
@@ -48,7 +52,7 @@ def parse(spec: str) -> Chain | Layers:
     return _chain(text)
 
 
-def _chain(spec: str) -> Chain:
+def _chain(spec: str) -> Chain | LowRank:
     steps = [_step(stage, spec) for written in spec.split(">") for stage in _expanded(written).split(">")]
     ranks = [ORDER[step.role] for step in steps]
     codes = [step.spec for step in steps if step.role == "coder"]
@@ -64,8 +68,22 @@ def _chain(spec: str) -> Chain:
     chain = Chain(
         cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Rice.spec in codes, Zstd.spec in codes
     )
+    low = next((step for step in steps if step.role == "lowrank"), None)
+    if low is not None:
+        return _low_rank(spec, cast("PowerSgd", low), chain, codes)
     _require_work(spec, chain, codes)
     return chain
+
+
+def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowRank:
+    """CodecError unless factors are cast at most: they multiply, and so do their errors."""
+    if inner.quantizer.spec not in CASTS or set(codes) - {Zstd.spec}:
+        inner = replace(inner, quantizer=Fp16(), rice=False)
+        raise CodecError(
+            f"{spec!r} cannot be", why="the factors of a low rank may be cast, and pass through zstd, but no more",
+            hint=LowRank(step, inner).spec,
+        )  # fmt: skip
+    return LowRank(step, inner)
 
 
 def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
@@ -104,6 +122,8 @@ def _senseless(spec: str, steps: list[Step]) -> CodecError:
     found: dict[str, Step] = {}
     for step in steps:
         found.setdefault(step.spec if step.role == "coder" else step.role, step)
+    if "lowrank" in found:
+        found.pop("sparsifier", None)
     in_order = sorted(found.values(), key=lambda step: (ORDER[step.role], step.spec == Zstd.spec))
     return CodecError(
         f"the steps of {spec!r} stand in no sensible order",

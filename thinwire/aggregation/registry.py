@@ -18,6 +18,7 @@ from thinwire.aggregation.methods.fp16 import Fp16
 from thinwire.aggregation.methods.identity import Identity
 from thinwire.aggregation.methods.int8 import Int8
 from thinwire.aggregation.methods.natural import Natural
+from thinwire.aggregation.methods.powersgd import PowerSgd
 from thinwire.aggregation.methods.qsgd import Qsgd
 from thinwire.aggregation.methods.randk import RandK
 from thinwire.aggregation.methods.sign import Sign
@@ -81,7 +82,7 @@ def _called(thing: Any) -> str:
 codecs = Codecs("codec", group="thinwire.codecs")
 STEPS: tuple[type[Step], ...] = (
     Identity, Fp16, Bf16, Int8, Qsgd, Natural, Ternary, Sign, TwoBit, Drive, Eden, Threshold, TopK, RandK,
-    Pack, Delta, Rice, Zstd,
+    PowerSgd, Pack, Delta, Rice, Zstd,
 )  # fmt: skip
 for step in STEPS:
     codecs.add(step.__name__.lower(), step)

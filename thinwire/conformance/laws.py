@@ -28,7 +28,7 @@ def test_its_spec_is_canonical(spec: str) -> None:
 @few
 @given(n=st.integers(0, 9000))
 def test_zero_stays_zero(spec: str, n: int) -> None:
-    codec = parse(spec).bind(Layout.of({"w": (n,)}) if n < 3 else layout_of(n))
+    codec = parse(spec).bind(Layout.of({"w": (n,)}) if n < 3 else layout_of(n, spec))
     if n:
         payload = codec.encode(np.zeros(n, np.float32), codec.init(), Key(1)).payload
         assert not codec.decode(payload).any()
@@ -37,7 +37,7 @@ def test_zero_stays_zero(spec: str, n: int) -> None:
 @fewer
 @given(x=vectors(), bad=st.sampled_from([np.nan, np.inf, -np.inf]), place=st.integers(0, 4999))
 def test_what_is_not_finite_is_refused_and_nothing_is_changed(spec: str, x: Vector, bad: float, place: int) -> None:
-    codec = feedback(parse(spec)).bind(layout_of(x.size))
+    codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
     state = {name: array + np.float32(0.5) for name, array in codec.init().items()}
     before = {name: array.copy() for name, array in state.items()}
     x[place % x.size] = bad
@@ -49,7 +49,7 @@ def test_what_is_not_finite_is_refused_and_nothing_is_changed(spec: str, x: Vect
 @fewer
 @given(x=vectors())
 def test_the_same_key_gives_the_same_bytes_and_leaves_the_vector_alone(spec: str, x: Vector) -> None:
-    codec, given_x = parse(spec).bind(layout_of(x.size)), x.copy()
+    codec, given_x = parse(spec).bind(layout_of(x.size, spec)), x.copy()
     first, again = (codec.encode(x, codec.init(), Key(3, 4)).payload for _ in range(2))
     assert first == again
     assert np.array_equal(x, given_x)
@@ -58,7 +58,7 @@ def test_the_same_key_gives_the_same_bytes_and_leaves_the_vector_alone(spec: str
 @few
 @given(x=vectors())
 def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
-    codec = parse(spec).bind(layout_of(x.size))
+    codec = parse(spec).bind(layout_of(x.size, spec))
     kind = codec.kind
     if isinstance(kind, ResidualOnly):
         return
@@ -77,7 +77,7 @@ def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
 
 def test_the_mean_of_many_encodings_is_the_vector(spec: str) -> None:
     x = made(600, seed=7, shape="normal", exponent=3)
-    codec = parse(spec).bind(layout_of(x.size))
+    codec = parse(spec).bind(layout_of(x.size, spec))
     if not isinstance(codec.kind, Unbiased):
         return  # it does not say so of itself
     keys = 400
@@ -91,7 +91,7 @@ def test_the_mean_of_many_encodings_is_the_vector(spec: str) -> None:
 @few
 @given(x=vectors(), weight=st.sampled_from([1.0, -1.0, 0.5, 37.25]), cuts=st.lists(st.integers(0, 5000), max_size=4))
 def test_adding_spans_is_decoding_times_weight(spec: str, x: Vector, weight: float, cuts: list[int]) -> None:
-    codec = parse(spec).bind(layout_of(x.size))
+    codec = parse(spec).bind(layout_of(x.size, spec))
     payload = codec.encode(x, codec.init(), Key(9)).payload
     into = np.zeros(x.size, np.float32)
     borders = sorted({0, x.size, *(cut % (x.size + 1) for cut in cuts)})
@@ -103,7 +103,7 @@ def test_adding_spans_is_decoding_times_weight(spec: str, x: Vector, weight: flo
 @few
 @given(x=vectors())
 def test_the_support_holds_all_that_was_sent(spec: str, x: Vector) -> None:
-    codec = parse(spec).bind(layout_of(x.size))
+    codec = parse(spec).bind(layout_of(x.size, spec))
     encoded = codec.encode(x, codec.init(), Key(1))
     decoded = codec.decode(encoded.payload)
     if encoded.support is Everything.SENT:
@@ -117,7 +117,7 @@ def test_the_support_holds_all_that_was_sent(spec: str, x: Vector) -> None:
 @few
 @given(x=vectors())
 def test_a_frame_is_at_most_as_long_as_it_says(spec: str, x: Vector) -> None:
-    codec = parse(spec).bind(layout_of(x.size))
+    codec = parse(spec).bind(layout_of(x.size, spec))
     payload = codec.encode(x, codec.init(), Key(1)).payload
     assert len(payload) <= codec.max_bytes()
     codec.check(payload)
@@ -126,7 +126,7 @@ def test_a_frame_is_at_most_as_long_as_it_says(spec: str, x: Vector) -> None:
 @few
 @given(x=vectors(furthest=60), seed=st.integers(0, 1000))
 def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector, seed: int) -> None:
-    codec = feedback(parse(spec)).bind(layout_of(x.size))
+    codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
     state = codec.init()
     state["residual"][:] = made(x.size, seed, "normal", 0)
     before = x.copy() + state["residual"]
@@ -137,7 +137,7 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector,
 
 
 def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
-    codec = feedback(parse(spec)).bind(layout_of(400))
+    codec = feedback(parse(spec)).bind(layout_of(400, spec))
     delta = contraction(codec.kind)
     state, largest = codec.init(), 0.0
     for step in range(500):
@@ -149,7 +149,7 @@ def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
 
 
 def test_a_residual_survives_a_switch_of_codec(spec: str) -> None:
-    layout, x = layout_of(300), made(300, 1, "normal", 0)
+    layout, x = layout_of(300, spec), made(300, 1, "normal", 0)
     first, second = feedback(parse(spec)).bind(layout), feedback(parse("identity")).bind(layout)
     sent = first.encode(x.copy(), first.init(), Key(1))
     rest = second.encode(np.zeros(300, np.float32), sent.state, Key(2))
@@ -159,7 +159,7 @@ def test_a_residual_survives_a_switch_of_codec(spec: str) -> None:
 
 
 def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
-    layout, x = layout_of(300), made(300, 1, "normal", 0)
+    layout, x = layout_of(300, spec), made(300, 1, "normal", 0)
     codec = feedback(parse(spec)).bind(layout)
     sent = codec.encode(x.copy(), codec.init(), Key(1))
     kept = sent.state["residual"].copy()
@@ -169,7 +169,7 @@ def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
 
 
 def test_it_says_what_kind_it_is(spec: str) -> None:
-    assert isinstance(parse(spec).bind(layout_of(9)).kind, Unbiased | Contractive | ResidualOnly)
+    assert isinstance(parse(spec).bind(layout_of(9, spec)).kind, Unbiased | Contractive | ResidualOnly)
 
 
 def test_a_frame_cut_anywhere_or_added_to_is_refused(spec: str) -> None:
@@ -218,7 +218,7 @@ def test_three_hundred_broken_frames_change_nothing_or_decode_to_numbers(spec: s
 
 
 def _encoded(spec: str, n: int) -> tuple[BoundCodec, bytes]:
-    codec = parse(spec).bind(layout_of(n))
+    codec = parse(spec).bind(layout_of(n, spec))
     return codec, bytes(codec.encode(made(n, 3, "normal", 0), codec.init(), Key(1)).payload)
 
 

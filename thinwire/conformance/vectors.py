@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -26,9 +28,13 @@ def dense(x: Vector) -> bool:
     return bool(np.abs(x).max() <= 6 * np.sqrt(np.mean(x.astype(np.float64) ** 2)))
 
 
-def layout_of(n: int) -> Layout:
-    """Some n values as three tensors whose names rules by layer tell apart."""
+def layout_of(n: int, spec: str = "") -> Layout:
+    """Some n values as three tensors whose names rules by layer tell apart; matrices where low rank needs some."""
     third = n // 3
+    if "powersgd" in spec:
+        side, rows = math.isqrt(n // 2), n // 16
+        rest = n - side * side - rows * 4
+        return Layout.of({"a.weight": (side, side), "b.bias": (rest,), "c.weight": (rows, 2, 2)})
     return Layout.of({"a.weight": (third,), "b.bias": (third,), "c.weight": (n - 2 * third,)})
 
 

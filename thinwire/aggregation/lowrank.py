@@ -1,0 +1,185 @@
+"""A chain that begins with low rank: matrices become factors, and those and all else travel as one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from thinwire.aggregation.bound import Bound, Group
+from thinwire.aggregation.chain import Chain, Read
+from thinwire.aggregation.codec import BLOCK, Everything, Kind, ResidualOnly, Support
+from thinwire.aggregation.frame import Stream
+from thinwire.aggregation.methods.powersgd import MOST, ROOM, PowerSgd
+from thinwire.core.errors import BadPayload
+from thinwire.core.keys import Key
+from thinwire.core.layout import Layout, Slice
+from thinwire.core.types import State, Vector
+
+WHOLE = Chain()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor, or a slice of one, at `at` of the vector: a matrix, or one row where it is none."""
+
+    name: str
+    at: int
+    rows: int
+    cols: int
+
+    @property
+    def stop(self) -> int:
+        return self.at + self.rows * self.cols
+
+
+@dataclass(frozen=True)
+class Factored:
+    """What travels: all P, then all Q, then all that is sent as it is."""
+
+    values: Vector
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """As `Chain`: factors pass through `inner`, a cast or nothing, and its coders. The state holds each matrix's Q."""
+
+    step: PowerSgd
+    inner: Chain = WHOLE
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def spec(self) -> str:
+        inner = self.inner.spec
+        return self.step.spec if inner == WHOLE.spec else f"{self.step.spec} > {inner.removeprefix('identity > ')}"
+
+    def bind(self, layout: Layout) -> Bound:
+        return Bound(self.spec, layout, [[Group(self.placed(s.slices))] for s in layout.segments])
+
+    def placed(self, slices: Sequence[Slice]) -> LowRank:
+        """This chain for a vector in which these slices stand one after the other."""
+        pieces, at = list[Piece](), 0
+        for piece in slices:
+            row = piece.tensor.row if len(piece.tensor.shape) > 1 else 0
+            rows = piece.size // row if row and piece.size and piece.size % row == 0 else 1
+            pieces.append(Piece(f"{piece.tensor.name}@{piece.start}", at, rows, piece.size // rows))
+            at += piece.size
+        return replace(self, pieces=tuple(pieces))
+
+    def under_feedback(self) -> LowRank:
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        return ResidualOnly()
+
+    @property
+    def looks(self) -> bool:
+        return False
+
+    @property
+    def writes(self) -> bool:
+        return False
+
+    def init(self) -> State:
+        return {self._name(piece): self.step.begin(piece.cols) for piece in self.pieces if self._saves(piece)}
+
+    def _name(self, piece: Piece) -> str:
+        return f"{self.step.spec} {piece.name}"
+
+    def _saves(self, piece: Piece) -> bool:
+        return self.step.saves(piece.rows, piece.cols)
+
+    @property
+    def _parts(self) -> list[int]:
+        """How many values are in all P, in all Q, and in what is sent as it is, where there are any.
+
+        Each part passes through `inner` by itself: P is of size 1, the others are of the update's.
+        """
+        low = [piece for piece in self.pieces if self._saves(piece)]
+        rest = sum(piece.rows * piece.cols for piece in self.pieces if not self._saves(piece))
+        factors = [self.step.rank * sum(p.rows for p in low), self.step.rank * sum(p.cols for p in low)]
+        return [size for size in (*factors, rest) if size]
+
+    def write(
+        self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
+    ) -> tuple[list[Stream], Support]:
+        """As `Chain.write`; `state` has each matrix's Q, and gets the next one's."""
+        held = {} if state is None else state
+        lefts, rights, dense = list[Vector](), list[Vector](), list[Vector]()
+        for piece in self.pieces:
+            values = x[piece.at : piece.stop]
+            if not self._saves(piece):
+                dense.append(values)
+                continue
+            before = held.get(self._name(piece))
+            first = self.step.begin(piece.cols) if before is None else before
+            left, right = self.step.factors(values.reshape(piece.rows, piece.cols), first)
+            held[self._name(piece)] = self.step.warm(right)
+            lefts.append(left.reshape(-1))
+            rights.append(right.reshape(-1))
+        streams = list[Stream]()
+        for part in (lefts, rights, dense):
+            if sum(values.size for values in part):
+                streams += self.inner.write(np.concatenate(part), key, segment, group)[0]
+        return streams, Everything.SENT
+
+    def streams(self, size: int) -> int:
+        return sum(self.inner.streams(part) for part in self._parts)
+
+    def max_bytes(self, size: int) -> int:
+        return sum(self.inner.max_bytes(part) for part in self._parts)
+
+    def read(self, streams: list[Stream], size: int) -> Factored:
+        """The factors, checked; nothing of the size of the vector has been allocated but what was sent as it is."""
+        rest, reads = iter(streams), list[Read]()
+        for part in self._parts:
+            reads.append(self.inner.read([next(rest) for _ in range(self.inner.streams(part))], part))
+        values: Vector = np.zeros(sum(self._parts), np.float32)
+        at = 0
+        for part, read in zip(self._parts, reads, strict=True):
+            self.inner.add(read, None, values[at : at + part], 0, part)
+            at += part
+        low = [piece for piece in self.pieces if self._saves(piece)]
+        end = self.step.rank * sum(piece.rows for piece in low)
+        stop = end + self.step.rank * sum(piece.cols for piece in low)
+        if not ((np.abs(values[:end]) <= ROOM).all() and (np.abs(values[end:stop]) <= MOST).all()):
+            raise BadPayload(f"a factor that {self.step.spec} never makes", why="it is too large")
+        return Factored(values)
+
+    def add(self, read: Factored, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
+        """As `Chain.add`: in work proportional to the span."""
+        factor = np.float32(1 if weight is None else weight)
+        for at, values in self._decoded(read.values, start, stop):
+            scaled = values if factor == 1 else values * factor
+            if weight is None:
+                into[at - shift : at - shift + values.size] = scaled
+            else:
+                into[at - shift : at - shift + values.size] += scaled
+
+    def _decoded(self, values: Vector, start: int, stop: int) -> Iterator[tuple[int, Vector]]:
+        """(place, values) of start .. stop, block by block."""
+        rank, low = self.step.rank, [piece for piece in self.pieces if self._saves(piece)]
+        left_at, right_at = 0, rank * sum(piece.rows for piece in low)
+        dense_at = right_at + rank * sum(piece.cols for piece in low)
+        for piece in self.pieces:
+            first, last = max(start, piece.at), min(stop, piece.stop)
+            if not self._saves(piece):
+                if first < last:
+                    yield first, values[dense_at + first - piece.at : dense_at + last - piece.at]
+                dense_at += piece.rows * piece.cols
+                continue
+            left = values[left_at : left_at + rank * piece.rows].reshape(piece.rows, rank)
+            right = values[right_at : right_at + rank * piece.cols].reshape(piece.cols, rank)
+            left_at, right_at = left_at + left.size, right_at + right.size
+            if first >= last:
+                continue
+            turned = np.ascontiguousarray(right.T).T
+            step = max(1, BLOCK // piece.cols)
+            for row in range((first - piece.at) // piece.cols, -(-(last - piece.at) // piece.cols), step):
+                at = piece.at + row * piece.cols
+                block = self.step.product(left[row : row + step], turned)
+                a, b = max(first, at), min(last, at + block.size)
+                if a < b:
+                    yield a, block[a - at : b - at]

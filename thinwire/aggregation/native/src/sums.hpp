@@ -45,6 +45,20 @@ TW_EXPORT int32_t TW(sign_encode)(const float* values, int64_t size, float* mean
         const float* from = values + at;
         double above[LANES] = {}, below[LANES] = {};
         int64_t under = 0, i = 0;
+#ifdef __AVX512F__
+        __m512d over_zero = _mm512_setzero_pd(), under_zero = _mm512_setzero_pd();
+        for (; i + LANES <= here; i += LANES) {
+            const __m256 eight = _mm256_loadu_ps(from + i);
+            const __mmask8 negative = _mm256_cmp_ps_mask(eight, _mm256_setzero_ps(), _CMP_LT_OQ);
+            const __m512d magnitude = _mm512_abs_pd(_mm512_cvtps_pd(eight));
+            over_zero = _mm512_mask_add_pd(over_zero, static_cast<__mmask8>(~negative), over_zero, magnitude);
+            under_zero = _mm512_mask_add_pd(under_zero, negative, under_zero, magnitude);
+            under += __builtin_popcount(negative);
+            out[(at + i) / 8] = negative;
+        }
+        _mm512_storeu_pd(above, over_zero);
+        _mm512_storeu_pd(below, under_zero);
+#endif
         for (; i + LANES <= here; i += LANES) {
             uint8_t byte = 0;
             for (int j = 0; j < LANES; ++j) {

@@ -20,7 +20,7 @@ from thinwire.core.layout import Layout
 ROLES = ("quantizer", "sparsifier", "lowrank", "coder")
 SIDE = 256
 SAMPLE = SIDE * SIDE  # normal values in a square matrix, on which the bits are counted
-ALIAS_EXAMPLES = {"stc": "stc(0.01)", "fedpaq": "fedpaq(4)"}
+ALIAS_EXAMPLES = {"dgc": "dgc(0.001)", "stc": "stc(0.01)", "fedpaq": "fedpaq(4)"}
 PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]\w+)?),? \(?(\d{4})\b")
 
 

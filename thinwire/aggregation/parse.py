@@ -30,6 +30,7 @@ STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
 RULE = re.compile(r'\s*(?:"([^"]+)"|([^"=;]+?))\s*=([^"=;]+)(?:;|$)')
 ALIASES = {
     "stc": ("topk({}) > sign > rice", "sparse ternary compression (Sattler et al. 2019)"),
+    "dgc": ("topk({})", "deep gradient compression; in a plan with all its four parts (Lin et al. 2018)"),
     "fedpaq": ("qsgd({})", "FedPAQ (Reisizadeh et al. 2020)"),
     "signsgd": ("sign(scaled)", "signSGD with a scale (Bernstein et al. 2018; Karimireddy et al. 2019)"),
 }

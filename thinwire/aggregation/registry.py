@@ -29,7 +29,7 @@ from thinwire.aggregation.methods.twobit import TwoBit
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
 from thinwire.core.registry import Registry
-from thinwire.core.sections import ServerSection
+from thinwire.core.sections import ServerSection, UplinkSection
 
 
 class Codecs(Registry[type[Step]]):
@@ -70,6 +70,17 @@ class Codecs(Registry[type[Step]]):
         from thinwire.aggregation.optimizers import server_optimizer
 
         server_optimizer(server)
+
+    def require_ratio(self, uplink: UplinkSection) -> None:
+        """`CodecError` when there is a warm-up and no ratio that could be milder."""
+        from thinwire.aggregation.warmup import codec_of
+
+        try:
+            self.parse(uplink.codec)
+        except CodecError:
+            return
+        if uplink.warming is not None:
+            codec_of(uplink, 0)
 
 
 NEEDED = ("role", "examples", "read")

@@ -17,4 +17,4 @@ def encoder(spec: str, uplink: UplinkSection, layout: Layout) -> BoundCodec:
         return codec.bind(layout)
     if uplink.feedback == "ef21":
         return ef21(codec).bind(layout)
-    return feedback(codec, uplink.momentum).bind(layout)
+    return feedback(codec, uplink.velocity, masked=uplink.dgc).bind(layout)

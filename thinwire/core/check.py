@@ -11,7 +11,7 @@ from thinwire.core.errors import CodecError, PlanError
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
-    from thinwire.core.sections import ServerSection
+    from thinwire.core.sections import ServerSection, UplinkSection
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class CodecBook(Protocol):
     def parse(self, spec: str) -> Any: ...  # CodecError when it cannot be
     def require_contraction(self, spec: str, feedback: str) -> None: ...  # CodecError when it would diverge around it
     def require_optimizer(self, server: ServerSection) -> None: ...  # CodecError for one that cannot be
+    def require_ratio(self, uplink: UplinkSection) -> None: ...  # CodecError for a warm-up of a codec without one
 
 
 def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
@@ -64,7 +65,7 @@ UNBUILT = {
     "run": ("eval_cohort",),
     "cohort": ("mode", "buffer", "max_concurrency", "selection", "requires"),
     "local": ("min_steps", "codec_threads", "schedule", "prox", "partial", "overlap", "durability"),
-    "uplink": ("warmup", "ladder"),
+    "uplink": ("ladder",),
     "downlink": ("codec", "feedback", "full_every", "log_rounds"),
     "server": ("threads", "reduce"),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
@@ -151,7 +152,30 @@ def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
 
 def _feedback(plan: RunPlan) -> Iterator[Refusal]:
     uplink = plan.uplink
-    if uplink.momentum and plan.local.steps != 1:
+    if uplink.dgc and plan.local.steps != 1:
+        yield Refusal(
+            f"{uplink.codec} with several local steps",
+            "momentum correction adds up gradients of one step each; a change of many steps holds the device's own",
+            "[local] steps = 1, or [uplink] codec = " + uplink.codec.strip().replace("dgc", "topk", 1),
+        )
+    elif uplink.dgc and plan.local.clip_grad is None:
+        yield Refusal(
+            f"{uplink.codec} without a clip",
+            "dgc clips each gradient before it is added to what waits",
+            "[local] clip_grad = 1.0",
+        )
+    if uplink.dgc and uplink.feedback != "classic":
+        yield Refusal(
+            f"{uplink.codec} with feedback = {uplink.feedback!r}", "its momentum is of the residual",
+            '[uplink] feedback = "classic"',
+        )  # fmt: skip
+    if any(spec.strip().startswith("dgc") for spec in uplink.layers.values()):
+        yield Refusal(
+            "dgc in a rule by layer",
+            "its momentum and its mask are of the whole update",
+            "[uplink] codec = the dgc chain",
+        )
+    if uplink.momentum and not uplink.dgc and plan.local.steps != 1:
         yield Refusal(
             f"[uplink] momentum = {uplink.momentum:g} with several local steps",
             "momentum correction adds up gradients of one step each; a change of many steps holds the device's own",
@@ -176,6 +200,7 @@ def _feedback(plan: RunPlan) -> Iterator[Refusal]:
 def _server(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
     try:
         codecs.require_optimizer(plan.server)
+        codecs.require_ratio(plan.uplink)
     except CodecError as error:
         yield Refusal(error.what, error.why, error.hint)
 

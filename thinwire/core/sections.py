@@ -136,7 +136,11 @@ class Warmup(Section):
     """Milder ratios for the first rounds."""
 
     rounds: Count = Field(description="rounds until the codec's own ratio holds")
-    ratios: list[Share] = Field(description="ratios on the way there")
+    ratios: list[Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, description="ratios on the way there")
+
+
+DGC_MOMENTUM = 0.9
+DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
 
 
 class UplinkSection(Section):
@@ -157,6 +161,21 @@ class UplinkSection(Section):
     )
     warmup: Warmup | None = Field(default=None, description="milder ratios for the first rounds")
     ladder: list[str] = Field(default=[], description="codecs to choose from by link and deadline")
+
+    @property
+    def dgc(self) -> bool:
+        """Whether the codec is the macro of deep gradient compression: top-k with all its four parts."""
+        return self.codec.strip().startswith("dgc")
+
+    @property
+    def velocity(self) -> float:
+        """The feedback's momentum: dgc has the paper's where none is given."""
+        return self.momentum or (DGC_MOMENTUM if self.dgc else 0.0)
+
+    @property
+    def warming(self) -> Warmup | None:
+        """The warm-up: dgc has the paper's ratios, a round each, where none is given."""
+        return self.warmup or (Warmup(rounds=len(DGC_RATIOS), ratios=list(DGC_RATIOS)) if self.dgc else None)
 
 
 class DownlinkSection(Section):

@@ -216,7 +216,7 @@ class OneRound:
         self.running.record(*later, *events)
 
     def new_fold(self) -> Fold:
-        return Fold(self.plan, self.running.layout, self.opened.codec, self.running.past.weights)
+        return Fold(self.plan, self.running.layout, self.opened.codec, self.running.past.weights, self.running.codec_of)
 
     def frames(self, update_id: UpdateId) -> Frames:
         return lambda: self.running.fleet.open(update_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thinwire.aggregation.warmup import codec_of
 from thinwire.core.events import ClientAsked, RoundOpened, RunStatusChanged
 from thinwire.core.plan import RunPlan
 from thinwire.server.cohort import choose
@@ -32,7 +33,7 @@ def open_round(running: Running) -> RoundOpened | None:
         base_digest=stored.digest,
         candidates=list(cohort.candidates),
         asks={device: f"{running.run_id}.{number}.{device}" for device in cohort.asked},
-        codec=running.codec,
+        codec=codec_of(plan.uplink, past.steps_made),
         deadline_s=auto_deadline(past.slowest) if deadline == "auto" else deadline,
         target=cohort.target,
         floor=floor_of(plan.cohort.min_replies, len(cohort.asked)),

@@ -76,6 +76,7 @@ class Past:
     barred_until: dict[str, float] = field(default_factory=dict)  # of those: when its reason may have passed by itself
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
+    codecs: dict[int, str] = field(default_factory=dict)  # round -> its codec, of the last KEPT rounds
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted it
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
     evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -130,6 +131,8 @@ class Past:
 
     def _ask(self, event: RoundOpened) -> None:
         self.asks[event.round] = event.asks
+        self.codecs[event.round] = event.codec
+        self.codecs.pop(event.round - KEPT, None)
         if old := self.asks.pop(event.round - KEPT, None):
             self.answered.difference_update(old.values())
 

@@ -125,6 +125,11 @@ class Running:
             return "base-mismatch", f"trained from version {head.base_version}, asked from {self.past.bases[asked]}"
         return None
 
+    def codec_of(self, head: ReplyHead) -> str:
+        """The codec of the round in which this was asked: a late answer is of another one than the open round's."""
+        asked = self.past.round_of(head.update_id.device, head.ask_id)
+        return self.past.codecs.get(asked, self.codec)
+
     def revoked(self) -> set[str]:
         """Devices that were shut out: of theirs only what is folded counts."""
         return {row.name for row in self.store.roster.rows() if row.state == "revoked"}
@@ -170,7 +175,7 @@ class Running:
             base_version=stored.version,
             base_digest=stored.digest,
             layout_digest=self.layout.digest,
-            codec=self.codec,
+            codec=self.past.open_round.codec if self.past.open_round else self.codec,
             work=Work(steps if isinstance(steps, int) else 0, self.plan.local.batch),
             deadline_s=deadline_s,
             parts=() if kind == "stop" else parts_of(stored),

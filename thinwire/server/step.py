@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from thinwire.aggregation import BufferMean, WeightedMean, parse
+from thinwire.aggregation import BoundCodec, BufferMean, WeightedMean, parse
 from thinwire.aggregation.optimizers import server_optimizer
 from thinwire.core.errors import BadPayload, ThinwireError
 from thinwire.core.layout import Layout
@@ -37,8 +37,17 @@ class Model:
 class Fold:
     """One round's tally: takes updates in the journal's order, one at a time, each wholly or not at all."""
 
-    def __init__(self, plan: RunPlan, layout: Layout, codec: str, weights: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        layout: Layout,
+        codec: str,
+        weights: Mapping[str, int] | None = None,
+        codec_of: Callable[[ReplyHead], str] | None = None,
+    ) -> None:
         self.plan, self.layout = plan, layout
+        self.codec_of = codec_of or (lambda head: codec)
+        self._bound: dict[str, BoundCodec] = {}
         self.shares = Shares(weights or {}) if plan.uplink.feedback == "ef21" else None
         self.changes = WeightedMean(parse(codec).bind(layout), layout)
         self.buffers = BufferMean(layout)
@@ -58,12 +67,20 @@ class Fold:
         device, weight = head.update_id.device, head.examples
         if self.shares is not None:
             weight = self.shares.weight(device, weight)
+        self.changes.codec = self._codec(head)
         self.changes.fold(lambda: _first(frames(), segments), weight, discount, head.a)
         if self.shares is not None:
             self.shares.fold(device, weight)
         if statistics is not None:
             self.buffers.fold(statistics, head.examples * discount)
         self.buffers.count(head.counters)
+
+    def _codec(self, head: ReplyHead) -> BoundCodec:
+        """The codec that this update was asked for in."""
+        spec = self.codec_of(head)
+        if spec not in self._bound:
+            self._bound[spec] = parse(spec).bind(self.layout)
+        return self._bound[spec]
 
     def step(self, model: Model) -> None:
         """Move the model by what was folded; `model.params` is overwritten."""

@@ -1,0 +1,77 @@
+"""Warm-up and dgc: each round asks in a codec of its own, and a late answer is read by that of its ask."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from tests.server.scripted import Device
+from tests.server.test_run import Bench
+from thinwire.aggregation import codecs
+from thinwire.aggregation.uplink import encoder
+from thinwire.aggregation.warmup import codec_of, milder
+from thinwire.core import Key, Layout, RunPlan
+from thinwire.core.errors import CodecError
+from thinwire.core.events import UpdateAccepted, UpdateDropped
+from thinwire.core.sections import UplinkSection
+
+DGC = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = {}\n{}\n[uplink]\ncodec = "{}"\n'
+WARM = {"rounds": 2, "ratios": [0.5, 0.25]}
+
+
+def test_each_round_asks_in_its_own_codec_and_then_in_the_plans(tmp_path):
+    uplink = {"codec": "topk(0.1) > int8", "warmup": WARM}
+    bench = Bench(tmp_path, [Device("a")], run={"rounds": 3}, uplink=uplink)
+    assert bench.drive().status == "done"
+    asked = [envelope.ask.codec for envelope in bench.fleet.sent if envelope.ask.kind == "train"]
+    assert asked == ["topk(0.5) > int8", "topk(0.25) > int8", "topk(0.1) > int8"]
+
+
+def test_an_answer_that_comes_in_the_next_round_is_read_by_its_own_codec(tmp_path):
+    devices = [Device("a"), Device("b", lambda ask: 15.0 if ask.round == 1 else 1.0)]
+    cohort = {"deadline_s": 10, "min_replies": 1}
+    script = Device("a", lambda ask: 1.0 if ask.round == 1 else 9.0)
+    bench = Bench(
+        tmp_path, [script, devices[1]], run={"rounds": 3}, cohort=cohort,
+        uplink={"codec": "topk(0.1) > int8", "warmup": WARM},
+    )  # fmt: skip
+    assert bench.drive().status == "done"
+    assert [event.asked_round for event in bench.events(UpdateAccepted) if event.late] == [1]
+    assert bench.events(UpdateDropped) == []
+
+
+def test_a_warm_up_is_never_sparser_than_the_plan():
+    assert milder("topk(0.3) > int8", Decimal("0.1")) == "topk(0.3) > int8"
+    assert milder('layers("b"=fp16; *=topk(0.01))', Decimal("0.1")) == 'layers("b"=fp16; *=topk(0.1))'
+    with pytest.raises(CodecError, match="warm-up"):
+        codec_of(UplinkSection(codec="int8", warmup=WARM), 0)
+
+
+def test_dgc_is_topk_with_momentum_mask_and_the_papers_warm_up():
+    uplink = UplinkSection(codec="dgc(0.001) > int8")
+    assert [codec_of(uplink, n) for n in (0, 3, 4)] == ["topk(0.25) > int8", "topk(0.004) > int8", "topk(0.001) > int8"]
+    codec = encoder("topk(0.25)", uplink, Layout.of({"w": (4,)}))
+    state = codec.encode(np.array([4, 1, -3, 0.5], np.float32), codec.init(), Key(1)).state
+    assert state["momentum"].tolist() == [0, 1, -3, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "codec", "what"),
+    [
+        (5, "clip_grad = 1.0", "dgc(0.01)", "several local steps"),
+        (1, "", "dgc(0.01)", "without a clip"),
+    ],
+)
+def test_what_dgc_needs_is_said(steps, more, codec, what):
+    assert any(what in refusal.what for refusal in RunPlan.parse(DGC.format(steps, more, codec)).check(codecs))
+
+
+def test_a_warm_up_of_a_codec_without_a_ratio_is_refused():
+    plan = RunPlan.parse('[run]\ntask="d"\n[local]\nlr=1\n[uplink]\ncodec="int8"\nwarmup={rounds=2,ratios=[0.5]}')
+    assert [refusal.what for refusal in plan.check(codecs)] == ["a warm-up of 'int8'"]
+
+
+def test_a_plan_with_dgc_holds():
+    assert RunPlan.parse(DGC.format(1, "clip_grad = 1.0", "dgc(0.01) > int8")).check(codecs) == []

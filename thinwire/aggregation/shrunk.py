@@ -16,8 +16,8 @@ from thinwire.core.types import Payload, State, Vector
 class Shrunk:
     """Encodes x / (1 + omega): E||C(y) - x||^2 <= omega / (1 + omega) ||x||^2 with y = x / (1 + omega).
 
-    So delta = 1 / (1 + omega) for any omega, where C itself contracts only under omega = 1 (Richtarik et al. 2021,
-    lemma 8). Frames are the inner codec's: the decoder need not know.
+    So delta = 1 / (1 + omega) for any omega, where C itself contracts only under omega = 1.
+    Frames are the inner codec's: the decoder need not know.
     """
 
     inner: BoundCodec

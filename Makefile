@@ -21,7 +21,7 @@ demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine
 	@$(BIN)/thinwire demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev chromium  ## run every test (PYTEST_ARGS="-x tests/cli")
-	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff check .

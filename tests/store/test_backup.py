@@ -42,7 +42,8 @@ class Place:
     def next(self, version: int) -> None:
         """Another version, and the one before it goes: what a closing round does."""
         params = np.full(LAYOUT.size, version, np.float32)
-        self.store.record(self.run_id, [self.versions.write(version, params, np.zeros(0, np.float32), {}, 1.0)])
+        none, remembered = np.zeros(0, np.float32), {"momentum": params}
+        self.store.record(self.run_id, [self.versions.write(version, params, none, {}, 1.0, remembered)])
         self.versions.prune([version])
 
     def answer(self, device: str) -> None:
@@ -103,7 +104,7 @@ def test_a_backup_of_a_store_in_use_is_restored_elsewhere_as_it_was(
     restored = restore.restore(file, there, force=False)
     assert (restored.replaced, restored.manifest.thinwire) == (None, "1.2.3")
     assert contents(there) == before
-    assert len(before) == 5
+    assert len(before) == 6
     with Store.open(there.database) as store:
         assert store.rounds(place.run_id)[0].closed_at is None
         assert store.run(place.run_id).status == "running"
@@ -164,7 +165,9 @@ def test_a_model_that_came_and_went_while_the_database_was_copied_is_not_missing
     assert copied == 2
 
 
-@pytest.mark.parametrize("lost", ["runs/digits-1/v000000.model", "spool/digits-1/pi-01-1.parts"])
+@pytest.mark.parametrize(
+    "lost", ["runs/digits-1/v000000.model", "runs/digits-1/v000000.state", "spool/digits-1/pi-01-1.parts"]
+)
 def test_a_folder_that_lacks_what_a_run_needs_is_not_passed_off_as_a_backup(
     place: Place, tmp_path: Path, lost: str
 ) -> None:

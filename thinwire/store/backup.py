@@ -96,9 +96,15 @@ def _link(root: Path, stage: Path) -> None:
 
 
 def _missing(stage: Path) -> Iterator[str]:
-    """What runs that are not over need to go on: their last model, and the answers of an open round."""
+    """What runs that are not over need to go on: their last model with what the server's optimizer remembers, and the
+    answers of an open round.
+    """
     going = "runs.status NOT IN ('preparing', 'done', 'failed', 'stopped')"
     models = f"SELECT run_id, model_file FROM runs WHERE model_file <> '' AND {going}"  # noqa: S608  # no outside text
+    state = (
+        "SELECT json_extract(body, '$.state') FROM journal"
+        " WHERE run_id = ? AND kind = 'ModelStored' AND json_extract(body, '$.file') = ? ORDER BY seq DESC"
+    )
     answers = (
         "SELECT updates.update_id FROM updates JOIN runs USING (run_id) LEFT JOIN rounds"  # noqa: S608
         " ON rounds.run_id = updates.run_id"
@@ -106,7 +112,11 @@ def _missing(stage: Path) -> Iterator[str]:
         f" WHERE updates.outcome IN ('accepted', 'folded', 'late') AND rounds.closed_at IS NULL AND {going}"
     )
     with contextlib.closing(sqlite3.connect(stage / DATABASE)) as copy:
-        needed = [f"runs/{run}/{file}" for run, file in copy.execute(models)]
+        needed = list[str]()
+        for run, file in copy.execute(models).fetchall():
+            needed.append(f"runs/{run}/{file}")
+            if (copy.execute(state, (run, file)).fetchone() or ("",))[0]:
+                needed.append(str(Path(needed[-1]).with_suffix(".state")))
         for (text,) in copy.execute(answers):
             update = UpdateId.parse(text)
             place = f"spool/{update.run}/{update.device}-{update.sequence}"

@@ -74,6 +74,14 @@ def answer(device: str, ask_id: str, sequence: int = 1, *bodies: bytes) -> Reply
                      metrics={"loss": (3.5, 7.0)}, parts=body_parts(*bodies))  # fmt: skip
 
 
+def until(true: Callable[[], object]) -> None:
+    """Wait for something that another thread brings about."""
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def polled(fleet: Fleet, kind: type[T], where: Callable[[T], bool] = lambda arrival: True) -> T:
     """The next arrival of this kind; others are passed over."""
     end = time.monotonic() + PATIENCE_S

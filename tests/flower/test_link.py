@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import PATIENCE_S, answer, answers_now, envelope, hello, join, polled, pulled, written
+from tests.fleet_laws import PATIENCE_S, answer, answers_now, envelope, hello, join, polled, pulled, until, written
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import BadPayload, DataLost, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Envelope, Link, NodeJoined, NodeLeft
@@ -28,14 +28,6 @@ BIG = 30_000_000
 def here(tmp_path: Path) -> Iterator[Place]:
     with place(tmp_path) as made:
         yield made
-
-
-def until(true: Callable[[], object]) -> None:
-    """Wait for something that another thread brings about."""
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def big_file(path: Path, seed: int) -> Path:

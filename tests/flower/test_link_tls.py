@@ -6,18 +6,31 @@ import datetime as dt
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import PATIENCE_S, FleetLaws, Setting, answer, envelope, hello, join, polled, pulled, written
+from tests.fleet_laws import (
+    PATIENCE_S,
+    FleetLaws,
+    Setting,
+    answer,
+    envelope,
+    hello,
+    join,
+    polled,
+    pulled,
+    until,
+    written,
+)  # fmt: skip
 from tests.flower.doubles import Place, place
 from tests.flower.test_flower_fleet import on_the_store
 from tests.system.proxy import proxy
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Delivery
+from thinwire.core.texts import grouped
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.flower import FlowerLink
 from thinwire.flower.device.clockwork import Clockwork
@@ -34,13 +47,6 @@ DAY_S = 86_400.0
 def here(tmp_path: Path) -> Iterator[Place]:
     with place(tmp_path, tls=True) as made:
         yield made
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 class TestFlowerFleetOverTls(FleetLaws):
@@ -90,7 +96,7 @@ def test_a_pending_device_says_its_fingerprint_and_waits(here: Place) -> None:
     here.roster.put("pi-1", "pending")
     with pytest.raises(Unreachable) as refused:
         link.hello(hello("pi-1"))
-    assert here.roster.devices["pi-1"].fingerprint in refused.value.why
+    assert grouped(here.roster.devices["pi-1"].fingerprint) in refused.value.why
     assert "thinwire devices approve" in refused.value.hint
     here.roster.put("pi-1", "approved")
     assert link.hello(hello("pi-1")).name == "pi-1"

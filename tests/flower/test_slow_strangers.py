@@ -13,12 +13,12 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import answer
+from tests.fleet_laws import answer, until
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, joined
 from thinwire.core.clock import VirtualClock
 from thinwire.core.messages import reply_to_bytes
@@ -56,13 +56,6 @@ def here(tmp_path: Path) -> Iterator[Watched]:
     made = Watched(tmp_path)
     yield made
     made.close()
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def plain(here: Watched) -> socket.socket:

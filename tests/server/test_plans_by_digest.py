@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.scripted import REPORT, Device, ScriptedFleet
-from tests.server.test_run import Bench, Killed, outcome, three
+from tests.server.test_run import Bench, drive_killed_at, outcome, three
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.fleet import Envelope, Hello, NodeJoined
@@ -122,24 +122,7 @@ def test_only_the_device_that_was_asked_gets_the_plan_again() -> None:
 def killed_at(folder: Path, at: int, before: bool, forgets: set[int]) -> tuple[Bench, int]:
     devices = [Device("a"), Forgetful("b", forgets, after_s=2.0), Device("c")]
     bench = Bench(folder, devices, run={"rounds": 4}, cohort={"deadline_s": 30})
-    commits, record = 0, bench.store.record
-
-    def counted(run_id: str, events: object, *args: object) -> None:
-        nonlocal commits
-        commits += 1
-        if commits == at and before:
-            raise Killed
-        record(run_id, events, *args)  # type: ignore[arg-type]  # passed through
-        if commits == at:
-            raise Killed
-
-    bench.store.record = counted  # type: ignore[method-assign]  # the kill
-    try:
-        bench.drive()
-    except Killed:
-        bench.fleet = bench.fleet.restart()
-        bench.drive()
-    return bench, commits
+    return bench, drive_killed_at(bench, at, before)
 
 
 def test_a_kill_at_any_commit_changes_nothing_where_plans_are_lost_and_sent_again(tmp_path: Path) -> None:

@@ -209,6 +209,11 @@ def run_killed_at(folder: Path, at: int, before: bool, third: Script) -> tuple[B
     """A run whose process dies at its `at`-th commit, before or after it, and is started again."""
     devices = [Device("a"), Device("b", lambda ask: 2.0), Device("c", third)]
     bench = Bench(folder, devices, run={"rounds": 5}, cohort={"deadline_s": 30})
+    return bench, drive_killed_at(bench, at, before)
+
+
+def drive_killed_at(bench: Bench, at: int, before: bool) -> int:
+    """Drive a run to its end with one kill around its `at`-th commit (0: none); gives how many commits there were."""
     commits, record = 0, bench.store.record
 
     def counted(run_id: str, events: object, *args: object) -> None:
@@ -226,7 +231,7 @@ def run_killed_at(folder: Path, at: int, before: bool, third: Script) -> tuple[B
     except Killed:
         bench.fleet = bench.fleet.restart()
         bench.drive()
-    return bench, commits
+    return commits
 
 
 def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path) -> None:

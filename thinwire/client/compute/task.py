@@ -28,7 +28,6 @@ NEEDED = {
     "data": "data(site) gives a Dataset, a DataLoader or Split(train, test)",
     "loss": "loss(model, batch) gives one number",
 }
-OPTIONAL = ("metrics", "optimizer", "holdout", "train")
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,6 @@ from thinwire.flower.door.limits import (
 )
 from thinwire.flower.wire.refusals import Refusal
 
-KEPT_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000))
-
 
 @dataclass
 class Account:

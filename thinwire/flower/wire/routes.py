@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl
@@ -70,6 +69,3 @@ def found(method: str, target: str) -> Found | None:
             except ValueError:
                 return None
     return None
-
-
-Lookup = Callable[[str, str], Found | None]

@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
-
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost
-from thinwire.core.fleet import Arrival, DeviceRow, Envelope, NodeLeft, Roster, Spool
+from thinwire.core.fleet import Arrival, Envelope, NodeLeft, Roster, Spool
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.types import UpdateId
 from thinwire.flower.door.account import Account
@@ -33,6 +31,7 @@ from thinwire.flower.lane.pull import PullRoute
 from thinwire.flower.lane.push import PushRoute
 from thinwire.flower.lane.sessions import Sessions
 from thinwire.flower.lane.uploads import Uploads
+from thinwire.flower.nodes import Nodes
 from thinwire.flower.superlink import TASK_HEARTBEAT_S, SuperLink
 
 GRACE_S = 4.0  # a device whose connection closed gets so long to come back
@@ -70,7 +69,7 @@ class FlowerFleet:
         self._guests = guests
         self._guest_accounts: dict[str, Account] = {}  # by fingerprint
         self._exchange = Exchange(Grid(self._superlink), self._wake)
-        self._nodes: dict[str, int] = {}
+        self._nodes = Nodes(self._superlink, self._exchange)
         self._holds: dict[str, tuple[str, ...]] = {}  # the pins that each device that came since the start holds
         self._sessions = Sessions(clock, grace_s, poll_s, self._left)
         self._sweep_s = min(1.0, grace_s / 4)
@@ -170,7 +169,7 @@ class FlowerFleet:
             if row.state == "revoked":
                 spool.drop_partial(row.name)
             else:
-                self._register(row)
+                self._nodes.register(row)
         for head in spool.heads():
             self._exchange.arrived(head)
 
@@ -188,15 +187,6 @@ class FlowerFleet:
     def _wake(self, devices: Iterable[str]) -> None:
         self._listener.soon(self._sessions.wake, devices)
 
-    def _register(self, row: DeviceRow) -> int:
-        """The device's node in Flower's registry, which stays when it is shut out: a deleted key could not return."""
-        if (node_id := self._nodes.get(row.fingerprint)) is None:
-            pem = load_der_public_key(row.public_key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-            node_id = self._nodes[row.fingerprint] = self._superlink.node(row.name, pem)
-        if self._exchange.node_of(row.name) != node_id:
-            self._exchange.register(row.name, node_id)
-        return node_id
-
     def _called(self, request: Request) -> None:
         """A device, or a guest, made a request that was let in."""
         self._listener.wires.sign(request.wire)
@@ -207,11 +197,10 @@ class FlowerFleet:
         if not self._exchange.node_of(request.row.name):
             self._gate.still(request.row)  # it may have been shut out since it was let in
         request.charge(self._sessions.account(request.row.name))
-        self._superlink.node_is_here(self._register(request.row))
+        self._nodes.is_here(request.row)
 
     def _left(self, device: str, why: str) -> None:
-        if node_id := self._exchange.node_of(device):
-            self._superlink.node_has_left(node_id)
+        self._nodes.has_left(device)
         self._exchange.arrived(NodeLeft(device, why))
 
     def _shut_out_here(self, device: str) -> None:
@@ -220,7 +209,7 @@ class FlowerFleet:
         A device that was renamed has come under its old name, and may not have said hello since.
         """
         row = next((row for row in self._roster.rows() if row.name == device), None)
-        before = self._exchange.names_of(self._nodes.get(row.fingerprint, 0)) if row else ()
+        before = self._nodes.names_of(row) if row else ()
         for name in {device, *before}:
             self._end(name)
 

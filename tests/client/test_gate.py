@@ -119,6 +119,15 @@ def test_with_the_rules_kept_the_data_are_read(tmp_path):
     assert (device.rule(1), device.rule(2, "evaluate"), device.read) == ("", "", 1)
 
 
+def test_who_may_not_evaluate_does_not_measure_on_the_way_to_training_either(tmp_path):
+    for policy, measured in ((Policy(kinds=["train", "evaluate"]), True), (Policy(kinds=["train"]), False)):
+        device = Device(tmp_path / str(measured), policy)
+        head = device.ask(1)
+        assert isinstance(head, ReplyHead)
+        assert any(name.startswith("eval/") for name in head.metrics) is measured
+        assert "train/loss" in head.metrics
+
+
 def test_the_day_counts_each_kind_apart_and_begins_anew(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=2))
     assert [device.rule(number) for number in (1, 2, 3)] == ["", "", "rounds_a_day"]

@@ -12,7 +12,7 @@ from thinwire.client import metered
 from thinwire.client.day import Day, DayFile, believed, key_of
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.plans import Plans
-from thinwire.client.policy import Policy
+from thinwire.client.policy import Kind, Policy
 from thinwire.client.rules import Facts, decide
 from thinwire.client.state import Write
 from thinwire.core.errors import DataLost
@@ -55,6 +55,11 @@ class Gate:
         """From the next ask on; what was let in goes on, and what was counted stays counted."""
         with self._lock:
             self.policy = policy
+
+    def allows(self, kind: Kind) -> bool:
+        """Whether the owner lets this be done at all, also as a part of something else."""
+        with self._lock:
+            return self.policy.kinds is None or kind in self.policy.kinds
 
     def admit(self, ask: Ask, sequence: int) -> Mapping[str, Any]:
         """The ask's resolved plan; CannotAnswer: need-plan or declined. `sequence` is of the run's last answer here."""

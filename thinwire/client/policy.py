@@ -36,7 +36,9 @@ class Policy(Section):
         default=None, description="names of tasks that may be worked on; left out: all that are installed"
     )
     kinds: Annotated[list[Kind], Field(min_length=1)] | None = Field(
-        default=None, description="what may be asked: each of these reads the device's data or its task; left out: all"
+        default=None,
+        description="what may be asked: each of these reads the device's data or its task; left out: all. "
+        "Without evaluate the model is not measured on the way to training either",
     )
     secure: Literal["any", "required"] = Field(
         default="any", description="whether this device's updates may only leave it under masks ([secure] of the plan)"

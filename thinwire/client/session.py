@@ -128,6 +128,7 @@ class Session:
         if ask.kind == "train" and _feedback(ask) == "ef21":
             self._require_reference(ask.run, settled)
         job = Job(delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s)
+        job.may_measure = self.gate.allows("evaluate")
         shadow = self._shadows.pop(ask.run, None) or Shadow(self.bench.layout, job.plan.downlink.codec)
         result = work(job, head, settled, self.bench, self.site, shadow)
         if shadow.codec.spec != "identity":

@@ -39,6 +39,7 @@ class Job:
     say: Say
     queue_s: float = 0.0
     slow_step_s: float = 0.0
+    may_measure: bool = True
 
     def __post_init__(self) -> None:
         self.until = time.monotonic() - self.queue_s + self.ask.deadline_s
@@ -93,7 +94,8 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site, s
     shared = exchange.take_base(ask, job.delivery.bundle, shadow)
     own = local.buffers == "local" and state.buffers is not None
     order = Order(
-        measure=_is_measured(ask, job.plan), train=ask.kind == "train", local=Local.of(local.model_dump(mode="json")),
+        measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",
+        local=Local.of(local.model_dump(mode="json")),
         work=Work(ask.work.steps, ask.work.batch), key=job.train_key, counters=state.counters,
         slow_step_s=job.slow_step_s,
     )  # fmt: skip

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from thinwire.aggregation.around import Around
 from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.codec import (
-    ALL,
-    BoundCodec,
     Codec,
     Contractive,
     Encoded,
@@ -71,19 +70,14 @@ def ef21(codec: Codec) -> Ef21:
 
 
 @dataclass(frozen=True)
-class BoundEf21:
+class BoundEf21(Around):
     """See `BoundCodec`; what a frame decodes to is a step of the reference.
 
     Law: ||x - g'||^2 <= (1 - delta) ||x - g||^2. A refund takes such a step back. The reference depends on the layout
     only: it survives a switch of codec.
     """
 
-    inner: BoundCodec
     layout: Layout
-
-    @property
-    def spec(self) -> str:
-        return self.inner.spec
 
     @property
     def kind(self) -> Kind:
@@ -112,15 +106,3 @@ class BoundEf21:
         reference = state[REFERENCE].copy()
         self.inner.decode_add(payload, -1.0, reference, segment=segment)
         return {**state, REFERENCE: reference}
-
-    def check(self, payload: Payload, segment: int = 0) -> None:
-        self.inner.check(payload, segment)
-
-    def decode_add(self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
-        self.inner.decode_add(payload, weight, into, span, segment)
-
-    def decode(self, payload: Payload, segment: int = 0) -> Vector:
-        return self.inner.decode(payload, segment)
-
-    def max_bytes(self, segment: int = 0) -> int:
-        return self.inner.max_bytes(segment)

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.around import Around
 from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.codec import (
-    ALL,
     BoundCodec,
     Codec,
     Contractive,
@@ -98,21 +98,16 @@ def require_contraction(spec: str, kind: Kind) -> None:
 
 
 @dataclass(frozen=True)
-class BoundFeedback:
+class BoundFeedback(Around):
     """See `BoundCodec`; `x` becomes the new residual, and nothing of `state` is written to.
 
     A codec inside that has state of its own keeps it beside the residual; arrays that it does not know are dropped,
     so that a run may switch codecs and lose nothing but the old one's own memory.
     """
 
-    inner: BoundCodec
     layout: Layout
     momentum: float = 0.0
     masked: bool = False
-
-    @property
-    def spec(self) -> str:
-        return self.inner.spec
 
     @cached_property
     def kind(self) -> Kind:
@@ -158,18 +153,6 @@ class BoundFeedback:
         residual = state[RESIDUAL].copy()
         self.inner.decode_add(payload, 1.0, residual, segment=segment)
         return {**state, RESIDUAL: residual}
-
-    def check(self, payload: Payload, segment: int = 0) -> None:
-        self.inner.check(payload, segment)
-
-    def decode_add(self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
-        self.inner.decode_add(payload, weight, into, span, segment)
-
-    def decode(self, payload: Payload, segment: int = 0) -> Vector:
-        return self.inner.decode(payload, segment)
-
-    def max_bytes(self, segment: int = 0) -> int:
-        return self.inner.max_bytes(segment)
 
 
 def carried(inner: BoundCodec, state: State, segment: int) -> State:

@@ -6,26 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire.aggregation.codec import ALL, BoundCodec, Contractive, Encoded, Kind
+from thinwire.aggregation.around import Around
+from thinwire.aggregation.codec import Contractive, Encoded, Kind
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
-from thinwire.core.types import Payload, State, Vector
+from thinwire.core.types import State, Vector
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class Shrunk(Around):
     """Encodes x / (1 + omega): E||C(y) - x||^2 <= omega / (1 + omega) ||x||^2 with y = x / (1 + omega).
 
     So delta = 1 / (1 + omega) for any omega, where C itself contracts only under omega = 1.
     Frames are the inner codec's: the decoder need not know.
     """
 
-    inner: BoundCodec
     omega: float
-
-    @property
-    def spec(self) -> str:
-        return self.inner.spec
 
     @property
     def layout(self) -> Layout:
@@ -41,15 +37,3 @@ class Shrunk:
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         x *= np.float32(1 / (1 + self.omega))
         return self.inner.encode(x, state, key, segment)
-
-    def check(self, payload: Payload, segment: int = 0) -> None:
-        self.inner.check(payload, segment)
-
-    def decode_add(self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
-        self.inner.decode_add(payload, weight, into, span, segment)
-
-    def decode(self, payload: Payload, segment: int = 0) -> Vector:
-        return self.inner.decode(payload, segment)
-
-    def max_bytes(self, segment: int = 0) -> int:
-        return self.inner.max_bytes(segment)

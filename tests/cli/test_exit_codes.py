@@ -198,3 +198,17 @@ def test_a_reader_that_has_seen_enough_is_no_error(home):
     command = f"{sys.executable} -m thinwire.cli runs show --json --home {home} | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_mistyped_command_is_answered_once_with_the_nearest(thinwire):
+    said = thinwire("runs", "sho")
+    assert said.code == 2
+    what, why, hint = said.err.splitlines()
+    assert (what, why) == ("error: No such command 'sho'.", "why:   did you mean 'show'?")
+    assert hint.endswith("runs --help")
+
+
+def test_a_plan_that_is_not_there_is_said_in_words(thinwire, tmp_path):
+    said = thinwire("run", str(tmp_path / "nosuch.toml"))
+    assert said.code == 3
+    assert "why:   No such file or directory\n" in said.err

@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "thinwire"
-        return _say("error: " + error.format_message(), f"try:   {where} --help", code=USAGE)
+        what, _, near = error.format_message().partition(" Did you mean ")  # click and typer both say it
+        why = [f"why:   did you mean {near.split('?')[0]}?"] if near else []
+        return _say(f"error: {what}", *why, f"try:   {where} --help", code=USAGE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as end:  # what click makes of a reader that has seen enough: thinwire runs list | head

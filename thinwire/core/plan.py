@@ -56,7 +56,9 @@ class RunPlan(Section):
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(
-                f"cannot read the plan {path}", why=str(error), hint="thinwire init DIR writes one"
+                f"cannot read the plan {path}",
+                why=getattr(error, "strerror", None) or str(error),
+                hint="thinwire init DIR writes one",
             ) from error
         return cls.parse(text, source=str(path), overrides=overrides)
 

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 import ssl
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from thinwire.core.types import Failure, ReplyHead
 from thinwire.flower.door.authority import PrivateAuthority
 from thinwire.flower.wire import hellos
 from thinwire.flower.wire.certificates import private_context
-from thinwire.flower.wire.framing import inflated, packed, unblock
+from thinwire.flower.wire.framing import WORDS, block, inflated, packed, unblock
 from thinwire.flower.wire.routes import HELLO, JOIN, PULL, PUSH
 from thinwire.flower.wire.signing import Signer
 from thinwire.store import FileSpool, Store
@@ -208,3 +209,9 @@ def asked(said: Said) -> dict[str, Any]:
     _, rest = unblock(said.body)
     ask, _ = unblock(bytes(rest))
     return dict(json.loads(inflated(ask, MAX_HEAD_BYTES))) if ask else {}
+
+
+def bomb(count: int) -> bytes:
+    """4 KB that are `count` empty lists of JSON."""
+    deflate = zlib.compressobj(9, wbits=-zlib.MAX_WBITS, zdict=WORDS)
+    return block(deflate.compress(b"[" + b"[]," * count + b"[]]") + deflate.flush())

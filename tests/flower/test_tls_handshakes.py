@@ -119,7 +119,8 @@ def test_old_versions_of_tls_are_not_spoken(here: TlsPlace, version: ssl.TLSVers
 def test_newer_ones_are(here: TlsPlace, authority: PrivateAuthority, version: ssl.TLSVersion) -> None:
     context = private_context(authority.cas())
     context.minimum_version = context.maximum_version = version
-    shaken(here, context, authority.server_name()).close()
+    with shaken(here, context, authority.server_name()) as line:
+        assert line.version() == {ssl.TLSVersion.TLSv1_2: "TLSv1.2", ssl.TLSVersion.TLSv1_3: "TLSv1.3"}[version]
 
 
 @pytest.mark.parametrize("name", [None, "bank.example", "tw-00000000000000000000000000000000.invalid", "x" * 63])

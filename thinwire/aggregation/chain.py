@@ -195,6 +195,8 @@ class Chain:
         data = self._bytes(stream, self._symbols_bytes(sent))
         if self.rice and bits <= 8:
             return Rice().unpack_symbols(data, sent, bits)
+        if bits < 8 and isinstance(self.quantizer, Adds):
+            return cast("Symbols", Pack().held(data, sent, bits))  # what it may do to them is in `Adds`
         return Pack().unpack(data, sent, self.quantizer.symbols_dtype, bits)
 
     def _bytes(self, stream: Stream, most: int) -> bytes | memoryview:

@@ -143,6 +143,9 @@ class Writes(Protocol):
 class Adds(Protocol):
     """A quantizer that has a kernel for it: into[0 ..] gets the values in `span` times a factor, added or in place of
     what stands there. False: it has none on this path, nothing was done, and `dequantize` is the way.
+
+    Symbols of fewer than 8 bits reach it, `check` and `dequantize` as `Packed`: they have a size, a least one, and
+    slices that are arrays.
     """
 
     def add(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Role, Symbols
+from thinwire.aggregation.codec import Role, Symbols, blocks
 from thinwire.aggregation.native import pack as native
 from thinwire.core.errors import BadPayload
 
@@ -34,13 +35,55 @@ class Pack:
             return memoryview(packed(array, bits).data)
         return memoryview(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8).data)
 
+    def held(self, data: bytes | memoryview, items: int, bits: int) -> Packed:
+        """Symbols of fewer than 8 bits as they were sent; `BadPayload` as `unpack` raises it."""
+        require_length(data, items, bits)
+        raw = np.frombuffer(data, np.uint8)
+        require_ended(raw, items, bits)
+        return Packed(raw, items, bits)
+
     def unpack(self, data: bytes | memoryview, items: int, dtype: np.dtype[Any], bits: int = 0) -> Symbols:
         bits = bits or 8 * dtype.itemsize
-        if len(data) != packed_bytes(items, bits):
-            raise BadPayload(f"a stream of {len(data)} bytes", why=f"{items} items take {packed_bytes(items, bits)}")
+        require_length(data, items, bits)
         if bits < 8:
             return unpacked(np.frombuffer(data, np.uint8), items, bits)
         return np.frombuffer(data, dtype.newbyteorder("<"))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Symbols that stay side by side until they are used: a slice of them is an array of int8.
+
+    A kernel reads them as they are; numpy a block at a time. Neither ever holds a byte for each value of a segment.
+    """
+
+    data: NDArray[np.uint8]
+    size: int
+    bits: int
+
+    def __getitem__(self, span: slice) -> NDArray[np.int8]:
+        """Of a span with bounds and without a step."""
+        first = span.start // 8  # eight symbols begin at a byte
+        here = self.data[first * self.bits : packed_bytes(span.stop, self.bits)]
+        return _unpacked(here, span.stop - first * 8, self.bits)[span.start - first * 8 :]
+
+    def min(self) -> int:
+        """The least of them, or 0."""
+        done = native.least(self.data, self.size, self.bits)
+        return min((int(self[a:b].min()) for a, b in blocks(self.size)), default=0) if done is None else done
+
+
+def require_length(data: bytes | memoryview, items: int, bits: int) -> None:
+    """BadPayload unless so many bytes are what so many symbols take."""
+    if len(data) != packed_bytes(items, bits):
+        raise BadPayload(f"a stream of {len(data)} bytes", why=f"{items} items take {packed_bytes(items, bits)}")
+
+
+def require_ended(data: NDArray[np.uint8], items: int, bits: int) -> None:
+    """BadPayload where the last byte's rest is not 0."""
+    rest = len(data) * 8 - items * bits
+    if rest and data[-1] >> (8 - rest):
+        raise BadPayload("bits behind the last symbol", why="they are 0 in what an encoder makes")
 
 
 def packed_bytes(items: int, bits: int) -> int:
@@ -73,9 +116,11 @@ def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
 
 def unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8]:
     """The other way; `BadPayload` where the last byte's rest is not 0."""
-    rest = len(data) * 8 - items * bits
-    if rest and data[-1] >> (8 - rest):
-        raise BadPayload("bits behind the last symbol", why="they are 0 in what an encoder makes")
+    require_ended(data, items, bits)
+    return _unpacked(data, items, bits)
+
+
+def _unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8]:
     done = native.unpacked(data, items, bits)
     if done is not None:
         return done

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import not_finite
+from thinwire.aggregation.codec import Symbols, not_finite
+from thinwire.aggregation.coders.pack import Packed
+from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import NUMPY, chosen, kernel
 from thinwire.aggregation.native.threads import each
 from thinwire.core.types import Vector
@@ -53,20 +55,20 @@ def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first
     x, s, q = values.ctypes.data, scales.ctypes.data, symbols.ctypes.data
 
     def part(a: int, b: int) -> None:
-        run(x + 4 * a, b - a, s + a // BUCKET * 4, levels, word is None, first + a, word or 0, q + a)
+        run(x + 4 * a, b - a, s + a // BUCKET * 4, levels, word is None, first + a, word or 0, 8, q + a)
 
     each(0, values.size, part)
     return symbols
 
 
 def add(
-    symbols: NDArray[np.int8], scales: Vector, start: int, stop: int, factor: np.float32, adds: bool, into: Vector
+    symbols: Symbols | Packed, scales: Vector, start: int, stop: int, factor: np.float32, adds: bool, into: Vector
 ) -> bool:
     """into[0 ..] gets the values start .. stop times a factor, added or in place of what stands there; False: not."""
     run = kernel("levels_add")
     if run is None:
         return False
     scales = np.require(scales, np.float32, ["C", "A"])  # in a frame they may stand at any byte
-    q, s, to = symbols.ctypes.data, scales.ctypes.data, into.ctypes.data
-    each(start, stop, lambda a, b: run(q, s, a, b, factor, adds, to + 4 * (a - start)))
+    (q, bits), s, to = stored(symbols), scales.ctypes.data, into.ctypes.data
+    each(start, stop, lambda a, b: run(q, bits, s, a, b, factor, adds, to + 4 * (a - start)))
     return True

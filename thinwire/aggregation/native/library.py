@@ -22,6 +22,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sparse_add": (None, [P, P, I64, F32, I64, I32, P]),
     "pack": (None, [P, I64, I32, P]),
     "unpack": (None, [P, I64, I32, P]),
+    "least": (I32, [P, I64, I32]),
     "fp16_encode": (I32, [P, I64, P, P]),
     "halves_finite": (I32, [P, I64, I32]),
     "fp16_add": (None, [P, P, I64, I64, F32, I32, P]),
@@ -30,10 +31,10 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "bucket_sums": (None, [P, I64, I32, P]),
     "maxima": (None, [P, I64, P]),
     "sign_encode": (I32, [P, I64, P, P]),
-    "sign_add": (None, [P, P, I64, I64, F32, I32, P]),
-    "levels_round": (None, [P, I64, P, I32, I32, U32, U32, P]),
+    "sign_add": (None, [P, I32, P, I64, I64, F32, I32, P]),
+    "levels_round": (None, [P, I64, P, I32, I32, U32, U32, I32, P]),
     "levels_encode": (I32, [P, I64, I32, F32, I32, U32, U32, I32, P, P]),
-    "levels_add": (None, [P, P, I64, I64, F32, I32, P]),
+    "levels_add": (None, [P, I32, P, I64, I64, F32, I32, P]),
 }
 
 

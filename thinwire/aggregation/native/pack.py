@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each
+
+if TYPE_CHECKING:
+    from thinwire.aggregation.codec import Symbols
+    from thinwire.aggregation.coders.pack import Packed
 
 
 def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8] | None:
@@ -32,3 +38,20 @@ def unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8]
     at, to = data.ctypes.data, symbols.ctypes.data
     each(0, items, lambda a, b: run(at + a * bits // 8, b - a, bits, to + a))
     return symbols
+
+
+def least(data: NDArray[np.uint8], items: int, bits: int) -> int | None:
+    """The least symbol, or 0."""
+    run = kernel("least")
+    if run is None:
+        return None
+    at = data.ctypes.data
+    found: list[int] = each(0, items, lambda a, b: run(at + a * bits // 8, b - a, bits))
+    return min(found)
+
+
+def stored(symbols: Symbols | Packed) -> tuple[int, int]:
+    """Where a kernel finds symbols, and the bits that each has there."""
+    if isinstance(symbols, np.ndarray):
+        return symbols.ctypes.data, 8 * symbols.itemsize
+    return symbols.data.ctypes.data, symbols.bits

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.codec import Symbols
+from thinwire.aggregation.coders.pack import Packed
+from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each
 from thinwire.core.types import Vector
@@ -41,12 +44,12 @@ def sign_write(values: Vector, signs: NDArray[np.uint8], means: Vector) -> bool:
 
 
 def sign_add(
-    symbols: NDArray[np.int8], means: Vector, span: slice, factor: np.float32, adds: bool, into: Vector
+    symbols: Symbols | Packed, means: Vector, span: slice, factor: np.float32, adds: bool, into: Vector
 ) -> bool:
     run = kernel("sign_add")
     if run is None:
         return False
     means = np.require(means, np.float32, ["C", "A"])
-    q, m, to = symbols.ctypes.data, means.ctypes.data, into.ctypes.data
-    each(span.start, span.stop, lambda a, b: run(q, m, a, b, factor, adds, to + 4 * (a - span.start)))
+    (q, bits), m, to = stored(symbols), means.ctypes.data, into.ctypes.data
+    each(span.start, span.stop, lambda a, b: run(q, bits, m, a, b, factor, adds, to + 4 * (a - span.start)))
     return True

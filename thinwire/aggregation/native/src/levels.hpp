@@ -57,15 +57,19 @@ inline void round_to_nearest(const float* values, int64_t size, float inverse, i
 // Symbols of buckets whose scales are given. `first`: what the first value's index is for the hash.
 TW_EXPORT void TW(levels_round)(
     const float* values, int64_t size, const float* scales, int32_t levels, int32_t nearest, uint32_t first,
-    uint32_t word, int8_t* symbols) {
+    uint32_t word, int32_t bits, uint8_t* out) {
+    Packer symbols(out, bits);
     for (int64_t at = 0; at < size; at += BUCKET) {
         const int64_t here = at_most(BUCKET, size - at);
         const float inverse = inverse_of(scales[at / BUCKET]);
         if (nearest)
-            round_to_nearest(values + at, here, inverse, levels, symbols + at);
+            round_to_nearest(values + at, here, inverse, levels, symbols.room());
         else
-            round_at_random(values + at, here, inverse, levels, first + static_cast<uint32_t>(at), word, symbols + at);
+            round_at_random(
+                values + at, here, inverse, levels, first + static_cast<uint32_t>(at), word, symbols.room());
+        symbols.wrote(here);
     }
+    symbols.finish();
 }
 
 // The same, and the scales too: the largest magnitude over `levels`, at most `most`. A bucket is in cache for all of it.
@@ -73,7 +77,7 @@ TW_EXPORT void TW(levels_round)(
 TW_EXPORT int32_t TW(levels_encode)(
     const float* values, int64_t size, int32_t levels, float most, int32_t nearest, uint32_t first, uint32_t word,
     int32_t bits, float* scales, uint8_t* out) {
-    int8_t bucket[BUCKET];
+    Packer symbols(out, bits);
     for (int64_t at = 0; at < size; at += BUCKET) {
         const int64_t here = at_most(BUCKET, size - at);
         const uint32_t largest = largest_bits(values + at, here);
@@ -82,25 +86,27 @@ TW_EXPORT int32_t TW(levels_encode)(
         scale = scale < most ? scale : most;
         scales[at / BUCKET] = scale = scale < LEAST ? 0.0f : scale;
         const float inverse = inverse_of(scale);
-        int8_t* symbols = bits == 8 ? reinterpret_cast<int8_t*>(out) + at : bucket;
         if (nearest)
-            round_to_nearest(values + at, here, inverse, levels, symbols);
+            round_to_nearest(values + at, here, inverse, levels, symbols.room());
         else
-            round_at_random(values + at, here, inverse, levels, first + static_cast<uint32_t>(at), word, symbols);
-        if (bits != 8) pack_symbols(bucket, here, bits, out + at / 8 * bits);
+            round_at_random(
+                values + at, here, inverse, levels, first + static_cast<uint32_t>(at), word, symbols.room());
+        symbols.wrote(here);
     }
+    symbols.finish();
     return 1;
 }
 
 // into[0 ..] (+)= factor * (symbol * scale), for the values start .. stop of a vector whose buckets begin at 0.
 TW_EXPORT void TW(levels_add)(
-    const int8_t* symbols, const float* scales, int64_t start, int64_t stop, float factor, int32_t adds, float* into) {
+    const uint8_t* data, int32_t bits, const float* scales, int64_t start, int64_t stop, float factor, int32_t adds,
+    float* into) {
+    Unpacker symbols(data, bits);
     for (int64_t at = start; at < stop;) {
-        const int64_t end = at_most(at - at % BUCKET + BUCKET, stop);
+        const int64_t end = at_most(at - at % BUCKET + BUCKET, stop), size = end - at;
         const float scale = scales[at / BUCKET];
-        const int8_t* from = symbols + at;
+        const int8_t* from = symbols.stretch(at, size);
         float* to = into + (at - start);
-        const int64_t size = end - at;
         if (adds)
             for (int64_t i = 0; i < size; ++i) to[i] += static_cast<float>(from[i]) * scale * factor;
         else

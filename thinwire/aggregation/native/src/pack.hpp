@@ -1,51 +1,143 @@
-// Symbols of `bits` bits side by side, eight at a time: eight of b bits are b bytes (aggregation/coders/pack.py).
+// Symbols of `bits` bits side by side, eight at a time: eight of b bits are b bytes (aggregation/packed.py).
 #pragma once
 
 namespace {
 
-constexpr uint64_t ONES = 0x0101010101010101u;
-
-inline uint64_t squeezed(uint64_t eight, int bits) {
-#ifdef __BMI2__
-    return _pext_u64(eight, ONES * ((1u << bits) - 1));
-#else
-    uint64_t out = 0;
-    for (int i = 0; i < 8; ++i) out |= (eight >> (8 * i) & ((1u << bits) - 1)) << (bits * i);
-    return out;
-#endif
+// So many bits of each lane, from the `from`-th on.
+constexpr uint64_t bits_of_lanes(int lane, int bits, int from = 0) {
+    const uint64_t each = (~uint64_t{0} >> (64 - bits)) << from;
+    return lane == 64 ? each : each * (~uint64_t{0} / ((uint64_t{1} << (lane % 64)) - 1));
 }
 
-inline uint64_t spread(uint64_t squeezed, int bits) {
-#ifdef __BMI2__
-    return _pdep_u64(squeezed, ONES * ((1u << bits) - 1));
-#else
-    uint64_t out = 0;
-    for (int i = 0; i < 8; ++i) out |= (squeezed >> (bits * i) & ((1u << bits) - 1)) << (8 * i);
-    return out;
-#endif
+// In each lane of twice the width: the two halves' lowest bits come together. With vectors of words, of many at once.
+template <int BITS, int WIDTH>
+inline uint64_t joined(uint64_t word) {
+    constexpr uint64_t low = bits_of_lanes(2 * WIDTH, BITS), high = bits_of_lanes(2 * WIDTH, BITS, BITS);
+    return (word & low) | (word >> (WIDTH - BITS) & high);
 }
 
-inline void pack_symbols(const int8_t* symbols, int64_t items, int bits, uint8_t* out) {
-    int64_t i = 0;
-    for (; i + 8 <= items; i += 8, out += bits) {
-        uint64_t eight;
-        std::memcpy(&eight, symbols + i, 8);
-        eight = squeezed(eight, bits);
-        std::memcpy(out, &eight, static_cast<size_t>(bits));
+template <int BITS, int WIDTH>
+inline uint64_t parted(uint64_t word) {
+    constexpr uint64_t low = bits_of_lanes(2 * WIDTH, BITS), high = bits_of_lanes(2 * WIDTH, BITS, WIDTH);
+    return (word & low) | (word << (WIDTH - BITS) & high);
+}
+
+template <int BITS>
+inline uint64_t squeezed(uint64_t eight) {
+    return joined<4 * BITS, 32>(joined<2 * BITS, 16>(joined<BITS, 8>(eight)));
+}
+
+// The lowest bits are two's complement: flip the sign bit, take it away; no byte borrows from the next.
+template <int BITS>
+inline uint64_t spread(uint64_t word) {
+    constexpr uint64_t sign = bits_of_lanes(8, 1, BITS - 1), top = bits_of_lanes(8, 1, 7);
+    word = parted<BITS, 8>(parted<2 * BITS, 16>(parted<4 * BITS, 32>(word)));
+    return (((word ^ sign) | top) - sign) ^ top;
+}
+
+constexpr int64_t WORDS = BUCKET / 8;  // of eight symbols each, worked on together
+
+template <int BITS>
+void pack_all(const int8_t* symbols, int64_t items, uint8_t* out) {
+    uint64_t words[WORDS];
+    for (; items > 0; items -= BUCKET, symbols += BUCKET, out += WORDS * BITS) {
+        const int64_t here = at_most(BUCKET, items), whole = here / 8, rest = here % 8;
+        std::memcpy(words, symbols, static_cast<size_t>(8 * whole));
+        for (int64_t i = 0; i < whole; ++i) words[i] = squeezed<BITS>(words[i]);
+        for (int64_t i = 0; i < whole; ++i) std::memcpy(out + i * BITS, &words[i], BITS);
+        if (!rest) continue;
+        uint64_t last = 0;
+        std::memcpy(&last, symbols + 8 * whole, static_cast<size_t>(rest));
+        last = squeezed<BITS>(last);
+        std::memcpy(out + whole * BITS, &last, static_cast<size_t>((rest * BITS + 7) / 8));
     }
-    if (i < items) {
-        uint64_t rest = 0;
-        std::memcpy(&rest, symbols + i, static_cast<size_t>(items - i));
-        rest = squeezed(rest, bits);
-        std::memcpy(out, &rest, static_cast<size_t>(((items - i) * bits + 7) / 8));
+}
+
+template <int BITS>
+void unpack_all(const uint8_t* data, int64_t items, int8_t* symbols) {
+    uint64_t words[WORDS];
+    for (; items > 0; items -= BUCKET, symbols += BUCKET, data += WORDS * BITS) {
+        const int64_t here = at_most(BUCKET, items), whole = here / 8, rest = here % 8;
+        const int64_t bytes = (here * BITS + 7) / 8;
+        int64_t i = 0;
+        for (; i * BITS + 8 <= bytes; ++i) std::memcpy(&words[i], data + i * BITS, 8);  // more than its own: cut off
+        for (; i < whole; ++i) std::memcpy(&(words[i] = 0), data + i * BITS, BITS);
+        for (i = 0; i < whole; ++i) words[i] = spread<BITS>(words[i]);
+        std::memcpy(symbols, words, static_cast<size_t>(8 * whole));
+        if (!rest) continue;
+        uint64_t last = 0;
+        std::memcpy(&last, data + whole * BITS, static_cast<size_t>((rest * BITS + 7) / 8));
+        last = spread<BITS>(last);
+        std::memcpy(symbols + 8 * whole, &last, static_cast<size_t>(rest));
     }
 }
 
-// Each byte's lowest bits as two's complement: flip the sign bit, take it away; no byte borrows from the next.
-inline uint64_t with_sign(uint64_t eight, int bits) {
-    const uint64_t sign = ONES << (bits - 1), top = ONES << 7;
-    return (((eight ^ sign) | top) - sign) ^ top;
+void pack_symbols(const int8_t* symbols, int64_t items, int bits, uint8_t* out) {
+    switch (bits) {
+        case 1: return pack_all<1>(symbols, items, out);
+        case 2: return pack_all<2>(symbols, items, out);
+        case 3: return pack_all<3>(symbols, items, out);
+        case 4: return pack_all<4>(symbols, items, out);
+        case 5: return pack_all<5>(symbols, items, out);
+        case 6: return pack_all<6>(symbols, items, out);
+        case 7: return pack_all<7>(symbols, items, out);
+    }
 }
+
+void unpack_symbols(const uint8_t* data, int64_t items, int bits, int8_t* symbols) {
+    switch (bits) {
+        case 1: return unpack_all<1>(data, items, symbols);
+        case 2: return unpack_all<2>(data, items, symbols);
+        case 3: return unpack_all<3>(data, items, symbols);
+        case 4: return unpack_all<4>(data, items, symbols);
+        case 5: return unpack_all<5>(data, items, symbols);
+        case 6: return unpack_all<6>(data, items, symbols);
+        case 7: return unpack_all<7>(data, items, symbols);
+    }
+}
+
+// Where an encoder puts its symbols, a bucket at a time: where they are sent if they are whole bytes, else here, in the
+// first-level cache, from which they are packed. Tensors may end anywhere: what is no eight waits for the next ones.
+class Packer {
+  public:
+    Packer(uint8_t* out, int bits) : out_(out), bits_(bits) {}
+    int8_t* room() { return bits_ == 8 ? reinterpret_cast<int8_t*>(out_) : symbols_ + waiting_; }
+    void wrote(int64_t items) {
+        if (bits_ == 8) {
+            out_ += items;
+            return;
+        }
+        const int64_t all = waiting_ + items;
+        waiting_ = all % 8;
+        pack_symbols(symbols_, all - waiting_, bits_, out_);
+        out_ += all / 8 * bits_;
+        if (all >= 8) std::memcpy(symbols_, symbols_ + all - waiting_, 8);
+    }
+    void finish() { pack_symbols(symbols_, waiting_, bits_, out_); }
+
+  private:
+    uint8_t* out_;
+    const int bits_;
+    int64_t waiting_ = 0;
+    int8_t symbols_[BUCKET + 16];
+};
+
+// The other way: any stretch of at most a bucket, as whole symbols.
+class Unpacker {
+  public:
+    Unpacker(const uint8_t* data, int bits) : data_(data), bits_(bits) {}
+    const int8_t* stretch(int64_t first, int64_t items) {
+        if (bits_ == 8) return reinterpret_cast<const int8_t*>(data_) + first;
+        const int64_t before = first % 8;
+        unpack_symbols(data_ + first / 8 * bits_, before + items, bits_, symbols_);
+        return symbols_ + before;
+    }
+
+  private:
+    const uint8_t* data_;
+    const int bits_;
+    int8_t symbols_[BUCKET + 16];
+};
 
 }  // namespace
 
@@ -54,17 +146,17 @@ TW_EXPORT void TW(pack)(const int8_t* symbols, int64_t items, int32_t bits, uint
 }
 
 TW_EXPORT void TW(unpack)(const uint8_t* data, int64_t items, int32_t bits, int8_t* symbols) {
-    int64_t i = 0;
-    for (; i + 8 <= items; i += 8, data += bits) {
-        uint64_t eight = 0;
-        std::memcpy(&eight, data, static_cast<size_t>(bits));
-        eight = with_sign(spread(eight, bits), bits);
-        std::memcpy(symbols + i, &eight, 8);
+    unpack_symbols(data, items, bits, symbols);
+}
+
+// The least symbol, 0 where all are above it.
+TW_EXPORT int32_t TW(least)(const uint8_t* data, int64_t items, int32_t bits) {
+    Unpacker symbols(data, bits);
+    int8_t least = 0;
+    for (int64_t at = 0; at < items; at += BUCKET) {
+        const int64_t here = at_most(BUCKET, items - at);
+        const int8_t* from = symbols.stretch(at, here);
+        for (int64_t i = 0; i < here; ++i) least = from[i] < least ? from[i] : least;
     }
-    if (i < items) {
-        uint64_t rest = 0;
-        std::memcpy(&rest, data, static_cast<size_t>(((items - i) * bits + 7) / 8));
-        rest = with_sign(spread(rest, bits), bits);
-        std::memcpy(symbols + i, &rest, static_cast<size_t>(items - i));
-    }
+    return least;
 }

@@ -88,13 +88,18 @@ TW_EXPORT int32_t TW(sign_encode)(const float* values, int64_t size, float* mean
 
 // into[0 ..] (+)= factor * (the mean of the symbol's side), for the values start .. stop.
 TW_EXPORT void TW(sign_add)(
-    const int8_t* symbols, const float* means, int64_t start, int64_t stop, float factor, int32_t adds, float* into) {
+    const uint8_t* data, int32_t bits, const float* means, int64_t start, int64_t stop, float factor, int32_t adds,
+    float* into) {
+    Unpacker symbols(data, bits);
     for (int64_t at = start; at < stop;) {
-        const int64_t end = at_most(at - at % BUCKET + BUCKET, stop);
+        const int64_t end = at_most(at - at % BUCKET + BUCKET, stop), size = end - at;
         const float above = means[at / BUCKET * 2] * factor, below = -means[at / BUCKET * 2 + 1] * factor;
-        for (; at < end; ++at) {
-            const float value = symbols[at] < 0 ? below : above;
-            into[at - start] = adds ? into[at - start] + value : value;
+        const int8_t* from = symbols.stretch(at, size);
+        float* to = into + (at - start);
+        for (int64_t i = 0; i < size; ++i) {
+            const float value = from[i] < 0 ? below : above;
+            to[i] = adds ? to[i] + value : value;
         }
+        at = end;
     }
 }

@@ -89,7 +89,7 @@ def test_its_run_goes_on_and_ends_as_if_nobody_had_killed_it(home: AggregatorHom
         assert {str(head.update_id) for head in spool.heads()} == {f"{RUN}/a/2", f"{RUN}/b/2"}
         fleet = ScriptedFleet(clock, devices_as_they_are(spool, store))
         for head in spool.heads():  # what was not acked comes again
-            fleet.spooled[head.update_id] = (head, list(spool.open(head.update_id)))
+            fleet.spooled[head.update_id] = (head, [bytes(part) for part in spool.open(head.update_id)])
             fleet.later(0.0, head)
         row = drive(RUN, store=store, fleet=fleet, home=home, clock=clock)
         assert (row.status, row.model_digest) == (EXPECTED["status"], EXPECTED["model_digest"])

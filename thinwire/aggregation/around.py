@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.aggregation.codec import ALL, BoundCodec
-from thinwire.core.types import Payload, Vector
+from thinwire.core.types import Arrived, Vector
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Around:
     def spec(self) -> str:
         return self.inner.spec
 
-    def check(self, payload: Payload, segment: int = 0) -> None:
+    def check(self, payload: Arrived, segment: int = 0) -> None:
         self.inner.check(payload, segment)
 
-    def decode_add(self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+    def decode_add(self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
         self.inner.decode_add(payload, weight, into, span, segment)
 
-    def decode(self, payload: Payload, segment: int = 0) -> Vector:
+    def decode(self, payload: Arrived, segment: int = 0) -> Vector:
         return self.inner.decode(payload, segment)
 
     def max_bytes(self, segment: int = 0) -> int:

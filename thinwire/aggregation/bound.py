@@ -27,7 +27,7 @@ from thinwire.aggregation.codec import (
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
-from thinwire.core.types import Payload, State, Vector
+from thinwire.core.types import Arrived, State, Vector
 
 if TYPE_CHECKING:
     from thinwire.aggregation.chain import Chain
@@ -111,7 +111,7 @@ class Bound:
         (group, *others) = self.groups[segment]
         return not others and not group.pieces and group.chain.writes
 
-    def _read(self, payload: Payload, segment: int) -> list[tuple[Group, Any]]:
+    def _read(self, payload: Arrived, segment: int) -> list[tuple[Group, Any]]:
         size, groups = self._size(segment), self.groups[segment]
         counts = [group.chain.streams(group.size(size)) for group in groups]
         if len(payload) > self.max_bytes(segment):
@@ -122,15 +122,15 @@ class Bound:
             for group, count in zip(groups, counts, strict=True)
         ]
 
-    def check(self, payload: Payload, segment: int = 0) -> None:
+    def check(self, payload: Arrived, segment: int = 0) -> None:
         self._read(payload, segment)
 
-    def decode_add(self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+    def decode_add(self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
         start, stop = spanned(span, self._size(segment))
         require_vector(into, self._size(segment))
         self._add(self._read(payload, segment), weight, into, start, stop)
 
-    def decode(self, payload: Payload, segment: int = 0) -> Vector:
+    def decode(self, payload: Arrived, segment: int = 0) -> Vector:
         """Bit for bit what was encoded, where nothing is lost: a -0 added to a 0 would not be."""
         read = self._read(payload, segment)
         out: Vector = np.zeros(self._size(segment), np.float32)

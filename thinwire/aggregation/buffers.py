@@ -15,7 +15,7 @@ from thinwire.aggregation.parse import parse
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout, Tensor
-from thinwire.core.types import Payload, Vector
+from thinwire.core.types import Arrived, Payload, Vector
 
 MEAN, VARIANCE = "running_mean", "running_var"
 
@@ -64,13 +64,13 @@ class BufferMean:
         named = {name: name.removesuffix(VARIANCE) + MEAN for name in places if name.endswith(VARIANCE)}
         return [(places[var], places[mean]) for var, mean in named.items() if mean in places]
 
-    def check(self, payload: Payload) -> None:
+    def check(self, payload: Arrived) -> None:
         """BadPayload when it is not these buffers."""
         if not self.layout.size:
             raise BadPayload("buffers of a model that has none")
         self.codec.check(payload)
 
-    def fold(self, payload: Payload, weight: float) -> None:
+    def fold(self, payload: Arrived, weight: float) -> None:
         values = self.codec.decode(payload).astype(np.float64)
         self.total += weight * values
         for variance, mean in self._pairs:

@@ -17,7 +17,7 @@ from thinwire.aggregation.native import finite as native
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
-from thinwire.core.types import Payload, State, Vector
+from thinwire.core.types import Arrived, Payload, State, Vector
 
 Indices: TypeAlias = NDArray[np.int64]
 Symbols: TypeAlias = NDArray[Any]
@@ -196,11 +196,11 @@ class BoundCodec(Protocol):
     def kind(self) -> Kind: ...
     def init(self, segment: int = 0) -> State: ...
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded: ...
-    def check(self, payload: Payload, segment: int = 0) -> None: ...
+    def check(self, payload: Arrived, segment: int = 0) -> None: ...
     def decode_add(
-        self, payload: Payload, weight: float, into: Vector, span: slice = ALL, segment: int = 0
+        self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0
     ) -> None: ...  # `into` is the whole segment; only `span` of it is touched; O(what was sent)
-    def decode(self, payload: Payload, segment: int = 0) -> Vector: ...
+    def decode(self, payload: Arrived, segment: int = 0) -> Vector: ...
     def max_bytes(self, segment: int = 0) -> int: ...  # of a legal frame
 
 

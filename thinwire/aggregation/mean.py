@@ -16,9 +16,9 @@ import numpy as np
 from thinwire.aggregation.codec import BoundCodec
 from thinwire.core.errors import BadPayload
 from thinwire.core.layout import SEGMENT_FLOATS, Layout
-from thinwire.core.types import Payload, Vector
+from thinwire.core.types import Arrived, Vector
 
-Frames = Callable[[], Iterator[Payload]]
+Frames = Callable[[], Iterator[Arrived]]
 
 
 class WeightedMean:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead, UpdateId
+from thinwire.core.types import PROTOCOL, Arrived, Ask, Failure, ReplyHead, UpdateId
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Fleet(Protocol):
 
     def send(self, asks: Sequence[Envelope]) -> None: ...
     def poll(self, wait_s: float) -> Sequence[Arrival]: ...
-    def open(self, update_id: UpdateId) -> Iterator[bytes]: ...  # its parts in order, one at a time in memory
+    def open(self, update_id: UpdateId) -> Iterator[Arrived]: ...  # its parts in order, one at a time in memory
     def ack(self, update_ids: Sequence[UpdateId]) -> None: ...  # after the commit
     def cancel(self, ask_ids: Sequence[str]) -> None: ...  # takes effect at the device's next call
     def shut_out(self, devices: Sequence[str]) -> None: ...  # now: calls answered, uploads gone, asks refused
@@ -184,5 +184,5 @@ class Spool(Protocol):
     def commit(self, draft: Path, head: ReplyHead) -> None: ...  # fsync file and head, then visible
     def head(self, update_id: UpdateId) -> ReplyHead | None: ...
     def heads(self) -> Sequence[ReplyHead]: ...  # all that are visible, oldest first
-    def open(self, update_id: UpdateId) -> Iterator[bytes]: ...
+    def open(self, update_id: UpdateId) -> Iterator[Arrived]: ...
     def delete(self, update_id: UpdateId) -> None: ...

@@ -12,7 +12,7 @@ from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Arrival, Envelope, NodeLeft, Roster, Spool
 from thinwire.core.protocol import SPEAKS, Range
-from thinwire.core.types import UpdateId
+from thinwire.core.types import Arrived, UpdateId
 from thinwire.flower.door.account import Account
 from thinwire.flower.door.authority import Authority
 from thinwire.flower.door.door import Door, Serve
@@ -121,7 +121,7 @@ class FlowerFleet:
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         return self._exchange.poll(wait_s)
 
-    def open(self, update_id: UpdateId) -> Iterator[bytes]:
+    def open(self, update_id: UpdateId) -> Iterator[Arrived]:
         return self._spool.open(update_id)
 
     def ack(self, update_ids: Sequence[UpdateId]) -> None:

@@ -13,10 +13,10 @@ from thinwire.aggregation.optimizers import server_optimizer
 from thinwire.core.errors import BadPayload, ThinwireError
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import ReplyHead, State, Vector
+from thinwire.core.types import Arrived, ReplyHead, State, Vector
 from thinwire.server.shares import SHARES, Shares
 
-Frames = Callable[[], Iterator[bytes]]
+Frames = Callable[[], Iterator[Arrived]]
 
 
 class Overflowed(ThinwireError):
@@ -102,6 +102,6 @@ class Fold:
             model.counters |= self.buffers.counters
 
 
-def _first(frames: Iterator[bytes], count: int) -> Iterator[bytes]:
+def _first(frames: Iterator[Arrived], count: int) -> Iterator[Arrived]:
     for _, frame in zip(range(count), frames, strict=False):
         yield frame

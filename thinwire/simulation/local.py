@@ -15,7 +15,7 @@ from pathlib import Path
 from thinwire.core.clock import Clock, RealClock, VirtualClock
 from thinwire.core.errors import BadPayload, Refused, Unreachable
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, Welcome
-from thinwire.core.types import Failure, ReplyHead, Transfer, UpdateId
+from thinwire.core.types import Arrived, Failure, ReplyHead, Transfer, UpdateId
 
 BLOCK = 1 << 20
 
@@ -57,7 +57,7 @@ class LocalFleet:
             arrivals, self._inbox = self._inbox, []
         return arrivals
 
-    def open(self, update_id: UpdateId) -> Iterator[bytes]:
+    def open(self, update_id: UpdateId) -> Iterator[Arrived]:
         return self.spool.open(update_id)
 
     def ack(self, update_ids: Sequence[UpdateId]) -> None:

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.home import disk_error, private_folder, sync_folder, write_atomically
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
-from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.core.types import Arrived, ReplyHead, UpdateId
+from thinwire.store.mapped import mapped
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
 KEPT_S = 3 * 86400.0  # an upload that nobody went on with for so long is given up
@@ -114,7 +116,7 @@ class FileSpool:
         with self._lock:
             return list(self._heads.values())
 
-    def open(self, update_id: UpdateId) -> Iterator[bytes]:
+    def open(self, update_id: UpdateId) -> Iterator[Arrived]:
         """Its parts in order, one at a time in memory; `DataLost` when the file is not what the head says."""
         head = self.head(update_id)
         if head is None:
@@ -180,13 +182,20 @@ def _read(path: Path) -> ReplyHead:
     return head
 
 
-def _parts(path: Path, head: ReplyHead) -> Iterator[bytes]:
+def _parts(path: Path, head: ReplyHead) -> Iterator[Arrived]:
     try:
         with path.open("rb") as file:
+            at = 0
             for part in head.parts:
-                data = file.read(part.length)
+                data = mapped(file.fileno(), at, part.length) or _read_at(file, at, part.length)
                 if len(data) != part.length:
                     raise DataLost(f"{path} is cut short", why=f"part {part.name} should have {part.length} bytes")
+                at += part.length
                 yield data
     except OSError as error:
         raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error
+
+
+def _read_at(file: BinaryIO, at: int, length: int) -> bytes:
+    file.seek(at)
+    return file.read(length)

@@ -1,0 +1,61 @@
+"""Parts of the spool that are large are read where they lie; a file that was cut, or cannot be mapped, is read."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinwire.store.mapped import LEAST, mapped
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that a page cannot be read")
+BYTES = bytes(range(251)) * (2 * LEAST // 251 + 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "parts"
+    found.write_bytes(BYTES)
+    return found
+
+
+@linux
+@pytest.mark.parametrize("at", [0, 1, 4095, 4096, 100_000])
+def test_a_part_may_begin_at_any_byte(path: Path, at: int) -> None:
+    with path.open("rb") as file:
+        view = mapped(file.fileno(), at, LEAST)
+    assert view is not None
+    assert view == BYTES[at : at + LEAST]
+    assert view.readonly
+
+
+@linux
+def test_a_view_outlives_its_file(path: Path) -> None:
+    with path.open("rb") as file:
+        view = mapped(file.fileno(), 7, LEAST)
+    path.unlink()
+    assert view is not None
+    assert view == BYTES[7 : 7 + LEAST]
+
+
+def test_what_is_not_wholly_there_is_not_mapped(path: Path) -> None:
+    with path.open("rb") as file:
+        assert mapped(file.fileno(), len(BYTES) - LEAST + 1, LEAST) is None
+
+
+def test_a_short_part_is_not_worth_a_mapping(path: Path) -> None:
+    with path.open("rb") as file:
+        assert mapped(file.fileno(), 0, LEAST - 1) is None
+
+
+@linux
+def test_pages_that_cannot_be_read_are_not_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(mmap.mmap):
+        def madvise(self, *args: int) -> None:
+            raise OSError(14, "Bad address")
+
+    monkeypatch.setattr("thinwire.store.mapped.mmap.mmap", Broken)
+    with path.open("rb") as file:
+        assert mapped(file.fileno(), 0, LEAST) is None

@@ -8,6 +8,8 @@ take any other freedom with floats: all give the same bits.
 from __future__ import annotations
 
 import platform
+import zlib
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -15,6 +17,7 @@ from setuptools.errors import CompileError
 
 FOLDER = "thinwire/aggregation/native/src"
 PARTS = ["bits", "finite", "pack", "levels", "half", "topk", "delta", "rice", "sparse", "sums"]
+SIGNATURES = "thinwire/aggregation/native/library.py"
 HEADERS = ("path.cpp", *(f"{part}.hpp" for part in PARTS))
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 INTEL = {
@@ -43,6 +46,8 @@ class BuildPaths(build_ext):
                     raise
             else:
                 ext.define_macros.append((f"TW_HAS_{path.upper()}", "1"))
+        # Python calls it by these signatures: a library that was built for others is not used.
+        ext.define_macros.append(("TW_SIGNATURES", f"{zlib.crc32(Path(SIGNATURES).read_bytes())}u"))
         super().build_extension(ext)
 
 
@@ -51,7 +56,7 @@ setup(
         Extension(
             "thinwire.aggregation.native.kernels",
             [f"{FOLDER}/paths.cpp"],
-            depends=[f"{FOLDER}/{name}" for name in HEADERS],
+            depends=[*(f"{FOLDER}/{name}" for name in HEADERS), SIGNATURES],
             extra_compile_args=FLAGS,
             language="c++",
             optional=True,

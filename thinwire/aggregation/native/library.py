@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import zlib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -40,13 +41,15 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """None where it was not built, or cannot be opened here."""
+    """None where it was not built, was built for other signatures than these, or cannot be opened here."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"kernels{suffix}")
         if path.exists():
             try:
-                return ctypes.CDLL(str(path))
-            except OSError:  # of another processor or another C library
+                found = ctypes.CDLL(str(path))
+                found.tw_signatures.restype = ctypes.c_uint32
+                return found if found.tw_signatures() == zlib.crc32(Path(__file__).read_bytes()) else None
+            except (OSError, AttributeError):  # of another processor or another C library; older than that check sum
                 return None
     return None
 

@@ -13,6 +13,9 @@ static bool has_f16c() {
 }
 #endif
 
+// A check sum over the signatures by which Python calls the kernels.
+TW_EXPORT unsigned tw_signatures() { return TW_SIGNATURES; }
+
 TW_EXPORT int tw_runs(const char* path) {
     if (!std::strcmp(path, "scalar")) return 1;
 #ifdef TW_HAS_NEON

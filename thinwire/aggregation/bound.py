@@ -31,6 +31,7 @@ from thinwire.core.types import Arrived, State, Vector
 
 if TYPE_CHECKING:
     from thinwire.aggregation.chain import Chain
+    from thinwire.aggregation.held import Held
     from thinwire.aggregation.lowrank import LowRank
 
 
@@ -97,15 +98,39 @@ class Bound:
         if self._writes(segment):
             payload = cast("Chain", self.groups[segment][0].chain).written(x, key, segment, self._hashes[segment])
             return Encoded(payload, state, Everything.SENT)
-        streams, supports, state = [], list[Support](), dict(state)
+        return self._encoded(x, state, key, segment)[0]
+
+    def encode_held(self, x: Vector, held: Held, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Encode x with what is held, and x becomes what is to be held; nothing is read back from the frame."""
+        require_vector(x, self._size(segment))
+        if self._writes(segment):
+            chain = cast("Chain", self.groups[segment][0].chain)
+            if chain.apart:
+                payload = chain.written(x, key, segment, self._hashes[segment], held)
+                return Encoded(payload, state, Everything.SENT)
+            held.before(x)
+            encoded = self.encode_finite(x, state, key, segment)
+            read = self._read(encoded.payload, segment)
+        else:
+            held.before(x)
+            encoded, found = self._encoded(x, state, key, segment)
+            read = [(group, part.apart_from(x)) for group, part in found]
+        held.after(x)
+        self._add(read, held.weight, x, 0, x.size)
+        return encoded
+
+    def _encoded(self, x: Vector, state: State, key: Key, segment: int) -> tuple[Encoded, list[tuple[Group, Any]]]:
+        """A frame, and what `_read` finds in it."""
+        streams, supports, reads, state = [], list[Support](), [], dict(state)
         for number, group in enumerate(self.groups[segment]):
-            written, support = group.chain.write(group.gather(x), key, segment, number, state)
+            written, support, read = group.chain.write(group.gather(x), key, segment, number, state)
             streams += written
+            reads.append((group, read))
             if group.pieces:
                 places = group.places()
                 support = places if support is Everything.SENT else places[support]
             supports.append(support)
-        return Encoded(frame.pack(self._hashes[segment], streams), state, _joined(supports))
+        return Encoded(frame.pack(self._hashes[segment], streams), state, _joined(supports)), reads
 
     def _writes(self, segment: int) -> bool:
         (group, *others) = self.groups[segment]

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation import frame
 from thinwire.aggregation.bound import Bound, Group
@@ -32,8 +33,10 @@ from thinwire.aggregation.coders.pack import Pack, packed_bytes
 from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.coders.zstd import Zstd
 from thinwire.aggregation.frame import Stream
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.identity import Identity
 from thinwire.aggregation.native import gaps as native
+from thinwire.aggregation.native.threads import each
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key, word32
 from thinwire.core.layout import Layout, Slice
@@ -41,6 +44,7 @@ from thinwire.core.types import State, Vector
 
 PLAIN = Identity()
 WORD = struct.Struct("<I")
+CACHED = 1 << 18  # elements: of three passes over so many the last two find them in the second or third level
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ class Read:
     symbols: Symbols
     scales: Scales
     word: int
+
+    def apart_from(self, x: Vector) -> Read:
+        """The same where x is written to: what identity makes of x is x itself."""
+        return replace(self, symbols=self.symbols.copy()) if np.may_share_memory(self.symbols, x) else self
 
 
 @dataclass(frozen=True)
@@ -97,17 +105,47 @@ class Chain:
         through = self.sparsifier is None and not self.rice and not self.zstd
         return through and isinstance(self.quantizer, Writes) and self.quantizer.writes
 
-    def written(self, x: Vector, key: Key, segment: int, bound: bytes) -> bytes:
-        """The whole frame of one vector, where the chain `writes`: the bytes that `write` leads to."""
+    def written(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held | None = None) -> bytes:
+        """The whole frame of one vector, where the chain `writes`: the bytes that `write` leads to.
+
+        With what is held (see `Held`), where the quantizer writes parts: each part of x is read and written once.
+        """
         quantizer, size = self.quantizer, x.size
         assert isinstance(quantizer, Writes)
         scales: Scales = np.empty(quantizer.scales_count(size), quantizer.scales_dtype)
         lengths = [packed_bytes(size, quantizer.bits), scales.nbytes]
         payload, places = frame.blank(bound, lengths if scales.size else lengths[:1])
-        quantizer.write(x, word32(key, stage(quantizer, 0), segment), places[0], scales)
+        word = word32(key, stage(quantizer, 0), segment)
+        if held is None:
+            quantizer.write(x, word, places[0], scales)
+        else:
+            self._write_held(x, word, places[0], scales, held)
         if scales.size:
             places[1][:] = scales.view(np.uint8)
         return payload
+
+    def _write_held(self, x: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, held: Held) -> None:
+        quantizer = self.quantizer
+        assert isinstance(quantizer, Writes)
+
+        def part(start: int, stop: int) -> None:
+            for a in range(start, stop, CACHED):
+                b = min(a + CACHED, stop)
+                here = slice(a, b)
+                held.before(x, here)
+                packed = symbols[packed_bytes(a, quantizer.bits) : packed_bytes(b, quantizer.bits)]
+                own = scales[quantizer.scales_count(a) : quantizer.scales_count(b)]
+                quantizer.write(x[here], word, packed, own, a)
+                held.after(x, here)
+                found = self._read_symbols(Stream(packed.data), b - a)
+                self.add(Read(None, found, own, word), held.weight, x[here], 0, b - a)
+
+        each(0, x.size, part)
+
+    @property
+    def apart(self) -> bool:
+        """Whether `written` takes what is held."""
+        return isinstance(self.quantizer, Writes) and self.quantizer.apart
 
     @property
     def seeded(self) -> bool:
@@ -124,8 +162,8 @@ class Chain:
 
     def write(
         self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
-    ) -> tuple[list[Stream], Support]:
-        """The streams for one vector, the segment's `group`-th, and which coordinates they hold."""
+    ) -> tuple[list[Stream], Support, Read]:
+        """The streams for one vector, the segment's `group`-th, which coordinates they hold, and what `read` finds."""
         streams: list[Stream] = []
         support: Support = Everything.SENT
         values, word = x, word32(key, stage(self.quantizer, group), segment)
@@ -140,7 +178,7 @@ class Chain:
         streams.append(self._stream(self._write_symbols(symbols)))
         if scales.size:
             streams.append(self._stream(Pack().pack(scales)))
-        return streams, support
+        return streams, support, Read(None if support is Everything.SENT else support, symbols, scales, word)
 
     def _write_indices(self, indices: Indices) -> bytes:
         assert self.sparsifier is not None

@@ -132,11 +132,14 @@ class Writes(Protocol):
     """A quantizer that has a kernel for it: symbols go straight into the frame, packed, and no value is read twice.
 
     `writes` says whether this path has it. NonFiniteUpdate for NaN and infinity: no pass of its own looks for them.
+    `apart`: whole buckets may be written by themselves, as a part of a vector whose values are counted from `first`.
     """
 
     @property
     def writes(self) -> bool: ...
-    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None: ...
+    @property
+    def apart(self) -> bool: ...
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None: ...
 
 
 @runtime_checkable
@@ -235,14 +238,15 @@ def not_finite() -> NonFiniteUpdate:
     )
 
 
-def add_finite(x: Vector, other: Vector) -> None:
-    """X += other in one pass; NonFiniteUpdate when there is NaN or infinity in the sum, of which x may hold a part."""
+def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:
+    """X += sign other in one pass, sign 1 or -1; NonFiniteUpdate for NaN and infinity, of which x may hold a part."""
     require_vector(other, x.size)
-    done = native.added(x, other)
+    done = native.added(x, other, sign)
     if done is None:
+        add = np.add if sign > 0 else np.subtract
         with np.errstate(over="ignore", invalid="ignore"):
             for start, stop in blocks(x.size):
-                x[start:stop] += other[start:stop]
+                add(x[start:stop], other[start:stop], out=x[start:stop])
                 require_finite(x[start:stop])
     elif not done:
         raise not_finite()

@@ -15,18 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinwire.aggregation.around import Around
-from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.codec import (
     Codec,
     Contractive,
     Encoded,
     Kind,
     ResidualOnly,
-    blocks,
-    require_finite,
     require_vector,
 )
-from thinwire.aggregation.feedback import carried, inside, require_contraction
+from thinwire.aggregation.feedback import encode_held, inside, require_contraction
+from thinwire.aggregation.held import Held
 from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
@@ -71,7 +69,7 @@ def ef21(codec: Codec) -> Ef21:
 
 @dataclass(frozen=True)
 class BoundEf21(Around):
-    """See `BoundCodec`; what a frame decodes to is a step of the reference.
+    """See `BoundCodec`; what a frame decodes to is a step of the reference, and `x` becomes the new one.
 
     Law: ||x - g'||^2 <= (1 - delta) ||x - g||^2. A refund takes such a step back. The reference depends on the layout
     only: it survives a switch of codec.
@@ -88,18 +86,8 @@ class BoundEf21(Around):
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         require_vector(x, self.layout.segments[segment].size)
-        reference = state[REFERENCE].copy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            for start, stop in blocks(x.size):
-                x[start:stop] -= reference[start:stop]
-                require_finite(x[start:stop])
-        own = carried(self.inner, state, segment)
-        if isinstance(self.inner, Bound):
-            encoded = self.inner.encode_finite(x, own, key, segment)
-        else:
-            encoded = self.inner.encode(x, own, key, segment)
-        self.inner.decode_add(encoded.payload, 1.0, reference, segment=segment)
-        return Encoded(encoded.payload, {**encoded.state, REFERENCE: reference}, encoded.support)
+        encoded = encode_held(self.inner, x, Held(state[REFERENCE], -1.0), state, key, segment)
+        return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
 
     def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
         """Take a step of the reference back: it was not used."""

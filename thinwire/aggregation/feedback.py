@@ -32,10 +32,10 @@ from thinwire.aggregation.codec import (
     Kind,
     ResidualOnly,
     Unbiased,
-    add_finite,
     contraction,
     require_vector,
 )
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.shrunk import Shrunk
 from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
@@ -127,13 +127,7 @@ class BoundFeedback(Around):
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         require_vector(x, self.layout.segments[segment].size)
         kept = {MOMENTUM: self._velocity(x, state)} if self.momentum else {}
-        add_finite(x, state[RESIDUAL])
-        own = carried(self.inner, state, segment)
-        if isinstance(self.inner, Bound):  # it only reads what it encodes
-            encoded = self.inner.encode_finite(x, own, key, segment)
-        else:
-            encoded = self.inner.encode(x.copy(), own, key, segment)
-        self.inner.decode_add(encoded.payload, -1.0, x, segment=segment)
+        encoded = encode_held(self.inner, x, Held(state[RESIDUAL], 1.0), state, key, segment)
         if self.masked and self.momentum:
             sent = slice(None) if isinstance(encoded.support, Everything) else encoded.support
             kept[MOMENTUM][sent] = 0
@@ -153,6 +147,18 @@ class BoundFeedback(Around):
         residual = state[RESIDUAL].copy()
         self.inner.decode_add(payload, 1.0, residual, segment=segment)
         return {**state, RESIDUAL: residual}
+
+
+def encode_held(inner: BoundCodec, x: Vector, held: Held, state: State, key: Key, segment: int) -> Encoded:
+    """Encode x with what is held, and x becomes what is to be held: the codec's own way, or with a copy of x."""
+    own = carried(inner, state, segment)
+    if isinstance(inner, Bound):
+        return inner.encode_held(x, held, own, key, segment)
+    held.before(x)
+    encoded = inner.encode(x.copy(), own, key, segment)
+    held.after(x)
+    inner.decode_add(encoded.payload, held.weight, x, segment=segment)
+    return encoded
 
 
 def carried(inner: BoundCodec, state: State, segment: int) -> State:

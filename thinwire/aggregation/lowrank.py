@@ -40,6 +40,9 @@ class Factored:
 
     values: Vector
 
+    def apart_from(self, x: Vector) -> Factored:
+        return self
+
 
 @dataclass(frozen=True)
 class LowRank:
@@ -104,7 +107,7 @@ class LowRank:
 
     def write(
         self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
-    ) -> tuple[list[Stream], Support]:
+    ) -> tuple[list[Stream], Support, Factored]:
         """As `Chain.write`; `state` has each matrix's Q, and gets the next one's."""
         held = {} if state is None else state
         lefts, rights, dense = list[Vector](), list[Vector](), list[Vector]()
@@ -119,11 +122,21 @@ class LowRank:
             held[self._name(piece)] = self.step.warm(right)
             lefts.append(left.reshape(-1))
             rights.append(right.reshape(-1))
-        streams = list[Stream]()
+        streams, reads = list[Stream](), list[Read]()
         for part in (lefts, rights, dense):
             if sum(values.size for values in part):
-                streams += self.inner.write(np.concatenate(part), key, segment, group)[0]
-        return streams, Everything.SENT
+                written, _, read = self.inner.write(np.concatenate(part), key, segment, group)
+                streams += written
+                reads.append(read)
+        return streams, Everything.SENT, Factored(self._decoded_parts(reads))
+
+    def _decoded_parts(self, reads: Sequence[Read]) -> Vector:
+        values: Vector = np.zeros(sum(self._parts), np.float32)
+        at = 0
+        for part, read in zip(self._parts, reads, strict=True):
+            self.inner.add(read, None, values[at : at + part], 0, part)
+            at += part
+        return values
 
     def streams(self, size: int) -> int:
         return sum(self.inner.streams(part) for part in self._parts)
@@ -136,11 +149,7 @@ class LowRank:
         rest, reads = iter(streams), list[Read]()
         for part in self._parts:
             reads.append(self.inner.read([next(rest) for _ in range(self.inner.streams(part))], part))
-        values: Vector = np.zeros(sum(self._parts), np.float32)
-        at = 0
-        for part, read in zip(self._parts, reads, strict=True):
-            self.inner.add(read, None, values[at : at + part], 0, part)
-            at += part
+        values = self._decoded_parts(reads)
         low = [piece for piece in self.pieces if self._saves(piece)]
         end = self.step.rank * sum(piece.rows for piece in low)
         stop = end + self.step.rank * sum(piece.cols for piece in low)

@@ -53,7 +53,7 @@ class Bf16(Whole):
     def writes(self) -> bool:
         return kernel("bf16_encode") is not None
 
-    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
         native.bf16_write(values, symbols)
 
     def add(

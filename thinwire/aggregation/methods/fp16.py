@@ -57,7 +57,7 @@ class Fp16(Whole):
     def writes(self) -> bool:
         return kernel("fp16_encode") is not None
 
-    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
         native.fp16_write(values, symbols, scales)
 
     def add(

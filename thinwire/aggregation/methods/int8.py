@@ -41,8 +41,8 @@ class Int8(Whole):
     def writes(self) -> bool:
         return native.looks()
 
-    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
-        native.write(values, LEVELS, levels.most(LEVELS), word, self.bits, symbols, scales)
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        native.write(values, LEVELS, levels.most(LEVELS), word, self.bits, symbols, scales, first)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)

@@ -73,10 +73,9 @@ class Qsgd(Whole):
     def writes(self) -> bool:
         return (self.nearest or not self.euclidean) and native.looks()
 
-    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
-        native.write(
-            values, self.levels, levels.most(self.levels), None if self.nearest else word, self.bits, symbols, scales
-        )
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        drawn = None if self.nearest else word
+        native.write(values, self.levels, levels.most(self.levels), drawn, self.bits, symbols, scales, first)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)

@@ -19,6 +19,7 @@ class Whole:
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
     seeded: ClassVar[bool] = False
+    apart: ClassVar[bool] = True  # where it writes at all
 
     @classmethod
     def read(cls, argument: str | None) -> Self:

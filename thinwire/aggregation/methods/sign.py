@@ -64,7 +64,7 @@ class Sign(Whole):
     def writes(self) -> bool:
         return not self.scaled and kernel("sign_encode") is not None
 
-    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
         if not native.sign_write(values, symbols, scales):
             raise not_finite()
 

@@ -16,10 +16,10 @@ def finite(x: Vector) -> bool | None:
     return all(each(0, x.size, lambda a, b: run(at + 4 * a, b - a)))
 
 
-def added(x: Vector, other: Vector) -> bool | None:
-    """X += other, and whether all sums are finite; some may be missing where they are not."""
+def added(x: Vector, other: Vector, sign: float) -> bool | None:
+    """X += sign other, and whether all sums are finite; some may be missing where they are not."""
     run = kernel("add_finite")
     if run is None:
         return None
     to, of = x.ctypes.data, other.ctypes.data
-    return all(each(0, x.size, lambda a, b: run(to + 4 * a, of + 4 * a, b - a)))
+    return all(each(0, x.size, lambda a, b: run(to + 4 * a, of + 4 * a, b - a, sign)))

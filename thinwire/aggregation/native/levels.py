@@ -31,16 +31,17 @@ def encode(values: Vector, levels: int, most: np.float32, word: int | None) -> t
 
 
 def write(
-    values: Vector, levels: int, most: np.float32, word: int | None, bits: int, out: NDArray[np.uint8], scales: Vector
-) -> None:
-    """The same into arrays that are given, symbols in `bits` bits each."""
+    values: Vector, levels: int, most: np.float32, word: int | None, bits: int, out: NDArray[np.uint8], scales: Vector,
+    first: int = 0,
+) -> None:  # fmt: skip
+    """The same into arrays that are given, symbols in `bits` bits each; values are counted from `first`."""
     run = kernel("levels_encode")
     assert run is not None
     x, s, q = values.ctypes.data, scales.ctypes.data, out.ctypes.data
 
     def part(a: int, b: int) -> bool:
         at = s + a // BUCKET * 4, q + a * bits // 8
-        return bool(run(x + 4 * a, b - a, levels, most, word is None, a, word or 0, bits, *at))
+        return bool(run(x + 4 * a, b - a, levels, most, word is None, first + a, word or 0, bits, *at))
 
     if not all(each(0, values.size, part)):
         raise not_finite()

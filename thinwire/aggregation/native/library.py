@@ -12,7 +12,7 @@ from pathlib import Path
 P, I64, I32, U32, F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32, ctypes.c_float
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "finite": (I32, [P, I64]),
-    "add_finite": (I32, [P, P, I64]),
+    "add_finite": (I32, [P, P, I64, F32]),
     "reaching": (I64, [P, I64, U32, I64, I64, P, P]),
     "delta_write": (I64, [P, I64, P]),
     "delta_read": (I32, [P, I64, I64, I64, P]),

@@ -13,15 +13,15 @@ TW_EXPORT int32_t TW(finite)(const float* values, int64_t size) {
     return 1;
 }
 
-// values += others; 0: some sum is not finite, and the values after it are as they were.
-TW_EXPORT int32_t TW(add_finite)(float* values, const float* others, int64_t size) {
+// values += sign * others, sign 1 or -1: no product rounds. 0: some sum is not finite, and the values after it are as they were.
+TW_EXPORT int32_t TW(add_finite)(float* values, const float* others, int64_t size, float sign) {
     for (int64_t at = 0; at < size; at += STRETCH) {
         float* to = values + at;
         const float* from = others + at;
         const int64_t here = at_most(STRETCH, size - at);
         uint32_t largest = 0;
         for (int64_t i = 0; i < here; ++i) {
-            const float sum = to[i] + from[i];
+            const float sum = to[i] + sign * from[i];
             const uint32_t bits = bits_of(sum) & MAGNITUDE;
             largest = bits > largest ? bits : largest;
             to[i] = sum;

@@ -16,7 +16,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = "thinwire/aggregation/native/src"
-PARTS = ["bits", "finite", "pack", "levels", "half", "topk", "delta", "rice", "sparse", "sums"]
+PARTS = ["bits", "finite", "pack", "levels", "half", "topk", "delta", "rice", "sparse", "sums", "rotation", "eden"]
 SIGNATURES = "thinwire/aggregation/native/library.py"
 HEADERS = ("path.cpp", *(f"{part}.hpp" for part in PARTS))
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]

@@ -113,9 +113,11 @@ class Chain:
         quantizer, size = self.quantizer, x.size
         assert isinstance(quantizer, Writes)
         scales: Scales = np.empty(quantizer.scales_count(size), quantizer.scales_dtype)
-        lengths = [packed_bytes(size, quantizer.bits), scales.nbytes]
-        payload, places = frame.blank(bound, lengths if scales.size else lengths[:1])
+        lengths = [WORD.size] * self.seeded + [packed_bytes(size, quantizer.bits)] + [scales.nbytes] * (scales.size > 0)
+        payload, places = frame.blank(bound, lengths)
         word = word32(key, stage(quantizer, 0), segment)
+        if self.seeded:
+            places.pop(0)[:] = np.frombuffer(WORD.pack(word), np.uint8)
         if held is None:
             quantizer.write(x, word, places[0], scales)
         else:
@@ -138,7 +140,8 @@ class Chain:
                 quantizer.write(x[here], word, packed, own, a)
                 held.after(x, here)
                 found = self._read_symbols(Stream(packed.data), b - a)
-                self.add(Read(None, found, own, word), held.weight, x[here], 0, b - a)
+                # Signs are drawn by index ^ word, and a + i is a ^ i: counted from a they are drawn by word ^ a.
+                self.add(Read(None, found, own, word ^ a), held.weight, x[here], 0, b - a)
 
         each(0, x.size, part)
 

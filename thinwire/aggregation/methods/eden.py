@@ -12,6 +12,8 @@ from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbia
 from thinwire.aggregation.methods.arguments import read_whole
 from thinwire.aggregation.methods.fp16 import Fp16
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import rotation as native
+from thinwire.aggregation.native.path import NUMPY, chosen
 from thinwire.aggregation.rotation import block_sizes, rotate, rotate_back, rotated_blocks, signs
 from thinwire.aggregation.sums import in_order, lane_sums
 from thinwire.core.errors import BadPayload
@@ -74,7 +76,40 @@ class Eden(Whole):
         tail = size - sum(sizes)
         return 4 * len(sizes) + (1 + 2 * tail) * (tail > 0)
 
+    @property
+    def levels(self) -> Vector:
+        return np.array(LEVELS[self.width], np.float32)
+
+    @property
+    def divisor(self) -> float:
+        """What the scale is divided by."""
+        return 1 + self.omega if self.shrunk else 1.0
+
+    @property
+    def writes(self) -> bool:
+        return chosen() != NUMPY
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        self._write(values, word, self.bits, symbols, scales, first)
+
+    def _write(
+        self, values: Vector, word: int, bits: int, symbols: NDArray[np.uint8], scales: Scales, first: int
+    ) -> None:
+        native.write(values, word, self.levels, self.divisor, MOST, bits, symbols, scales, first)
+        rotated = sum(block_sizes(values.size))
+        if rotated < values.size:
+            halves, exponents = TAIL.quantize(values[rotated:], 0)
+            scales[-1 - halves.nbytes] = exponents.view(np.uint8)[0]
+            scales[-halves.nbytes :] = halves.view(np.uint8)
+
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        if self.writes:
+            symbols, scales = np.empty(values.size, np.int8), np.empty(self.scales_count(values.size), np.uint8)
+            self._write(values, word, 8, symbols.view(np.uint8), scales, 0)
+            return symbols, scales
+        return self._quantize(values, word)
+
+    def _quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         symbols, scales, rotated = np.zeros(values.size, np.int8), [], 0
         for start, rotated in rotated_blocks(values.size):
             symbols[start:rotated], scale = self._block(values[start:rotated], signs(start, rotated, word))
@@ -91,17 +126,17 @@ class Eden(Whole):
             return np.zeros(values.size, np.int8), 0.0
         turned = rotate(near, drawn)
         magnitudes = np.abs(turned)
-        levels = np.array(LEVELS[self.width], np.float32)
+        levels = self.levels
         borders = (levels[1:] + levels[:-1]) * np.float32(0.5)
         found = np.searchsorted(borders, magnitudes * np.float32(1 / np.sqrt(square)), side="right").astype(np.int8)
         along = _sum(magnitudes.astype(np.float64) * levels[found].astype(np.float64))
-        scale = square / along / ((1 + self.omega) if self.shrunk else 1)
+        scale = square / along / self.divisor
         return np.where(turned < 0, ~found, found), min(float(np.ldexp(scale, exponent)), float(MOST))
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         out = np.empty(span.stop - span.start, np.float32)
         factors = scales[: 4 * len(block_sizes(symbols.size))].view("<f4")
-        levels = np.array(LEVELS[self.width], np.float32)
+        levels = self.levels
         rotated = 0
         for (start, rotated), factor in zip(rotated_blocks(symbols.size), factors, strict=True):
             a, b = max(start, span.start), min(rotated, span.stop)
@@ -116,6 +151,19 @@ class Eden(Whole):
             out[first - span.start :] = tail
         return out
 
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        sizes = block_sizes(symbols.size)
+        rotated = sum(sizes)
+        if not native.add(symbols, scales, span, word, self.levels, factor, adds, into):
+            return False
+        first = max(rotated, span.start)
+        if first < span.stop:
+            tail = self._tail(scales, 4 * len(sizes))[first - rotated : span.stop - rotated] * factor
+            into[first - span.start :] = into[first - span.start :] + tail if adds else tail
+        return True
+
     def _tail(self, scales: Scales, at: int) -> Vector:
         halves = scales[at + 1 :].view("<f2")
         return TAIL.dequantize(halves, scales[at : at + 1].view(np.int8), slice(0, halves.size), 0)
@@ -125,7 +173,7 @@ class Eden(Whole):
         factors = scales[: 4 * len(sizes)].view("<f4")
         if not ((factors >= 0) & (factors <= MOST)).all():
             raise BadPayload(f"a scale that {self.spec} never makes", why="it is negative, not finite or out of range")
-        if symbols[sum(sizes) :].any():
+        if symbols[sum(sizes) : symbols.size].any():
             raise BadPayload("a symbol in the tail", why="the tail is sent as fp16")
         if sum(sizes) < symbols.size:
             rest = scales[4 * len(sizes) :]

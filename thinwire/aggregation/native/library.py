@@ -9,7 +9,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 # Pointers are c_void_p: arrays give theirs as integers, and whoever calls has checked dtype, order and size.
-P, I64, I32, U32, F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32, ctypes.c_float
+P, I64, I32, U32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32
+F32, F64 = ctypes.c_float, ctypes.c_double
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "finite": (I32, [P, I64]),
     "add_finite": (I32, [P, P, I64, F32]),
@@ -36,6 +37,9 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "levels_round": (None, [P, I64, P, I32, I32, U32, U32, I32, P]),
     "levels_encode": (I32, [P, I64, I32, F32, I32, U32, U32, I32, P, P]),
     "levels_add": (None, [P, I32, P, I64, I64, F32, I32, P]),
+    "eden_encode": (I32, [P, I64, U32, U32, I32, I32, P, F64, F32, P, P, P]),
+    "eden_add": (None, [P, I32, P, I64, I64, I64, U32, I32, P, F32, I32, P, P]),
+    "eden_room": (I64, []),
 }
 
 

@@ -1,9 +1,13 @@
 // One path: every kernel, compiled for one instruction set. TW_PATH is its name and the end of every symbol's.
+#include <math.h>  // functions of doubles only: those of C, which no path compiles
+
 #include <cstdint>
 #include <cstring>
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #define TW_JOINED(name, path) name##_##path
@@ -22,3 +26,5 @@
 #include "rice.hpp"
 #include "sparse.hpp"
 #include "sums.hpp"
+#include "rotation.hpp"
+#include "eden.hpp"

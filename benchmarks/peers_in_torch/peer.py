@@ -1,0 +1,25 @@
+"""One method of somebody else, as it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Parts = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`encode` gives the tensors that would be sent, none of them `x` itself; `decode` makes so many values again."""
+
+    name: str
+    source: str
+    encode: Callable[[torch.Tensor], Parts]
+    decode: Callable[[Parts, int], torch.Tensor]
+
+
+def sent_bytes(parts: Parts) -> int:
+    """Of the tensors alone: no framing."""
+    return sum(part.numel() * part.element_size() for part in parts)

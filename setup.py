@@ -19,7 +19,10 @@ FOLDER = "thinwire/aggregation/native/src"
 PARTS = ["bits", "finite", "pack", "levels", "half", "topk", "delta", "rice", "sparse", "sums", "rotation", "eden"]
 SIGNATURES = "thinwire/aggregation/native/library.py"
 HEADERS = ("path.cpp", *(f"{part}.hpp" for part in PARTS))
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+FLAGS = [
+    "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden",
+    "-Wno-psabi",  # vectors are passed within one file only
+]  # fmt: skip
 INTEL = {
     "avx2": ["-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mpopcnt"],
     "avx512": [

@@ -37,13 +37,28 @@ inline uint64_t spread(uint64_t word) {
 
 constexpr int64_t WORDS = BUCKET / 8;  // of eight symbols each, worked on together
 
+// So many bytes as a word; as whole numbers where there are such, so that vectors of them can be read.
+template <int BYTES>
+inline uint64_t loaded(const uint8_t* from) {
+    if constexpr (BYTES == 1) return *from;
+    uint64_t word = 0;
+    uint32_t half;
+    uint16_t quarter;
+    if constexpr (BYTES == 2) return std::memcpy(&quarter, from, BYTES), quarter;
+    if constexpr (BYTES == 4) return std::memcpy(&half, from, BYTES), half;
+    return std::memcpy(&word, from, BYTES), word;
+}
+
 template <int BITS>
 void pack_all(const int8_t* symbols, int64_t items, uint8_t* out) {
     uint64_t words[WORDS];
     for (; items > 0; items -= BUCKET, symbols += BUCKET, out += WORDS * BITS) {
         const int64_t here = at_most(BUCKET, items), whole = here / 8, rest = here % 8;
-        std::memcpy(words, symbols, static_cast<size_t>(8 * whole));
-        for (int64_t i = 0; i < whole; ++i) words[i] = squeezed<BITS>(words[i]);
+        for (int64_t i = 0; i < whole; ++i) {
+            uint64_t eight;
+            std::memcpy(&eight, symbols + 8 * i, 8);
+            words[i] = squeezed<BITS>(eight);
+        }
         for (int64_t i = 0; i < whole; ++i) std::memcpy(out + i * BITS, &words[i], BITS);
         if (!rest) continue;
         uint64_t last = 0;
@@ -60,10 +75,13 @@ void unpack_all(const uint8_t* data, int64_t items, int8_t* symbols) {
         const int64_t here = at_most(BUCKET, items), whole = here / 8, rest = here % 8;
         const int64_t bytes = (here * BITS + 7) / 8;
         int64_t i = 0;
-        for (; i * BITS + 8 <= bytes; ++i) std::memcpy(&words[i], data + i * BITS, 8);  // more than its own: cut off
-        for (; i < whole; ++i) std::memcpy(&(words[i] = 0), data + i * BITS, BITS);
-        for (i = 0; i < whole; ++i) words[i] = spread<BITS>(words[i]);
-        std::memcpy(symbols, words, static_cast<size_t>(8 * whole));
+        if constexpr (BITS & (BITS - 1))
+            for (; i * BITS + 8 <= bytes; ++i) words[i] = loaded<8>(data + i * BITS);  // what is not its own is cut off
+        for (; i < whole; ++i) words[i] = loaded<BITS>(data + i * BITS);
+        for (i = 0; i < whole; ++i) {
+            const uint64_t eight = spread<BITS>(words[i]);
+            std::memcpy(symbols + 8 * i, &eight, 8);
+        }
         if (!rest) continue;
         uint64_t last = 0;
         std::memcpy(&last, data + whole * BITS, static_cast<size_t>((rest * BITS + 7) / 8));

@@ -3,32 +3,93 @@
 
 namespace {
 
-constexpr int LANES = 8;
+// Four at once, as gcc and clang have them: every path's compiler makes its own instructions of it.
+typedef float Floats __attribute__((vector_size(16)));
+typedef double Doubles __attribute__((vector_size(32)));
+typedef int64_t Longs __attribute__((vector_size(32)));
 
-inline double folded(const double* lane) {
-    const double a = lane[0] + lane[4], b = lane[1] + lane[5], c = lane[2] + lane[6], d = lane[3] + lane[7];
-    return (a + c) + (b + d);
+constexpr int LANES = 8;
+constexpr int64_t ABSOLUTE = INT64_MAX;  // as a mask: all bits but the sign's
+constexpr double ENDLESS = 0x1p1000;     // more than any sum of finite floats
+
+inline Doubles wide(const float* four) {
+#ifdef __AVX2__
+    return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(four));  // of the general form gcc 12 makes two halves
+#else
+    Floats values;
+    std::memcpy(&values, four, sizeof values);
+    return __builtin_convertvector(values, Doubles);
+#endif
 }
 
-inline double magnitude_of(float value) { return static_cast<double>(float_of(bits_of(value) & MAGNITUDE)); }
+struct Lanes {
+    Doubles low{}, high{};
+
+    double folded() const {
+        const double a = low[0] + high[0], b = low[1] + high[1], c = low[2] + high[2], d = low[3] + high[3];
+        return (a + c) + (b + d);
+    }
+};
+
+// Calls work(eight values, where they stand); those that are missing at the end are 0, and no sum changes by it.
+template <typename Work>
+inline void each_eight(const float* values, int64_t size, Work work) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) work(values + i, i);
+    if (i == size) return;
+    float rest[LANES] = {};
+    std::memcpy(rest, values + i, static_cast<size_t>(size - i) * sizeof(float));
+    work(rest, i);
+}
+
+inline double sum_of_magnitudes(const float* values, int64_t size) {
+    Lanes sum;
+    each_eight(values, size, [&](const float* eight, int64_t) {
+        sum.low += (Doubles)((Longs)wide(eight) & ABSOLUTE);
+        sum.high += (Doubles)((Longs)wide(eight + 4) & ABSOLUTE);
+    });
+    return sum.folded();
+}
+
+inline double sum_of_squares(const float* values, int64_t size) {
+    Lanes sum;
+    each_eight(values, size, [&](const float* eight, int64_t) {
+        const Doubles low = wide(eight), high = wide(eight + 4);
+        sum.low += low * low;
+        sum.high += high * high;
+    });
+    return sum.folded();
+}
+
+// Each of four to the side that it is of: the other one gets a 0, and does not change.
+inline void add_by_side(const float* four, Doubles& above, Doubles& below) {
+    const Longs value = (Longs)wide(four), magnitude = value & ABSOLUTE, negative = value < 0;
+    above += (Doubles)(magnitude & ~negative);
+    below += (Doubles)(magnitude & negative);
+}
+
+// A bit for each of eight: whether it is under 0.
+inline unsigned under_zero(const float* eight) {
+#ifdef __AVX2__
+    const __m256 less = _mm256_cmp_ps(_mm256_loadu_ps(eight), _mm256_setzero_ps(), _CMP_LT_OQ);
+    return static_cast<unsigned>(_mm256_movemask_ps(less));
+#else
+    unsigned bits = 0;
+    for (int j = 0; j < LANES; ++j) bits |= static_cast<unsigned>(eight[j] < 0) << j;
+    return bits;
+#endif
+}
+
+inline float mean(double sum, int64_t items) {
+    return static_cast<float>(sum / static_cast<double>(items > 1 ? items : 1));
+}
 
 }  // namespace
 
 TW_EXPORT void TW(bucket_sums)(const float* values, int64_t size, int32_t squares, double* sums) {
     for (int64_t at = 0; at < size; at += BUCKET) {
-        const int64_t end = at + at_most(BUCKET, size - at);
-        double lane[LANES] = {};
-        int64_t i = at;
-        for (; i + LANES <= end; i += LANES)
-            for (int j = 0; j < LANES; ++j) {
-                const double value = magnitude_of(values[i + j]);
-                lane[j] += squares ? value * value : value;
-            }
-        for (int j = 0; i < end; ++i, ++j) {
-            const double value = magnitude_of(values[i]);
-            lane[j] += squares ? value * value : value;
-        }
-        sums[at / BUCKET] = folded(lane);
+        const int64_t here = at_most(BUCKET, size - at);
+        sums[at / BUCKET] = squares ? sum_of_squares(values + at, here) : sum_of_magnitudes(values + at, here);
     }
 }
 
@@ -37,51 +98,23 @@ TW_EXPORT void TW(maxima)(const float* values, int64_t size, float* found) {
         found[at / BUCKET] = float_of(largest_bits(values + at, at_most(BUCKET, size - at)));
 }
 
-// A bit a value, set where it is under 0, and each side's mean magnitude. 0: there is NaN or infinity.
+// A bit a value, set where it is under 0, and each side's mean magnitude. 0: there is NaN or infinity; a sum shows it.
 TW_EXPORT int32_t TW(sign_encode)(const float* values, int64_t size, float* means, uint8_t* out) {
     for (int64_t at = 0; at < size; at += BUCKET) {
         const int64_t here = at_most(BUCKET, size - at);
-        if (largest_bits(values + at, here) >= INFINITE) return 0;
-        const float* from = values + at;
-        double above[LANES] = {}, below[LANES] = {};
-        int64_t under = 0, i = 0;
-#ifdef __AVX512F__
-        __m512d over_zero = _mm512_setzero_pd(), under_zero = _mm512_setzero_pd();
-        for (; i + LANES <= here; i += LANES) {
-            const __m256 eight = _mm256_loadu_ps(from + i);
-            const __mmask8 negative = _mm256_cmp_ps_mask(eight, _mm256_setzero_ps(), _CMP_LT_OQ);
-            const __m512d magnitude = _mm512_abs_pd(_mm512_cvtps_pd(eight));
-            over_zero = _mm512_mask_add_pd(over_zero, static_cast<__mmask8>(~negative), over_zero, magnitude);
-            under_zero = _mm512_mask_add_pd(under_zero, negative, under_zero, magnitude);
-            under += __builtin_popcount(negative);
-            out[(at + i) / 8] = negative;
-        }
-        _mm512_storeu_pd(above, over_zero);
-        _mm512_storeu_pd(below, under_zero);
-#endif
-        for (; i + LANES <= here; i += LANES) {
-            uint8_t byte = 0;
-            for (int j = 0; j < LANES; ++j) {
-                const double value = magnitude_of(from[i + j]);
-                const bool negative = from[i + j] < 0;
-                above[j] += negative ? 0.0 : value;
-                below[j] += negative ? value : 0.0;
-                byte = static_cast<uint8_t>(byte | negative << j);
-            }
+        Lanes above, below;
+        int64_t under = 0;
+        each_eight(values + at, here, [&](const float* eight, int64_t i) {
+            add_by_side(eight, above.low, below.low);
+            add_by_side(eight + 4, above.high, below.high);
+            const unsigned byte = under_zero(eight);
             under += __builtin_popcount(byte);
-            out[(at + i) / 8] = byte;
-        }
-        if (i < here) out[(at + i) / 8] = 0;
-        for (int j = 0; i < here; ++i, ++j) {
-            const double value = magnitude_of(from[i]);
-            const bool negative = from[i] < 0;
-            (negative ? below : above)[j] += value;
-            out[(at + i) / 8] = static_cast<uint8_t>(out[(at + i) / 8] | negative << j);
-            under += negative;
-        }
-        const int64_t over = here - under;
-        means[at / BUCKET * 2] = static_cast<float>(folded(above) / static_cast<double>(over > 1 ? over : 1));
-        means[at / BUCKET * 2 + 1] = static_cast<float>(folded(below) / static_cast<double>(under > 1 ? under : 1));
+            out[(at + i) / 8] = static_cast<uint8_t>(byte);
+        });
+        const double over_zero = above.folded(), below_zero = below.folded();
+        if (!(over_zero + below_zero < ENDLESS)) return 0;
+        means[at / BUCKET * 2] = mean(over_zero, here - under);
+        means[at / BUCKET * 2 + 1] = mean(below_zero, under);
     }
     return 1;
 }

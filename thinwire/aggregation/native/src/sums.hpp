@@ -4,7 +4,7 @@
 namespace {
 
 // Four at once, as gcc and clang have them: every path's compiler makes its own instructions of it.
-typedef float Floats __attribute__((vector_size(16)));
+typedef float Singles __attribute__((vector_size(16)));
 typedef double Doubles __attribute__((vector_size(32)));
 typedef int64_t Longs __attribute__((vector_size(32)));
 
@@ -16,18 +16,23 @@ inline Doubles wide(const float* four) {
 #ifdef __AVX2__
     return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(four));  // of the general form gcc 12 makes two halves
 #else
-    Floats values;
+    Singles values;
     std::memcpy(&values, four, sizeof values);
     return __builtin_convertvector(values, Doubles);
 #endif
 }
 
+inline double folded(const double* lane) {
+    const double a = lane[0] + lane[4], b = lane[1] + lane[5], c = lane[2] + lane[6], d = lane[3] + lane[7];
+    return (a + c) + (b + d);
+}
+
 struct Lanes {
     Doubles low{}, high{};
 
-    double folded() const {
-        const double a = low[0] + high[0], b = low[1] + high[1], c = low[2] + high[2], d = low[3] + high[3];
-        return (a + c) + (b + d);
+    double sum() const {
+        const double lane[LANES] = {low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]};
+        return folded(lane);
     }
 };
 
@@ -43,22 +48,22 @@ inline void each_eight(const float* values, int64_t size, Work work) {
 }
 
 inline double sum_of_magnitudes(const float* values, int64_t size) {
-    Lanes sum;
+    Lanes lanes;
     each_eight(values, size, [&](const float* eight, int64_t) {
-        sum.low += (Doubles)((Longs)wide(eight) & ABSOLUTE);
-        sum.high += (Doubles)((Longs)wide(eight + 4) & ABSOLUTE);
+        lanes.low += (Doubles)((Longs)wide(eight) & ABSOLUTE);
+        lanes.high += (Doubles)((Longs)wide(eight + 4) & ABSOLUTE);
     });
-    return sum.folded();
+    return lanes.sum();
 }
 
 inline double sum_of_squares(const float* values, int64_t size) {
-    Lanes sum;
+    Lanes lanes;
     each_eight(values, size, [&](const float* eight, int64_t) {
         const Doubles low = wide(eight), high = wide(eight + 4);
-        sum.low += low * low;
-        sum.high += high * high;
+        lanes.low += low * low;
+        lanes.high += high * high;
     });
-    return sum.folded();
+    return lanes.sum();
 }
 
 // Each of four to the side that it is of: the other one gets a 0, and does not change.
@@ -111,7 +116,7 @@ TW_EXPORT int32_t TW(sign_encode)(const float* values, int64_t size, float* mean
             under += __builtin_popcount(byte);
             out[(at + i) / 8] = static_cast<uint8_t>(byte);
         });
-        const double over_zero = above.folded(), below_zero = below.folded();
+        const double over_zero = above.sum(), below_zero = below.sum();
         if (!(over_zero + below_zero < ENDLESS)) return 0;
         means[at / BUCKET * 2] = mean(over_zero, here - under);
         means[at / BUCKET * 2 + 1] = mean(below_zero, under);

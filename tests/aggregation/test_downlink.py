@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import made
-from thinwire.aggregation import Downlink, Shadow, digest, read_model, write_model
-from thinwire.core import Layout, Part, Tensor
+from thinwire.aggregation import Downlink, Shadow, Unbiased, digest, parse, read_model, write_model
+from thinwire.aggregation.downlink import Announcement, require_downlink, way
+from thinwire.core import Key, Layout, Part, Tensor
 from thinwire.core.errors import BadPayload, CodecError, DataLost
+from thinwire.core.types import Vector
 
 LAYOUT = Layout.of({"a": (300,), "b": (500,), "c": (200,)})
 
@@ -22,11 +24,36 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(LAYOUT.segments) == 3
 
 
-@pytest.mark.parametrize("spec", ["identity", "topk(0.05) > int8", "topk(0.05) > int8 > zstd", "fp16"])
+class Sender:
+    """A server's end with its log, as server/sending.py keeps it in files."""
+
+    def __init__(self, spec: str, params: Vector, keep: int = 20) -> None:
+        self.down, self.keep, self.log = Downlink(LAYOUT, spec, params), keep, dict[int, tuple[bytes, ...]]()
+
+    def publish(self, params: Vector, full: bool = False) -> Announcement:
+        news = self.down.publish(params, full)
+        if news.changes:
+            self.log[news.version] = news.changes
+        self.log.pop(news.version - self.keep, None)
+        return news
+
+    def frames_for(self, held: int | None) -> list[tuple[str, bytes]]:
+        sizes = {version: sum(map(len, changes)) for version, changes in self.log.items()}
+        versions = way(held, self.down.version, sizes, full=4 * LAYOUT.size)
+        if versions is not None:
+            return [(f"{v}/{i}", change) for v in versions for i, change in enumerate(self.log[v])]
+        full = parse("identity").bind(LAYOUT)
+        return [
+            (f"full/{s.index}", full.encode(self.down.shadow[s.span].copy(), {}, Key(0), s.index).payload)
+            for s in LAYOUT.segments
+        ]
+
+
+@pytest.mark.parametrize("spec", ["identity", "topk(0.05) > int8", "topk(0.05) > int8 > zstd", "fp16", "drive"])
 def test_every_device_holds_the_shadows_bits_whenever_it_comes(spec: str) -> None:
     params = made(1000, 0, "normal", 0)
     params[3] = -0.0
-    down = Downlink(LAYOUT, spec, params, keep=5)
+    down = Sender(spec, params, keep=5)
     always, seldom, absent = Shadow(LAYOUT, spec), Shadow(LAYOUT, spec), Shadow(LAYOUT, spec)
     for step in range(20):
         params = params + made(1000, step + 1, "normal", -4)
@@ -40,7 +67,7 @@ def test_every_device_holds_the_shadows_bits_whenever_it_comes(spec: str) -> Non
 
 def test_changes_are_sent_where_they_are_shorter_and_still_known() -> None:
     params = made(1000, 0, "normal", 0)
-    down = Downlink(LAYOUT, "topk(0.05) > int8", params, keep=3)
+    down = Sender("topk(0.05) > int8", params, keep=3)
     for step in range(5):
         params = params + made(1000, step, "normal", -4)
         down.publish(params)
@@ -51,25 +78,46 @@ def test_changes_are_sent_where_they_are_shorter_and_still_known() -> None:
         assert [name for name, _ in down.frames_for(held)] == ["full/0", "full/1", "full/2"]
 
 
-def test_a_device_that_does_not_come_out_right_holds_nothing_and_resyncs() -> None:
+def test_a_full_version_makes_the_shadow_the_model_itself() -> None:
     params = made(1000, 0, "normal", 0)
-    down, device = Downlink(LAYOUT, "topk(0.05) > int8", params), Shadow(LAYOUT, "topk(0.05) > int8")
+    down = Sender("topk(0.05) > int8", params)
+    down.publish(params + 1)
+    news = down.publish(params + 2, full=True)
+    assert (news.digest, news.changes) == (digest(params + 2), ())
+    assert [name for name, _ in down.frames_for(1)] == ["full/0", "full/1", "full/2"]
+
+
+def test_changes_that_are_held_already_are_passed_over() -> None:
+    params = made(1000, 0, "normal", 0)
+    down, device = Sender("topk(0.05) > int8", params), Shadow(LAYOUT, "topk(0.05) > int8")
+    for step in range(1, 4):
+        news = down.publish(params + step)
+        if step == 2:
+            device.apply(down.frames_for(None), news.version, news.digest)
+    device.apply(down.frames_for(0), news.version, news.digest)
+    assert digest(device.params) == news.digest
+
+
+def test_a_device_that_does_not_come_out_right_keeps_what_it_held_and_resyncs() -> None:
+    params = made(1000, 0, "normal", 0)
+    down, device = Sender("topk(0.05) > int8", params), Shadow(LAYOUT, "topk(0.05) > int8")
     first = down.publish(params)
     device.apply(down.frames_for(None), 1, first.digest)
     device.params[7] += 1
+    held = digest(device.params)
     news = down.publish(params + 1)
     with pytest.raises(BadPayload, match="digest differs"):
         device.apply(down.frames_for(device.version), news.version, news.digest)
-    assert device.version is None
+    assert (device.version, digest(device.params)) == (1, held)
     device.apply(down.frames_for(None), news.version, news.digest)
     assert digest(device.params) == news.digest
 
 
 def test_changes_without_a_model_and_parts_of_no_segment_are_refused() -> None:
-    down = Downlink(LAYOUT, "topk(0.05) > int8", made(1000, 0, "normal", 0))
+    down = Sender("topk(0.05) > int8", made(1000, 0, "normal", 0))
     news = down.publish(made(1000, 1, "normal", 0))
     changes = [(f"1/{i}", change) for i, change in enumerate(news.changes)]
-    for frames in (changes, [("full/9", b"")], [("full/x", b"")], [("full/0", b"junk")]):
+    for frames in (changes, [("full/9", b"")], [("full/x", b"")], [("full/0", b"junk")], [("x/0", b"")]):
         with pytest.raises(BadPayload):
             Shadow(LAYOUT, "topk(0.05) > int8").apply(frames, 1, news.digest)
 
@@ -77,17 +125,41 @@ def test_changes_without_a_model_and_parts_of_no_segment_are_refused() -> None:
 def test_the_identity_downlink_keeps_no_second_model() -> None:
     params = made(1000, 0, "normal", 0)
     down = Downlink(LAYOUT, "identity", params)
-    down.publish(params)
+    assert down.publish(params).changes == ()
     assert down.shadow is params
-    assert down.log == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("twobit(1.0)", "nothing is promised of one change"),
+        ("powersgd(2)", "another BLAS"),
+        ('layers("a"=powersgd(2); *=int8)', "another BLAS"),
+    ],
+)
+def test_what_cannot_carry_it_is_refused_with_the_reason(spec: str, why: str) -> None:
+    with pytest.raises(CodecError, match="cannot carry the downlink") as refused:
+        require_downlink(spec)
+    assert why in refused.value.why
 
 
 def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thinwire.aggregation import Unbiased
-
     monkeypatch.setattr("thinwire.aggregation.methods.int8.Int8.kind", lambda self: Unbiased(2.0))
     with pytest.raises(CodecError, match="cannot carry the downlink"):
         Downlink(LAYOUT, "int8", made(1000, 0, "normal", 0))
+
+
+@pytest.mark.parametrize(
+    "spec", ["qsgd(4)", "ternary", "randk(0.1)", "natural", "drive", "eden(2)", "sign", "stc(0.1)"]
+)
+def test_the_shadow_follows_a_model_that_stands_still(spec: str) -> None:
+    """Also codecs that are unbiased by themselves: they encode the downlink as inside a residual."""
+    target = made(1000, 1, "normal", 0)
+    down = Downlink(LAYOUT, spec, made(1000, 0, "normal", 0))
+    before = float(np.linalg.norm(target - down.shadow))
+    for _ in range(40):
+        down.publish(target)
+    assert np.linalg.norm(target - down.shadow) < 0.5 * before
 
 
 BUFFERED = Layout.build([Tensor("w", (900,)), Tensor("bn.running_mean", (4,), "float32", "buffer")])

@@ -83,7 +83,7 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[server]\nreduce = 'median'", "[server] reduce"),
         ("[privacy]\nnoise_multiplier = 1.0", "[privacy] noise_multiplier = 1.0"),
         ("[secure]\npost_quantum = true", "[secure] post_quantum = true"),
-        ("[downlink]\nlog_rounds = 5", "[downlink] log_rounds = 5"),
+        ("[downlink]\ncodec = 'powersgd(2)'", "cannot carry the downlink"),
         ("[local.overlap]\nmax_delay = 2", "[local] overlap"),
         ("[uplink]\nfeedback = 'ef21'", "late updates that count less"),
         ("[uplink]\nfeedback = 'ef21'\ncodec = 'twobit(1)'", "ef21 around 'twobit(1)'"),

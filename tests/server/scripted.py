@@ -7,6 +7,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Device:
     examples: int = 10
     answered: dict[str, tuple[ReplyHead, list[bytes]]] = field(default_factory=dict)  # its outbox
     plans: set[str] = field(default_factory=set)  # digests of those that it holds
+    bundle: Path | None = None  # of the ask that it was given last
 
     def take(self, ask: Ask) -> float | Failure | None:
         """As the script says, once the plan is known: a whole one is kept, one that is only named must be there."""
@@ -118,6 +120,7 @@ class ScriptedFleet:
                 continue
             self.asked[envelope.ask.ask_id] = envelope
             device = next(d for d in self.devices if d.name == envelope.device)
+            device.bundle = envelope.bundle
             answer = device.take(envelope.ask)
             if isinstance(answer, Failure):
                 del self.asked[envelope.ask.ask_id]  # it is over, and may be asked again

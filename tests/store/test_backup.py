@@ -13,6 +13,7 @@ import pytest
 
 from tests.store.story import LAYOUT, PLAN, accepted, closed, head, opened, status
 from thinwire.core.errors import DataLost, NotFound, UsageError
+from thinwire.core.events import ShadowStored
 from thinwire.core.fleet import TaskReport
 from thinwire.core.home import AggregatorHome, Held, hold
 from thinwire.core.types import Part, UpdateId
@@ -43,8 +44,12 @@ class Place:
         """Another version, and the one before it goes: what a closing round does."""
         params = np.full(LAYOUT.size, version, np.float32)
         none, remembered = np.zeros(0, np.float32), {"momentum": params}
-        self.store.record(self.run_id, [self.versions.write(version, params, none, {}, 1.0, remembered)])
-        self.versions.prune([version])
+        stored = self.versions.write(version, params, none, {}, 1.0, remembered)
+        shadow = self.versions.path(version).with_suffix(".shadow")
+        shadow.write_bytes(b"what devices hold of it")
+        held = ShadowStored(1.0, version, "", shadow.name, [], shadow.with_suffix(".change").name, [])
+        self.store.record(self.run_id, [stored, held])
+        self.versions.prune([version], [version])
 
     def answer(self, device: str) -> None:
         part = Part("frame/0", len(BODY), "ff")
@@ -166,7 +171,13 @@ def test_a_model_that_came_and_went_while_the_database_was_copied_is_not_missing
 
 
 @pytest.mark.parametrize(
-    "lost", ["runs/digits-1/v000000.model", "runs/digits-1/v000000.state", "spool/digits-1/pi-01-1.parts"]
+    "lost",
+    [
+        "runs/digits-1/v000000.model",
+        "runs/digits-1/v000000.state",
+        "runs/digits-1/v000000.shadow",
+        "spool/digits-1/pi-01-1.parts",
+    ],
 )
 def test_a_folder_that_lacks_what_a_run_needs_is_not_passed_off_as_a_backup(
     place: Place, tmp_path: Path, lost: str

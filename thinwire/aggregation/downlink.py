@@ -1,19 +1,25 @@
 """The model on its way to the devices: versions of a shadow that every device can hold bit for bit.
 
-The server trains x and keeps one shadow x^. After a step it encodes c = C(x - x^), advances x^ by what c decodes
-to, and logs c under the version that it makes. A device at version v applies v+1, v+2, .. in order, or takes the full
-x^ where that is shorter, where the log has been cut, or where it holds none. What C leaves out stays in x - x^ and
-goes with a later version: the shadow is error feedback on the server's side. With `identity` the shadow is x itself.
+c_v = C(x_{v+1} - x^_v);  x^_{v+1} = x^_v + D(c_v)
+
+The server trains x and keeps one shadow x^, which is what devices train from. After a step it sends not the model but
+the encoded difference to the shadow, and both ends add what that decodes to. What C leaves out stays in x - x^ and
+goes with a later version: the shadow is error feedback on the server's side, without a residual of its own (EF21 with
+one sender: Richtarik, Sokolov and Fatkhullin 2021; as a downlink: Tang et al. 2019, "DoubleSqueeze"; Gruntkowska et
+al. 2023, EF21-P). With `identity` the shadow is x itself and there are no changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire.aggregation.codec import contraction
+from thinwire.aggregation.codec import ResidualOnly, contraction
+from thinwire.aggregation.feedback import inside
+from thinwire.aggregation.layers import Layers
+from thinwire.aggregation.lowrank import LowRank
 from thinwire.aggregation.model_file import FULL, digest
 from thinwire.aggregation.parse import parse
 from thinwire.core.errors import BadPayload, CodecError
@@ -22,6 +28,22 @@ from thinwire.core.layout import Layout
 from thinwire.core.types import Payload, Vector
 
 Named = tuple[str, Payload]  # "full/SEGMENT" or "VERSION/SEGMENT", and its frame
+
+
+def require_downlink(spec: str) -> None:
+    """CodecError for a codec that cannot carry the downlink, with the reason: whatever tensors its rules are for."""
+    codec = parse(spec)
+    for chain in [rule.chain for rule in codec.rules] if isinstance(codec, Layers) else [codec]:
+        kind = chain.under_feedback().kind
+        if isinstance(chain, LowRank):
+            why = "it multiplies matrices, and another BLAS rounds another way: devices would not hold the same bits"
+        elif isinstance(kind, ResidualOnly):
+            why = "nothing is promised of one change, and the shadow could move away from the model"
+        elif contraction(kind) <= 0:
+            why = "it is no contraction: the shadow would move away from the model from change to change"
+        else:
+            continue
+        raise CodecError(f"{chain.spec!r} cannot carry the downlink", why=why, hint="topk(0.05) > int8")
 
 
 @dataclass(frozen=True)
@@ -34,32 +56,26 @@ class Announcement:
 
 
 class Downlink:
-    """The server's end. `keep` versions of changes are logged; law: all devices at a version hold the shadow's bits."""
+    """The server's end. Law: whoever applies the changes in order, or takes the shadow, holds the shadow's bits."""
 
-    def __init__(
-        self, layout: Layout, spec: str, params: Vector, version: int = 0, keep: int = 20, seed: int = 0
-    ) -> None:
-        self.layout, self.version, self.keep = layout, version, keep
-        self.codec, self.full = parse(spec).bind(layout), parse("identity").bind(layout)
-        if contraction(self.codec.kind) <= 0:
-            raise CodecError(
-                f"{spec!r} cannot carry the downlink", why="its errors would add up", hint="topk(0.05) > int8"
-            )
+    def __init__(self, layout: Layout, spec: str, shadow: Vector, version: int = 0, seed: int = 0) -> None:
+        self.layout, self.version = layout, version
+        require_downlink(spec)
+        self.codec = inside(parse(spec), layout)  # qsgd and ternary round to nearest there, randk is not scaled up
         self.exact = self.codec.spec == "identity"
-        self.shadow = params if self.exact else params.copy()
+        self.shadow = shadow if self.exact else shadow.copy()
         self.key = derive(Key(seed), "downlink")
-        self.log: dict[int, tuple[Payload, ...]] = {}  # version -> the change that leads to it
 
-    def publish(self, params: Vector) -> Announcement:
-        """Announce the next version of the model; `params` is x after the server's step."""
+    def publish(self, params: Vector, full: bool = False) -> Announcement:
+        """Announce the next version; `params` is x after the server's step. `full`: the shadow becomes x itself."""
         self.version += 1
         changes: tuple[Payload, ...] = ()
         if self.exact:
             self.shadow = params
+        elif full:
+            self.shadow = params.copy()
         else:
             changes = tuple(self._change(params, segment.index) for segment in self.layout.segments)
-            self.log[self.version] = changes
-            self.log.pop(self.version - self.keep, None)
         return Announcement(self.version, digest(self.shadow), changes)
 
     def _change(self, params: Vector, index: int) -> Payload:
@@ -69,46 +85,53 @@ class Downlink:
         self.codec.decode_add(payload, 1.0, self.shadow[span], segment=index)
         return payload
 
-    def frames_for(self, held: int | None) -> list[Named]:
-        """What brings a device that holds version `held` (None: nothing) to the newest: the shorter of both ways."""
-        versions = range(held + 1, self.version + 1) if held is not None else range(0)
-        if versions and all(v in self.log for v in versions):
-            changes = [(f"{v}/{i}", c) for v in versions for i, c in enumerate(self.log[v])]
-            if sum(len(c) for _, c in changes) < 4 * self.layout.size:
-                return changes
-        if held == self.version:
-            return []
-        return [
-            (f"{FULL}/{s.index}", self.full.encode(self.shadow[s.span], {}, Key(0), s.index).payload)
-            for s in self.layout.segments
-        ]
+
+def way(held: int | None, newest: int, sizes: Mapping[int, int], full: int) -> range | None:
+    """The versions whose changes lead from `held` to `newest`; None: the model in full, the shorter or only way.
+
+    `sizes` are the bytes of each version's change as far as they are logged, `full` those of the model.
+
+    >>> way(3, 5, {4: 10, 5: 10}, full=100), way(2, 5, {4: 10, 5: 10}, full=100), way(3, 5, {4: 10, 5: 90}, full=100)
+    (range(4, 6), None, None)
+    """
+    if held is None or held > newest:
+        return None
+    versions = range(held + 1, newest + 1)
+    if any(version not in sizes for version in versions) or sum(sizes[version] for version in versions) >= full:
+        return None
+    return versions
 
 
 class Shadow:
-    """The device's end: the model at the version it last applied."""
+    """The device's end: the model at the version that it holds, None where it holds none."""
 
-    def __init__(self, layout: Layout, spec: str) -> None:
+    def __init__(self, layout: Layout, spec: str, params: Vector | None = None, version: int | None = None) -> None:
         self.layout = layout
         self.codec, self.full = parse(spec).bind(layout), parse("identity").bind(layout)
-        self.params: Vector = np.zeros(layout.size, np.float32)
-        self.version: int | None = None
+        self.params: Vector = np.zeros(layout.size, np.float32) if params is None else params
+        self.version = version if params is not None else None
 
     def apply(self, frames: Iterable[Named], version: int, expected_digest: str) -> Vector:
-        """Come to `version`; BadPayload when the frames do not lead there. A failed change leaves no version held."""
-        held, self.version = self.version, None
+        """Come to `version`; BadPayload when the frames do not lead there. `params` is a new vector then, or as before.
+
+        Changes up to the version that is held were applied before: they are passed over.
+        """
+        made, held = None, self.version
         for name, payload in frames:
             way, _, index = name.partition("/")
             if not (index.isdecimal() and int(index) < len(self.layout.segments)):
                 raise BadPayload(f"a part called {name!r}", why="it is full/SEGMENT or VERSION/SEGMENT")
             segment = self.layout.segments[int(index)]
-            into = self.params[segment.span]
             if way == FULL:
-                into[:] = self.full.decode(payload, segment.index)
-            elif held is not None:
-                self.codec.decode_add(payload, 1.0, into, segment=segment.index)
-            else:
+                made = np.zeros(self.layout.size, np.float32) if made is None else made
+                made[segment.span] = self.full.decode(payload, segment.index)
+            elif held is None or not way.isdecimal():
                 raise BadPayload("changes to a model that is not held")
-        if digest(self.params) != expected_digest:
+            elif int(way) > held:
+                made = self.params.copy() if made is None else made
+                self.codec.decode_add(payload, 1.0, made[segment.span], segment=segment.index)
+        made = self.params if made is None else made
+        if digest(made) != expected_digest:
             raise BadPayload(f"the model is not version {version}", why="its digest differs", hint="ask for it in full")
-        self.version = version
-        return self.params
+        self.params, self.version = made, version
+        return made

@@ -65,6 +65,12 @@ class Codecs(Registry[type[Step]]):
         around = ef21 if feedback == "ef21" else classic
         around(self.parse(spec)).bind(Layout.of({"w": (8, 8)}))
 
+    def require_downlink(self, spec: str) -> None:
+        """`CodecError` when this chain cannot carry the model to the devices (design, section 6)."""
+        from thinwire.aggregation.downlink import require_downlink
+
+        require_downlink(spec)
+
     def require_optimizer(self, server: ServerSection) -> None:
         """`CodecError` when there is no such server optimizer, or it does not know a key that is given."""
         from thinwire.aggregation.optimizers import server_optimizer

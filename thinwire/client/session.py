@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from thinwire.aggregation.downlink import Shadow
 from thinwire.client import exchange, failures, outbox
 from thinwire.client.bench import Bench, Here
 from thinwire.client.compute.errors import Cancelled, NotFinite
@@ -58,7 +57,6 @@ class Session:
         self.slow_step_s, self.debug, self._write = slow_step_s, debug, write
         self.seen: dict[str, int] = {}  # run -> the highest sequence that the aggregator has seen
         self._runs: dict[str, tuple[RunFolder, RunState]] = {}
-        self._shadows: dict[str, Shadow] = {}
 
     def welcomed(self, sequences: Mapping[str, int]) -> None:
         """Go on above what the aggregator has seen of this device."""
@@ -81,7 +79,6 @@ class Session:
 
     def stop(self, ask: Ask, say: Say) -> None:
         """The run is over: nobody waits for an answer, and nothing of it is needed any more but the sequence."""
-        self._shadows.pop(ask.run, None)
         try:
             folder, state = self._state(ask.run, say)
             self._keep(ask.run, folder, outbox.over(state))
@@ -129,11 +126,7 @@ class Session:
             self._require_reference(ask.run, settled)
         job = Job(delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s)
         job.may_measure = self.gate.allows("evaluate")
-        shadow = self._shadows.pop(ask.run, None) or Shadow(self.bench.layout, job.plan.downlink.codec)
-        result = work(job, head, settled, self.bench, self.site, shadow)
-        if shadow.codec.spec != "identity":
-            self._shadows[ask.run] = shadow  # later versions come as changes to it
-        return self._commit(ask, folder, result)
+        return self._commit(ask, folder, work(job, head, settled, self.bench, self.site))
 
     def _require_reference(self, run: str, state: RunState) -> None:
         """With ef21 the aggregator's sum holds what this device sent before: it goes on from there, or not at all."""

@@ -31,7 +31,8 @@ STATE = "state.json"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it names a folder
 Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
-FILES = ("residual", "momentum", "memory", "buffers")
+VECTORS = ("residual", "momentum", "buffers", "shadow")
+FILES = (*VECTORS, "memory")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class RunState:
     """Frozen: a step gives a new one. Vectors are flat, None where all is zero or shared.
 
     `residual` is ef21's reference where the plan says so; `memory` are a codec's own arrays, called SEGMENT/NAME;
-    `encoded_at` is the round of the last encode.
+    `encoded_at` is the round of the last encode. `shadow` is the model that the aggregator sends changes to, as it was
+    at `shadow_version`; it is kept where the downlink is compressed, and never written to.
     """
 
     sequence: int = 0
@@ -60,6 +62,8 @@ class RunState:
     momentum: Vector | None = None
     memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     encoded_at: int = 0
+    shadow: Vector | None = None
+    shadow_version: int = 0
 
 
 class RunFolder:
@@ -80,7 +84,7 @@ class RunFolder:
             outbox = [self._entry(row) for row in raw["outbox"]]
             state = RunState(
                 int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
-                encoded_at=int(raw.get("encoded_at", 0)),
+                encoded_at=int(raw.get("encoded_at", 0)), shadow_version=int(raw.get("shadow_version", 0)),
             )  # fmt: skip
         except FileNotFoundError:
             return RunState(), []
@@ -108,7 +112,8 @@ class RunFolder:
             self._write(self.folder / file, data)
         raw: dict[str, Any] = {
             "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
-            "counters": dict(state.counters), "encoded_at": state.encoded_at, **dict.fromkeys(FILES),
+            "counters": dict(state.counters), "encoded_at": state.encoded_at,
+            "shadow_version": state.shadow_version, **dict.fromkeys(FILES),
             "outbox": [{"head": reply_to_json(e.head), "round": e.round, "file": e.file} for e in state.outbox],
         }  # fmt: skip
         for name, arrays in _arrays(state).items():
@@ -169,15 +174,16 @@ class RunFolder:
 
 def _arrays(state: RunState) -> dict[str, Arrays]:
     """What of a state is kept in files of its own."""
-    vectors = {"residual": state.residual, "momentum": state.momentum, "buffers": state.buffers}
+    vectors = {name: getattr(state, name) for name in VECTORS}
     found: dict[str, Arrays] = {name: {name: vector} for name, vector in vectors.items() if vector is not None}
     return {**found, "memory": state.memory} if state.memory else found
 
 
 def _with_arrays(state: RunState, found: Mapping[str, Arrays]) -> RunState:
     """The state with what its files held."""
-    residual, momentum, buffers = (found.get(name, {}).get(name) for name in ("residual", "momentum", "buffers"))
-    return replace(state, residual=residual, momentum=momentum, memory=found.get("memory", {}), buffers=buffers)
+    residual, momentum, buffers, shadow = (found.get(name, {}).get(name) for name in VECTORS)
+    memory = found.get("memory", {})
+    return replace(state, residual=residual, momentum=momentum, buffers=buffers, shadow=shadow, memory=memory)
 
 
 def _plain(file: str) -> str:

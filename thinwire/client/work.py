@@ -86,12 +86,16 @@ class Result:
     body: bytes = b""
 
 
-def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site, shadow: Shadow) -> Result:
+def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
     """Fill the head."""
     ask, local, layout = job.ask, job.plan.local, bench.layout
     if ask.layout_digest != layout.digest:
         raise CannotAnswer("layout-mismatch", "this device's model has other tensors than the run's")
+    shadow = Shadow(layout, job.plan.downlink.codec, state.shadow, state.shadow_version)
     shared = exchange.take_base(ask, job.delivery.bundle, shadow)
+    if job.plan.downlink.compressed:
+        own_base = shadow.params  # later versions come as changes to it
+        state = replace(state, layout_digest=layout.digest, shadow=own_base, shadow_version=ask.base_version)
     own = local.buffers == "local" and state.buffers is not None
     order = Order(
         measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",

@@ -44,6 +44,7 @@ class CodecBook(Protocol):
 
     def parse(self, spec: str) -> Any: ...  # CodecError when it cannot be
     def require_contraction(self, spec: str, feedback: str) -> None: ...  # CodecError when it would diverge around it
+    def require_downlink(self, spec: str) -> None: ...  # CodecError when it cannot carry the model to the devices
     def require_optimizer(self, server: ServerSection) -> None: ...  # CodecError for one that cannot be
     def require_ratio(self, uplink: UplinkSection) -> None: ...  # CodecError for a warm-up of a codec without one
 
@@ -66,7 +67,6 @@ UNBUILT = {
     "cohort": ("mode", "buffer", "max_concurrency", "selection", "requires"),
     "local": ("min_steps", "codec_threads", "schedule", "prox", "partial", "overlap", "durability"),
     "uplink": ("ladder",),
-    "downlink": ("codec", "feedback", "full_every", "log_rounds"),
     "server": ("threads", "reduce"),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
                "post_quantum"),
@@ -146,6 +146,8 @@ def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
             codecs.parse(spec)
             if place.startswith("[uplink") and plan.uplink.feedback != "none":
                 codecs.require_contraction(spec, plan.uplink.feedback)
+            elif place.startswith("[downlink"):
+                codecs.require_downlink(spec)
         except CodecError as error:
             yield Refusal(f"{place} = {spec!r}: {error.what}", error.why, error.hint)
 

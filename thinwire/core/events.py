@@ -48,6 +48,22 @@ class ModelStored(Event):
 
 
 @dataclass(frozen=True)
+class ShadowStored(Event):
+    """What devices hold of a version, where the downlink is compressed: the shadow, and the change that leads to it.
+
+    `digest` is the SHA-256 over its float32 bytes; `file` and `parts` are the shadow in full, `change` and
+    `change_parts` the file of the encoded change. A version without this event is sent as its `ModelStored` says.
+    """
+
+    version: int
+    digest: str
+    file: str
+    parts: list[tuple[str, int, str]]
+    change: str
+    change_parts: list[tuple[str, int, str]]
+
+
+@dataclass(frozen=True)
 class RoundOpened(Event):
     """Everything that was decided about a round, before any ask of it leaves."""
 
@@ -66,6 +82,16 @@ class RoundOpened(Event):
 
 @dataclass(frozen=True)
 class ClientAsked(Event):
+    round: int
+    device: str
+    ask_id: str
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
+class AskedInFull(Event):
+    """A device did not hold what the changes of its ask begin with: it got the same ask again with the whole model."""
+
     round: int
     device: str
     ask_id: str
@@ -178,8 +204,8 @@ class BudgetSpent(Event):
 KINDS: Mapping[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
-        RunStatusChanged, ModelStored, RoundOpened, ClientAsked, UpdateAccepted, UpdateFolded, UpdateDropped,
-        ClientFailed, RoundClosed, Evaluated, DeviceJoined, DeviceLeft, BudgetSpent,
+        RunStatusChanged, ModelStored, ShadowStored, RoundOpened, ClientAsked, AskedInFull, UpdateAccepted,
+        UpdateFolded, UpdateDropped, ClientFailed, RoundClosed, Evaluated, DeviceJoined, DeviceLeft, BudgetSpent,
     )
 }  # fmt: skip
 

@@ -186,7 +186,14 @@ class DownlinkSection(Section):
         default="shadow", description="the server keeps the model that the devices have"
     )
     full_every: Annotated[int, Field(ge=0)] = Field(default=0, description="rounds between two full models; 0: never")
-    log_rounds: Count = Field(default=20, description="rounds that a device may be behind and still get changes only")
+    log_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=20, description="rounds that a device may be behind and still get changes only"
+    )
+
+    @property
+    def compressed(self) -> bool:
+        """Whether devices get changes of a shadow; else the model as it is."""
+        return self.codec.strip() != "identity"
 
 
 class ServerSection(Section):

@@ -31,6 +31,7 @@ def finish(one: OneRound) -> Closed:
         stepped = time.perf_counter()
         model = running.model
         events.append(running.versions.write(version, model.params, model.buffers, model.counters, now, model.state))
+        events += running.sending.publish(version, now)
         step_s, store_s = stepped - start, time.perf_counter() - stepped
     else:
         step_s = store_s = 0.0

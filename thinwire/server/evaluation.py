@@ -27,9 +27,8 @@ def evaluation(running: Running, version: int, heads: list[ReplyHead], now: floa
 def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, int]:
     """What answers that only measure took; those that also train are counted as updates."""
     alone = [head for head in heads if not head.parts]
-    model = sum(length for _, length, _ in running.past.model.parts) if running.past.model else 0
     wires = [head.transfer for head in alone if head.transfer and head.transfer.sent_bytes is not None]
-    found = {"payload_bytes": model * len(alone)} if alone else {}
+    found = {"payload_bytes": sum(running.measuring.get(head.ask_id, 0) for head in alone)} if alone else {}
     if wires:
         found["sent_bytes"] = sum(wire.sent_bytes or 0 for wire in wires)
         found["received_bytes"] = sum(wire.received_bytes or 0 for wire in wires)

@@ -15,8 +15,7 @@ from thinwire.server.running import Running
 def open_round(running: Running) -> RoundOpened | None:
     """Decide a round and record it; None when nobody can be asked now. Who has been silent too long is given up."""
     past, plan = running.past, running.plan
-    number, stored = past.rounds_opened + 1, past.model
-    assert stored is not None, "a run that is driven has a model"
+    number, base = past.rounds_opened + 1, past.base
     for device, (_, asked) in list(past.busy.items()):
         if number - asked > plan.cohort.max_staleness:
             running.lose(device, "stale", f"no answer for {number - asked} rounds")
@@ -29,8 +28,8 @@ def open_round(running: Running) -> RoundOpened | None:
         at=running.clock.wall(),
         round=number,
         elapsed_s=running.elapsed,
-        base_version=stored.version,
-        base_digest=stored.digest,
+        base_version=base.version,
+        base_digest=base.digest,
         candidates=list(cohort.candidates),
         asks={device: f"{running.run_id}.{number}.{device}" for device in cohort.asked},
         codec=codec_of(plan.uplink, past.steps_made),
@@ -39,8 +38,8 @@ def open_round(running: Running) -> RoundOpened | None:
         floor=floor_of(plan.cohort.min_replies, len(cohort.asked)),
         reasons=dict(cohort.reasons),
     )
-    size = sum(length for _, length, _ in stored.parts)
-    sent = [ClientAsked(opened.at, number, device, ask_id, size) for device, ask_id in opened.asks.items()]
+    sizes = {device: running.sending.parcel(device).size for device in opened.asks}
+    sent = [ClientAsked(opened.at, number, device, ask_id, sizes[device]) for device, ask_id in opened.asks.items()]
     said = f"round {number}, step {past.steps_made + 1} of {plan.run.rounds}"
     running.record(RunStatusChanged(opened.at, "running", said), opened, *sent)
     return opened

@@ -20,6 +20,7 @@ from thinwire.core.events import (
     RoundOpened,
     RunStatus,
     RunStatusChanged,
+    ShadowStored,
     UpdateAccepted,
     UpdateDropped,
     UpdateFolded,
@@ -59,6 +60,9 @@ class Past:
     status: RunStatus = "queued"
     status_text: str = ""
     model: ModelStored | None = None
+    shadow: ShadowStored | None = None  # of the newest version; None: devices hold the model itself
+    changes: dict[int, ShadowStored] = field(default_factory=dict)  # version -> the change that leads to it
+    held: dict[str, int] = field(default_factory=dict)  # device -> the version that its last answer was made from
     rounds_opened: int = 0
     steps_made: int = 0
     too_few_in_a_row: int = 0
@@ -90,6 +94,12 @@ class Past:
     def version(self) -> int:
         return self.model.version if self.model else 0
 
+    @property
+    def base(self) -> ModelStored | ShadowStored:
+        """What devices train from: the newest version as they hold it."""
+        assert self.model is not None, "a run that is driven has a model"
+        return self.shadow or self.model
+
     def apply(self, event: Event) -> None:
         """Take in one event of the journal."""
         self.elapsed_s = max(self.elapsed_s, getattr(event, "elapsed_s", 0.0))
@@ -97,7 +107,10 @@ class Past:
             case RunStatusChanged():
                 self.status, self.status_text = event.status, event.text
             case ModelStored():
-                self.model = event
+                self.model, self.shadow = event, None
+            case ShadowStored():
+                self.shadow = self.changes[event.version] = event
+                self.changes.pop(event.version - KEPT, None)
             case RoundOpened():
                 self.open_round, self.rounds_opened = event, event.round
                 self.bases[event.round], self.deadline_s = event.base_version, event.deadline_s
@@ -106,6 +119,7 @@ class Past:
                 self.busy |= {device: (ask_id, event.round) for device, ask_id in event.asks.items()}
             case UpdateAccepted():
                 self._answer(event.device, event.ask_id, event.update_id)
+                self.held[event.device] = int(event.head.get("base_version", 0))
                 self.accepted.append(event)
                 if not event.late and self.open_round:
                     self._slowest_now = max(self._slowest_now, event.elapsed_s - self.open_round.elapsed_s)

@@ -70,10 +70,14 @@ def _rounds(running: Running) -> None:
 
 def _one(running: Running, one: OneRound) -> None:
     one.run()
-    past = running.past
-    if "all" not in running.plan.run.keep:
-        downloading = {past.bases[asked] for _, asked in past.busy.values()}
-        running.versions.prune({0, past.version, past.version - 1, past.best.version if past.best else 0} | downloading)
+    past, newest = running.past, running.past.version
+    sent = {newest, *(past.bases[asked] for _, asked in past.busy.values())}
+    keep = {0, newest, newest - 1, past.best.version if past.best else 0}
+    if "all" in running.plan.run.keep:
+        if not running.plan.downlink.compressed:
+            return
+        keep |= set(range(newest))
+    running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 
 
 def _gather(running: Running) -> bool:

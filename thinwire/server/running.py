@@ -8,7 +8,7 @@ from typing import Literal
 from thinwire.aggregation import with_layers
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
-from thinwire.core.events import ClientFailed, Event, RunStatus, RunStatusChanged
+from thinwire.core.events import AskedInFull, ClientFailed, Event, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope, Fleet, NodeJoined
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
@@ -18,8 +18,9 @@ from thinwire.server.cohort import mismatch
 from thinwire.server.holders import Holders
 from thinwire.server.past import Past
 from thinwire.server.presence import Presence
+from thinwire.server.sending import Sending
 from thinwire.server.step import Model
-from thinwire.server.versions import Versions, parts_of
+from thinwire.server.versions import Versions
 from thinwire.store import Store
 
 StopOrder = Literal["run", "service"] | None
@@ -57,6 +58,8 @@ class Running:
         params, buffers = self.versions.read(self.past.model)
         state = self.versions.read_state(self.past.model)
         self.model = Model(self.layout, params, buffers, dict(self.past.model.counters), state)
+        self.sending = Sending(self.plan, self.versions, self.past, self.model)
+        self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
         self.deferred: list[ReplyHead] = []  # answers that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened else 0.0)
@@ -86,6 +89,8 @@ class Running:
     def ask(self, envelopes: Sequence[Envelope]) -> None:
         """Send asks, and remember whose plan may have to follow."""
         self.holders.asked(envelopes)
+        self.sending.asked(envelopes)
+        self.measuring |= {e.ask.ask_id: _length(e) for e in envelopes if e.ask.kind == "evaluate"}
         self.fleet.send(envelopes)
 
     def poll(self, wait_s: float) -> Iterable[Arrival]:
@@ -96,13 +101,29 @@ class Running:
         found = list[Arrival]()
         for arrival in self.fleet.poll(wait_s):
             anew = self.presence.take(arrival)
+            if isinstance(arrival, ReplyHead):
+                self.sending.holds(arrival.update_id.device)
             if anew and isinstance(arrival, NodeJoined):
                 self.past.barred.pop(arrival.device, None)
             if (again := self.holders.take(arrival, anew)) is not None:
+                self.sending.asked([again])
                 self.fleet.send([again])
+            elif (again := self.sending.take(arrival)) is not None:
+                self._again_in_full(again)
             else:
                 found.append(arrival)
         return found
+
+    def _again_in_full(self, envelope: Envelope) -> None:
+        """The same ask with the whole model, and the bytes of that counted."""
+        ask = envelope.ask
+        if ask.kind == "evaluate":
+            self.measuring[ask.ask_id] += _length(envelope)
+        else:
+            self.record(AskedInFull(self.clock.wall(), ask.round, envelope.device, ask.ask_id, _length(envelope)))
+        self.holders.asked([envelope])
+        self.sending.asked([envelope])
+        self.fleet.send([envelope])
 
     def lose(self, device: str, kind: str, text: str) -> None:
         """Give up on an answer to an earlier round's ask, so that the device can be asked again."""
@@ -159,9 +180,8 @@ class Running:
         }
 
     def envelope(self, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float) -> Envelope:
-        """An ask on the newest model for one device, with its verdicts and the model's file."""
-        stored = self.past.model
-        assert stored is not None
+        """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
+        base, parcel = self.past.base, None if kind == "stop" else self.sending.parcel(device)
         steps = self.plan.local.steps
         ask = Ask(
             ask_id=ask_id,
@@ -172,13 +192,17 @@ class Running:
             if kind == "stop"
             else self.holders.plan_for(device, self.presence.hellos.get(device)),
             round=round_number,
-            base_version=stored.version,
-            base_digest=stored.digest,
+            base_version=base.version,
+            base_digest=base.digest,
             layout_digest=self.layout.digest,
             codec=self.past.open_round.codec if self.past.open_round else self.codec,
             work=Work(steps if isinstance(steps, int) else 0, self.plan.local.batch),
             deadline_s=deadline_s,
-            parts=() if kind == "stop" else parts_of(stored),
+            parts=parcel.parts if parcel else (),
             verdicts=self.past.verdicts_for(device, most=self.plan.cohort.max_staleness + 2),
         )
-        return Envelope(device, ask, None if kind == "stop" else self.versions.folder / stored.file)
+        return Envelope(device, ask, self.sending.bundle(parcel) if parcel else None)
+
+
+def _length(envelope: Envelope) -> int:
+    return sum(part.length for part in envelope.ask.parts)

@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 
 from thinwire.aggregation import read_model, write_model
 from thinwire.core.errors import DataLost
-from thinwire.core.events import ModelStored
+from thinwire.core.events import ModelStored, ShadowStored
 from thinwire.core.home import write_atomically
 from thinwire.core.layout import Layout
 from thinwire.core.types import Part, State, Vector
@@ -60,7 +60,7 @@ class Versions:
             digest_of_state,
         )
 
-    def read(self, stored: ModelStored) -> tuple[Vector, Vector]:
+    def read(self, stored: ModelStored | ShadowStored) -> tuple[Vector, Vector]:
         """(params, buffers) of a version; `DataLost` when the file is gone or not what was recorded."""
         path = self.folder / stored.file
         try:
@@ -94,14 +94,15 @@ class Versions:
                 hint='restore a backup, or start anew from this model: [run] init = "run:ID"',
             ) from error
 
-    def prune(self, keep: Collection[int]) -> None:
-        """Remove all versions but these."""
-        wanted = {self.path(version).stem for version in keep}
-        for path in [*self.folder.glob("v*.model"), *self.folder.glob("v*.state")]:
-            if path.stem not in wanted:
+    def prune(self, keep: Collection[int], sent: Collection[int] = (), changes: Collection[int] = ()) -> None:
+        """Remove the files of all versions but these: models to `keep`, what is still `sent`, and logged `changes`."""
+        kept, going, logged = ({self.path(v).stem for v in versions} for versions in (keep, sent, changes))
+        wanted = {".model": kept | going, ".state": kept, ".shadow": going, ".change": going | logged}
+        for path in self.folder.glob("v*.*"):
+            if path.stem not in wanted.get(path.suffix, going):
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
 
 
-def parts_of(stored: ModelStored) -> tuple[Part, ...]:
+def parts_of(stored: ModelStored | ShadowStored) -> tuple[Part, ...]:
     return tuple(Part(name, length, sha256) for name, length, sha256 in stored.parts)

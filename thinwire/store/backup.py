@@ -96,14 +96,18 @@ def _link(root: Path, stage: Path) -> None:
 
 
 def _missing(stage: Path) -> Iterator[str]:
-    """What runs that are not over need to go on: their last model with what the server's optimizer remembers, and the
-    answers of an open round.
+    """What runs that are not over need to go on: their last model with what the server's optimizer remembers and the
+    shadow that devices hold of it, and the answers of an open round.
     """
     going = "runs.status NOT IN ('preparing', 'done', 'failed', 'stopped')"
     models = f"SELECT run_id, model_file FROM runs WHERE model_file <> '' AND {going}"  # noqa: S608  # no outside text
     state = (
         "SELECT json_extract(body, '$.state') FROM journal"
         " WHERE run_id = ? AND kind = 'ModelStored' AND json_extract(body, '$.file') = ? ORDER BY seq DESC"
+    )
+    shadow = (
+        "SELECT json_extract(body, '$.file') FROM journal JOIN runs USING (run_id)"
+        " WHERE run_id = ? AND journal.kind = 'ShadowStored' AND json_extract(body, '$.version') = runs.version"
     )
     answers = (
         "SELECT updates.update_id FROM updates JOIN runs USING (run_id) LEFT JOIN rounds"  # noqa: S608
@@ -117,6 +121,7 @@ def _missing(stage: Path) -> Iterator[str]:
             needed.append(f"runs/{run}/{file}")
             if (copy.execute(state, (run, file)).fetchone() or ("",))[0]:
                 needed.append(str(Path(needed[-1]).with_suffix(".state")))
+            needed += [f"runs/{run}/{name}" for (name,) in copy.execute(shadow, (run,))]
         for (text,) in copy.execute(answers):
             update = UpdateId.parse(text)
             place = f"spool/{update.run}/{update.device}-{update.sequence}"

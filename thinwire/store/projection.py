@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from thinwire.core.events import (
+    AskedInFull,
     ClientAsked,
     ClientFailed,
     Evaluated,
@@ -65,6 +66,8 @@ class Projection:
                 self._opened(event)
             case ClientAsked():
                 self._asked(event)
+            case AskedInFull():
+                self._asked_in_full(event)
             case UpdateAccepted():
                 self._answered(event, "accepted", late_answer=event.late, staleness=event.staleness)
             case UpdateFolded():
@@ -120,6 +123,12 @@ class Projection:
         dense = self.facts.size * FLOAT_BYTES
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         self.sums.run["dense_down"] += dense
+
+    def _asked_in_full(self, event: AskedInFull) -> None:
+        self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
+        where = (Update.run_id == self.facts.run_id, Update.ask_id == event.ask_id)
+        more = {"payload_down": Update.payload_down + event.payload_bytes}
+        self.connection.execute(update(Update).where(*where).values(more))
 
     def _new_row(self, round_number: int, device: str, ask_id: str, **values: Any) -> None:
         row = {"run_id": self.facts.run_id, "round": round_number, "device": device, "ask_id": ask_id}

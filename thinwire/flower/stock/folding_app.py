@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from thinwire.aggregation import with_layers
-from thinwire.core.errors import BadPayload, TooFewClients
+from thinwire.core.errors import BadPayload, PlanError, TooFewClients
 from thinwire.core.events import ModelStored
 from thinwire.core.layout import Layout
 from thinwire.core.messages import ask_to_bytes, reply_from_bytes
@@ -34,7 +34,7 @@ def server_app(plan: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        read = RunPlan.from_json(tomllib.loads(plan.read_text()))
+        read = _possible(RunPlan.from_json(tomllib.loads(plan.read_text())))
         if rounds := int(context.run_config.get("rounds", 0)):
             read = read.model_copy(update={"run": read.run.model_copy(update={"rounds": rounds})})
         with tempfile.TemporaryDirectory() as folder:
@@ -44,6 +44,17 @@ def server_app(plan: Path) -> ServerApp:
                 run.export(Path(out))
 
     return app
+
+
+def _possible(plan: RunPlan) -> RunPlan:
+    """The plan, or `PlanError` for what needs an aggregator that knows what each device holds."""
+    if plan.downlink.compressed:
+        raise PlanError(
+            f"[downlink] codec = {plan.downlink.codec!r} over stock nodes",
+            why="this app keeps no log of changes, no note of what a node holds: each message has the whole model",
+            hint='[downlink] codec = "identity", or our own client: thinwire run',
+        )
+    return plan
 
 
 @dataclass

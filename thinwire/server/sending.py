@@ -1,0 +1,142 @@
+"""What each device is sent of the model: the changes since the version that it holds, or all of it.
+
+What a device holds is what its last answer was made from. That may be wrong: a disk was lost, a backup restored. Then
+the device says `base-mismatch`, since the digest that an ask names does not come out, and gets the same ask again with
+the whole model: the round waits, and nothing counts against the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from thinwire.aggregation.downlink import Downlink, way
+from thinwire.aggregation.model_file import BUFFERS, FULL, write_model
+from thinwire.core.events import ModelStored, ShadowStored
+from thinwire.core.fleet import Arrival, Envelope
+from thinwire.core.home import write_atomically
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import Failure, Part
+from thinwire.server.past import Past
+from thinwire.server.step import Model
+from thinwire.server.versions import Versions, parts_of
+
+Row = tuple[str, int, str]  # a part's name, length and SHA-256
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Parts for a device, and the pieces of files (name, start, length) that they are; `name`: the file of all."""
+
+    parts: tuple[Part, ...]
+    pieces: tuple[tuple[str, int, int], ...]
+    name: str
+
+    @property
+    def size(self) -> int:
+        return sum(part.length for part in self.parts)
+
+
+class Sending:
+    """Of one run. Law: an ask is sent again in full at most once, and only to the device that it went to."""
+
+    def __init__(self, plan: RunPlan, versions: Versions, past: Past, model: Model) -> None:
+        self.plan, self.versions, self.past, self.model = plan, versions, past, model
+        self.downlink: Downlink | None = None
+        if plan.downlink.compressed:
+            shadow = versions.read(past.shadow)[0] if past.shadow else model.params
+            self.downlink = Downlink(model.layout, plan.downlink.codec, shadow, past.version, plan.run.seed)
+        self._lost: set[str] = set()  # devices that did not hold what their last answer was made from
+        self._last: dict[str, Envelope] = {}  # device -> what it was sent last
+
+    def publish(self, version: int, at: float) -> list[ShadowStored]:
+        """Make what devices hold of a new version durable; nothing where that is the model itself."""
+        if self.downlink is None:
+            return []
+        every = self.plan.downlink.full_every
+        news = self.downlink.publish(self.model.params, full=bool(every) and version % every == 0)
+        assert news.version == version
+        if not news.changes:
+            return []
+        path = self.versions.path(version)
+        change, shadow = path.with_suffix(".change"), path.with_suffix(".shadow")
+        write_atomically(change, b"".join(news.changes))
+        rows = [(f"{version}/{i}", len(c), hashlib.sha256(c).hexdigest()) for i, c in enumerate(news.changes)]
+        parts, digest = write_model(shadow, self.model.layout, self.downlink.shadow, self.model.buffers)
+        assert digest == news.digest
+        full = [(part.name, part.length, part.sha256) for part in parts]
+        return [ShadowStored(at, version, digest, shadow.name, full, change.name, rows)]
+
+    def parcel(self, device: str, whole: bool = False) -> Parcel:
+        """What brings this device to the newest version, the shorter way; the `whole` model where that is asked."""
+        base = self.past.base
+        if self.downlink is not None and not whole and device not in self._lost:
+            held = self.past.held.get(device)
+            log = {v: self._logged(v) for v in range((held or 0) + 1, base.version + 1)}
+            sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}
+            if (versions := way(held, base.version, sizes, _size(base.parts))) is not None:
+                return _changes(base, [log[version] for version in versions], held)
+        return Parcel(parts_of(base), ((base.file, 0, _size(base.parts)),), base.file)
+
+    def _logged(self, version: int) -> tuple[str, Sequence[Row]]:
+        """The file of a change and its parts; no parts where it is not logged any more."""
+        stored = self.past.changes.get(version)
+        if stored is None or version <= self.past.version - self.plan.downlink.log_rounds:
+            return "", ()
+        return stored.change, stored.change_parts if (self.versions.folder / stored.change).exists() else ()
+
+    def bundle(self, parcel: Parcel) -> Path | None:
+        """The file in which a parcel's parts stand one after the other; None for one without parts."""
+        if not parcel.parts:
+            return None
+        path = self.versions.folder / parcel.name
+        made = len(parcel.pieces) == 1 and parcel.pieces[0][0] == parcel.name
+        if not made and not (path.exists() and path.stat().st_size == parcel.size):
+            write_atomically(path, b"".join(self._read(*piece) for piece in parcel.pieces))
+        return path
+
+    def _read(self, file: str, start: int, length: int) -> bytes:
+        with (self.versions.folder / file).open("rb") as source:
+            source.seek(start)
+            return source.read(length)
+
+    def asked(self, envelopes: Sequence[Envelope]) -> None:
+        for envelope in envelopes:
+            self._last[envelope.device] = envelope
+
+    def take(self, arrival: Arrival) -> Envelope | None:
+        """The ask to send again in full, where this says that changes led nowhere; None: it is nothing of ours."""
+        if not isinstance(arrival, Failure) or arrival.kind != "base-mismatch":
+            return None
+        last = self._last.get(arrival.device)
+        if last is None or last.ask.ask_id != arrival.ask_id or _is_full(last.ask.parts):
+            return None
+        if last.ask.base_version != self.past.version:
+            return None  # its round is over, and so is what it could be told to start from
+        self._lost.add(arrival.device)
+        parcel = self.parcel(arrival.device)
+        return replace(last, ask=replace(last.ask, parts=parcel.parts), bundle=self.bundle(parcel))
+
+    def holds(self, device: str) -> None:
+        """An answer of a device says what it holds."""
+        self._lost.discard(device)
+
+
+def _changes(base: ModelStored | ShadowStored, log: Sequence[tuple[str, Sequence[Row]]], held: int | None) -> Parcel:
+    """Changes one after the other, then the buffers, of which there are none but the newest."""
+    rows, pieces = [row for _, rows in log for row in rows], [(file, 0, _size(rows)) for file, rows in log]
+    if base.parts[-1][0] == BUFFERS:
+        rows.append(base.parts[-1])
+        pieces.append((base.file, _size(base.parts[:-1]), base.parts[-1][1]))
+    name = pieces[0][0] if len(pieces) == 1 and log else f"v{base.version:06d}.from{held or 0:06d}"
+    return Parcel(tuple(Part(*row) for row in rows), tuple(pieces), name)
+
+
+def _size(rows: Sequence[Row]) -> int:
+    return sum(length for _, length, _ in rows)
+
+
+def _is_full(parts: Sequence[Part]) -> bool:
+    return any(part.name.startswith(f"{FULL}/") for part in parts)

@@ -109,7 +109,7 @@ def test_a_backup_of_a_store_in_use_is_restored_elsewhere_as_it_was(
     restored = restore.restore(file, there, force=False)
     assert (restored.replaced, restored.manifest.thinwire) == (None, "1.2.3")
     assert contents(there) == before
-    assert len(before) == 6
+    assert len(before) == 7
     with Store.open(there.database) as store:
         assert store.rounds(place.run_id)[0].closed_at is None
         assert store.run(place.run_id).status == "running"

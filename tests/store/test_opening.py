@@ -101,7 +101,7 @@ def test_a_disk_that_refuses_to_be_written_is_told_when_the_store_opens(
     path = tmp_path / "store.sqlite3"
     Store.open(path).close()
     engine = database._engine
-    monkeypatch.setattr(database, "_engine", lambda url, read_only: engine(url, read_only=True))
+    monkeypatch.setattr(database, "_engine", lambda url, read_only, durable: engine(url, True, durable))
     with pytest.raises(DataLost) as lost:
         Store.open(path)
     assert "readonly" in lost.value.why

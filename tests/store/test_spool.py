@@ -162,3 +162,12 @@ def test_a_folder_that_goes_while_an_answer_comes_is_made_again(tmp_path: Path) 
     (tmp_path / "digits-1").rmdir()
     put(spool, head, [b"abc"])
     assert list(spool.open(head.update_id)) == [b"abc"]
+
+
+def test_a_spool_for_one_process_gives_what_was_committed_and_leaves_nothing_to_a_next_one(tmp_path: Path) -> None:
+    spool, head = FileSpool(tmp_path, durable=False), reply([b"abc", b"d"])
+    put(spool, head, [b"abc", b"d"])
+    assert (spool.heads(), list(spool.open(head.update_id))) == ([head], [b"abc", b"d"])
+    assert FileSpool(tmp_path).heads() == []
+    spool.delete(head.update_id)
+    assert not spool.path(head.update_id).exists()

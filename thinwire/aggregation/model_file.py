@@ -31,10 +31,13 @@ def digest(params: Vector) -> str:
     return hashlib.sha256(_bytes(params)).hexdigest()
 
 
-def write_model(path: Path, layout: Layout, params: Vector, buffers: Vector) -> tuple[list[Part], str]:
+def write_model(
+    path: Path, layout: Layout, params: Vector, buffers: Vector, durable: bool = True
+) -> tuple[list[Part], str]:
     """Write `full/SEGMENT` and, where there are any, `buffers`; gives the parts and the digest of `params`.
 
-    The file is durable under its name when this returns, and not there at all when it raises DataLost.
+    The file is durable under its name when this returns, and not there at all when it raises DataLost. Where it need
+    not outlive this process (`durable` False) nothing is synced.
     """
     parts, whole = [], hashlib.sha256()
     draft = path.with_name(f".{path.name}")
@@ -55,10 +58,12 @@ def write_model(path: Path, layout: Layout, params: Vector, buffers: Vector) -> 
                 payload = buffer_codec(layout, "identity").encode(buffers, {}, Key(0)).payload
                 file.write(payload)
                 parts.append(Part(BUFFERS, len(payload), hashlib.sha256(payload).hexdigest()))
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         draft.replace(path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise disk_error(error, path) from error

@@ -31,10 +31,11 @@ class AggregatorHome:
     """`HOME/aggregator/`: database, spool, and one folder a run with its models and downlink bundles."""
 
     root: Path
+    durable: bool = True  # False for a folder that is removed when its process ends: nothing in it is synced
 
     @classmethod
-    def under(cls, home: Path) -> AggregatorHome:
-        return cls(private_folder(home / "aggregator"))
+    def under(cls, home: Path, durable: bool = True) -> AggregatorHome:
+        return cls(private_folder(home / "aggregator"), durable)
 
     @property
     def database(self) -> Path:

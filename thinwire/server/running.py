@@ -49,7 +49,7 @@ class Running:
         self.plan, self.layout, self.report = RunPlan.from_json(row.plan), Layout.from_json(row.layout), row.task_report
         self.holders = Holders(self.plan.to_json(), self.plan.digest)
         self.codec = with_layers(self.plan.uplink.codec, self.plan.uplink.layers)
-        self.versions = Versions(home.run(run_id), self.layout)
+        self.versions = Versions(home.run(run_id), self.layout, home.durable)
         self.past = Past()
         for _, event in store.events(run_id):
             self.past.apply(event)

@@ -45,6 +45,6 @@ def submit(
         )
     run_id = store.create_run(plan.run.task, plan, layout, report, source=source)
     now = time.time()
-    stored = Versions(home.run(run_id), layout).write(0, params, buffers, counters, now)
+    stored = Versions(home.run(run_id), layout, home.durable).write(0, params, buffers, counters, now)
     store.record(run_id, [stored, RunStatusChanged(now, "queued", "in the queue")])
     return run_id

@@ -30,6 +30,7 @@ class Versions:
 
     folder: Path
     layout: Layout
+    durable: bool = True  # False where nothing of the run outlives its process
 
     def path(self, version: int) -> Path:
         return self.folder / f"v{version:06d}.model"
@@ -49,7 +50,7 @@ class Versions:
             data = save(state)
             digest_of_state = hashlib.sha256(data).hexdigest()
             write_atomically(path.with_suffix(".state"), data)
-        parts, digest = write_model(path, self.layout, params, buffers)
+        parts, digest = write_model(path, self.layout, params, buffers, self.durable)
         return ModelStored(
             at,
             version,

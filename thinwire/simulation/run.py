@@ -96,8 +96,8 @@ def simulate(
     require_own_start(read)
     folder = Path(tempfile.mkdtemp(prefix="thinwire-sim-"))
     try:
-        home = AggregatorHome.under(folder)
-        with Store.open(home.database) as store:
+        home = AggregatorHome.under(folder, durable=False)
+        with Store.open(home.database, durable=False) as store:
             site = Site(data=data, split=split, seed=read.run.seed)
             run_id = run_sim(read, loaded(task, read), store=store, home=home, clients=clients, site=site, debug=debug)
             return History(store.run(run_id), store.rounds(run_id))
@@ -147,7 +147,7 @@ def run_sim(
     on_begin(run_id)
     with _work_folder() as folder:
         clock = VirtualClock(origin=time.time())
-        fleet = LocalFleet(FileSpool(folder / "spool"), clock)
+        fleet = LocalFleet(FileSpool(folder / "spool", durable=False), clock)
         crowd = SimulatedClients(fleet, clock, task, clients, folder, site, debug)
         fleet.pump = crowd.step
         drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)

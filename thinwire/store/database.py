@@ -33,9 +33,9 @@ class Database:
     or as `Unreachable` for a server that does not answer.
     """
 
-    def __init__(self, url: URL, read_only: bool) -> None:
+    def __init__(self, url: URL, read_only: bool, durable: bool = True) -> None:
         self.url, self.read_only = url, read_only
-        self.engine = _engine(url, read_only)
+        self.engine = _engine(url, read_only, durable)
         self._writers = threading.RLock()
         self._for_reading = self.engine
         if not self.sqlite:  # SQLite's readers have one view from their BEGIN on
@@ -108,7 +108,7 @@ def database_url(path_or_url: str | Path) -> URL:
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
-def _engine(url: URL, read_only: bool) -> Engine:
+def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
     dumps = partial(json.dumps, separators=(",", ":"))
     if url.get_backend_name() != "sqlite":
         engine = create_engine(url, json_serializer=dumps, pool_pre_ping=True)
@@ -119,7 +119,7 @@ def _engine(url: URL, read_only: bool) -> Engine:
         _private_file(Path(path))
     address = url.set(database=f"file:{quote(path)}", query={"uri": "true", "mode": "ro" if read_only else "rw"})
     engine = create_engine(address, json_serializer=dumps, connect_args={"timeout": BUSY_S})
-    event.listen(engine, "connect", _reader if read_only else _writer)
+    event.listen(engine, "connect", _reader if read_only else _writer if durable else _passing)
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -150,6 +150,13 @@ def _writer(connection: sqlite3.Connection, _record: object) -> None:
             if "locked" not in str(error) or time.monotonic() > until:
                 raise
             time.sleep(0.01)
+
+
+def _passing(connection: sqlite3.Connection, _record: object) -> None:
+    """What its process removes: the system may write it when it likes."""
+    _reader(connection, _record)
+    connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("PRAGMA journal_mode=MEMORY")
 
 
 def _begin(connection: Connection) -> None:

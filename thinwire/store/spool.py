@@ -26,11 +26,12 @@ class FileSpool:
     """core.fleet.Spool in a folder: `RUN/DEVICE-SEQUENCE.parts` and, written last, its `.head`. Any thread may call it.
 
     What has a head is whole and durable; a file without one is the rest of a crash, removed at the next start, but for
-    uploads that were cut: they go on.
+    uploads that were cut: they go on. One that is not `durable` serves this process alone: nothing is synced, and
+    heads stay in memory.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = private_folder(folder)
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        self.folder, self.durable = private_folder(folder), durable
         self._drafts = itertools.count()
         self._made = 0  # folders
         self._lock = threading.Condition()
@@ -97,14 +98,17 @@ class FileSpool:
         path = self.path(head.update_id)
         try:
             _check(draft, head)
-            descriptor = os.open(draft, os.O_RDWR)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            if self.durable:
+                descriptor = os.open(draft, os.O_RDWR)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
             os.replace(draft, path)
         except OSError as error:
             raise disk_error(error, path) from error
+        if not self.durable:
+            return
         write_atomically(path.with_suffix(".head"), reply_to_bytes(head))  # its fsync of the folder covers both
 
     def head(self, update_id: UpdateId) -> ReplyHead | None:
@@ -129,7 +133,8 @@ class FileSpool:
             self._heads.pop(update_id, None)
         path = self.path(update_id)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.with_suffix(".head").unlink(missing_ok=True)
+            if self.durable:
+                path.with_suffix(".head").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
     def _make(self, folder: Path) -> None:
@@ -140,7 +145,8 @@ class FileSpool:
                 self._made = 0
                 self._remove_empty()
         private_folder(folder)
-        sync_folder(self.folder)
+        if self.durable:
+            sync_folder(self.folder)
 
     def _remove_empty(self) -> None:
         for path in self.folder.iterdir():

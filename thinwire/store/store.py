@@ -49,14 +49,21 @@ class Store:
 
     @classmethod
     def open(
-        cls, path_or_url: str | Path, *, read_only: bool = False, upgrade: bool = False, clock: Clock | None = None
+        cls,
+        path_or_url: str | Path,
+        *,
+        read_only: bool = False,
+        upgrade: bool = False,
+        clock: Clock | None = None,
+        durable: bool = True,
     ) -> Self:
         """Open a SQLite file or a database's URL; it is made where there is none.
 
         `DataLost` when it is damaged, newer than this program, cannot be written (and is not `read_only`), or is older:
-        only who says `upgrade` (the aggregator, when it starts) changes an old one, after a copy was made.
+        only who says `upgrade` (the aggregator, when it starts) changes an old one, after a copy was made. One that
+        is not `durable` may be damaged by a power cut: it is for a folder that its process removes.
         """
-        database = Database(database_url(path_or_url), read_only)
+        database = Database(database_url(path_or_url), read_only, durable)
         try:
             schema.prepare(database, upgrade)
         except BaseException:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import batches
+from .descent import Descent
 from .errors import BadTask, Cancelled, NotFinite
 from .evaluate import as_loss, never
 from .keys import Key, derive
@@ -118,9 +119,11 @@ class TorchTrainer:
             return itertools.chain.from_iterable(found), 0
         return itertools.islice(endless, wanted), -(-wanted // accumulate)
 
-    def _optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def _optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer | Descent:
         local = self.local
-        if local.optimizer == "sgd":
+        if local.optimizer == "sgd" and self.device == "cpu":
+            return Descent(params, local.lr, local.momentum, local.weight_decay)
+        if local.optimizer == "sgd":  # many parameters in one launch
             return torch.optim.SGD(params, local.lr, local.momentum, weight_decay=local.weight_decay)
         if local.optimizer in ("adam", "adamw"):
             kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW

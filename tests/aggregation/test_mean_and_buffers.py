@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -62,6 +63,25 @@ def test_an_update_is_folded_wholly_or_not_at_all(spec: str) -> None:
             tally.fold(lambda: iter(good), examples, discount, a)
     assert np.array_equal(tally.total, before)
     assert (tally.examples, tally.count) == (5, 1)
+
+
+def test_the_last_frame_is_read_once_and_the_others_are_checked_before_any_is_added() -> None:
+    codec, reads = parse("int8").bind(LAYOUT), list[int]()
+    sent = [codec.encode(np.ones(s.size, np.float32), {}, Key(1), s.index).payload for s in LAYOUT.segments]
+
+    def frames(count: int, first: int) -> Iterator[bytes]:
+        for number in range(first, first + count):
+            reads.append(number)
+            yield sent[number]
+
+    WeightedMean(codec, LAYOUT).fold(lambda: frames(len(sent), 0), 1, 1.0, 1.0)
+    assert reads == [*range(len(sent)), *range(len(sent) - 1)]
+    reads.clear()
+    one = Layout.of({"w": (5,)})
+    codec = parse("int8").bind(one)
+    sent = [codec.encode(np.ones(5, np.float32), {}, Key(1)).payload]
+    WeightedMean(codec, one).fold(lambda: frames(1, 0), 1, 1.0, 1.0)
+    assert reads == [0]
 
 
 def test_rounds_of_feedback_send_all_of_the_change_in_the_end() -> None:

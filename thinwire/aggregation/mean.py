@@ -32,26 +32,31 @@ class WeightedMean:
         self.count = 0
 
     def fold(self, frames: Frames, examples: int, discount: float, a: float) -> None:
-        """Add one update; `frames` gives them in the order of segments, twice. BadPayload: the tally is as before."""
+        """Add one update; `frames` gives them in the order of segments, each time. BadPayload changes nothing."""
         if not (examples > 0 and discount >= 0 and a > 0 and np.isfinite([examples, discount, a]).all()):
             raise BadPayload(f"an update of {examples} examples, a = {a}", why="both are finite and above 0")
-        self.check(frames)
         weight = examples * discount
-        for segment, payload in zip(self.layout.segments, frames(), strict=True):
+        *others, last = self.layout.segments
+        payload = self._last(frames)
+        # It is checked before it is added, and was the only one that is not checked yet: a model of one segment is
+        # read once.
+        self.codec.decode_add(payload, weight, self.total[last.span], segment=last.index)
+        for segment, payload in zip(others, frames(), strict=False):
             self.codec.decode_add(payload, weight, self.total[segment.span], segment=segment.index)
         self.examples += examples
         self.normaliser += examples * a
         self.count += 1
 
-    def check(self, frames: Frames) -> None:
-        """BadPayload unless there is one whole and legal frame for each segment, in their order."""
+    def _last(self, frames: Frames) -> Arrived:
+        """The last segment's frame; BadPayload unless there is one for each, and all before it are whole and legal."""
         segments, found = self.layout.segments, 0
-        for payload in frames():
+        payload: Arrived = b""
+        for found, payload in enumerate(frames(), 1):
             if found < len(segments):
-                self.codec.check(payload, found)
-            found += 1
+                self.codec.check(payload, found - 1)
         if found != len(segments):
             raise BadPayload(f"an update of {found} frames", why=f"the model has {len(segments)} segments")
+        return payload
 
     def close(self) -> Vector | None:
         """The mean change, or None when nothing was folded. The tally's own memory is given away."""

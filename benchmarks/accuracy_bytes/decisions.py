@@ -1,0 +1,53 @@
+"""What was decided, written down before anything that follows from it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy_bytes.trials import Chain
+from thinwire.core.errors import DataLost
+from thinwire.core.home import private_folder, write_atomically
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """A file for each step. One that says something else than what its cells come to now is `DataLost`: cells or rules
+    were changed after the fact, and what came after it cannot be trusted.
+    """
+
+    folder: Path
+
+    def keep(self, step: str, value: Any) -> None:
+        told, path = plain(value), self.folder / f"{step}.json"
+        if path.exists():
+            before = json.loads(path.read_text())
+            if before["decided"] != json.loads(json.dumps(told)):
+                raise DataLost(
+                    f"{path} is not what its cells come to", why="cells or rules were changed after the fact",
+                    hint="begin anew in another --folder",
+                )  # fmt: skip
+            return
+        private_folder(self.folder)
+        document = {"decided": told, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_atomically(path, json.dumps(document, indent=1, allow_nan=True).encode() + b"\n")
+
+    def all(self) -> dict[str, Any]:
+        return {path.stem: json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))}
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dicts, chains by their names."""
+    if isinstance(value, Chain):
+        return value.name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {plain(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return round(value, 6) if isinstance(value, float) else value

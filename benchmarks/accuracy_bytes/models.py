@@ -1,0 +1,131 @@
+"""The three models, the candidates of each, and how many seeds: fixed before any cell was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from benchmarks.accuracy_bytes.selection import FALLBACK
+from benchmarks.accuracy_bytes.trials import ALPHA, FP16, FP32, Chain, Work
+
+TUNING, FIRST_A, FIRST_B = 1_000, 2_000, 3_000  # seeds count from here: no cell of one serves another
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """How many of each kind. `early`: of A, for all candidates; `rounds` and `rates`: of the tuning ones."""
+
+    rounds: int
+    rates: int
+    early: int
+    a: int
+    b: int
+    sweep: int
+
+    def tuning(self, count: int) -> range:
+        return range(TUNING, TUNING + count)
+
+    @property
+    def seeds_early(self) -> range:
+        return range(FIRST_A, FIRST_A + self.early)
+
+    @property
+    def seeds_a(self) -> range:
+        return range(FIRST_A, FIRST_A + self.a)
+
+    @property
+    def seeds_b(self) -> range:
+        return range(FIRST_B, FIRST_B + self.b)
+
+    @property
+    def seeds_sweep(self) -> range:
+        """Those of A: a sweep describes, it decides nothing."""
+        return range(FIRST_A, FIRST_A + self.sweep)
+
+
+@dataclass(frozen=True)
+class Model:
+    """`rates`: the grid, the same for every chain. `factors`: whether the one-factor sweeps are run."""
+
+    work: Work
+    rates: tuple[float, ...]
+    candidates: tuple[Chain, ...]
+    seeds: Seeds
+    factors: bool = True
+    horizons: tuple[int, ...] = (100, 200, 375)
+
+    @property
+    def name(self) -> str:
+        return self.work.name
+
+
+SPARSE_SIGNS = tuple(Chain(f"topk({r}) > sign > rice") for r in ("0.01", "0.015", "0.02", "0.03"))
+DIGITS = (
+    *SPARSE_SIGNS,
+    FALLBACK,
+    *(Chain(f"topk({r}) > sign > rice", decay=0.9) for r in ("0.02", "0.03")),
+    *(Chain(f"topk({r}) > sign > rice", feedback="ef21") for r in ("0.02", "0.04")),
+    Chain("topk(0.01) > int8 > rice"),
+    Chain("topk(0.02) > int8 > rice"),
+    Chain("topk(0.02) > qsgd(3) > rice"),
+    Chain("topk(0.02) > ternary > rice"),
+    Chain("topk(0.03) > twobit(1) > rice"),
+    Chain("topk(0.02) > eden(1) > rice"),
+    Chain("threshold(2.5) > sign > rice"),
+    Chain("randk(0.05) > int8"),
+    Chain("sign > zstd"),
+    Chain("ternary > zstd"),
+    Chain("qsgd(2) > zstd"),
+    Chain("int8 > zstd"),
+    Chain("powersgd(1) > fp16"),
+)
+CNN = (
+    *SPARSE_SIGNS,
+    FALLBACK,
+    Chain("topk(0.02) > sign > rice", decay=0.9),
+    Chain("topk(0.01) > int8 > rice"),
+    Chain("topk(0.02) > int8 > rice"),
+    Chain("topk(0.02) > ternary > rice"),
+    Chain("sign > zstd"),
+    Chain("powersgd(1) > fp16"),
+)
+CODE_LM = (
+    *(Chain(f"topk({r}) > sign > rice") for r in ("0.005", "0.01", "0.02")),
+    FALLBACK,
+    Chain("topk(0.01) > int8 > zstd"),
+    Chain("sign > zstd"),
+)
+BASELINES = (FP32, FP16)
+
+FULL = {
+    "digits": Model(
+        Work("digits", ALPHA, steps=50, batch=32),
+        (0.05, 0.1, 0.2, 0.4),
+        DIGITS,
+        Seeds(rounds=10, rates=3, early=6, a=30, b=30, sweep=10),
+    ),
+    "cnn": Model(
+        Work("cnn", ALPHA, steps=20, batch=32),
+        (0.05, 0.1, 0.2, 0.4),
+        CNN,
+        Seeds(rounds=6, rates=3, early=5, a=20, b=30, sweep=5),
+    ),
+    "code_lm": Model(
+        Work("code_lm", "by(package)", steps=10, batch=16, clip=1.0, measure_every=5),
+        (1.0, 2.0, 4.0),
+        CODE_LM,
+        Seeds(rounds=1, rates=1, early=1, a=3, b=5, sweep=0),
+        factors=False,
+    ),
+}
+
+
+def smaller(model: Model, seeds: Seeds, candidates: int, rates: int, most: int) -> Model:
+    """The same for a smoke: fewer of everything, and no more rounds than `most`."""
+    return replace(
+        model,
+        seeds=seeds,
+        rates=model.rates[1 : 1 + rates],
+        candidates=(*model.candidates[1:candidates], FALLBACK),
+        factors=False,
+        horizons=(most,),
+    )

@@ -1,0 +1,39 @@
+"""What is read from finished cells: accuracies in points, and how they rise over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from thinwire.store.cells import Cell
+
+METRIC = "accuracy"
+POINTS = 100.0
+Curve = dict[int, float]  # round -> points, of the rounds whose model was measured
+
+
+def accuracy(cell: Cell) -> float:
+    """Points of the last model; a run that failed has none."""
+    return POINTS * cell.metrics.get(METRIC, 0.0) if cell.status == "done" else 0.0
+
+
+def accuracies(cells: Sequence[Cell]) -> list[float]:
+    return [accuracy(cell) for cell in cells]
+
+
+def curve(cell: Cell) -> Curve:
+    found = enumerate(cell.rounds, start=1)
+    return {number: POINTS * one.metrics[METRIC] for number, one in found if METRIC in one.metrics}
+
+
+def mean_curve(cells: Sequence[Cell]) -> Curve:
+    """Of the rounds that all of them measured."""
+    curves = [curve(cell) for cell in cells]
+    common = set.intersection(*(set(one) for one in curves)) if curves else set()
+    return {number: fmean(one[number] for one in curves) for number in sorted(common)}
+
+
+def over(curve: Curve, first: int, last: int) -> float | None:
+    """The mean of the rounds from `first` to `last`, both included."""
+    found = [value for number, value in curve.items() if first <= number <= last]
+    return fmean(found) if found else None

@@ -44,7 +44,10 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Model:
-    """`rates`: the grid, the same for every chain. `factors`: whether the one-factor sweeps are run."""
+    """`rates`: the grid, the same for every chain, judged after `tuned_after` of R. `factors`: whether sweeps are run.
+
+    `horizons`: over how many rounds fp32 is looked at, one after the other until R is found.
+    """
 
     work: Work
     rates: tuple[float, ...]
@@ -52,6 +55,7 @@ class Model:
     seeds: Seeds
     factors: bool = True
     horizons: tuple[int, ...] = (100, 200, 375)
+    tuned_after: float = 1.0
 
     @property
     def name(self) -> str:
@@ -59,62 +63,54 @@ class Model:
 
 
 SPARSE_SIGNS = tuple(Chain(f"topk({r}) > sign > rice") for r in ("0.01", "0.015", "0.02", "0.03"))
-DIGITS = (
-    *SPARSE_SIGNS,
-    FALLBACK,
-    *(Chain(f"topk({r}) > sign > rice", decay=0.9) for r in ("0.02", "0.03")),
-    *(Chain(f"topk({r}) > sign > rice", feedback="ef21") for r in ("0.02", "0.04")),
-    Chain("topk(0.01) > int8 > rice"),
-    Chain("topk(0.02) > int8 > rice"),
-    Chain("topk(0.02) > qsgd(3) > rice"),
-    Chain("topk(0.02) > ternary > rice"),
-    Chain("topk(0.03) > twobit(1) > rice"),
-    Chain("topk(0.02) > eden(1) > rice"),
-    Chain("threshold(2.5) > sign > rice"),
-    Chain("randk(0.05) > int8"),
-    Chain("sign > zstd"),
-    Chain("ternary > zstd"),
-    Chain("qsgd(2) > zstd"),
-    Chain("int8 > zstd"),
-    Chain("powersgd(1) > fp16"),
-)
 CNN = (
     *SPARSE_SIGNS,
     FALLBACK,
     Chain("topk(0.02) > sign > rice", decay=0.9),
+    Chain("topk(0.02) > sign > rice", feedback="ef21"),
     Chain("topk(0.01) > int8 > rice"),
     Chain("topk(0.02) > int8 > rice"),
     Chain("topk(0.02) > ternary > rice"),
     Chain("sign > zstd"),
     Chain("powersgd(1) > fp16"),
 )
+DIGITS = (
+    *CNN,
+    Chain("topk(0.02) > qsgd(3) > rice"),
+    Chain("topk(0.02) > eden(1) > rice"),
+    Chain("topk(0.03) > twobit(1) > rice"),
+    Chain("threshold(2.5) > sign > rice"),
+    Chain("ternary > zstd"),
+    Chain("int8 > zstd"),
+)
 CODE_LM = (
-    *(Chain(f"topk({r}) > sign > rice") for r in ("0.005", "0.01", "0.02")),
+    *(Chain(f"topk({r}) > sign > rice") for r in ("0.01", "0.02")),
     FALLBACK,
     Chain("topk(0.01) > int8 > zstd"),
-    Chain("sign > zstd"),
 )
 BASELINES = (FP32, FP16)
 
 FULL = {
     "digits": Model(
         Work("digits", ALPHA, steps=50, batch=32),
-        (0.05, 0.1, 0.2, 0.4),
+        (0.2, 0.4, 0.8, 1.6),
         DIGITS,
-        Seeds(rounds=10, rates=3, early=6, a=30, b=30, sweep=10),
+        Seeds(rounds=6, rates=3, early=6, a=24, b=30, sweep=5),
     ),
     "cnn": Model(
         Work("cnn", ALPHA, steps=20, batch=32),
-        (0.05, 0.1, 0.2, 0.4),
+        (0.1, 0.2, 0.4, 0.8),
         CNN,
-        Seeds(rounds=6, rates=3, early=5, a=20, b=30, sweep=5),
+        Seeds(rounds=4, rates=2, early=4, a=16, b=30, sweep=3),
     ),
     "code_lm": Model(
-        Work("code_lm", "by(package)", steps=10, batch=16, clip=1.0, measure_every=5),
+        Work("code_lm", "by(package)", steps=10, batch=16, clip=1.0, measure_every=10),
         (1.0, 2.0, 4.0),
         CODE_LM,
-        Seeds(rounds=1, rates=1, early=1, a=3, b=5, sweep=0),
+        Seeds(rounds=1, rates=1, early=1, a=2, b=5, sweep=0),
         factors=False,
+        horizons=(375,),
+        tuned_after=0.25,
     ),
 }
 

@@ -59,10 +59,11 @@ class Protocol:
         return self._decided("rounds", found)
 
     def rates(self, rounds: int) -> Rates:
-        """The rate with the highest mean accuracy after R rounds, for each chain from the same grid."""
+        """The rate with the highest mean accuracy, for each chain from the same grid and after as many rounds."""
         work, seeds = self.model.work, self.model.seeds
         chains = (*BASELINES, *self.model.candidates)
-        trials = [Trial(work, chain, rate, rounds) for chain in chains for rate in self.model.rates]
+        short = max(1, round(rounds * self.model.tuned_after))
+        trials = [Trial(work, chain, rate, short) for chain in chains for rate in self.model.rates]
         cells = self.lab.cells(work, trials, seeds.tuning(seeds.rates), "learning rates")
         rates = {}
         for chain in chains:

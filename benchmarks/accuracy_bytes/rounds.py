@@ -14,7 +14,6 @@ from benchmarks.accuracy_bytes.reading import Curve, over
 
 GAIN = 0.3  # points
 STEP, FEWEST, MOST = 20, 20, 300
-HORIZONS = (100, 200, 375)  # rounds that are made to look at: MOST needs a quarter more
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ lint: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	@$(BIN)/lint-imports --config pyproject.toml
 
 bench: $(VENV)/.ready  ## every benchmark, small preset, one JSON document each (BENCH_ARGS="--preset full --json")
-	@for file in benchmarks/[a-z]*.py; do \
-	  grep -q __main__ "$$file" || continue; name=$$(basename "$$file" .py); \
+	@for file in benchmarks/[a-z]*.py benchmarks/[a-z]*/__main__.py; do \
+	  grep -q __main__ "$$file" || continue; name=$${file#benchmarks/}; name=$${name%.py}; name=$${name%/__main__}; \
 	  echo "benchmarks.$$name" >&2; $(BIN)/python -m "benchmarks.$$name" $(BENCH_ARGS) || exit 1; done
 
 clean:  ## remove .venv and caches

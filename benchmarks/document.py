@@ -35,7 +35,7 @@ def show(made: Mapping[str, Any], as_json: bool) -> None:
     about = made["machine"]
     print(f"{made['benchmark']} ({made['preset']}) on {about['cores']} x {about['cpu']}, {about['memory_gb']:.0f} GB")
     for name, value in made["figures"].items():
-        print(f"  {name:34} {value:,.4g}")
+        print(f"  {name:34} {'not there' if value is None else format(value, ',.4g')}")
 
 
 def note(text: str) -> None:

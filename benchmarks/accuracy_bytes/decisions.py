@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +24,9 @@ class Decisions:
     folder: Path
 
     def keep(self, step: str, value: Any) -> None:
-        told, path = plain(value), self.folder / f"{step}.json"
+        told, path = json.loads(json.dumps(plain(value))), self.folder / f"{step}.json"
         if path.exists():
-            before = json.loads(path.read_text())
-            if before["decided"] != json.loads(json.dumps(told)):
+            if json.loads(path.read_text())["decided"] != told:
                 raise DataLost(
                     f"{path} is not what its cells come to", why="cells or rules were changed after the fact",
                     hint="begin anew in another --folder",
@@ -34,20 +34,22 @@ class Decisions:
             return
         private_folder(self.folder)
         document = {"decided": told, "at": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_atomically(path, json.dumps(document, indent=1, allow_nan=True).encode() + b"\n")
+        write_atomically(path, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
 
     def all(self) -> dict[str, Any]:
         return {path.stem: json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))}
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as dicts, chains by their names."""
+    """Dataclasses as dicts, chains by their names; a number that is none as None."""
     if isinstance(value, Chain):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {plain(key): plain(one) for key, one in value.items()}
+        return {str(plain(key)): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
-    return round(value, 6) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value

@@ -27,8 +27,10 @@ from benchmarks.accuracy_bytes.selection import FALLBACK, Judged, Selected, sele
 from benchmarks.accuracy_bytes.trials import FP32, Chain, Trial
 from benchmarks.accuracy_bytes.verdict import OnB, Verdict, verdict
 from benchmarks.document import note
+from thinwire.aggregation import codecs
 from thinwire.store.cells import Cell
 
+DOWN = ("fp16", "int8 > zstd", "qsgd(4) > zstd", "topk(0.1) > int8 > rice", "topk(0.05) > sign > rice", "stc(0.04)")
 SPLITS = ("dirichlet(0.1)", "dirichlet(1)", "iid")
 PARTICIPATIONS = (1.0, 0.1)
 Rates = dict[Chain, float]
@@ -71,11 +73,19 @@ class Protocol:
             rates[chain] = max(of_rate, key=lambda rate: (of_rate[rate], -rate))
         return self._decided("rates", rates)
 
+    def early(self, rounds: int, rates: Rates) -> list[Judged]:
+        """All candidates on the first seeds A."""
+        return self._judged(self.model.candidates, rounds, rates, self.model.seeds.seeds_early, "first of A")
+
     def selection(self, rounds: int, rates: Rates) -> Selected:
-        early = staying(self._judged(self.model.candidates, rounds, rates, self.model.seeds.seeds_early, "first of A"))
-        self._decided("staying", early)
+        early = self._decided("staying", staying(self.early(rounds, rates)))
         late = self._judged([one.chain for one in early], rounds, rates, self.model.seeds.seeds_a, "all of A")
         return self._decided("selection", select(late, rates, self.model.seeds.b))
+
+    def on_a(self, rounds: int, rates: Rates, chains: Sequence[Chain]) -> Found:
+        """What is told of chains beside the figure; fp16 among them."""
+        trials = [Trial(self.model.work, chain, rates[chain], rounds) for chain in (*BASELINES, *chains)]
+        return self.lab.cells(self.model.work, trials, self.model.seeds.seeds_a, "baselines on A")
 
     def verdict(self, rounds: int, rates: Rates, selected: Selected) -> Verdict:
         """Seeds B: run once the selection is written down, for no candidate but the selected one."""
@@ -89,6 +99,15 @@ class Protocol:
     def on_b(self, rounds: int, rates: Rates, chains: Sequence[Chain]) -> Found:
         trials = [Trial(self.model.work, chain, rates[chain], rounds) for chain in (*BASELINES, *chains)]
         return self.lab.cells(self.model.work, trials, self.model.seeds.seeds_b, "seeds B")
+
+    def round_trip(self, rounds: int, rates: Rates, selected: Chain) -> Found:
+        """The selected chain with each way down, on seeds A, at its own rate; nothing where plans refuse one."""
+        ways = [replace(selected, down=down) for down in DOWN]
+        trials = [Trial(self.model.work, chain, rates[selected], rounds) for chain in ways]
+        allowed = [trial for trial in trials if not trial.plan(0).check(codecs)]
+        if not allowed:
+            return {}
+        return self.lab.cells(self.model.work, allowed, self.model.seeds.seeds_a, "ways down")
 
     def factors(self, rounds: int, rates: Rates, finalists: Sequence[Chain]) -> Found:
         """The finalists and fp32 where one thing differs from the centre."""

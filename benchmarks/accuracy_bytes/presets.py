@@ -1,0 +1,71 @@
+"""Small: ten minutes, and decides nothing. Full: hours, resumable, and what is committed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy_bytes.decisions import Decisions
+from benchmarks.accuracy_bytes.evidence import part
+from benchmarks.accuracy_bytes.lab import Lab
+from benchmarks.accuracy_bytes.models import BASELINES, FULL, Model, Seeds, smaller
+from benchmarks.accuracy_bytes.planned import hours
+from benchmarks.accuracy_bytes.protocol import Protocol, Rates
+from benchmarks.accuracy_bytes.selection import Selected
+from benchmarks.accuracy_bytes.times import round_seconds
+from benchmarks.accuracy_bytes.trials import Chain
+from benchmarks.document import note
+from thinwire.core.home import private_folder, write_atomically
+
+SMALL = {
+    "digits": smaller(FULL["digits"], Seeds(rounds=1, rates=1, early=2, a=4, b=10, sweep=0), 3, 2, most=50),
+    "cnn": smaller(FULL["cnn"], Seeds(rounds=1, rates=1, early=1, a=2, b=2, sweep=0), 2, 2, most=10),
+    "code_lm": smaller(FULL["code_lm"], Seeds(rounds=1, rates=1, early=1, a=2, b=2, sweep=0), 2, 1, most=4),
+}
+RESULT = "accuracy-bytes.json"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The models of one preset in one folder. `decides`: whether its figures are the ones that count."""
+
+    models: dict[str, Model]
+    folder: Path
+    workers: int
+    decides: bool
+    command: str
+
+    def all(self) -> dict[str, Any]:
+        """Each model from where it stands to its end; the document is written after each of them."""
+        for name, model in self.models.items():
+            known = Decisions(self.folder / name / "decisions").all().get("rounds", {}).get("decided", {}).get("rounds")
+            note(f"{name}: at most {hours(model, self.workers, known):.1f} hours of {self.workers} free cores in all")
+        document: dict[str, Any] = {"decides": self.decides, "models": {}}
+        for name in self.models:
+            document["models"][name] = self.one(name)
+            write_atomically(self.folder / RESULT, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
+        return document
+
+    def one(self, name: str) -> dict[str, Any]:
+        protocol = Protocol(self.models[name], Lab(self.folder, self.workers))
+        rounds = protocol.rounds()
+        rates = protocol.rates(rounds.rounds)
+        selected = protocol.selection(rounds.rounds, rates)
+        found = protocol.verdict(rounds.rounds, rates, selected)
+        early = protocol.early(rounds.rounds, rates)
+        return part(protocol, rounds, rates, early, selected, found, self.times(name, rates, selected), self.command)
+
+    def times(self, name: str, rates: Rates, selected: Selected) -> dict[Chain, float]:
+        """Seconds of a round, measured once for each chain: with nothing else running, or they say too much."""
+        path = self.folder / name / "measured" / "round-seconds.json"
+        known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+        chains = [*BASELINES, *(one.chain for one in selected.finalists)]
+        missing = {chain: rates[chain] for chain in chains if chain.name not in known}
+        if missing:
+            found = round_seconds(self.models[name].work, missing)
+            known |= {chain.name: seconds for chain, seconds in found.items()}
+            private_folder(path.parent)
+            write_atomically(path, json.dumps(known, indent=1).encode() + b"\n")
+        return {chain: known[chain.name] for chain in chains}

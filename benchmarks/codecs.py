@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.document import document, note, show
+from benchmarks.limited import limited
 from benchmarks.resnet50 import shapes
 from thinwire.aggregation import feedback, native, parse
 from thinwire.aggregation.codec import BoundCodec
-from thinwire.aggregation.native.threads import using_threads
 from thinwire.core import Key, Layout
 from thinwire.core.types import State, Vector
 
 SPECS = (
     "fp16", "bf16", "int8", "qsgd(4)", "natural", "ternary", "sign", "twobit(1.0)", "topk(0.01)",
-    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "drive",
+    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "drive", "powersgd(4)",
 )  # fmt: skip
 FED = ("int8", "sign", "topk(0.01) > int8 > rice")  # with feedback too
 DATA = ("normal", "heavy")
@@ -130,7 +130,7 @@ def rows(preset: Preset) -> list[dict[str, Any]]:
             bound = feedback(parse(spec)).bind(layout) if fed else parse(spec).bind(layout)
             for path in paths:
                 for threads in preset.threads:
-                    with native.using(path), using_threads(threads):
+                    with native.using(path), limited(threads):
                         measured = Trial(bound, xs).measure(preset.tries)
                     row = {"codec": spec, "feedback": fed, "data": data, "threads": threads, "path": path, **measured}
                     note(f"{spec}{' + feedback' * fed}, {data}, {path}, {threads}: {row['encode_ratio']:.2f}")

@@ -22,11 +22,11 @@ import torch
 from benchmarks import peers_in_numpy as in_numpy
 from benchmarks.codecs import made, timed
 from benchmarks.document import document, note, show
+from benchmarks.limited import limited
 from benchmarks.peers_in_torch import casts, eight_bit, powersgd, rounded, signs, sparse
 from benchmarks.peers_in_torch.peer import Parts, Peer, sent_bytes
 from benchmarks.resnet50 import shapes
 from thinwire.aggregation import native, parse
-from thinwire.aggregation.native.threads import using_threads
 from thinwire.core import Key, Layout
 from thinwire.core.layout import Segment
 from thinwire.core.types import Vector
@@ -155,7 +155,7 @@ def rows(preset: Preset, specs: Sequence[str]) -> list[dict[str, Any]]:
             for threads in preset.threads:
                 torch.set_num_threads(threads)
                 torch.manual_seed(1)
-                with using_threads(threads):
+                with limited(threads):
                     own, *others = measured(spec, layout, xs, preset.tries)
                 common = {"data": data, "threads": threads, "path": native.chosen()}
                 found += [{**row, **common} for row in (own, *others)]

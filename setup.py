@@ -16,7 +16,10 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = "thinwire/aggregation/native/src"
-PARTS = ["bits", "finite", "pack", "levels", "half", "topk", "delta", "rice", "sparse", "sums", "rotation", "eden"]
+PARTS = [
+    "bits", "finite", "pack", "levels", "half", "topk", "delta", "rice", "sparse", "sums", "ternary", "rotation",
+    "eden",
+]  # fmt: skip
 SIGNATURES = "thinwire/aggregation/native/library.py"
 HEADERS = ("path.cpp", *(f"{part}.hpp" for part in PARTS))
 FLAGS = [

@@ -15,7 +15,7 @@ from thinwire.aggregation import feedback, native, parse
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.native import threads
-from thinwire.core import Key
+from thinwire.core import Key, Layout
 from thinwire.core.errors import BadPayload, NonFiniteUpdate, UsageError
 from thinwire.core.types import Vector
 
@@ -113,6 +113,37 @@ def test_parts_are_whole_blocks_that_cover_everything() -> None:
     assert len(cuts) == 3
     assert (cuts[0][0], cuts[-1][1]) == (5, 5 + 3 * threads.LEAST)
     assert all(a[1] == b[0] and a[1] % threads.GRAIN == 0 for a, b in itertools.pairwise(cuts))
+
+
+def test_parts_between_tensors_begin_at_whole_bytes_of_packed_symbols() -> None:
+    half = threads.LEAST
+    with threads.using_threads(2):
+        assert threads.parts_between([0, 3, half - 5, half + 8, 2 * half]) == [(0, 3), (3, 4)]
+        assert threads.parts_between([0, half + 1, 2 * half]) == [(0, 2)]  # no tensor begins at one
+        assert threads.parts_between([0, 8, half]) == [(0, 2)]  # not worth a thread
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_tensors_of_odd_sizes_have_their_own_scales_and_share_bytes(fed: bool, path: str, monkeypatch) -> None:
+    monkeypatch.setattr(threads, "LEAST", 8192)
+    monkeypatch.setattr(threads, "GRAIN", 4096)
+    sizes = [3, 4096, 1, 5000, 12, 8192, 7, 9001]
+    x = np.concatenate([made(size, size, "normal", size % 5) for size in sizes])
+    layout = Layout.of({f"t{i}": (size,) for i, size in enumerate(sizes)})
+    bound = parse("ternary").bind(layout)
+    bound = bound.under_feedback() if fed else bound
+
+    def result() -> tuple[bytes, bytes]:
+        payload = bound.encode(x.copy(), bound.init(), Key(1)).payload
+        into = np.ones(x.size, np.float32)
+        bound.decode_add(payload, 0.3, into, slice(2, x.size - 5))
+        return payload, into.tobytes()
+
+    with native.using("numpy"):
+        expected = result()
+    for count in (1, 2, 3):
+        with threads.using_threads(count):
+            assert result() == expected
 
 
 def test_a_path_that_is_not_here_is_refused(monkeypatch) -> None:

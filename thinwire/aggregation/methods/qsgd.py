@@ -83,7 +83,7 @@ class Qsgd(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        return native.add(symbols, scales, span.start, span.stop, factor, adds, into)
+        return native.add(symbols, scales, span, factor, adds, into)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
         levels.check(self.spec, symbols, scales, self.levels)

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, buckets, maxima, scaled
 from thinwire.aggregation.codec import Contractive, Kind, ResidualOnly, Scales, Symbols
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import levels as levels_native
+from thinwire.aggregation.native import ternary as native
 from thinwire.aggregation.sums import rms
 from thinwire.core.types import Vector
 
@@ -30,6 +33,7 @@ class Ternary(Whole):
     examples: ClassVar[tuple[str, ...]] = ("ternary",)
     spec: ClassVar[str] = "ternary"
     bits: ClassVar[int] = 2
+    apart: ClassVar[bool] = False
     nearest: bool = False
     starts: tuple[int, ...] = (0,)  # of the tensors
 
@@ -54,6 +58,9 @@ class Ternary(Whole):
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         symbols, scales = np.empty(values.size, np.int8), np.empty(self.scales_count(values.size), np.float32)
+        if self.writes:
+            self._write(values, word, 8, symbols.view(np.uint8), scales)
+            return symbols, scales
         for start, stop, first in self._tensors(values.size):
             tensor = values[start:stop]
             largest = maxima(tensor)
@@ -62,6 +69,22 @@ class Ternary(Whole):
             own = scales[first : first + largest.size] = levels.usable(largest, 1)
             symbols[start:stop] = levels.rounded(tensor, own, 1, None if self.nearest else word, start)
         return symbols, scales
+
+    @property
+    def writes(self) -> bool:
+        return levels_native.looks()
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        self._write(values, word, self.bits, symbols, scales)
+
+    def _write(self, values: Vector, word: int, bits: int, out: NDArray[np.uint8], scales: Scales) -> None:
+        drawn = None if self.nearest else word
+        native.write(values, self.starts, SIGMAS, levels.most(1), drawn, bits, out, scales)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return levels_native.add(symbols, scales, span, factor, adds, into, self.starts)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         out = np.empty(span.stop - span.start, np.float32)

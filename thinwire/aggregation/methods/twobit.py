@@ -7,11 +7,15 @@ from decimal import Decimal
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Kind, ResidualOnly, Scales, Symbols
+from thinwire.aggregation.buckets import buckets
+from thinwire.aggregation.codec import Kind, ResidualOnly, Scales, Symbols, not_finite
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_number
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import levels as levels_native
+from thinwire.aggregation.native import ternary as native
 from thinwire.aggregation.sums import rms
 from thinwire.core.types import Vector
 
@@ -27,6 +31,7 @@ class TwoBit(Whole):
 
     examples: ClassVar[tuple[str, ...]] = ("twobit(1)", "twobit(0.5)")
     bits: ClassVar[int] = 2
+    apart: ClassVar[bool] = False
     threshold: Decimal = Decimal(1)
 
     @classmethod
@@ -44,11 +49,34 @@ class TwoBit(Whole):
         return 1 if size else 0
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        scales = levels.usable(np.array([float(self.threshold) * rms(values)] if values.size else []), 1)
+        scales = self._scales(rms(values), values.size)
         step = scales[0] if values.size else np.float32(0)
         symbols = (values >= step).astype(np.int8)
         symbols -= values <= -step
         return symbols if step else np.zeros_like(symbols), scales
+
+    def _scales(self, root: float, size: int) -> Vector:
+        return levels.usable(np.array([float(self.threshold) * root] if size else []), 1)
+
+    @property
+    def writes(self) -> bool:
+        return levels_native.looks()
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        root = rms(values)
+        if not np.isfinite(root):
+            raise not_finite()
+        scales[:] = self._scales(root, values.size)
+        if scales.any():
+            native.write_steps(values, scales[0], self.bits, symbols)
+        else:
+            symbols[:] = 0
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        each = np.broadcast_to(scales, buckets(symbols.size))
+        return levels_native.add(symbols, each, span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         values: Vector = symbols[span] * scales[0]

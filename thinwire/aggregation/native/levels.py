@@ -63,13 +63,18 @@ def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first
 
 
 def add(
-    symbols: Symbols | Packed, scales: Vector, start: int, stop: int, factor: np.float32, adds: bool, into: Vector
-) -> bool:
-    """into[0 ..] gets the values start .. stop times a factor, added or in place of what stands there; False: not."""
+    symbols: Symbols | Packed, scales: Vector, span: slice, factor: np.float32, adds: bool, into: Vector,
+    starts: tuple[int, ...] = (0,),
+) -> bool:  # fmt: skip
+    """into[0 ..] gets the values in `span` times a factor, added or in place of what stands there; False: not.
+
+    Buckets begin anew at each of `starts`.
+    """
     run = kernel("levels_add")
     if run is None:
         return False
     scales = np.require(scales, np.float32, ["C", "A"])  # in a frame they may stand at any byte
-    (q, bits), s, to = stored(symbols), scales.ctypes.data, into.ctypes.data
-    each(start, stop, lambda a, b: run(q, bits, s, a, b, factor, adds, to + 4 * (a - start)))
+    edges = np.array([*starts, symbols.size], np.int64)
+    (q, bits), s, e, to = stored(symbols), scales.ctypes.data, edges.ctypes.data, into.ctypes.data
+    each(span.start, span.stop, lambda a, b: run(q, bits, s, e, a, b, factor, adds, to + 4 * (a - span.start)))
     return True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -41,11 +42,25 @@ def parts(start: int, stop: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
+def parts_between(edges: Sequence[int]) -> list[tuple[int, int]]:
+    """(from, to) as places among the edges of about equal parts, one a thread, whose packed symbols begin at a byte."""
+    size = edges[-1] - edges[0]
+    count = max(1, min(threads(), size // LEAST))
+    whole = [place for place, edge in enumerate(edges) if edge % 8 == 0 and 0 < place < len(edges) - 1]
+    places = [bisect.bisect_left(whole, edges[0] + i * size // count, key=edges.__getitem__) for i in range(1, count)]
+    cuts = sorted({0, *(whole[place] for place in places if place < len(whole)), len(edges) - 1})
+    return list(itertools.pairwise(cuts))
+
+
 def each(start: int, stop: int, work: Callable[[int, int], T]) -> list[T]:
     """What work(from, to) gave of every part, in order."""
-    pieces = parts(start, stop)
+    return each_of(parts(start, stop), work)
+
+
+def each_of(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) -> list[T]:
+    """The same of parts that are given."""
     if len(pieces) == 1:
-        return [work(start, stop)]
+        return [work(*pieces[0])]
     return list(_pool(len(pieces)).map(lambda piece: work(*piece), pieces))
 
 

@@ -17,6 +17,12 @@ inline int8_t clipped(int32_t symbol, int32_t levels) {
     return static_cast<int8_t>(symbol < -levels ? -levels : symbol);
 }
 
+// As it is sent: no level is infinite, and its inverse neither.
+inline float usable(float scale, float most) {
+    scale = scale < most ? scale : most;
+    return scale < LEAST ? 0.0f : scale;
+}
+
 inline float inverse_of(float scale) { return scale > 0 ? 1.0f / scale : 0.0f; }
 
 inline void round_at_random(
@@ -82,10 +88,8 @@ TW_EXPORT int32_t TW(levels_encode)(
         const int64_t here = at_most(BUCKET, size - at);
         const uint32_t largest = largest_bits(values + at, here);
         if (largest >= INFINITE) return 0;
-        float scale = float_of(largest) / static_cast<float>(levels);
-        scale = scale < most ? scale : most;
-        scales[at / BUCKET] = scale = scale < LEAST ? 0.0f : scale;
-        const float inverse = inverse_of(scale);
+        const float scale = usable(float_of(largest) / static_cast<float>(levels), most), inverse = inverse_of(scale);
+        scales[at / BUCKET] = scale;
         if (nearest)
             round_to_nearest(values + at, here, inverse, levels, symbols.room());
         else
@@ -97,14 +101,17 @@ TW_EXPORT int32_t TW(levels_encode)(
     return 1;
 }
 
-// into[0 ..] (+)= factor * (symbol * scale), for the values start .. stop of a vector whose buckets begin at 0.
+// into[0 ..] (+)= factor * (symbol * scale), for the values start .. stop. Tensor t begins at edges[t] and ends at
+// edges[t + 1]; its buckets begin with it.
 TW_EXPORT void TW(levels_add)(
-    const uint8_t* data, int32_t bits, const float* scales, int64_t start, int64_t stop, float factor, int32_t adds,
-    float* into) {
+    const uint8_t* data, int32_t bits, const float* scales, const int64_t* edges, int64_t start, int64_t stop,
+    float factor, int32_t adds, float* into) {
     Unpacker symbols(data, bits);
     for (int64_t at = start; at < stop;) {
-        const int64_t end = at_most(at - at % BUCKET + BUCKET, stop), size = end - at;
-        const float scale = scales[at / BUCKET];
+        for (; edges[1] <= at; ++edges) scales += (edges[1] - edges[0] + BUCKET - 1) / BUCKET;
+        const int64_t number = (at - edges[0]) / BUCKET;
+        const int64_t end = at_most(at_most(edges[0] + (number + 1) * BUCKET, edges[1]), stop), size = end - at;
+        const float scale = scales[number];
         const int8_t* from = symbols.stretch(at, size);
         float* to = into + (at - start);
         if (adds)

@@ -26,5 +26,6 @@
 #include "rice.hpp"
 #include "sparse.hpp"
 #include "sums.hpp"
+#include "ternary.hpp"
 #include "rotation.hpp"
 #include "eden.hpp"

@@ -16,12 +16,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = "thinwire/aggregation/native/src"
-PARTS = [
-    "bits", "finite", "pack", "levels", "half", "topk", "delta", "rice", "sparse", "sums", "ternary", "rotation",
-    "eden",
-]  # fmt: skip
 SIGNATURES = "thinwire/aggregation/native/library.py"
-HEADERS = ("path.cpp", *(f"{part}.hpp" for part in PARTS))
+HEADERS = sorted(path.name for path in Path(FOLDER).glob("*.hpp"))
 FLAGS = [
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden",
     "-Wno-psabi",  # vectors are passed within one file only
@@ -62,7 +58,7 @@ setup(
         Extension(
             "thinwire.aggregation.native.kernels",
             [f"{FOLDER}/paths.cpp"],
-            depends=[*(f"{FOLDER}/{name}" for name in HEADERS), SIGNATURES],
+            depends=[f"{FOLDER}/path.cpp", *(f"{FOLDER}/{name}" for name in HEADERS), SIGNATURES],
             extra_compile_args=FLAGS,
             language="c++",
             optional=True,

@@ -89,7 +89,7 @@ class Bound:
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         """Only reads `x`."""
         require_vector(x, self._size(segment))
-        if not self._writes(segment):
+        if not self._writes(segment) and not all(group.chain.looks for group in self.groups[segment]):
             require_finite(x)
         return self.encode_finite(x, state, key, segment)
 

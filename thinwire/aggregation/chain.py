@@ -146,6 +146,11 @@ class Chain:
         each(0, x.size, part)
 
     @property
+    def looks(self) -> bool:
+        """Whether `write` itself refuses NaN and infinity."""
+        return False
+
+    @property
     def apart(self) -> bool:
         """Whether `written` takes what is held."""
         return isinstance(self.quantizer, Writes) and self.quantizer.apart

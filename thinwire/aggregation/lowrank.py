@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from thinwire.aggregation.bound import Bound, Group
 from thinwire.aggregation.chain import Chain, Read
-from thinwire.aggregation.codec import BLOCK, Everything, Kind, ResidualOnly, Support
+from thinwire.aggregation.codec import BLOCK, Everything, Kind, ResidualOnly, Support, require_finite
 from thinwire.aggregation.frame import Stream
-from thinwire.aggregation.methods.powersgd import MOST, ROOM, PowerSgd
+from thinwire.aggregation.methods.powersgd import MOST, ROOM, Matrix, PowerSgd
+from thinwire.aggregation.native import lowrank as native
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout, Slice
@@ -42,6 +44,30 @@ class Factored:
 
     def apart_from(self, x: Vector) -> Factored:
         return self
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix that stands at `at` of the vector, as its factors; `turned` is Q with its columns as rows."""
+
+    step: PowerSgd
+    at: int
+    left: Matrix
+    turned: Matrix
+
+    def added(self, first: int, last: int, factor: np.float32, adds: bool, into: Vector) -> bool:
+        """As `Adds.add`, for the vector's first .. last."""
+        return native.add(self.left, self.turned, first - self.at, last - self.at, factor, adds, into)
+
+    def blocks(self, first: int, last: int) -> Iterator[tuple[int, Vector]]:
+        """(place, values) of the vector's first .. last, counted from `first`, some rows at a time."""
+        cols = self.turned.shape[1]
+        rows = max(1, BLOCK // cols)
+        for row in range((first - self.at) // cols, -(-(last - self.at) // cols), rows):
+            at = self.at + row * cols
+            block = self.step.product(self.left[row : row + rows], self.turned.T)
+            a, b = max(first, at), min(last, at + block.size)
+            yield a - first, block[a - at : b - at]
 
 
 @dataclass(frozen=True)
@@ -79,30 +105,34 @@ class LowRank:
 
     @property
     def looks(self) -> bool:
-        return False
+        return True
 
     @property
     def writes(self) -> bool:
         return False
 
     def init(self) -> State:
-        return {self._name(piece): self.step.begin(piece.cols) for piece in self.pieces if self._saves(piece)}
+        return {self._name(piece): self.step.begin(piece.cols) for piece in self._low}
 
     def _name(self, piece: Piece) -> str:
         return f"{self.step.spec} {piece.name}"
 
+    @cached_property
+    def _low(self) -> list[Piece]:
+        """The pieces that are sent as factors."""
+        return [piece for piece in self.pieces if self._saves(piece)]
+
     def _saves(self, piece: Piece) -> bool:
         return self.step.saves(piece.rows, piece.cols)
 
-    @property
+    @cached_property
     def _parts(self) -> list[int]:
         """How many values are in all P, in all Q, and in what is sent as it is, where there are any.
 
         Each part passes through `inner` by itself: P is of size 1, the others are of the update's.
         """
-        low = [piece for piece in self.pieces if self._saves(piece)]
         rest = sum(piece.rows * piece.cols for piece in self.pieces if not self._saves(piece))
-        factors = [self.step.rank * sum(p.rows for p in low), self.step.rank * sum(p.cols for p in low)]
+        factors = [self.step.rank * sum(p.rows for p in self._low), self.step.rank * sum(p.cols for p in self._low)]
         return [size for size in (*factors, rest) if size]
 
     def write(
@@ -114,6 +144,7 @@ class LowRank:
         for piece in self.pieces:
             values = x[piece.at : piece.stop]
             if not self._saves(piece):
+                require_finite(values)
                 dense.append(values)
                 continue
             before = held.get(self._name(piece))
@@ -150,45 +181,40 @@ class LowRank:
         for part in self._parts:
             reads.append(self.inner.read([next(rest) for _ in range(self.inner.streams(part))], part))
         values = self._decoded_parts(reads)
-        low = [piece for piece in self.pieces if self._saves(piece)]
-        end = self.step.rank * sum(piece.rows for piece in low)
-        stop = end + self.step.rank * sum(piece.cols for piece in low)
+        end = self.step.rank * sum(piece.rows for piece in self._low)
+        stop = end + self.step.rank * sum(piece.cols for piece in self._low)
         if not ((np.abs(values[:end]) <= ROOM).all() and (np.abs(values[end:stop]) <= MOST).all()):
             raise BadPayload(f"a factor that {self.step.spec} never makes", why="it is too large")
         return Factored(values)
 
     def add(self, read: Factored, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
         """As `Chain.add`: in work proportional to the span."""
-        factor = np.float32(1 if weight is None else weight)
-        for at, values in self._decoded(read.values, start, stop):
-            scaled = values if factor == 1 else values * factor
-            if weight is None:
-                into[at - shift : at - shift + values.size] = scaled
-            else:
-                into[at - shift : at - shift + values.size] += scaled
+        factor, adds = np.float32(1 if weight is None else weight), weight is not None
+        for first, last, part in self._decoded(read.values, start, stop):
+            here = into[first - shift : last - shift]
+            if isinstance(part, Product) and part.added(first, last, factor, adds, here):
+                continue
+            for at, values in part.blocks(first, last) if isinstance(part, Product) else [(0, part)]:
+                scaled = values if factor == 1 else values * factor
+                if adds:
+                    here[at : at + values.size] += scaled
+                else:
+                    here[at : at + values.size] = scaled
 
-    def _decoded(self, values: Vector, start: int, stop: int) -> Iterator[tuple[int, Vector]]:
-        """(place, values) of start .. stop, block by block."""
-        rank, low = self.step.rank, [piece for piece in self.pieces if self._saves(piece)]
-        left_at, right_at = 0, rank * sum(piece.rows for piece in low)
-        dense_at = right_at + rank * sum(piece.cols for piece in low)
+    def _decoded(self, values: Vector, start: int, stop: int) -> Iterator[tuple[int, int, Vector | Product]]:
+        """(from, to, what they are) of start .. stop, tensor by tensor."""
+        rank = self.step.rank
+        left_at, right_at = 0, rank * sum(piece.rows for piece in self._low)
+        dense_at = right_at + rank * sum(piece.cols for piece in self._low)
         for piece in self.pieces:
             first, last = max(start, piece.at), min(stop, piece.stop)
             if not self._saves(piece):
                 if first < last:
-                    yield first, values[dense_at + first - piece.at : dense_at + last - piece.at]
+                    yield first, last, values[dense_at + first - piece.at : dense_at + last - piece.at]
                 dense_at += piece.rows * piece.cols
                 continue
             left = values[left_at : left_at + rank * piece.rows].reshape(piece.rows, rank)
             right = values[right_at : right_at + rank * piece.cols].reshape(piece.cols, rank)
             left_at, right_at = left_at + left.size, right_at + right.size
-            if first >= last:
-                continue
-            turned = np.ascontiguousarray(right.T).T
-            step = max(1, BLOCK // piece.cols)
-            for row in range((first - piece.at) // piece.cols, -(-(last - piece.at) // piece.cols), step):
-                at = piece.at + row * piece.cols
-                block = self.step.product(left[row : row + step], turned)
-                a, b = max(first, at), min(last, at + block.size)
-                if a < b:
-                    yield a, block[a - at : b - at]
+            if first < last:
+                yield first, last, Product(self.step, piece.at, left, np.ascontiguousarray(right.T))

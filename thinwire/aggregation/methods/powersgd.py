@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Role
+from thinwire.aggregation.buckets import maxima
+from thinwire.aggregation.codec import Role, not_finite
 from thinwire.aggregation.hashing import lowbias32
 from thinwire.aggregation.methods.arguments import read_whole
 from thinwire.core.types import Vector
@@ -52,25 +55,32 @@ class PowerSgd:
 
     def begin(self, cols: int) -> Matrix:
         """The first Q: any will do that no direction is missing from, so one by a hash."""
-        drawn = lowbias32(np.arange(1, cols * self.rank + 1, dtype=np.uint32)) >> np.uint32(8)
-        first: Matrix = (drawn.astype(np.float32) * np.float32(2.0**-23) - np.float32(1)).reshape(cols, self.rank)
-        return first
+        return _drawn(cols, self.rank).copy()
 
     def factors(self, matrix: Matrix, before: Matrix) -> tuple[Matrix, Matrix]:
-        """(P, Q) of a matrix; P is orthonormal, but for columns of zeros where the matrix has a lower rank."""
-        _, exponent = np.frexp(np.abs(matrix).max(initial=0))
-        scaled = np.ldexp(before, -np.clip(exponent, -120, 120)).astype(np.float32)  # so that no product overflows
-        left = orthonormal(matrix @ scaled)
+        """(P, Q) of a matrix; P is orthonormal, but for columns of zeros where the matrix has a lower rank.
+
+        NonFiniteUpdate for NaN and infinity: what looks for the largest value finds them.
+        """
+        largest = maxima(matrix.reshape(-1)).max()
+        if not np.isfinite(largest):
+            raise not_finite()
+        down = np.float32(2.0 ** -np.clip(np.frexp(largest)[1], -120, 120))  # so that no product overflows
+        left = orthonormal(matrix @ np.asfortranarray(before * down))
         with np.errstate(over="ignore", invalid="ignore"):
-            right: Matrix = np.clip(np.nan_to_num(matrix.T @ left, nan=0.0), -MOST, MOST)
+            right = (left.T @ matrix).T  # not matrix.T @ left: BLAS walks along the rows as they stand
+            if not float(largest) * matrix.shape[0] <= MOST:
+                right = np.clip(np.nan_to_num(right, nan=0.0), -MOST, MOST)
         return left, right
 
     def warm(self, right: Matrix) -> Matrix:
         """The next call's Q_before: this Q with columns of norm 1, and a new one where the matrix had none."""
         wide = right.astype(np.float64)
-        norms = np.sqrt((wide * wide).sum(axis=0))
-        found = np.where(norms > 0, wide / np.where(norms > 0, norms, 1), self.begin(right.shape[0]))
-        return found.astype(np.float32)
+        norms = np.sqrt(np.einsum("ij,ij->j", wide, wide))
+        found = (wide / np.where(norms > 0, norms, 1)).astype(np.float32, order="C")
+        if not norms.all():
+            found[:, norms == 0] = self.begin(right.shape[0])[:, norms == 0]
+        return found
 
     def product(self, left: Matrix, right: Matrix) -> Vector:
         """P Q^T, row after row: term by term, so that its bits are everybody's."""
@@ -81,18 +91,24 @@ class PowerSgd:
         return flat
 
 
+@functools.cache
+def _drawn(cols: int, rank: int) -> Matrix:
+    drawn = lowbias32(np.arange(1, cols * rank + 1, dtype=np.uint32)) >> np.uint32(8)
+    first: Matrix = (drawn.astype(np.float32) * np.float32(2.0**-23) - np.float32(1)).reshape(cols, rank)
+    return first
+
+
 def orthonormal(columns: Matrix) -> Matrix:
     """The columns made orthonormal by Gram and Schmidt's way, twice over; a column that depends on others is 0.
 
     >>> orthonormal(np.float32([[3, 0], [4, 0]])).tolist() == np.float32([[0.6, 0], [0.8, 0]]).tolist()
     True
     """
-    done = columns.astype(np.float64)
-    for k in range(done.shape[1]):
-        column = done[:, k]
-        norm = np.sqrt(column @ column)
-        for _ in range(2):
-            column -= done[:, :k] @ (done[:, :k].T @ column)
-        left = np.sqrt(column @ column)
+    done = columns.T.astype(np.float64, order="C")  # a column is a row here: its values stand together
+    for k, column in enumerate(done):
+        norm = math.sqrt(column @ column)
+        for _ in range(2 if k else 0):
+            column -= (done[:k] @ column) @ done[:k]
+        left = math.sqrt(column @ column) if k else norm
         column *= 1 / left if left > DEPENDENT * norm else 0
-    return done.astype(np.float32)
+    return done.T.astype(np.float32, order="C")

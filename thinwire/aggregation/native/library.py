@@ -21,6 +21,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "rice_write_symbols": (I32, [P, I64, I32, I64, P, P, P, P]),
     "rice_read_places": (I32, [P, I64, I64, I64, P]),
     "rice_read_symbols": (I32, [P, I64, I64, I32, P]),
+    "lowrank_add": (None, [P, P, I64, I32, I64, I64, F32, I32, P]),
     "sparse_add": (None, [P, P, I64, F32, I64, I32, P]),
     "pack": (None, [P, I64, I32, P]),
     "unpack": (None, [P, I64, I32, P]),

@@ -25,6 +25,7 @@
 #include "delta.hpp"
 #include "rice.hpp"
 #include "sparse.hpp"
+#include "lowrank.hpp"
 #include "sums.hpp"
 #include "ternary.hpp"
 #include "rotation.hpp"

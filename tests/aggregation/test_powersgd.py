@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinwire.aggregation import feedback, parse
+from thinwire.aggregation import feedback, native, parse
 from thinwire.aggregation.downlink import Downlink
 from thinwire.core import Key, Layout
 from thinwire.core.errors import CodecError
@@ -98,3 +98,20 @@ def test_cast_factors_keep_their_precision_whatever_the_updates_size(exponent: i
     codec, x = parse("powersgd(4) > fp16").bind(LAYOUT), low(3) * np.float32(2.0**exponent)
     decoded = codec.decode(codec.encode(x.copy(), codec.init(), Key(1)).payload)
     assert np.linalg.norm(decoded / 2.0**exponent - x / 2.0**exponent) <= 2e-3 * np.linalg.norm(x / 2.0**exponent)
+
+
+@pytest.mark.parametrize("path", native.available())
+@pytest.mark.parametrize("spec", ["powersgd(1)", "powersgd(4)", "powersgd(7)", "powersgd(2) > fp16"])
+def test_what_is_left_is_what_was_given_less_what_is_decoded(spec: str, path: str) -> None:
+    codec, x, held = parse(spec).bind(LAYOUT), low(6), low(6, seed=2)
+    fed = feedback(parse(spec)).bind(LAYOUT)
+    with native.using(path):
+        sent = fed.encode(x.copy(), {**fed.init(), "residual": held}, Key(1))
+        left = x + held
+        codec.decode_add(sent.payload, -1.0, left)
+    with native.using("numpy"):
+        same = x + held
+        codec.decode_add(sent.payload, -1.0, same)
+        again = codec.encode(x + held, codec.init(), Key(1))
+    assert sent.state["residual"].tobytes() == left.tobytes() == same.tobytes()
+    assert all(np.array_equal(sent.state[name], kept) for name, kept in again.state.items())

@@ -103,11 +103,10 @@ class Bound:
     def encode_held(self, x: Vector, held: Held, state: State, key: Key, segment: int = 0) -> Encoded:
         """Encode x with what is held, and x becomes what is to be held; nothing is read back from the frame."""
         require_vector(x, self._size(segment))
+        if self._whole(segment) and (chain := self.groups[segment][0].chain).apart:
+            state = dict(state)
+            return Encoded(chain.held(x, key, segment, self._hashes[segment], held, state), state, Everything.SENT)
         if self._writes(segment):
-            chain = cast("Chain", self.groups[segment][0].chain)
-            if chain.apart:
-                payload = chain.written(x, key, segment, self._hashes[segment], held)
-                return Encoded(payload, state, Everything.SENT)
             held.before(x)
             encoded = self.encode_finite(x, state, key, segment)
             read = self._read(encoded.payload, segment)
@@ -132,9 +131,12 @@ class Bound:
             supports.append(support)
         return Encoded(frame.pack(self._hashes[segment], streams), state, _joined(supports)), reads
 
-    def _writes(self, segment: int) -> bool:
+    def _whole(self, segment: int) -> bool:
         (group, *others) = self.groups[segment]
-        return not others and not group.pieces and group.chain.writes
+        return not others and not group.pieces
+
+    def _writes(self, segment: int) -> bool:
+        return self._whole(segment) and self.groups[segment][0].chain.writes
 
     def _read(self, payload: Arrived, segment: int) -> list[tuple[Group, Any]]:
         size, groups = self._size(segment), self.groups[segment]

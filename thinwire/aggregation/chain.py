@@ -106,10 +106,7 @@ class Chain:
         return through and isinstance(self.quantizer, Writes) and self.quantizer.writes
 
     def written(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held | None = None) -> bytes:
-        """The whole frame of one vector, where the chain `writes`: the bytes that `write` leads to.
-
-        With what is held (see `Held`), where the quantizer writes parts: each part of x is read and written once.
-        """
+        """The whole frame of one vector, where the chain `writes`: the bytes that `write` leads to."""
         quantizer, size = self.quantizer, x.size
         assert isinstance(quantizer, Writes)
         scales: Scales = np.empty(quantizer.scales_count(size), quantizer.scales_dtype)
@@ -125,6 +122,11 @@ class Chain:
         if scales.size:
             places[1][:] = scales.view(np.uint8)
         return payload
+
+    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
+        """The frame of x with what is held (see `Held`), where a chain encodes `apart`: each part is read once."""
+        del state
+        return self.written(x, key, segment, bound, held)
 
     def _write_held(self, x: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, held: Held) -> None:
         quantizer = self.quantizer
@@ -152,8 +154,8 @@ class Chain:
 
     @property
     def apart(self) -> bool:
-        """Whether `written` takes what is held."""
-        return isinstance(self.quantizer, Writes) and self.quantizer.apart
+        """Whether parts of a vector can be encoded by themselves, so that there is `held`."""
+        return self.writes and isinstance(self.quantizer, Writes) and self.quantizer.apart
 
     @property
     def seeded(self) -> bool:

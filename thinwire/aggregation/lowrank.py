@@ -8,10 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
+from thinwire.aggregation import frame
 from thinwire.aggregation.bound import Bound, Group
 from thinwire.aggregation.chain import Chain, Read
 from thinwire.aggregation.codec import BLOCK, Everything, Kind, ResidualOnly, Support, require_finite
 from thinwire.aggregation.frame import Stream
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.powersgd import MOST, ROOM, Matrix, PowerSgd
 from thinwire.aggregation.native import lowrank as native
 from thinwire.core.errors import BadPayload
@@ -135,31 +137,56 @@ class LowRank:
         factors = [self.step.rank * sum(p.rows for p in self._low), self.step.rank * sum(p.cols for p in self._low)]
         return [size for size in (*factors, rest) if size]
 
+    @property
+    def apart(self) -> bool:
+        """See `Chain.apart`: matrix by matrix, where factors are sent as they are."""
+        return self.inner == WHOLE
+
+    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
+        """As `Chain.held`; `state` as in `write`."""
+        parts = list[Vector | Product]()
+        for piece in self.pieces:
+            span = slice(piece.at, piece.stop)
+            held.before(x, span)
+            parts.append(self._part(piece, x[span] if self._saves(piece) else x[span].copy(), state))
+            held.after(x, span)
+            _add(parts[-1], piece.at, piece.stop, np.float32(held.weight), True, x[span])
+        return frame.pack(bound, self._sent(parts, key, segment, 0)[0])
+
     def write(
         self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
     ) -> tuple[list[Stream], Support, Factored]:
         """As `Chain.write`; `state` has each matrix's Q, and gets the next one's."""
-        held = {} if state is None else state
-        lefts, rights, dense = list[Vector](), list[Vector](), list[Vector]()
-        for piece in self.pieces:
-            values = x[piece.at : piece.stop]
-            if not self._saves(piece):
-                require_finite(values)
-                dense.append(values)
-                continue
-            before = held.get(self._name(piece))
-            first = self.step.begin(piece.cols) if before is None else before
-            left, right = self.step.factors(values.reshape(piece.rows, piece.cols), first)
-            held[self._name(piece)] = self.step.warm(right)
-            lefts.append(left.reshape(-1))
-            rights.append(right.reshape(-1))
+        known: State = {} if state is None else state
+        parts = [self._part(piece, x[piece.at : piece.stop], known) for piece in self.pieces]
+        streams, reads = self._sent(parts, key, segment, group)
+        return streams, Everything.SENT, Factored(self._decoded_parts(reads))
+
+    def _part(self, piece: Piece, values: Vector, state: State) -> Vector | Product:
+        if not self._saves(piece):
+            require_finite(values)
+            return values
+        before = state.get(self._name(piece))
+        first = self.step.begin(piece.cols) if before is None else before
+        left, right = self.step.factors(values.reshape(piece.rows, piece.cols), first)
+        state[self._name(piece)] = self.step.warm(right)
+        return Product(self.step, piece.at, left, np.ascontiguousarray(right.T))
+
+    def _sent(
+        self, parts: Sequence[Vector | Product], key: Key, segment: int, group: int
+    ) -> tuple[list[Stream], list[Read]]:
+        products = [part for part in parts if isinstance(part, Product)]
         streams, reads = list[Stream](), list[Read]()
-        for part in (lefts, rights, dense):
+        for part in (
+            [product.left.reshape(-1) for product in products],
+            [product.turned.T.reshape(-1) for product in products],
+            [part for part in parts if not isinstance(part, Product)],
+        ):
             if sum(values.size for values in part):
                 written, _, read = self.inner.write(np.concatenate(part), key, segment, group)
                 streams += written
                 reads.append(read)
-        return streams, Everything.SENT, Factored(self._decoded_parts(reads))
+        return streams, reads
 
     def _decoded_parts(self, reads: Sequence[Read]) -> Vector:
         values: Vector = np.zeros(sum(self._parts), np.float32)
@@ -191,15 +218,7 @@ class LowRank:
         """As `Chain.add`: in work proportional to the span."""
         factor, adds = np.float32(1 if weight is None else weight), weight is not None
         for first, last, part in self._decoded(read.values, start, stop):
-            here = into[first - shift : last - shift]
-            if isinstance(part, Product) and part.added(first, last, factor, adds, here):
-                continue
-            for at, values in part.blocks(first, last) if isinstance(part, Product) else [(0, part)]:
-                scaled = values if factor == 1 else values * factor
-                if adds:
-                    here[at : at + values.size] += scaled
-                else:
-                    here[at : at + values.size] = scaled
+            _add(part, first, last, factor, adds, into[first - shift : last - shift])
 
     def _decoded(self, values: Vector, start: int, stop: int) -> Iterator[tuple[int, int, Vector | Product]]:
         """(from, to, what they are) of start .. stop, tensor by tensor."""
@@ -218,3 +237,15 @@ class LowRank:
             left_at, right_at = left_at + left.size, right_at + right.size
             if first < last:
                 yield first, last, Product(self.step, piece.at, left, np.ascontiguousarray(right.T))
+
+
+def _add(part: Vector | Product, first: int, last: int, factor: np.float32, adds: bool, into: Vector) -> None:
+    """into[0 ..] gets the vector's first .. last, which are this part or of it."""
+    if isinstance(part, Product) and part.added(first, last, factor, adds, into):
+        return
+    for at, values in part.blocks(first, last) if isinstance(part, Product) else [(0, part)]:
+        scaled = values if factor == 1 else values * factor
+        if adds:
+            into[at : at + values.size] += scaled
+        else:
+            into[at : at + values.size] = scaled

@@ -1,7 +1,7 @@
 # One command a line of `make help`. TORCH_INDEX=URL takes torch from that index first (a CPU-only build, for instance).
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench chromium clean
+.PHONY: help setup demo test fuzz lint bench chromium clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,6 +9,7 @@ TORCH := torch==2.13.0
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+FUZZ_ARGS ?=
 BENCH_ARGS ?= --preset small --json
 
 help:  ## this list
@@ -22,6 +23,9 @@ demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine
 
 test: $(VENV)/.dev chromium  ## run every test (PYTEST_ARGS="-x tests/cli")
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.dev  ## 100 000 hostile frames a decoder, kernels under sanitizers (FUZZ_ARGS="--frames 1000 --only rice")
+	@tests/aggregation/sanitized.sh $(BIN)/python -m tests.aggregation.fuzz $(FUZZ_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff check .

@@ -211,14 +211,17 @@ class Chain:
         """Undo the coders and check everything; `BadPayload` before anything else happens."""
         rest = iter(streams)
         word = self._read_word(next(rest)) if self.seeded else 0
-        indices = self._read_indices(rest, size, word) if self.sparsifier else None
-        sent = size if indices is None else indices.size
+        drawn = self.sparsifier is not None and self.sparsifier.seeded
+        indices = None if self.sparsifier is None or drawn else self._read_indices(rest, size)
+        sent = self.sent(size) if indices is None else indices.size
         symbols = self._read_symbols(next(rest), sent)
         dtype, count = self.quantizer.scales_dtype, self.quantizer.scales_count(sent)
         scales: Scales = np.zeros(0, dtype)
         if count:
             scales = Pack().unpack(self._bytes(next(rest), count * dtype.itemsize), count, dtype)
         self.quantizer.check(symbols, scales)
+        if drawn:  # last: no stream says how many they are
+            indices = cast("Drawn", self.sparsifier).places(size, word)
         return Read(indices, symbols, scales, word)
 
     def _read_word(self, stream: Stream) -> int:
@@ -226,10 +229,8 @@ class Chain:
             raise BadPayload(f"a word of {len(stream.data)} bytes", why="it has 4")
         return int(WORD.unpack(stream.data)[0])
 
-    def _read_indices(self, streams: Iterator[Stream], size: int, word: int) -> Indices:
+    def _read_indices(self, streams: Iterator[Stream], size: int) -> Indices:
         assert self.sparsifier is not None
-        if self.sparsifier.seeded:
-            return cast("Drawn", self.sparsifier).places(size, word)
         most = self.sparsifier.count(size)
         data = memoryview(self._bytes(next(streams), self._indices_bytes(most, size)))
         if not self.sparsifier.fixed:

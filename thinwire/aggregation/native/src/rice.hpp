@@ -27,7 +27,7 @@ struct Zigzag {
     void take(int64_t start, int64_t count, uint32_t* numbers) {
         for (int64_t i = 0; i < count; ++i) {
             const int32_t symbol = symbols[start + i];
-            numbers[i] = static_cast<uint32_t>((symbol << 1) ^ (symbol >> 31));
+            numbers[i] = (static_cast<uint32_t>(symbol) << 1) ^ static_cast<uint32_t>(symbol >> 31);
         }
     }
     void give(int64_t start, int64_t count, const uint64_t* numbers, int8_t* out) {

@@ -1,0 +1,81 @@
+"""A thousand hostile frames a decoder, always the same ones; `make fuzz` has 100 000, under the sanitizers."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from tests.aggregation.examples import SPECS
+from tests.aggregation.fuzz import fuzz
+from tests.aggregation.hostile import ONE, WHOLE, bombs, target
+from thinwire.core.errors import BadPayload
+
+ROOT = Path(__file__).parents[2]
+FRAMES = 1000
+PAST_THE_END = """
+import numpy as np
+from thinwire.aggregation.native.library import symbol
+out = np.empty(3, np.int8)
+symbol("unpack", "scalar")(np.zeros(9, np.uint8).ctypes.data, 30, 2, out.ctypes.data)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_thousand_hostile_frames_are_refused_or_decode_alike_on_two_paths(spec: str) -> None:
+    assert FRAMES // 4 < fuzz(spec, FRAMES) < FRAMES
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_hostile_frame_is_refused_before_memory_is_taken(spec: str) -> None:
+    """What a refusal takes goes by the frame that came, not by what it says, nor by the vector it would fill."""
+    to, rng = target(spec, 50_000), random.Random(5)
+    bombs()
+    grown = 12 * to.codec.max_bytes() if "zstd" in spec else 0  # a compressed stream may be as long as a legal one
+    for _ in range(40):
+        payload = to.hostile(rng)
+        tracemalloc.start()
+        try:
+            to.codec.check(payload)
+        except BadPayload:
+            # A bit may stand for a place: numpy holds four numbers of 8 bytes for each while it reads them.
+            assert tracemalloc.get_traced_memory()[1] < 60_000 + 256 * min(len(payload), to.codec.max_bytes()) + grown
+        finally:
+            tracemalloc.stop()
+
+
+def test_every_kind_of_harm_is_done() -> None:
+    """A kind that is written and not registered would prove nothing."""
+    from tests.aggregation import hostile
+
+    said = {f.__name__ for f in (*WHOLE, *ONE)}
+    assert said >= {"flipped", "truncated", "oversized", "foreign", "claimed", "bomb", "padded", "odd_places"}
+    assert all(callable(getattr(hostile, name)) for name in said)
+
+
+@pytest.mark.slow
+def test_the_sanitizers_end_a_kernel_that_writes_past_an_array() -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    if not Path(found.stdout.strip()).is_absolute():
+        pytest.skip("g++ has no libasan here")
+    command = [str(ROOT / "tests/aggregation/sanitized.sh"), sys.executable, "-c", PAST_THE_END]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    assert done.returncode != 0
+    assert "AddressSanitizer: heap-buffer-overflow" in done.stderr, done.stderr[-2000:]
+    assert "went on" not in done.stdout
+
+
+def test_no_kernel_allocates() -> None:
+    """So nothing can leak, and `make fuzz` need not look for leaks."""
+    for path in (ROOT / "thinwire/aggregation/native/src").iterdir():
+        text = path.read_text()
+        assert not any(word in text for word in ("malloc", "calloc", "new ", "std::vector", "std::string")), path.name

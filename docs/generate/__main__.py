@@ -1,4 +1,4 @@
-"""All pages of the reference, written anew."""
+"""All pages of the reference, and what is told of accuracy and bytes, written anew."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from docs.generate.accuracy import accuracy_page, plots, which_codec
 from docs.generate.cli import cli_page
 from docs.generate.door import door_page
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
 
-REFERENCE = Path(__file__).parents[1] / "reference"
+DOCS = Path(__file__).parents[1]
+REFERENCE = DOCS / "reference"
 NOTE = "<!-- Written by docs/generate from the code. Do not edit. -->"
 
 
@@ -32,11 +34,31 @@ def page(name: str) -> str:
     return f"{NOTE}\n\n{PAGES[name]().strip()}\n"
 
 
+# Between these two lines of a page that people write stands what the script writes.
+BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- Until here. -->"
+
+
+def written() -> dict[str, str]:
+    """Everything that the script writes, by its place under docs/."""
+    evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
+    return {
+        **{f"reference/{name}": page(name) for name in PAGES},
+        **{f"evidence/{name}": text for name, text in evidence.items()},
+        "how/which-codec.md": filled(DOCS / "how" / "which-codec.md", which_codec()),
+    }
+
+
+def filled(path: Path, part: str) -> str:
+    """A page with its written part anew."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{part.strip()}\n\n{END}{rest.partition(END)[2]}"
+
+
 def main() -> None:
     REFERENCE.mkdir(exist_ok=True)
-    for name in PAGES:
-        (REFERENCE / name).write_text(page(name))
-        sys.stderr.write(f"docs/reference/{name}\n")
+    for name, text in written().items():
+        (DOCS / name).write_text(text)
+        sys.stderr.write(f"docs/{name}\n")
 
 
 if __name__ == "__main__":

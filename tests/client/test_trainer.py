@@ -16,6 +16,7 @@ from thinwire.client.compute.errors import BadTask, NotFinite
 from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Work
 from thinwire.client.compute.normaliser import Normaliser
+from thinwire.client.compute.schedule import Schedule
 from thinwire.client.compute.trainer import TorchTrainer
 
 KEY = Key(7)
@@ -59,6 +60,38 @@ def test_training_gives_the_bits_of_a_loop_by_hand(text, optimizer, clip):
         steps.step()
     assert bits(module).tobytes() == bits(by_hand).tobytes()
     assert (done.steps, done.examples) == (5, 24)
+
+
+def test_the_proximal_term_is_a_part_of_the_loss():
+    module, _ = trained("prox = 0.3\nmomentum = 0.5")
+    by_hand, begun = fresh(), [p.detach().clone() for p in fresh().parameters()]
+    steps = torch.optim.SGD(by_hand.parameters(), 0.1, 0.5)
+    drawn = batches.shuffled(examples(), 8, derive(KEY, "data"))
+    for _ in range(5):
+        steps.zero_grad()
+        far = sum(((p - b) ** 2).sum() for p, b in zip(by_hand.parameters(), begun, strict=True))
+        (cross_entropy(by_hand, next(drawn)) + 0.3 / 2 * far).backward()
+        steps.step()
+    np.testing.assert_allclose(bits(module), bits(by_hand), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_schedule_moves_the_learning_rate_at_every_step(optimizer):
+    schedule = Schedule("cosine", warmup=0.25, end=0.1, begin=0.2, until=0.4)
+    module = fresh()
+    trainer = TorchTrainer(task_of(linear), local_of(plan_of(f'optimizer = "{optimizer}"')), schedule=schedule)
+    done = trainer.train(module, examples(), Work(5, 8), KEY)
+    by_hand = fresh()
+    steps = (torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam)(by_hand.parameters(), 0.1)
+    drawn = batches.shuffled(examples(), 8, derive(KEY, "data"))
+    factors = [schedule.factor(step, 5) for step in range(5)]
+    for factor in factors:
+        steps.param_groups[0]["lr"] = 0.1 * factor
+        steps.zero_grad()
+        cross_entropy(by_hand, next(drawn)).backward()
+        steps.step()
+    assert bits(module).tobytes() == bits(by_hand).tobytes()
+    assert done.a == pytest.approx(sum(factors))
 
 
 def test_accumulated_batches_make_the_step_of_one_large_batch():
@@ -164,12 +197,17 @@ def test_the_normaliser_is_its_closed_form(momentum, steps):
     assert counted.a == pytest.approx((t - m * (1 - m**t) / (1 - m)) / (1 - m))
 
 
-@given(momentum=st.floats(0, 0.95), steps=st.integers(1, 30))
-def test_a_constant_gradient_moves_the_model_by_lr_times_a(momentum, steps):
+@given(
+    momentum=st.floats(0, 0.95),
+    mu=st.floats(0, 2),
+    factors=st.lists(st.floats(0.01, 1), min_size=1, max_size=30),
+)
+def test_a_constant_gradient_moves_the_model_by_lr_times_a(momentum, mu, factors):
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    optimizer, counted = torch.optim.SGD([weight], 0.1, momentum), Normaliser(momentum, lr=0.1)
-    for _ in range(steps):
-        weight.grad = torch.ones(1, dtype=torch.float64)
+    optimizer, counted = torch.optim.SGD([weight], 0.1, momentum), Normaliser(momentum, mu, lr=0.1)
+    for factor in factors:
+        weight.grad = 1 + mu * weight.detach()
+        optimizer.param_groups[0]["lr"] = 0.1 * factor
         optimizer.step()
-        counted.step()
+        counted.step(0.1 * factor)
     assert -weight.item() == pytest.approx(0.1 * counted.a)

@@ -12,6 +12,7 @@ from thinwire.client import exchange
 from thinwire.client.compute import keys
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.order import Order
+from thinwire.client.compute.schedule import Schedule
 from thinwire.client.encoding import encode
 from thinwire.client.failures import CannotAnswer
 from thinwire.core.keys import Key, derive
@@ -58,6 +59,12 @@ class Job:
         return keys.Key(key.a, key.b)
 
     @property
+    def schedule(self) -> Schedule:
+        """The learning rate's, over the part of the run that this ask's version stands at."""
+        local, made, rounds = self.plan.local, self.ask.base_version, self.plan.run.rounds
+        return Schedule(local.schedule, local.lr_warmup, local.lr_end, made / rounds, (made + 1) / rounds)
+
+    @property
     def left_s(self) -> float | None:
         """To the deadline, where there is one."""
         return self.until - time.monotonic() if self.ask.deadline_s else None
@@ -101,7 +108,7 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -
         measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",
         local=Local.of(local.model_dump(mode="json")),
         work=Work(ask.work.steps, ask.work.batch), key=job.train_key, counters=state.counters,
-        slow_step_s=job.slow_step_s,
+        slow_step_s=job.slow_step_s, schedule=job.schedule,
     )  # fmt: skip
     buffers = state.buffers if own else shared
     done = bench.do(order, site, shadow.params, buffers, job.tell, job.cancelled, job.left_s)

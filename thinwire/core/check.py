@@ -65,7 +65,7 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
 UNBUILT = {
     "run": ("eval_cohort",),
     "cohort": ("mode", "buffer", "max_concurrency", "selection", "requires"),
-    "local": ("min_steps", "codec_threads", "schedule", "prox", "partial", "overlap", "durability"),
+    "local": ("min_steps", "codec_threads", "partial", "overlap", "durability"),
     "uplink": ("ladder",),
     "server": ("threads", "reduce"),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",

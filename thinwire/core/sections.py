@@ -121,7 +121,13 @@ class LocalSection(Section):
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of sgd")
     weight_decay: NotNegative = Field(default=0.0, description="of the optimizer")
-    schedule: Literal["constant"] = Field(default="constant", description="how lr moves over the rounds")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how lr falls over the run, step by step"
+    )
+    lr_warmup: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of the run over which lr rises to its value"
+    )
+    lr_end: Share = Field(default=0.0, description="share of lr at the end of a linear or cosine schedule")
     clip_grad: Positive | None = Field(default=None, description="largest L2 norm of a step's gradient")
     prox: NotNegative = Field(default=0.0, description="FedProx's mu")
     buffers: Literal["average", "local", "frozen"] = Field(

@@ -90,7 +90,7 @@ class Bench:
         done.measure_s = time.perf_counter() - begun
         if order.train:
             begun = time.perf_counter()
-            trainer = TorchTrainer(self.task, order.local, self.device, order.slow_step_s)
+            trainer = TorchTrainer(self.task, order.local, self.device, order.slow_step_s, order.schedule)
             trained = trainer.train(
                 module, split.train, order.work, order.key, lambda at, total: tell("train", at, total), cancelled
             )

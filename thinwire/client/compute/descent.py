@@ -19,12 +19,14 @@ class Descent:
     def __init__(
         self, params: Sequence[torch.Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        self.params, self.lr, self.momentum, self.weight_decay = params, lr, momentum, weight_decay
+        self.params, self.momentum, self.weight_decay = params, momentum, weight_decay
+        self.param_groups = [{"lr": lr}]  # as torch's: a schedule writes here
         self._velocity: dict[int, torch.Tensor] = {}  # by the parameter's place: one without a gradient has none
 
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter that has a gradient."""
+        lr = self.param_groups[0]["lr"]
         for place, parameter in enumerate(self.params):
             change = parameter.grad
             if change is None:
@@ -38,4 +40,4 @@ class Descent:
                 else:
                     velocity.mul_(self.momentum).add_(change)
                 change = velocity
-            parameter.add_(change, alpha=-self.lr)
+            parameter.add_(change, alpha=-lr)

@@ -30,6 +30,8 @@ class Local:
     momentum: float = 0.0
     weight_decay: float = 0.0
     schedule: str = "constant"
+    lr_warmup: float = 0.0
+    lr_end: float = 0.0
     clip_grad: float | None = None
     prox: float = 0.0
     buffers: str = "average"

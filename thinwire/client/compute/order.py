@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .keys import Key
 from .local import Local, Work
+from .schedule import CONSTANT, Schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,18 +30,20 @@ class Order:
     key: Key
     counters: Mapping[str, int] = field(default_factory=dict)
     slow_step_s: float = 0.0  # the demo's slow client
+    schedule: Schedule = CONSTANT
 
     def to_json(self) -> dict[str, Any]:
         return {
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
             "key": list(self.key), "counters": dict(self.counters), "slow_step_s": self.slow_step_s,
+            "schedule": vars(self.schedule),
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Order:
         return cls(
             bool(raw["measure"]), bool(raw["train"]), Local.of(raw["local"]), Work(*raw["work"]), Key(*raw["key"]),
-            dict(raw["counters"]), float(raw["slow_step_s"]),
+            dict(raw["counters"]), float(raw["slow_step_s"]), Schedule(**raw["schedule"]),
         )  # fmt: skip
 
 

@@ -18,9 +18,13 @@ from .evaluate import as_loss, never
 from .keys import Key, derive
 from .local import Local, Work
 from .normaliser import Normaliser
+from .proximal import Proximal
+from .schedule import CONSTANT, Schedule
 from .seeding import seed_all, seeded
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .task import LoadedTask
 
     Progress = Callable[[int, int], None]  # steps done, steps in all (0: not known)
@@ -46,6 +50,7 @@ class TorchTrainer:
     local: Local
     device: str = "cpu"
     slow_step_s: float = 0.0  # the demo's slow client
+    schedule: Schedule = CONSTANT
 
     def train(
         self,
@@ -76,9 +81,11 @@ class TorchTrainer:
     ) -> Trained:
         params = [p for p in module.parameters() if p.requires_grad]
         optimizer = self._optimizer(params)
-        counted = Normaliser(self.local.momentum if self.local.optimizer == "sgd" else 0.0, lr=self.local.lr)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        counted = self._normaliser()
+        proximal = Proximal(params, self.local.prox) if self.local.prox else None
         drawn, total = self._batches(data, work, derive(key, "data"))
-        summed, seen, steps = torch.zeros((), device=self.device), 0, 0
+        summed, seen, steps, factor = torch.zeros((), device=self.device), 0, 0, 1.0
         for group in _groups(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
             if cancelled():
                 raise Cancelled
@@ -91,10 +98,15 @@ class TorchTrainer:
                 examples = batches.examples_in(here)
                 summed += loss.detach() * examples
                 seen += examples
+            if proximal is not None:
+                proximal.pull()
             if self.local.clip_grad is not None:
                 nn.utils.clip_grad_norm_(params, self.local.clip_grad)
+            if self.schedule.moves:
+                factor = self.schedule.factor(steps, total)
+                _scale(optimizer, rates, factor)
             optimizer.step()
-            counted.step()
+            counted.step(self.local.lr * factor)
             steps += 1
             progress(steps, total)
             if self.slow_step_s:
@@ -102,6 +114,12 @@ class TorchTrainer:
         if not torch.isfinite(summed):
             raise NotFinite("the loss became NaN or infinity", why="training diverged", hint="a smaller [local] lr")
         return Trained(batches.count(data) or seen, steps, counted.a, (float(summed), float(seen)))
+
+    def _normaliser(self) -> Normaliser:
+        """The recurrence holds for SGD; of others every step counts as its share of the learning rate."""
+        if self.local.optimizer != "sgd":
+            return Normaliser(lr=self.local.lr)
+        return Normaliser(self.local.momentum, self.local.prox, self.local.lr)
 
     def _batches(self, data: Any, work: Work, key: Key) -> tuple[Iterator[Any], int]:
         """The batches to train on, and the steps that they make (0: not known)."""
@@ -138,6 +156,12 @@ class TorchTrainer:
         if not isinstance(made, torch.optim.Optimizer):
             raise BadTask(f"optimizer(params, local) gave a {type(made).__name__}, not a torch Optimizer")
         return made
+
+
+def _scale(optimizer: torch.optim.Optimizer | Descent, rates: Sequence[float], factor: float) -> None:
+    """Every group's learning rate as it was made, times the schedule's factor."""
+    for group, rate in zip(optimizer.param_groups, rates):
+        group["lr"] = rate * factor
 
 
 def _hold_statistics(module: nn.Module) -> None:

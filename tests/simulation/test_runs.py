@@ -64,7 +64,7 @@ def took(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
     """Let the answers of the first asks take so long by the simulation's stopwatch, whatever this machine does."""
     stopwatch = iter(reading for spent in seconds for reading in (0.0, spent))
     watch = SimpleNamespace(perf_counter=lambda: next(stopwatch, 0.0))
-    monkeypatch.setattr("thinwire.simulation.clients.time", watch)
+    monkeypatch.setattr("thinwire.simulation.sessions.time", watch)
 
 
 def test_clients_count_as_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

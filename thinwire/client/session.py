@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from thinwire.client import exchange, failures, outbox
@@ -50,13 +51,20 @@ class Session:
         write: Write = write_atomically,
         debug: bool = False,
         gate: Gate | None = None,
+        folders: Callable[[Path, str], RunFolder] | None = None,
     ) -> None:
         self.gate = gate or Gate()
         self.name, self.folder, self.site = name, folder, site
         self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
-        self.slow_step_s, self.debug, self._write = slow_step_s, debug, write
+        self.slow_step_s, self.debug = slow_step_s, debug
+        self._folders = folders or partial(run_folder, write=write)
         self.seen: dict[str, int] = {}  # run -> the highest sequence that the aggregator has seen
         self._runs: dict[str, tuple[RunFolder, RunState]] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all vectors in memory."""
+        return sum(state.nbytes for _, state in self._runs.values())
 
     def welcomed(self, sequences: Mapping[str, int]) -> None:
         """Go on above what the aggregator has seen of this device."""
@@ -139,7 +147,7 @@ class Session:
     def _state(self, run: str, say: Say) -> tuple[RunFolder, RunState]:
         if run not in self._runs:
             try:
-                folder = run_folder(self.folder, run, self._write)
+                folder = self._folders(self.folder, run)
             except DataLost as error:
                 raise CannotAnswer("protocol", error.what) from error
             state, said = folder.load()

@@ -65,6 +65,10 @@ class RunState:
     shadow: Vector | None = None
     shadow_version: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for arrays in _arrays(self).values() for array in arrays.values())
+
 
 class RunFolder:
     """The files of one run. `write` may be replaced by one that does not sync, for simulations."""

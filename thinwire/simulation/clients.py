@@ -1,79 +1,106 @@
-"""Simulated clients: the device's own session, taken in turns by one thread, so that a seed decides everything."""
+"""Simulated clients: the device's own session, taken in turns, so that a seed decides everything."""
 
 from __future__ import annotations
 
+import heapq
 import platform
-import time
-from pathlib import Path
+from typing import Protocol
 
 from thinwire.client.bench import Here
 from thinwire.client.compute.bench import use_threads
-from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
-from thinwire.client.session import Session
-from thinwire.client.state import write_unsynced
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
-from thinwire.core.home import private_folder
 from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.simulation.sessions import Answered, Crowd, Sessions
+
+
+class Answering(Protocol):
+    """Whoever does the work of all clients, here or in other processes."""
+
+    ahead: int  # asks that may be worked on before it is their turn
+
+    def begin(self, index: int, delivery: Delivery) -> None: ...
+    def answer(self, index: int, delivery: Delivery) -> Answered: ...
+
+
+class InTurn:
+    """One after the other, in this process: nothing is begun before its turn."""
+
+    ahead = 0
+
+    def __init__(self, crowd: Crowd, bench: Here) -> None:
+        use_threads(0, bench.layout.size)
+        self._sessions = Sessions(crowd, bench)
+
+    def begin(self, index: int, delivery: Delivery) -> None: ...
+
+    def answer(self, index: int, delivery: Delivery) -> Answered:
+        return self._sessions.answer(index, delivery)
 
 
 class SimulatedClients:
-    """`count` clients on one bench; `step` lets the next of them that was asked answer, and is a LocalFleet's pump.
+    """Clients of a fleet; `step` lets the next of them that was asked answer, and is a LocalFleet's pump.
 
-    They work one after the other and count as side by side: each answers at its ask's time plus what its own work
+    They answer one after the other and count as side by side: each answers at its ask's time plus what its own work
     took, on a clock of its own, and the fleet's clock moves to the latest of these. So neither the number of clients
-    nor the speed of this machine makes anyone late, but work that is longer than a deadline does.
+    nor the speed of this machine makes anyone late, but work that is longer than a deadline does. Law: the order of
+    answers does not depend on who works or when: only the turn decides it, which goes round.
     """
 
     def __init__(
-        self,
-        fleet: LocalFleet,
-        clock: VirtualClock,
-        task: LoadedTask,
-        count: int,
-        folder: Path,
-        site: Site,
-        debug: bool = False,
+        self, fleet: LocalFleet, clock: VirtualClock, task: LoadedTask, crowd: Crowd, answering: Answering | None = None
     ) -> None:
-        bench = Here(task, site.device)
-        report = bench.report()
-        use_threads(0, bench.layout.size)
-        width, self._turn = len(str(count - 1)), 0
-        self._links, self._sessions, self._clocks = list[LocalLink](), list[Session](), list[VirtualClock]()
-        self._clock = clock
-        for index in range(count):
-            name = f"sim-{index:0{width}}"
-            place = Site(name, site.data, index, count, site.split, site.seed, site.device)
-            own = private_folder(folder / name)
-            session = Session(name, bench, own, place, write=write_unsynced, debug=debug)
+        bench = Here(task, crowd.site.device)
+        report, about = bench.report(), {"python": platform.python_version()}
+        self._answering = answering or InTurn(crowd, bench)
+        self._fleet, self._clock, self._count, self._turn = fleet, clock, crowd.count, 0
+        self._links: dict[str, tuple[int, LocalLink, VirtualClock]] = {}
+        self._begun: dict[str, Delivery] = {}  # client -> what was taken from the fleet before its turn
+        for index in range(crowd.count):
+            name = crowd.name(index)
             own_clock = VirtualClock(origin=clock.origin)
             link = LocalLink(fleet, name, own_clock)
-            session.welcomed(link.hello(Hello(name, name, (report,), {"python": platform.python_version()})).sequences)
-            self._links.append(link)
-            self._clocks.append(own_clock)
-            self._sessions.append(session)
+            link.hello(Hello(name, name, (report,), about))
+            self._links[name] = index, link, own_clock
 
     def step(self) -> bool:
-        """Answer one ask; False when nobody was asked. The turn goes round, so that nobody is always first."""
-        for offset in range(len(self._links)):
-            index = (self._turn + offset) % len(self._links)
-            if (delivery := self._links[index].pull(0.0)) is not None:
-                self._turn = index + 1
-                self._answer(self._links[index], self._sessions[index], self._clocks[index], delivery)
-                return True
-        return False
-
-    def _answer(self, link: LocalLink, session: Session, clock: VirtualClock, delivery: Delivery) -> None:
-        if delivery.ask.kind == "stop":
-            session.stop(delivery.ask, _nothing)
-            return
-        began = time.perf_counter()
-        reply, bundle = session.answer(delivery, lambda: False, _nothing)
-        clock.advance(time.perf_counter() - began)
-        self._clock.advance(max(0.0, clock.now() - self._clock.now()))
+        """Answer one ask; False when nobody was asked."""
+        if not (names := self._in_turn()):
+            return False
+        for name in names[1:]:
+            self._look_ahead(name)
+        index, link, own_clock = self._links[names[0]]
+        delivery = self._taken(names[0])
+        self._begun.pop(names[0], None)
+        self._turn = index + 1
+        if delivery is None or delivery.ask.kind == "stop":  # a client's folder goes with all others'
+            return True
+        reply, bundle, took_s = self._answering.answer(index, delivery)
+        own_clock.advance(took_s)
+        self._clock.advance(max(0.0, own_clock.now() - self._clock.now()))
         link.push(reply, bundle)
-        session.delivered(reply)
+        return True
 
+    def _in_turn(self) -> list[str]:
+        """Who was asked and has not answered: first whose turn it is, then as many as may be looked ahead to."""
+        asked = self._fleet.asked()
+        return heapq.nsmallest(
+            1 + self._answering.ahead, asked, key=lambda name: (self._links[name][0] - self._turn) % self._count
+        )
 
-def _nothing(line: str) -> None: ...
+    def _look_ahead(self, name: str) -> None:
+        if name in self._begun:
+            return
+        delivery = self._taken(name)
+        if delivery is not None and delivery.ask.kind != "stop":
+            self._begun[name] = delivery
+            self._answering.begin(self._links[name][0], delivery)
+
+    def _taken(self, name: str) -> Delivery | None:
+        """A client's ask; one that was taken before and withdrawn since is none any more."""
+        link = self._links[name][1]
+        begun = self._begun.get(name)
+        if begun is not None and begun.ask.ask_id not in link.cancelled():
+            return begun
+        return link.pull(0.0)

@@ -135,6 +135,11 @@ class LocalFleet:
                 link.held.pop(ask_id, None)
             return envelope
 
+    def asked(self) -> list[str]:
+        """Devices that have an ask to answer."""
+        with self.changed:
+            return [device for device, asks in self._asks.items() if asks]
+
     def withdrawn(self, device: str) -> frozenset[str]:
         with self.changed:
             return frozenset(self._withdrawn.get(device, ()))

@@ -24,6 +24,7 @@ from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation.clients import SimulatedClients
 from thinwire.simulation.local import LocalFleet
+from thinwire.simulation.sessions import Crowd
 from thinwire.store import FileSpool, RoundRow, RunRow, Store
 
 
@@ -145,11 +146,10 @@ def run_sim(
         store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
     )
     on_begin(run_id)
-    with _work_folder() as folder:
+    with _work_folder() as folder, store.gathering(run_id):
         clock = VirtualClock(origin=time.time())
         fleet = LocalFleet(FileSpool(folder / "spool", durable=False), clock)
-        crowd = SimulatedClients(fleet, clock, task, clients, folder, site, debug)
-        fleet.pump = crowd.step
+        fleet.pump = SimulatedClients(fleet, clock, task, Crowd(folder, site, clients, debug)).step
         drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
     return run_id
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, update
 
 from thinwire.core.events import (
     AskedInFull,
@@ -28,11 +28,11 @@ from thinwire.core.events import (
     UpdateFolded,
 )
 from thinwire.core.types import UpdateId
-from thinwire.store.answers import ANSWER, columns
+from thinwire.store.answers import columns
 from thinwire.store.sums import Sums
 from thinwire.store.tables import Checkpoint, Round, Run, Update
+from thinwire.store.touched import Row, Rows
 
-MANY = 500  # names in one query
 FLOAT_BYTES = 4
 
 
@@ -52,9 +52,11 @@ class Projection:
     connection: Connection
     facts: Facts
     sums: Sums = field(init=False)
+    rows: Rows = field(init=False)
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.connection, self.facts.run_id)
+        self.rows = Rows(self.connection, self.facts.run_id)
 
     def apply(self, event: Event) -> None:
         match event:
@@ -82,6 +84,7 @@ class Projection:
                 self._evaluated(event)
 
     def finish(self) -> None:
+        self.rows.write()
         self.sums.write()
 
     def _run(self, **values: Any) -> None:
@@ -127,25 +130,18 @@ class Projection:
     def _asked_in_full(self, event: AskedInFull) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         where = (Update.run_id == self.facts.run_id, Update.ask_id == event.ask_id)
+        self.rows.write()  # the row may be of this transaction
         more = {"payload_down": Update.payload_down + event.payload_bytes}
         self.connection.execute(update(Update).where(*where).values(more))
 
-    def _new_row(self, round_number: int, device: str, ask_id: str, **values: Any) -> None:
-        row = {"run_id": self.facts.run_id, "round": round_number, "device": device, "ask_id": ask_id}
-        self.connection.execute(insert(Update), {**row, **ANSWER, **values})
+    def _new_row(self, round_number: int, device: str, ask_id: str, **values: Any) -> Row:
         self.sums.ask(device)
-
-    def _find(self, ask_id: str) -> RowMapping | None:
-        where = (Update.run_id == self.facts.run_id, Update.ask_id == ask_id)
-        return self.connection.execute(select(*_KNOWN).where(*where)).mappings().first()
+        return self.rows.new(round_number, device, ask_id, **values)
 
     def _answered(self, event: UpdateAccepted | UpdateDropped, outcome: str, **values: Any) -> None:
         """An answer's row: its numbers are taken once, its outcome may change (accepted, then found to be bad)."""
         sequence = UpdateId.parse(event.update_id).sequence
-        if (row := self._find(event.ask_id)) is None:
-            self._new_row(event.asked_round, event.device, event.ask_id)
-            row = self._find(event.ask_id)
-            assert row is not None
+        row = self.rows.find(event.ask_id) or self._new_row(event.asked_round, event.device, event.ask_id)
         self.sums.saw(event.device, sequence)
         if row["update_id"] not in ("", event.update_id):
             return  # another answer to an ask that has one: it stays in the journal
@@ -157,7 +153,7 @@ class Projection:
         self._turn(row, outcome, event.at, **fresh, **values)
 
     def _failed(self, event: ClientFailed) -> None:
-        row = self._find(event.ask_id)
+        row = self.rows.find(event.ask_id)
         if row is not None and row["outcome"] == "asked":
             self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}")
 
@@ -165,26 +161,18 @@ class Projection:
         self, update_ids: Iterable[str], outcome: str, event: UpdateFolded | RoundClosed, reason: str = ""
     ) -> None:
         """Folded or dropped: late answers that were folded are called late."""
-        for row in self._by_update(update_ids):
+        for row in self.rows.by_update(update_ids):
             if outcome == "folded":
                 self._turn(row, "late" if row["late_answer"] else "folded", event.at, folded_round=event.round)
             elif row["outcome"] != "dropped":
                 self._turn(row, "dropped", event.at, reason=reason, folded_round=None)
 
-    def _by_update(self, update_ids: Iterable[str]) -> list[RowMapping]:
-        wanted, found = list(update_ids), list[RowMapping]()
-        for start in range(0, len(wanted), MANY):
-            where = (Update.run_id == self.facts.run_id, Update.update_id.in_(wanted[start : start + MANY]))
-            found += self.connection.execute(select(*_KNOWN).where(*where).order_by(*_ORDER)).mappings().all()
-        return found
-
-    def _turn(self, row: RowMapping, outcome: str, at: float, **values: Any) -> None:
+    def _turn(self, row: Row, outcome: str, at: float, **values: Any) -> None:
         """Give a row its outcome, and count it there instead of where it was."""
         if row["outcome"] == outcome and "update_id" not in values:
             return  # said before
         self.sums.turn(row["round"], row["device"], row["outcome"], outcome, values.get("reason", ""), at)
-        where = (Update.run_id == self.facts.run_id, Update.ask_id == row["ask_id"])
-        self.connection.execute(update(Update).where(*where), {"outcome": outcome, **values})
+        self.rows.change(row, outcome=outcome, **values)
 
     def _closed(self, event: RoundClosed) -> None:
         self._settle(event.folded, "folded", event)
@@ -208,7 +196,3 @@ class Projection:
             self._round(event.round, metrics=dict(event.metrics), spread=dict(event.spread))
         else:
             self._run(metrics0=dict(event.metrics), spread0=dict(event.spread))
-
-
-_ORDER = (Update.round, Update.ask_id)
-_KNOWN = (Update.ask_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_answer)

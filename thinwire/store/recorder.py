@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy import insert, select, update
 
 from thinwire.core.errors import NotFound
-from thinwire.core.events import DeviceJoined, DeviceLeft, Event, to_json
+from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RoundClosed, RunStatusChanged, to_json
 from thinwire.store.database import Database
 from thinwire.store.projection import Facts, Projection
 from thinwire.store.tables import Device, Journal, Run
+
+GATHERED_S = 0.5  # as long as whoever watches a simulation may wait for what happened
 
 
 class Recorder:
@@ -19,9 +23,27 @@ class Recorder:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._facts: dict[str, Facts] = {}
+        self._gathered: list[Event] | None = None  # of `gathering`
+        self._written_at = 0.0
+
+    @contextlib.contextmanager
+    def gathering(self, run_id: str) -> Iterator[None]:
+        """Meanwhile what happens in a round of this run is written together: nobody resumes it after a crash."""
+        self._gathered = []
+        try:
+            yield
+        finally:
+            rest, self._gathered = self._gathered, None
+            self.record(run_id, rest)
 
     def record(self, run_id: str, events: Sequence[Event]) -> None:
         """Append a run's events and show what they say; raises `DataLost`."""
+        if self._gathered is not None:
+            self._gathered += events
+            if not _ends(events) and time.monotonic() - self._written_at < GATHERED_S:
+                return
+            events, self._gathered = self._gathered, []
+            self._written_at = time.monotonic()
         if not events:
             return
         facts = self._facts.get(run_id) or self._find(run_id)
@@ -55,6 +77,13 @@ class Recorder:
         if found is None:
             raise NotFound(f"no run {run_id!r}")
         return self._facts.setdefault(run_id, Facts(run_id, found.size, found.plan["run"]["metric"]))
+
+
+def _ends(events: Sequence[Event]) -> bool:
+    """Whether something is over, and is to be seen at once."""
+    return any(
+        isinstance(e, RoundClosed) or (isinstance(e, RunStatusChanged) and e.status != "running") for e in events
+    )
 
 
 def _row(run_id: str | None, event: Event) -> dict[str, object]:

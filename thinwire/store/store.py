@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -106,6 +107,10 @@ class Store:
     def record(self, run_id: str, events: Sequence[Event]) -> None:
         """Append events to the journal and to all that is read from it, together."""
         self._recorder.record(run_id, events)
+
+    def gathering(self, run_id: str) -> AbstractContextManager[None]:
+        """For a run that nobody resumes: what happens in it is written half a second later, or when a round closes."""
+        return self._recorder.gathering(run_id)
 
     def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
         self._recorder.record_device(event)

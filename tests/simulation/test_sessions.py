@@ -1,0 +1,54 @@
+"""A thousand clients in one process: made when they are asked, put to sleep, and woken as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.client.small import plan_of, task_of
+from thinwire.client import Site
+from thinwire.core.home import AggregatorHome
+from thinwire.simulation import sessions, simulate
+from thinwire.simulation.run import run_sim
+from thinwire.store import Store
+
+
+def test_who_is_put_to_sleep_and_woken_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of('[downlink]\ncodec = "topk(0.3)"', "topk(0.2) > int8", "classic", run="rounds = 4")
+    awake = simulate(task_of(), plan, clients=3)
+    monkeypatch.setattr(sessions, "AWAKE_BYTES", 1)
+    asleep = simulate(task_of(), plan, clients=3)
+    assert awake.run.model_digest == asleep.run.model_digest
+    assert [row.payload_up for row in awake.rounds] == [row.payload_up for row in asleep.rounds]
+
+
+def test_only_who_is_asked_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken, wake = list[int](), sessions.Sessions._wake
+
+    def counted(self: sessions.Sessions, index: int) -> object:
+        woken.append(index)
+        return wake(self, index)
+
+    monkeypatch.setattr(sessions.Sessions, "_wake", counted)
+    plan = plan_of("[cohort]\nclients = 3", run='rounds = 2\nevaluate = "off"')
+    history = simulate(task_of(), plan, clients=1000)
+    asked = {device for row in history.rounds for device in row.asked}
+    assert len(woken) == len(asked) <= 6
+
+
+def test_a_watched_simulation_shows_a_round_as_soon_as_it_closes(tmp_path: Path) -> None:
+    home = AggregatorHome.under(tmp_path)
+    seen = []
+    with Store.open(home.database) as store, Store.open(home.database, read_only=True) as reader:
+        begun: list[str] = []
+
+        def on_event(event: object) -> None:
+            if type(event).__name__ == "RoundClosed":
+                seen.append(len(reader.rounds(begun[0])))
+
+        run_sim(
+            plan_of(run="rounds = 2"), task_of(), store=store, home=home, clients=2, site=Site(),
+            on_event=on_event, on_begin=begun.append,
+        )  # fmt: skip
+    assert seen == [1, 2]

@@ -1,0 +1,95 @@
+"""The sessions of many simulated clients in one process: each is made when it is asked, few are kept in memory."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from thinwire.client.bench import Bench
+from thinwire.client.compute.site import Site
+from thinwire.client.gate import Gate
+from thinwire.client.session import Reply, Session
+from thinwire.client.state import RunFolder, run_folder
+from thinwire.core.fleet import Delivery
+from thinwire.core.home import private_folder
+from thinwire.simulation.held import HeldFolder, held_folder
+from thinwire.simulation.replaced import write_replaced
+
+AWAKE_BYTES = 256 << 20  # of residuals and the like that may stay in memory; the rest lies on disk
+
+
+class Answered(NamedTuple):
+    """What a client sends, and how long it worked for it."""
+
+    reply: Reply
+    bundle: Path | None
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """What simulated clients have in common: client `index` is `name(index)` with part `index` of `count`."""
+
+    folder: Path
+    site: Site
+    count: int
+    debug: bool = False
+
+    def name(self, index: int) -> str:
+        return f"sim-{index:0{len(str(self.count - 1))}}"
+
+    def place(self, index: int) -> Site:
+        return replace(self.site, name=self.name(index), partition=index, partitions=self.count)
+
+
+class Sessions:
+    """Law: who is put to sleep and woken answers as if it had been awake all the time.
+
+    With `shared` other processes work for the same clients: each commit is on disk at once, whole.
+    """
+
+    def __init__(self, crowd: Crowd, bench: Bench, shared: bool = False) -> None:
+        self.crowd, self.bench, self.shared = crowd, bench, shared
+        self._gate = Gate()  # the plan is the same for all
+        self._awake: OrderedDict[int, tuple[Session, list[RunFolder]]] = OrderedDict()
+        self._bytes: dict[int, int] = {}
+
+    def answer(self, index: int, delivery: Delivery) -> Answered:
+        began = time.perf_counter()
+        session, _ = self._awake.get(index) or self._wake(index)
+        reply, bundle = session.answer(delivery, lambda: False, _nothing)
+        took_s = time.perf_counter() - began
+        session.delivered(reply)  # nothing is lost on the way
+        self._awake.move_to_end(index)
+        self._bytes[index] = session.held_bytes
+        while sum(self._bytes.values()) > AWAKE_BYTES and len(self._awake) > 1:
+            self.sleep(next(iter(self._awake)))
+        return Answered(reply, bundle, took_s)
+
+    def sleep(self, index: int) -> None:
+        """Nothing of a client stays in memory."""
+        _, folders = self._awake.pop(index, (None, []))
+        self._bytes.pop(index, None)
+        for folder in folders:
+            if isinstance(folder, HeldFolder):
+                folder.put_down()
+
+    def _wake(self, index: int) -> tuple[Session, list[RunFolder]]:
+        name, made = self.crowd.name(index), list[RunFolder]()
+
+        def folder_of(own: Path, run: str) -> RunFolder:
+            made.append(run_folder(own, run, write_replaced) if self.shared else held_folder(own, run))
+            return made[-1]
+
+        own = private_folder(self.crowd.folder / name)
+        session = Session(
+            name, self.bench, own, self.crowd.place(index), debug=self.crowd.debug, gate=self._gate, folders=folder_of
+        )
+        self._awake[index] = session, made
+        return self._awake[index]
+
+
+def _nothing(line: str) -> None: ...

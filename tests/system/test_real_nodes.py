@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.system.processes import EXAMPLE, Site, kill
-from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
+from thinwire.core.events import AskedInFull, ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
 
 SMALL = ("cohort.wait_for=2", "local.steps=20")
 
@@ -71,6 +71,27 @@ def test_a_client_that_is_killed_costs_no_round_and_comes_back(site: Site) -> No
     row = site.until_done(run_id)
     assert (row.status, row.version) == ("done", 5), site.said()
     assert "deadline" not in [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)]
+    folded_once(site, run_id)
+
+
+def test_changes_of_the_model_outlive_a_kill_of_either_end_and_a_lost_disk(site: Site) -> None:
+    first = site.start_aggregator()
+    site.start_client("pi-a", 0, 2)
+    dying = site.start_client("pi-b", 1, 2, "--slow-step", "0.1")
+    run_id = site.begin("run.rounds=6", "downlink.codec='topk(0.05) > int8'", *SMALL)
+    site.until_event(run_id, RoundClosed, round=1)
+    site.until_event(run_id, RoundOpened, round=3)
+    kill(dying)
+    for file in site.home.rglob("clients/pi-b/**/shadow-*"):
+        file.unlink()
+    kill(first)
+    site.start_aggregator()
+    site.start_client("pi-b", 1, 2)
+    row = site.until_done(run_id)
+    assert (row.status, row.version) == ("done", 6), site.said()
+    asked = [e for e in site.events(run_id) if isinstance(e, AskedInFull)]
+    assert {e.device for e in asked} == {"pi-b"}
+    assert row.payload_down < row.dense_down / 2
     folded_once(site, run_id)
 
 

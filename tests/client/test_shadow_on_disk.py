@@ -1,0 +1,101 @@
+"""What a device keeps of a compressed downlink: the shadow at its version, on disk with each answer."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from tests.client.small import RUN, Aggregator, plan_of, task_of
+from thinwire.aggregation import Downlink, digest
+from thinwire.client.session import Session
+from thinwire.core import RunPlan
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import Failure, Part, ReplyHead, Vector
+
+SPEC = "topk(0.5) > int8"
+
+
+class Sender(Aggregator):
+    """Announces versions, each a step from the one before, and sends a range of them as changes."""
+
+    def __init__(self, folder: Path) -> None:
+        plan = plan_of(codec="topk(0.2) > int8", feedback="classic").to_json()
+        plan["downlink"]["codec"] = SPEC
+        super().__init__(folder, task_of(), RunPlan.from_json(plan))
+        self.down = Downlink(self.first.layout, SPEC, self.first.vector)
+        self.news = [self.down.publish(self.first.vector + version) for version in (1, 2, 3)]
+
+    def changes(self, first: int, last: int) -> Delivery:
+        """An ask at version `last` with the changes from `first` on."""
+        named = [(f"{v}/{i}", c) for v in range(first, last + 1) for i, c in enumerate(self.news[v - 1].changes)]
+        bundle = self.folder / f"{first}-{last}"
+        bundle.write_bytes(b"".join(change for _, change in named))
+        parts = tuple(Part(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in named)
+        asked = self.ask(last + 1, parts=parts, base_digest=self.news[last - 1].digest)
+        return replace(asked, bundle=bundle)
+
+
+def shadow(session: Session) -> tuple[Vector, int]:
+    state = session._runs[RUN][1]
+    assert state.shadow is not None
+    return state.shadow, state.shadow_version
+
+
+def test_changes_are_applied_to_what_the_last_answer_was_made_from(tmp_path):
+    sender = Sender(tmp_path)
+    session = sender.session()
+    assert isinstance(sender.answer(session, sender.ask(1))[0], ReplyHead)
+    assert isinstance(sender.answer(session, sender.changes(1, 1))[0], ReplyHead)
+    again = sender.session()  # another process
+    head, _ = sender.answer(again, sender.changes(2, 3))
+    assert isinstance(head, ReplyHead), head
+    assert (digest(shadow(again)[0]), shadow(again)[1]) == (sender.news[2].digest, 3)
+
+
+def test_a_device_without_the_model_says_base_mismatch_and_takes_the_same_ask_in_full(tmp_path):
+    sender = Sender(tmp_path)
+    session = sender.session()
+    failure, _ = sender.answer(session, sender.changes(2, 3))
+    assert isinstance(failure, Failure)
+    assert failure.kind == "base-mismatch"
+    full = replace(sender.ask(4, params=sender.down.shadow))
+    assert isinstance(sender.answer(session, full)[0], ReplyHead)
+    assert digest(shadow(session)[0]) == sender.news[2].digest
+
+
+def test_what_does_not_come_out_right_leaves_what_was_held(tmp_path):
+    sender = Sender(tmp_path)
+    session = sender.session()
+    sender.answer(session, sender.ask(1))
+    before = shadow(session)[0].tobytes()
+    delivery = sender.changes(1, 2)
+    wrong = replace(delivery, ask=replace(delivery.ask, base_digest="0" * 64))
+    assert sender.answer(session, wrong)[0].kind == "base-mismatch"
+    assert (shadow(session)[0].tobytes(), shadow(session)[1]) == (before, 0)
+    assert isinstance(sender.answer(session, delivery)[0], ReplyHead)
+
+
+def test_a_shadow_that_is_damaged_on_disk_is_not_believed(tmp_path):
+    sender = Sender(tmp_path)
+    sender.answer(sender.session(), sender.ask(1))
+    (file,) = (tmp_path / "device").rglob("shadow-*")
+    file.write_bytes(file.read_bytes()[:-4] + b"xxxx")
+    session = sender.session()
+    assert sender.answer(session, sender.changes(1, 1))[0].kind == "base-mismatch"
+    assert "the shadow of small-1 cannot be read" in " ".join(sender.said)
+
+
+def test_an_ask_at_the_version_that_is_held_needs_no_parts(tmp_path):
+    sender = Sender(tmp_path)
+    session = sender.session()
+    sender.answer(session, sender.ask(1))
+    sender.answer(session, sender.changes(1, 2))
+    same = sender.ask(9, parts=(), base_version=2, base_digest=sender.news[1].digest)
+    assert isinstance(sender.answer(session, replace(same, bundle=None))[0], ReplyHead)
+
+
+def test_without_compression_no_model_is_kept(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of())
+    aggregator.answer(aggregator.session(), aggregator.ask())
+    assert not list((tmp_path / "device").rglob("shadow-*"))

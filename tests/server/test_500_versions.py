@@ -1,0 +1,102 @@
+"""500 versions of the model decode to equal digests, whichever way a device came to them, and by whichever kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.aggregation.examples import made
+from thinwire.aggregation import Shadow, digest, native
+from thinwire.client.exchange import take_base
+from thinwire.core import Layout, RunPlan, Tensor
+from thinwire.core.types import Ask
+from thinwire.server.past import Past
+from thinwire.server.sending import Sending
+from thinwire.server.step import Model
+from thinwire.server.versions import Versions
+
+VERSIONS = 500
+LAYOUT = Layout.build(
+    [Tensor("a", (30, 40)), Tensor("b", (4100,)), Tensor("bn.running_mean", (4,), "float32", "buffer")]
+)
+CHAINS = ["topk(0.04) > sign > rice", "topk(0.05) > int8 > zstd", "qsgd(4)", "drive", 'layers("b"=fp16; *=topk(0.1))']
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("thinwire.core.layout.SEGMENT_FLOATS", 4000)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    LAYOUT.__dict__.pop("segments", None)
+    yield
+    LAYOUT.__dict__.pop("segments", None)
+
+
+class Aggregator:
+    """What of a run makes and sends versions; a restart builds it anew from its files and its journal."""
+
+    def __init__(self, folder: Path, spec: str) -> None:
+        down = {"codec": spec, "log_rounds": 12, "full_every": 190}
+        self.plan = RunPlan.from_json({"run": {"task": "t"}, "local": {"lr": 1}, "downlink": down})
+        self.versions, self.past = Versions(folder, LAYOUT), Past()
+        self.model = Model(LAYOUT, made(LAYOUT.size, 0, "normal", 0), np.zeros(4, np.float32), {})
+        self.past.apply(self.versions.write(0, self.model.params, self.model.buffers, {}, 0.0))
+        self.restart()
+
+    def restart(self) -> None:
+        assert self.past.model is not None
+        self.model = Model(LAYOUT, *self.versions.read(self.past.model), {})
+        self.sending = Sending(self.plan, self.versions, self.past, self.model)
+
+    def step(self, version: int) -> str:
+        """Another version; gives the digest that devices are to hold."""
+        self.model.params = self.model.params + made(LAYOUT.size, version, "normal", -4)
+        self.model.buffers = np.full(4, version, np.float32)
+        stored = self.versions.write(version, self.model.params, self.model.buffers, {}, 0.0)
+        for event in (stored, *self.sending.publish(version, 0.0)):
+            self.past.apply(event)
+        self.versions.prune([version], [version], range(version - 11, version + 1))
+        return self.past.base.digest
+
+    def bring(self, device: str, shadow: Shadow) -> tuple[str, ...]:
+        """Bring a device to the newest version; gives the names of the parts that it took."""
+        if shadow.version is not None:
+            self.past.held[device] = shadow.version
+        parcel = self.sending.parcel(device)
+        base = self.past.base
+        ask = Ask("x", "r", "t", "train", {}, base_version=base.version, base_digest=base.digest, parts=parcel.parts)
+        buffers = take_base(ask, self.sending.bundle(parcel), shadow)
+        assert buffers is not None
+        assert buffers[0] == base.version
+        return tuple(part.name for part in parcel.parts)
+
+
+@pytest.mark.parametrize("spec", CHAINS)
+def test_500_versions_decode_to_equal_digests_on_every_path(tmp_path: Path, spec: str) -> None:
+    """One by one through the log, through gaps, in full, and after restarts of either end; numpy and each kernel."""
+    aggregator, paths = Aggregator(tmp_path, spec), native.available()
+    every = {"one-by-one": 1, "gaps": 7, "behind": 23, "far": 200}
+    devices = {name: Shadow(LAYOUT, spec) for name in every}
+    taken: dict[str, list[tuple[str, ...]]] = {name: [] for name in every}
+    for version in range(1, VERSIONS + 1):
+        with native.using(paths[version % len(paths)]):
+            expected = aggregator.step(version)
+        if version % 61 == 0:
+            aggregator.restart()
+        for at, (name, gap) in enumerate(every.items()):
+            if version % gap and version != VERSIONS:
+                continue
+            with native.using(paths[(version // 7 + at) % len(paths)]):
+                taken[name].append(aggregator.bring(name, devices[name]))
+            assert digest(devices[name].params) == expected
+            held = devices[name]
+            if version % 5 == 0:  # its process ends: what it holds comes from its disk
+                devices[name] = Shadow(LAYOUT, spec, held.params.copy(), held.version)
+    assert len({digest(device.params) for device in devices.values()}) == 1
+    assert len(taken["one-by-one"]) == VERSIONS
+    in_full = {name: sum(parts[0].startswith("full/") for parts in found) for name, found in taken.items()}
+    assert in_full["one-by-one"] == 3, "at first, and at each full version"
+    assert len(taken["gaps"]) > in_full["gaps"] or spec == 'layers("b"=fp16; *=topk(0.1))'
+    assert in_full["behind"] == len(taken["behind"]), "the log was cut"

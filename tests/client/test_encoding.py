@@ -11,7 +11,7 @@ from thinwire.client.encoding import encode
 from thinwire.client.state import RunFolder, RunState
 from thinwire.core import Key, Layout
 from thinwire.core.sections import UplinkSection
-from thinwire.core.types import Failure
+from thinwire.core.types import Failure, ReplyHead
 
 LAYOUT = Layout.of({"w": (6,)})
 ONES = np.ones(6, np.float32)
@@ -55,6 +55,21 @@ def test_without_feedback_nothing_is_carried():
 def test_with_ef21_the_residual_is_the_reference():
     _, state = encode(ONES.copy(), RunState(), "topk(0.5)", UplinkSection(feedback="ef21"), LAYOUT, Key(1), 1)
     assert np.asarray(state.residual).tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_with_ef21_a_reference_of_an_earlier_ask_begins_anew_and_what_was_sent_of_it_counts_no_more(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.2)", feedback="ef21"))
+    session = aggregator.session()
+    for number in (1, 2):
+        assert isinstance(aggregator.answer(session, aggregator.ask(number))[0], ReplyHead)
+    _, bundle = aggregator.answer(session, aggregator.ask(3, verdicts=[(1, "dropped")], references_from=3))
+    fresh = Aggregator(tmp_path / "fresh", task_of(), aggregator.plan)
+    _, expected = fresh.answer(fresh.session(), fresh.ask(3))
+    assert bundle.read_bytes() == expected.read_bytes()
+    state = session._runs[RUN][1]
+    assert (state.references_from, [entry.round for entry in state.outbox]) == (3, [3])
+    aggregator.answer(session, aggregator.ask(4, references_from=3))
+    assert [entry.round for entry in session._runs[RUN][1].outbox] == [3, 4]
 
 
 def test_with_ef21_a_device_that_lost_what_it_sent_says_so_and_does_not_begin_anew(tmp_path):

@@ -15,14 +15,14 @@ from thinwire.aggregation import BufferMean, digest, parse
 from thinwire.client.compute import tensors
 from thinwire.client.compute.initial import build
 from thinwire.client.compute.keys import Key, derive
-from thinwire.client.compute.local import Work
+from thinwire.client.compute.local import Work as Steps
 from thinwire.client.compute.site import Split
 from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.exchange import parts_of
 from thinwire.client.session import Session
 from thinwire.core.errors import DataLost
 from thinwire.core.messages import reply_from_bytes, reply_to_bytes
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHead, Work
 
 SECRET = "patient 4711 has 0.25"
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
@@ -53,12 +53,22 @@ def test_with_identity_and_no_feedback_the_frames_are_the_change_divided_by_a(tm
     places = tensors.places_of(module)
     tensors.write(module, places, aggregator.first.vector)
     key = derive(Key(plan.run.seed), "train", "pi-01", 1)
-    done = TorchTrainer(aggregator.task, local_of(plan)).train(module, examples(), Work(4, 8), key)
+    done = TorchTrainer(aggregator.task, local_of(plan)).train(module, examples(), Steps(4, 8), key)
     change = tensors.read(module, places) - aggregator.first.vector
     assert decoded(aggregator, head, bundle).tobytes() == (change / np.float32(done.a)).tobytes()
     assert (head.a, head.steps, head.examples) == (done.a, 4, 24)
     assert head.norm == pytest.approx(float(np.linalg.norm(change)))
     assert head.metrics["train/loss"] == done.loss
+
+
+def test_a_clip_that_the_ask_names_is_the_one_that_is_trained_with(tmp_path):
+    asked, planned = (
+        Aggregator(tmp_path / name, task_of(), plan_of(f"clip_grad = {clip}"))
+        for name, clip in {"asked": 1.0, "planned": 0.05}.items()
+    )
+    _, bundle = asked.answer(asked.session(), asked.ask(work=Work(3, 8, clip=0.05)))
+    _, expected = planned.answer(planned.session(), planned.ask())
+    assert bundle.read_bytes() == expected.read_bytes()
 
 
 def test_what_was_not_sent_stays_in_the_residual_and_goes_with_the_next(tmp_path):

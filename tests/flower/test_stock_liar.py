@@ -1,4 +1,4 @@
-"""A stock node that sends what is no update ends no run of the others."""
+"""A run over stock nodes: one that sends what is no update ends nothing, and each is asked as the round says."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from tests.server.scripted import LAYOUT, Device
+from thinwire.core.errors import PlanError
 from thinwire.core.messages import ask_from_bytes, reply_to_bytes
 from thinwire.core.plan import RunPlan
+from thinwire.core.types import Ask
 from thinwire.flower.stock.carrying import Carried
-from thinwire.flower.stock.folding_app import StockRun
+from thinwire.flower.stock.folding_app import StockRun, _possible
 from thinwire.server.step import Model
 from thinwire.server.versions import Versions
 
@@ -40,3 +42,34 @@ def test_a_stock_node_that_lies_ends_no_run(tmp_path: Path, lie: str, monkeypatc
     monkeypatch.setattr(run, "_exchange", said)
     run._round(1, [1, 2], versions, stored)
     assert run.model.params.any()
+
+
+def test_stock_nodes_are_asked_in_the_warm_ups_codec_and_with_their_share_of_dgcs_clip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '[run]\ntask = "toy"\n[local]\nlr = 0.1\nsteps = 1\nclip_grad = 1.0\n[uplink]\ncodec = "dgc(0.01) > int8"'
+    run = StockRun(cast(Any, None), RunPlan.parse(text), "toy-1", tmp_path)
+    versions = Versions(tmp_path, LAYOUT)
+    stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
+    run.model = Model(LAYOUT, *versions.read(stored), {})
+    asked, devices = list[Ask](), {node: Device(f"d{node}") for node in range(4)}
+
+    def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
+        found = {}
+        for node, carried in asks.items():
+            asked.append(ask_from_bytes(carried.head))
+            head, frames = devices[node].reply(asked[-1])
+            found[node] = Carried(reply_to_bytes(head), b"".join(frames))
+        return found
+
+    monkeypatch.setattr(run, "_exchange", said)
+    for number in range(1, 6):
+        stored = run._round(number, list(devices), versions, stored)
+    codecs = [ask.codec for ask in asked[::4]]
+    assert codecs == [f"topk({ratio}) > int8" for ratio in ("0.25", "0.0625", "0.015625", "0.01", "0.01")]
+    assert {ask.work.clip for ask in asked} == {0.5}
+
+
+def test_a_compressed_downlink_over_stock_nodes_is_refused() -> None:
+    with pytest.raises(PlanError, match="over stock nodes"):
+        _possible(RunPlan.parse('[run]\ntask = "toy"\n[local]\nlr = 0.1\n[downlink]\ncodec = "int8"'))

@@ -14,7 +14,7 @@ from thinwire.aggregation import parse
 from thinwire.aggregation.ef21 import ef21
 from thinwire.core import Key
 from thinwire.core.errors import DataLost
-from thinwire.core.events import ModelStored
+from thinwire.core.events import Event, ModelStored, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.types import Ask, State
 from thinwire.server.versions import Versions
 
@@ -72,7 +72,9 @@ class Following(Device):
 
     def encoded(self, ask: Ask, change: np.ndarray) -> bytes:
         codec = ef21(parse(ask.codec)).bind(LAYOUT)
-        self.state: State = getattr(self, "state", codec.init())
+        anew = ask.references_from > getattr(self, "since", 0)
+        self.since = ask.references_from
+        self.state: State = codec.init() if anew else getattr(self, "state", codec.init())
         encoded = codec.encode(change, self.state, Key(1))
         self.state = encoded.state
         return encoded.payload
@@ -95,6 +97,52 @@ def test_with_ef21_a_device_that_is_not_there_counts_with_its_last_reference(tmp
     references = [device.state["reference"] for device in devices]
     expected = 5.0 * (10 * references[0] + 30 * references[1]) / 40
     np.testing.assert_allclose(after - before, expected, rtol=1e-4, atol=1e-5)
+
+
+def shutting_out(folder: Path) -> Bench:
+    """Three devices, of which c is shut out in the second round, after it was folded; b is late in that round."""
+    slow = [lambda ask: 3.0, lambda ask: 35.0 if ask.round == 2 else 2.0, lambda ask: 1.0]
+    devices: list[Device] = [
+        Following(n, s, examples=10 * (i + 1)) for i, (n, s) in enumerate(zip("abc", slow, strict=True))
+    ]
+    cohort = {"deadline_s": 30, "staleness_exponent": 0}
+    bench = Bench(folder, devices, run={"rounds": 6, "keep": "all"}, uplink=EF21, cohort=cohort)
+    for device in devices:
+        bench.store.roster.enrol(device.name, device.name * 64, device.name.encode(), "loopback")
+    return bench
+
+
+def test_with_ef21_nothing_of_a_device_that_was_shut_out_moves_the_model_any_more(tmp_path):
+    bench = shutting_out(tmp_path)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, UpdateFolded) and event.round == 2 and "/c/" in event.update_id:
+            bench.store.roster.revoke("c")
+            bench.fleet.shut_out(["c"])
+
+    assert bench.drive(on_event=on_event).status == "done"
+    assert [e.references_from for e in bench.events(RoundOpened)] == [0, 0, 3, 3, 3, 3]
+    before, after = (bench_versions(bench).read(stored)[0] for stored in bench.events(ModelStored)[-2:])
+    a, b = (device.state["reference"] for device in bench.fleet.devices[:2])  # type: ignore[attr-defined]  # Following
+    np.testing.assert_allclose(after - before, 5.0 * (10 * a + 20 * b) / 30, rtol=1e-4, atol=1e-5)
+    assert {e.reason for e in bench.events(UpdateDropped)} == {"stale"}, "b's late one was a difference to the old one"
+
+
+def test_with_ef21_a_kill_around_a_shutting_out_changes_nothing(tmp_path):
+    def made(folder: str, stops: tuple[int, ...]) -> Bench:
+        bench = shutting_out(tmp_path / folder)
+        bench.drive(stop=lambda: "service" if len(bench.reasons()) >= 2 else None)
+        bench.store.roster.revoke("c")
+        bench.fleet = bench.fleet.restart()
+        bench.fleet.shut_out(["c"])
+        for closed in stops:
+            bench.drive(stop=lambda at=closed: "service" if len(bench.reasons()) >= at else None)
+            bench.fleet = bench.fleet.restart()
+        assert bench.drive().status == "done"
+        return bench
+
+    whole, parted = made("whole", ()), made("parted", (3, 4, 5))
+    assert (last(parted).digest, last(parted).state) == (last(whole).digest, last(whole).state)
 
 
 def test_with_ef21_a_run_that_was_opened_again_ends_with_the_same_bits(tmp_path):

@@ -4,9 +4,8 @@ c_v = C(x_{v+1} - x^_v);  x^_{v+1} = x^_v + D(c_v)
 
 The server trains x and keeps one shadow x^, which is what devices train from. After a step it sends not the model but
 the encoded difference to the shadow, and both ends add what that decodes to. What C leaves out stays in x - x^ and
-goes with a later version: the shadow is error feedback on the server's side, without a residual of its own (EF21 with
-one sender: Richtarik, Sokolov and Fatkhullin 2021; as a downlink: Tang et al. 2019, "DoubleSqueeze"; Gruntkowska et
-al. 2023, EF21-P). With `identity` the shadow is x itself and there are no changes.
+goes with a later version: the shadow is error feedback on the server's side (EF21-P, Gruntkowska, Tyurin and Richtarik
+2023). With `identity` the shadow is x itself and there are no changes.
 """
 
 from __future__ import annotations

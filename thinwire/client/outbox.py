@@ -43,6 +43,14 @@ def expire(state: RunState, round_number: int, max_staleness: int) -> RunState:
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
+def begun_anew(state: RunState, references_from: int) -> RunState:
+    """With ef21, the aggregator's sum is 0 again: so is the reference, and answers to earlier asks count no more."""
+    if references_from <= state.references_from:
+        return state
+    kept = tuple(entry for entry in state.outbox if entry.round >= references_from)
+    return replace(state, outbox=kept, residual=None, encoded_at=0, references_from=references_from)
+
+
 def append(state: RunState, entry: Entry) -> RunState:
     """Put a new answer in; its sequence is the state's from now on."""
     if entry.head.update_id.sequence <= state.sequence:

@@ -182,7 +182,7 @@ class Session:
             return back
 
         own = [verdict for verdict in ask.verdicts if verdict.update_id.device == self.name]
-        settled = outbox.settle(state, own, back)
+        settled = outbox.settle(outbox.begun_anew(state, ask.references_from), own, back)
         if ask.kind != "train" or feedback == "ef21":  # ef21 has to know what became of each of its updates
             return settled
         return outbox.expire(settled, ask.round, int(plan.get("cohort", {}).get("max_staleness", 5)))

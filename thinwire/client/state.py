@@ -62,6 +62,7 @@ class RunState:
     momentum: Vector | None = None
     memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     encoded_at: int = 0
+    references_from: int = 0  # of the ask with which ef21's reference began
     shadow: Vector | None = None
     shadow_version: int = 0
 
@@ -89,6 +90,7 @@ class RunFolder:
             state = RunState(
                 int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
                 encoded_at=int(raw.get("encoded_at", 0)), shadow_version=int(raw.get("shadow_version", 0)),
+                references_from=int(raw.get("references_from", 0)),
             )  # fmt: skip
         except FileNotFoundError:
             return RunState(), []
@@ -117,7 +119,7 @@ class RunFolder:
         raw: dict[str, Any] = {
             "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
             "counters": dict(state.counters), "encoded_at": state.encoded_at,
-            "shadow_version": state.shadow_version, **dict.fromkeys(FILES),
+            "shadow_version": state.shadow_version, "references_from": state.references_from, **dict.fromkeys(FILES),
             "outbox": [{"head": reply_to_json(e.head), "round": e.round, "file": e.file} for e in state.outbox],
         }  # fmt: skip
         for name, arrays in _arrays(state).items():

@@ -106,7 +106,7 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -
     own = local.buffers == "local" and state.buffers is not None
     order = Order(
         measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",
-        local=Local.of(local.model_dump(mode="json")),
+        local=Local.of(local.model_dump(mode="json") | ({"clip_grad": ask.work.clip} if ask.work.clip else {})),
         work=Work(ask.work.steps, ask.work.batch), key=job.train_key, counters=state.counters,
         slow_step_s=job.slow_step_s, schedule=job.schedule,
     )  # fmt: skip

@@ -78,6 +78,7 @@ class RoundOpened(Event):
     target: int
     floor: int
     reasons: dict[str, str] = field(default_factory=dict)  # device not asked -> why
+    references_from: int = 0  # with ef21: the round from which the devices' references and the server's sum count
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients s
 def ask_to_bytes(ask: Ask) -> bytes:
     raw = _plain(ask)
     raw["verdicts"] = [{**_plain(v), "update_id": str(v.update_id)} for v in ask.verdicts]
+    if not ask.references_from:
+        del raw["references_from"]
+    if not ask.work.clip:
+        del raw["work"]["clip"]
     return _dump(raw)
 
 

@@ -69,10 +69,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Work:
-    """How much a device is asked to do; 0 means that the plan decides (`epochs`)."""
+    """How much a device is asked to do; 0 means that the plan decides (`epochs`, `clip_grad`).
+
+    `clip` is the largest L2 norm of a step's gradient in this round.
+    """
 
     steps: int = 0
     batch: int = 32
+    clip: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class Ask:
     parts: tuple[Part, ...] = ()
     vectors: tuple[str, ...] = ()  # names of further shared vectors (control variates); none yet
     verdicts: tuple[Verdict, ...] = ()
+    references_from: int = 0  # with ef21: the round from which references count; one of an earlier ask begins anew
     protocol: int = PROTOCOL
 
 

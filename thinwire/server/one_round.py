@@ -23,6 +23,7 @@ from thinwire.server.facts import accepted_fact, dropped_fact
 from thinwire.server.folding import Folds
 from thinwire.server.moves import Closed
 from thinwire.server.opening import open_round, terms_of
+from thinwire.server.past import asked_round
 from thinwire.server.round import Round
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.step import Fold, Frames
@@ -164,6 +165,9 @@ class OneRound:
         self.heads[update_id] = head
         if head.ask_id in running.past.answered and head.ask_id not in self.machine.answered:
             self.drop(update_id, "duplicate")
+            return
+        if asked_round(head.ask_id) < running.past.references_from:
+            self.drop(update_id, "stale")  # it is a difference to what counts no more
             return
         seen = moves.Head(update_id, head.ask_id, update_id.device, head.base_version)
         for action in self._act(seen):

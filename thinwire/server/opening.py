@@ -37,12 +37,19 @@ def open_round(running: Running) -> RoundOpened | None:
         target=cohort.target,
         floor=floor_of(plan.cohort.min_replies, len(cohort.asked)),
         reasons=dict(cohort.reasons),
+        references_from=_references_from(running, number),
     )
     sizes = {device: running.sending.parcel(device).size for device in opened.asks}
     sent = [ClientAsked(opened.at, number, device, ask_id, sizes[device]) for device, ask_id in opened.asks.items()]
     said = f"round {number}, step {past.steps_made + 1} of {plan.run.rounds}"
     running.record(RunStatusChanged(opened.at, "running", said), opened, *sent)
     return opened
+
+
+def _references_from(running: Running, number: int) -> int:
+    """With ef21 what a device has sent stays in the sum until all begin anew: so they do when one was shut out."""
+    counted = running.plan.uplink.feedback == "ef21" and running.revoked() & running.past.weights.keys()
+    return number if counted else running.past.references_from
 
 
 def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:

@@ -82,6 +82,7 @@ class Past:
     bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
     codecs: dict[int, str] = field(default_factory=dict)  # round -> its codec, of the last KEPT rounds
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted it
+    references_from: int = 0  # the round since which `weights` are collected
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
     evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
     best: Evaluated | None = None
@@ -114,6 +115,8 @@ class Past:
             case RoundOpened():
                 self.open_round, self.rounds_opened = event, event.round
                 self.bases[event.round], self.deadline_s = event.base_version, event.deadline_s
+                if event.references_from != self.references_from:
+                    self.references_from, self.weights = event.references_from, {}
                 self._ask(event)
                 self.here |= event.asks.keys()
                 self.busy |= {device: (ask_id, event.round) for device, ask_id in event.asks.items()}

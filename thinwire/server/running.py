@@ -13,7 +13,8 @@ from thinwire.core.fleet import Arrival, Envelope, Fleet, NodeJoined
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Ask, AskKind, ReplyHead, Work
+from thinwire.core.types import Ask, AskKind, ReplyHead
+from thinwire.server.clipping import work_of
 from thinwire.server.cohort import mismatch
 from thinwire.server.holders import Holders
 from thinwire.server.past import Past
@@ -182,7 +183,7 @@ class Running:
     def envelope(self, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float) -> Envelope:
         """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
         base, parcel = self.past.base, None if kind == "stop" else self.sending.parcel(device)
-        steps = self.plan.local.steps
+        opened = self.past.open_round
         ask = Ask(
             ask_id=ask_id,
             run=self.run_id,
@@ -195,10 +196,11 @@ class Running:
             base_version=base.version,
             base_digest=base.digest,
             layout_digest=self.layout.digest,
-            codec=self.past.open_round.codec if self.past.open_round else self.codec,
-            work=Work(steps if isinstance(steps, int) else 0, self.plan.local.batch),
+            codec=opened.codec if opened else self.codec,
+            work=work_of(self.plan, len(opened.asks) if opened else 0),
             deadline_s=deadline_s,
             parts=parcel.parts if parcel else (),
+            references_from=self.past.references_from,
             verdicts=self.past.verdicts_for(device, most=self.plan.cohort.max_staleness + 2),
         )
         return Envelope(device, ask, self.sending.bundle(parcel) if parcel else None)

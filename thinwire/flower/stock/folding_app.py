@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thinwire.aggregation import with_layers
+from thinwire.aggregation.warmup import codec_of
 from thinwire.core.errors import BadPayload, PlanError, TooFewClients
 from thinwire.core.events import ModelStored
 from thinwire.core.layout import Layout
@@ -110,14 +110,15 @@ class StockRun:
         return Layout.from_json(said["layout"]), stored, reply.parts
 
     def _round(self, number: int, nodes: Sequence[int], versions: object, stored: ModelStored) -> ModelStored:
+        from thinwire.server.clipping import work_of
         from thinwire.server.measured import pooled
         from thinwire.server.step import Fold
         from thinwire.server.versions import Versions
 
         assert isinstance(versions, Versions)
-        codec = with_layers(self.plan.uplink.codec, self.plan.uplink.layers)
+        codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))
         model_file = (self.folder / stored.file).read_bytes()
-        asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec)), model_file) for node in nodes}
+        asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec, work)), model_file) for node in nodes}
         fold, heads = Fold(self.plan, versions.layout, codec, self._weights), list[ReplyHead]()
         for node, reply in self._exchange("train", asks).items():
             try:
@@ -141,15 +142,14 @@ class StockRun:
         print(f"thinwire: round {number}: {len(heads)} of {len(nodes)} nodes, {self.metrics}", flush=True)
         return versions.write(number, self.model.params, self.model.buffers, self.model.counters, time.time())
 
-    def _ask(self, number: int, node: int, stored: ModelStored, codec: str) -> Ask:
+    def _ask(self, number: int, node: int, stored: ModelStored, codec: str, work: Work) -> Ask:
         from thinwire.server.versions import parts_of
 
-        steps = self.plan.local.steps
         return Ask(
             ask_id=f"{self.run_id}.{number}.node-{node}", run=self.run_id, task=self.plan.run.task, kind="train",
             plan=self.plan.to_json(), round=number, base_version=stored.version, base_digest=stored.digest,
             layout_digest=self.model.layout.digest, codec=codec,
-            work=Work(steps if isinstance(steps, int) else 0, self.plan.local.batch), deadline_s=ROUND_S,
+            work=work, deadline_s=ROUND_S,
             parts=parts_of(stored), verdicts=tuple(self._verdicts.get(node, ())),
         )  # fmt: skip
 

@@ -37,6 +37,8 @@ inline void round_at_random(
         _mm512_set1_epi32(static_cast<int>(first)),
         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     for (; i + 16 <= size; i += 16) {
+        // While this bucket is worked on nothing else would ask for the next one, and its maximum is looked for first.
+        _mm_prefetch(reinterpret_cast<const char*>(values + i + BUCKET), _MM_HINT_T0);
         const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
         const __m512 place = _mm512_fmadd_ps(drawn(_mm512_xor_si512(index, key)), unit, scaled);
         __m512i symbol = _mm512_cvt_roundps_epi32(place, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);

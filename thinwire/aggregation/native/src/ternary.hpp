@@ -36,13 +36,15 @@ TW_EXPORT int32_t TW(ternary_encode)(
     return 1;
 }
 
-// 1 from `step` on, -1 from -step down, 0 between. From the end: what was read last, for the step, is still in cache.
+// 1 from `step` on, -1 from -step down, 0 between.
 TW_EXPORT void TW(steps_encode)(const float* values, int64_t size, float step, int32_t bits, uint8_t* out) {
-    int8_t symbols[BUCKET];
-    for (int64_t at = (size - 1) / BUCKET * BUCKET; at >= 0; at -= BUCKET) {
+    Packer symbols(out, bits);
+    for (int64_t at = 0; at < size; at += BUCKET) {
         const int64_t here = at_most(BUCKET, size - at);
         const float* from = values + at;
-        for (int64_t i = 0; i < here; ++i) symbols[i] = static_cast<int8_t>((from[i] >= step) - (from[i] <= -step));
-        pack_symbols(symbols, here, bits, out + at / 8 * bits);
+        int8_t* to = symbols.room();
+        for (int64_t i = 0; i < here; ++i) to[i] = static_cast<int8_t>((from[i] >= step) - (from[i] <= -step));
+        symbols.wrote(here);
     }
+    symbols.finish();
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 from benchmarks.accuracy_bytes.trials import Chain
 from thinwire.core.errors import DataLost
 from thinwire.core.home import private_folder, write_atomically
+
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,22 @@ class Decisions:
                 )  # fmt: skip
             return
         private_folder(self.folder)
-        document = {"decided": told, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        document = {"decided": told, "at": at, "commit": commit()}
         write_atomically(path, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
 
     def all(self) -> dict[str, Any]:
         return {path.stem: json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))}
+
+
+def commit() -> str:
+    """Of the code that runs, "" outside a repository; with a plus where files differ from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def plain(value: Any) -> Any:

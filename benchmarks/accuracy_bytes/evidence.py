@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import accumulate
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -23,7 +20,6 @@ from benchmarks.accuracy_bytes.verdict import Verdict
 from benchmarks.document import machine
 from thinwire.store.cells import Cell
 
-ROOT = Path(__file__).parents[2]
 POINTS = 24  # of a curve that is committed
 BELOW = 1.0  # points: the target is what fp32 reaches on tuning seeds, less so many, rounded down
 
@@ -36,6 +32,7 @@ def part(
     model, finalists = protocol.model, [one.chain for one in selected.finalists]
     on_a = protocol.on_a(rounds.rounds, rates, finalists)
     on_b = protocol.on_b(rounds.rounds, rates, _on_b(selected, found))
+    decided = protocol.decisions.all()["verdict"]
     target = float(int(fp32_on_tuning(protocol, rounds) - BELOW))
     return {
         "params": next(iter(on_b.values()))[0].size,
@@ -51,7 +48,7 @@ def part(
         "curves": {chain.name: thinned(cells, by_chain(on_a)[FP32]) for chain, cells in by_chain(on_a).items()},
         "factors": factors(protocol.factors(rounds.rounds, rates, finalists)),
         "round_trip": round_trip(protocol.round_trip(rounds.rounds, rates, selected.chain), on_a),
-        "command": command, "commit": commit(), "at": datetime.now(UTC).date().isoformat(), "machine": machine(),
+        "command": command, "commit": decided["commit"], "at": decided["at"], "machine": machine(),
     }  # fmt: skip
 
 
@@ -138,16 +135,6 @@ def round_trip(found: Found, beside: Found) -> dict[str, Any]:
 
 def both_ways(cells: Sequence[Cell]) -> int:
     return sum(one.payload_up + one.payload_down for cell in cells for one in cell.rounds)
-
-
-def commit() -> str:
-    """Of the code that ran, "" outside a repository; with a plus where files differ from it."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def _on_b(selected: Selected, found: Verdict) -> list[Chain]:

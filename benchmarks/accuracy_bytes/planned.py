@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from benchmarks.accuracy_bytes.models import BASELINES, Model
-from benchmarks.accuracy_bytes.protocol import DOWN, PARTICIPATIONS, SPLITS
+from benchmarks.accuracy_bytes.protocol import DOWN, PARTICIPATIONS, SPLITS, Protocol
 from benchmarks.accuracy_bytes.rounds import MOST
 from benchmarks.accuracy_bytes.selection import FINALISTS, STAY
 from benchmarks.accuracy_bytes.trials import FP32, PARTICIPATION, Trial
 from thinwire.client.task import load_task
 from thinwire.simulation.sweep import trial_s
+from thinwire.store.cells import Cells
 
 
 def rounds_planned(model: Model, rounds: int) -> int:
@@ -25,8 +26,18 @@ def rounds_planned(model: Model, rounds: int) -> int:
     return looks + tuning + on_a + on_b + down + sweeps
 
 
-def hours(model: Model, workers: int, rounds: int | None = None) -> float:
-    """Of this machine with nothing beside it; where R is not known yet it is taken to be a third of the most."""
-    one = Trial(model.work, FP32, model.rates[0], 4).made(1, load_task(model.work.task).source_digest)
-    _, each = trial_s(model.work.task, one)
-    return rounds_planned(model, rounds or MOST // 3) * each / workers / 3600
+def hours(protocol: Protocol) -> float:
+    """Of the whole protocol with nothing beside it, by cells that are there, else by a trial.
+
+    Where R is not known yet it is taken to be a third of the most.
+    """
+    model, lab = protocol.model, protocol.lab
+    known = protocol.decisions.all().get("rounds")
+    rounds = known["decided"]["rounds"] if known else MOST // 3
+    done = [cell for cell in Cells(lab.folder / model.name).all().values() if cell.rounds]
+    if done:
+        each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)
+    else:
+        one = Trial(model.work, FP32, model.rates[0], 4).made(1, load_task(model.work.task).source_digest)
+        _, each = trial_s(model.work.task, one)
+    return rounds_planned(model, rounds) * each / lab.workers / 3600

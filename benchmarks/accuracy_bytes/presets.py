@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy_bytes.decisions import Decisions
 from benchmarks.accuracy_bytes.evidence import part
 from benchmarks.accuracy_bytes.lab import Lab
 from benchmarks.accuracy_bytes.models import BASELINES, FULL, Model, Seeds, smaller
@@ -38,24 +37,33 @@ class Runs:
     command: str
 
     def all(self) -> dict[str, Any]:
-        """Each model from where it stands to its end; the document is written after each of them."""
-        for name, model in self.models.items():
-            known = Decisions(self.folder / name / "decisions").all().get("rounds", {}).get("decided", {}).get("rounds")
-            note(f"{name}: at most {hours(model, self.workers, known):.1f} hours of {self.workers} free cores in all")
+        """Each model from where it stands to its end; the document is written before, and after each of them."""
         document: dict[str, Any] = {"decides": self.decides, "models": {}}
         for name in self.models:
+            protocol = self._protocol(name)
+            note(f"{name}: {hours(protocol):.1f} hours of {self.workers} free cores in all, finished runs among them")
+            document["models"][name] = {"reason": _reason(protocol)}
+        for name in self.models:
+            self._write(document)
             document["models"][name] = self.one(name)
-            write_atomically(self.folder / RESULT, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
+        self._write(document)
         return document
 
     def one(self, name: str) -> dict[str, Any]:
-        protocol = Protocol(self.models[name], Lab(self.folder, self.workers))
+        protocol = self._protocol(name)
         rounds = protocol.rounds()
         rates = protocol.rates(rounds.rounds)
         selected = protocol.selection(rounds.rounds, rates)
         found = protocol.verdict(rounds.rounds, rates, selected)
         early = protocol.early(rounds.rounds, rates)
         return part(protocol, rounds, rates, early, selected, found, self.times(name, rates, selected), self.command)
+
+    def _protocol(self, name: str) -> Protocol:
+        return Protocol(self.models[name], Lab(self.folder, self.workers))
+
+    def _write(self, document: dict[str, Any]) -> None:
+        private_folder(self.folder)
+        write_atomically(self.folder / RESULT, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
 
     def times(self, name: str, rates: Rates, selected: Selected) -> dict[Chain, float]:
         """Seconds of a round, measured once for each chain: with nothing else running, or they say too much."""
@@ -69,3 +77,12 @@ class Runs:
             private_folder(path.parent)
             write_atomically(path, json.dumps(known, indent=1).encode() + b"\n")
         return {chain: known[chain.name] for chain in chains}
+
+
+def _reason(protocol: Protocol) -> str:
+    """Why there is no figure yet: how far its decisions have come."""
+    decided = protocol.decisions.all()
+    steps = [step for step in ("rounds", "rates", "staying", "selection", "verdict") if step in decided]
+    return "its full run has not finished: " + (
+        f"decided so far: {', '.join(steps)}" if steps else "nothing is decided"
+    )

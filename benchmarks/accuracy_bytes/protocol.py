@@ -135,8 +135,12 @@ class Protocol:
             for chain in dict.fromkeys(chains)
         ]
 
+    @property
+    def decisions(self) -> Decisions:
+        return Decisions(self.lab.folder / self.model.name / "decisions")
+
     def _decided(self, step: str, value: T) -> T:
-        Decisions(self.lab.folder / self.model.name / "decisions").keep(step, value)
+        self.decisions.keep(step, value)
         note(f"{self.model.name}: {step}: {plain(value)}")
         return value
 

@@ -57,7 +57,7 @@ class MadeUp(Lab):
         each = BYTES[dataclasses.replace(trial.chain, down="identity")]
         rounds = [CellRound("all", 4, 1.0, each * 4, 16_000, {"accuracy": value}) for value in values]
         made = Made(trial.plan(seed).to_json(), 20, trial.split, "", "digest")
-        return Cell(made, "done", "", 0, 1000, rounds[-1].metrics, {}, 4000, 4000, rounds)
+        return Cell(made, "done", "", 0, 1000, rounds[-1].metrics, {}, 4000, 4000, rounds, 1.0)
 
 
 def protocol(tmp_path: Path, lost: dict[tuple[Chain, bool], float]) -> Protocol:
@@ -221,6 +221,43 @@ def test_all_evidence_of_a_model_comes_from_its_cells(tmp_path, monkeypatch):
     assert part["to_target"][BOLD.name]["target"] == 89.0
     assert len({(row["split"], row["participation"]) for row in part["factors"]}) == 6
     assert part["curves"][BOLD.name][-1]["round"] == part["rounds"]["rounds"]
+
+
+def test_a_lab_makes_only_the_cells_that_are_missing(tmp_path, monkeypatch):
+    made = list[tuple[Trial, int]]()
+
+    def one_made(task, what):
+        trial, seed = next(pair for pair in wanted if pair[0].made(pair[1], what.task_digest) == what)
+        made.append((trial, seed))
+        return dataclasses.replace(MadeUp(tmp_path, {}).cell(trial, seed), made=what)
+
+    monkeypatch.setattr("thinwire.simulation.sweep.run_cell", one_made)
+    few, more = [Trial(MODEL.work, FP32, 0.2, 4)], [Trial(MODEL.work, chain, 0.2, 4) for chain in (FP32, BOLD)]
+    wanted = [(trial, seed) for trial in more for seed in (1, 2, 3)]
+    first = Lab(tmp_path, workers=1).cells(MODEL.work, few, (1, 2), "a few")
+    again = Lab(tmp_path, workers=1).cells(MODEL.work, more, (1, 2, 3), "all")
+    assert again[few[0]][:2] == first[few[0]]
+    assert len(made) == len(set(made))
+
+
+def test_a_model_that_was_cut_off_stands_in_the_document_with_how_far_it_came(tmp_path, monkeypatch):
+    class CutOff(MadeUp):
+        def cells(self, work, trials, seeds, about):
+            if (work.name, about) == ("later", "learning rates"):
+                raise KeyboardInterrupt
+            return super().cells(work, trials, seeds, about)
+
+    monkeypatch.setattr("benchmarks.accuracy_bytes.presets.Lab", lambda folder, workers: CutOff(folder, {}))
+    monkeypatch.setattr("benchmarks.accuracy_bytes.presets.hours", lambda *about: 1.0)
+    monkeypatch.setattr("benchmarks.accuracy_bytes.presets.round_seconds", lambda work, rates: dict.fromkeys(rates, 1))
+    later = dataclasses.replace(MODEL, work=dataclasses.replace(MODEL.work, name="later"))
+    runs = Runs({"digits": MODEL, "later": later}, tmp_path, 2, True, "the command")
+    for said in ("nothing is decided", "decided so far: rounds"):
+        with pytest.raises(KeyboardInterrupt):
+            runs.all()
+        document = json.loads((tmp_path / "accuracy-bytes.json").read_text())
+        assert document["models"]["digits"]["verdict"]["figure"] == 400.0
+        assert said in document["models"]["later"]["reason"]
 
 
 def test_what_has_not_finished_is_null_with_a_reason():

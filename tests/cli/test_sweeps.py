@@ -35,6 +35,17 @@ def test_a_group_is_made_compared_and_drawn(thinwire, plan, home, tmp_path):
     assert (again.code, again.document["made"]) == (0, 0)
     assert again.document["cells"] == made.document["cells"]
 
+    listed = thinwire("runs", "list", "--home", home)
+    assert "codecs" in listed.out
+    assert "8/8" in listed.out
+    (row,) = thinwire("runs", "list", "--json", "--home", home).document
+    assert row == {"run_id": None, "group": "codecs", "task": "tiny", "status": "done", "done": 8, "runs": 8}
+
+    backup, restored = tmp_path / "b.tar", tmp_path / "restored"
+    assert thinwire("aggregator", "backup", backup, "--home", home).code == 0
+    assert thinwire("aggregator", "restore", backup, "--home", restored).code == 0
+    assert "8/8" in thinwire("runs", "list", "--home", restored).out
+
     table, drawing = tmp_path / "codecs.csv", tmp_path / "codecs.svg"
     ask = ["runs", "compare", "--group", "codecs", "--to", "accuracy=0.01", "--home", home]
     found = thinwire(*ask, "--csv", table, "--plot", drawing, "--json").document

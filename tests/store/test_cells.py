@@ -10,6 +10,7 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost, NotFound, UsageError
 from thinwire.store.cells import Cell, CellRound, Cells, Made
 from thinwire.store.comparison import Link, compare, curve, figures, reached
+from thinwire.store.groups import groups
 
 
 def cell(codec: str = "int8", seed: int = 1, values: tuple[float, ...] = (0.5, 0.8, 0.9), up: int = 100) -> Cell:
@@ -24,6 +25,20 @@ def test_a_cell_comes_back_as_it_was_kept(tmp_path):
     cells.keep(one)
     cells.keep(one)
     assert cells.found() == {one.made.digest: one}
+
+
+def test_groups_say_how_many_of_all_that_was_asked_for_are_over(tmp_path):
+    assert groups(tmp_path / "none") == []
+    first, second, third = (cell(seed=seed) for seed in (1, 2, 3))
+    codecs, rates = Cells.named(tmp_path, "codecs"), Cells.named(tmp_path, "rates")
+    codecs.ask([first.made.digest, second.made.digest])
+    codecs.ask([second.made.digest, third.made.digest])
+    codecs.keep(first)
+    rates.keep(first)
+    rates.keep(second)
+    found = {group.name: (group.task, group.done, group.runs) for group in groups(tmp_path)}
+    assert found == {"codecs": ("toy", 1, 3), "rates": ("toy", 2, 2)}
+    assert codecs.found().keys() == {first.made.digest}, "what was asked for is no cell"
 
 
 def test_what_a_run_is_made_of_names_it():

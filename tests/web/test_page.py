@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.store.test_cells import cell
 from tests.web.browsing import Open, axe, overflow
 from tests.web.filled_store import Told, add_devices, finish, new_run, twelve_rounds
 from tests.web.serving import Served, serving
 from thinwire.core.home import hold
 from thinwire.store import Store
+from thinwire.store.cells import Cells
 
 
 def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: Store, served: Served, look: Open):
@@ -140,6 +142,17 @@ def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, l
     with hold(lock, {}), serving(store.url, served.address):
         expect(page.locator(".beat")).to_have_text("live")
         expect(page.locator(".sentence")).to_contain_text("Done")
+
+
+def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store, look: Open, tmp_path: Path):
+    cells, done = Cells.named(tmp_path / "sweeps", "codecs"), cell()
+    cells.ask([done.made.digest, "another"])
+    cells.keep(done)
+    with serving(store.url, "127.0.0.1:0", "--lock", str(tmp_path / "lock")) as served:
+        page = look(served.url)
+        expect(page.get_by_role("list", name="Groups of simulated runs")).to_contain_text("codecs toy: 1 of 2 runs")
+        assert axe(page) == []
+        assert overflow(page) <= 0
 
 
 def test_a_run_that_is_not_there_says_so(store: Store, told: Told, browser: Browser):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from thinwire.cli.options import Home, Json, RunId
 
 if TYPE_CHECKING:
     from thinwire.store import RoundRow, RunRow, Store
+    from thinwire.store.groups import Group
 
 app = typer.Typer(name="runs", help="Runs: list, show, watch, compare, take the model, stop.", no_args_is_help=True)
 
@@ -23,23 +24,36 @@ STOP_WAIT_S = 30.0
 
 @app.command(name="list")
 def list_(json: Json = False, home: Home = None) -> None:
-    """List all runs, the newest first."""
+    """List all runs, the newest first, and the groups of simulated runs."""
     from thinwire.cli.places import again, aggregator_home, opened
     from thinwire.cli.shown import run_summary
+    from thinwire.store.groups import groups
 
     if not aggregator_home(home).database.exists():
         rows: list[RunRow] = []
     else:
         with opened(home) as store:
             rows = store.runs()
+    swept = groups(aggregator_home(home).sweeps)
     if json:
-        say.document([{k: v for k, v in run_summary(row).items() if k != "plan"} for row in rows])
+        document = [{k: v for k, v in run_summary(row).items() if k != "plan"} for row in rows]
+        say.document([*document, *({"run_id": None, **_group(group)} for group in swept)])
         return
-    if not rows:
+    if rows:
+        header = ("run", "status", "rounds", "accuracy", "loss", "payload up", "began")
+        say.table(header, [_row(row) for row in rows], right=header[2:6])
+    elif not swept:
         say.note(f"no runs yet; to make one: {again('run PLAN', home)}")
-        return
-    header = ("run", "status", "rounds", "accuracy", "loss", "payload up", "began")
-    say.table(header, [_row(row) for row in rows], right=header[2:6])
+    if rows and swept:
+        say.line()
+    if swept:
+        lines = [(g.name, g.task or say.NOTHING, f"{g.done}/{g.runs}", say.ago(g.at)) for g in swept]
+        say.table(("group", "task", "runs", "last"), lines, right=("runs",))
+
+
+def _group(group: Group) -> dict[str, Any]:
+    status = "done" if group.done == group.runs else "partial"
+    return {"group": group.name, "task": group.task, "status": status, "done": group.done, "runs": group.runs}
 
 
 def _row(row: RunRow) -> tuple[str, ...]:

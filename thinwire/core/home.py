@@ -15,6 +15,8 @@ from typing import Any
 
 from thinwire.core.errors import DataLost, ThinwireError
 
+SWEEPS = "sweeps"
+
 
 def find_home(given: str | Path | None = None) -> Path:
     """`--home`, else THINWIRE_HOME, else the XDG state folder."""
@@ -57,7 +59,7 @@ class AggregatorHome:
     @property
     def sweeps(self) -> Path:
         """One folder a group of simulated runs."""
-        return self.root / "sweeps"
+        return self.root / SWEEPS
 
     def run(self, run_id: str) -> Path:
         return private_folder(self.root / "runs" / run_id)

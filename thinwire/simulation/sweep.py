@@ -120,6 +120,7 @@ def run_sweep(
     fails is a result like others.
     """
     missing = sweep.missing(cells)
+    cells.ask(one.digest for one in sweep.made)
     if missing:
         with _pool(min(workers, len(missing))) as pool:
             on_estimate(estimated(sweep, cells, missing, min(workers, len(missing)), pool), len(missing))

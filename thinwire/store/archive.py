@@ -19,7 +19,7 @@ from typing import IO, Any
 
 FORMAT = 1
 DATABASE = "store.sqlite3"
-FOLDERS = ("runs", "spool", "tls")
+FOLDERS = ("runs", "spool", "sweeps", "tls")
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST = 256 * 2**20  # bytes
 CHUNK = 2**20

@@ -22,13 +22,17 @@ from thinwire.core.home import AggregatorHome, disk_error, lock_file, private_fo
 from thinwire.core.types import UpdateId
 from thinwire.store.archive import DATABASE, FOLDERS, Manifest, files_under, fits, put, put_manifest
 from thinwire.store.copying import copy_file
+from thinwire.store.store import Store
 
 ATTEMPTS = 5
 STAGE = ".backup"
+LINKED = ("runs", "spool", "sweeps")  # files that are written once, or replaced by others
 
 
 def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
-    """Write `target` (0600, never over another file): database, models, spool, and the door's CA and keys."""
+    """Write `target` (0600, never over another file): database, models, spool, sweeps, the door's CA and keys."""
+    if home.sweeps.is_dir() and not home.database.exists():
+        Store.open(home.database).close()  # nothing but sweeps: a backup has a database all the same
     if not home.database.exists():
         raise NotFound(
             f"there is nothing to back up in {home.root}", why="no aggregator was ever started there",
@@ -77,11 +81,11 @@ def _collect(home: AggregatorHome, stage: Path) -> float:
 
 
 def _link(root: Path, stage: Path) -> None:
-    """Everything finished under runs/ and spool/ that is not there yet; a link costs no space.
+    """Everything finished under runs/, spool/ and sweeps/ that is not there yet; a link costs no space.
 
     A folder in the spool is named by a device: one that names no run of ours is left out.
     """
-    for source in (path for name in ("runs", "spool") for path in files_under(root / name)):
+    for source in (path for name in LINKED for path in files_under(root / name)):
         place = stage / source.relative_to(root)
         if not fits(str(source.relative_to(root))):
             continue

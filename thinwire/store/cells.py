@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,12 @@ class Cells:
         private_folder(self.folder)
         text = json.dumps(cell.to_json(), sort_keys=True, separators=(",", ":"))
         write_atomically(self.folder / f"{cell.made.digest}.json", text.encode() + b"\n")
+
+    def ask(self, digests: Iterable[str]) -> None:
+        """Note what a sweep is to make, so that whoever lists groups can say how much of it is missing."""
+        private_folder(self.folder)
+        text = "".join(f"{digest}\n" for digest in sorted(digests)).encode()
+        write_atomically(self.folder / f"{hashlib.sha256(text).hexdigest()[:20]}.asked", text)
 
     def all(self) -> dict[str, Cell]:
         """The finished cells by digest; `DataLost` names a file that is none."""

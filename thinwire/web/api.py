@@ -8,7 +8,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import thinwire
+from thinwire.core.home import SWEEPS
 from thinwire.store import Store
+from thinwire.store.groups import groups
 from thinwire.web import models
 from thinwire.web.addresses import Number, OfRound, RunId, Since
 from thinwire.web.guard import session_token
@@ -34,6 +36,11 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     @router.get("/runs")
     def runs() -> list[models.Run]:
         return reader.runs()
+
+    @router.get("/groups")
+    def swept() -> list[models.Group]:
+        found = groups(settings.lock.parent / SWEEPS) if settings.lock else []
+        return [models.Group(name=g.name, task=g.task, done=g.done, runs=g.runs, at=g.at) for g in found]
 
     @router.get("/runs/{run_id}")
     def run(run_id: RunId) -> models.RunPage:

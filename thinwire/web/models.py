@@ -22,6 +22,16 @@ class Traffic(Answer):
     wire_down: int | None
 
 
+class Group(Answer):
+    """A group of simulated runs: `done` of `runs` that were asked for are over, the last of them `at` this time."""
+
+    name: str
+    task: str
+    done: int
+    runs: int
+    at: float
+
+
 class Run(Traffic):
     """A run in a list. `sentence` is its status; `steps` the rounds that changed the model."""
 

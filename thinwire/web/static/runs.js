@@ -8,8 +8,8 @@ import { serverNow, useReading } from "./live.js";
 import { Command, Refusal, Section, Status } from "./parts.js";
 
 const read = async () => {
-  const [runs, devices, service] = await Promise.all([get("runs"), get("devices"), get("service")]);
-  return { runs, devices, service };
+  const [runs, groups, devices, service] = await Promise.all([get("runs"), get("groups"), get("devices"), get("service")]);
+  return { runs, groups, devices, service };
 };
 
 export const RunsPage = ({ news }) => {
@@ -18,7 +18,7 @@ export const RunsPage = ({ news }) => {
     document.title = "Runs · Thinwire";
   }, []);
   if (!data) return error && news.reached ? html`<${Refusal} error=${error} />` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
-  const { runs, devices, service } = data;
+  const { runs, groups, devices, service } = data;
   const gone = news.aggregator === "gone";
   const online = devices.filter((d) => presence(d, gone) === "online").length;
   return html`
@@ -27,6 +27,11 @@ export const RunsPage = ({ news }) => {
       <p class="sentence small">${summary(runs, devices, online)}</p></div>
     ${runs.length ? html`<ol class="runs" aria-label="Runs, newest first">${runs.map((run) => html`<${RunLine} key=${run.run_id} run=${run} />`)}</ol>`
       : html`<${Nothing} service=${service} devices=${devices} />`}
+    ${groups.length > 0 && html`<${Section} id="sweeps" title="Simulated groups" json=${link("api/groups")}>
+      <ul aria-label="Groups of simulated runs, the latest first">${groups.map((g) => html`<li key=${g.name}>
+        <b>${g.name}</b> ${g.task}: ${g.done} of ${plural(g.runs, "run")}, the last ${ago(g.at, serverNow())};
+        <code>thinwire runs compare --group ${g.name}</code></li>`)}</ul>
+    <//>`}
     <${Section} id="devices" title="Devices" aside=${devices.length ? html`${online} of ${devices.length} online · <a href=${link("devices")}>all about them</a>` : ""}
       csv=${devices.length ? link("api/devices.csv") : ""} json=${devices.length ? link("api/devices") : ""}>
       ${devices.length ? html`<${DeviceTable} devices=${devices} gone=${gone} />` : html`<p class="faint">No device has come yet.</p>`}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from thinwire.core.plan import RunPlan
 from thinwire.store.cells import Made
@@ -66,23 +67,26 @@ class Trial:
     split: str = ""
     participation: float = PARTICIPATION
 
+    def keys(self, seed: int) -> dict[str, Any]:
+        """What the plan says; the seed decides the first model, the cut of the data, the draws and the batches.
+
+        No more than that: a key that a later version adds must not make all cells new.
+        """
+        chain, work = self.chain, self.work
+        asked = {"clients": self.participation if self.participation < 1 else "all", "deadline_s": NEVER_S}
+        return {
+            "run": {
+                "task": work.name, "rounds": self.rounds, "seed": seed, "metric": "accuracy",
+                "evaluate_every": work.measure_every,
+            },
+            "cohort": asked | ({"late": "drop"} if chain.feedback == "ef21" else {}),
+            "local": {"lr": self.rate, "steps": work.steps, "batch": work.batch, "clip_grad": work.clip},
+            "uplink": {"codec": chain.codec, "feedback": chain.feedback, "feedback_decay": chain.decay},
+            "downlink": {"codec": chain.down},
+        }  # fmt: skip
+
     def plan(self, seed: int) -> RunPlan:
-        """The plan of one cell; the seed decides the first model, the cut of the data, the draws and the batches."""
-        local = {"lr": self.rate, "steps": self.work.steps, "batch": self.work.batch, "clip_grad": self.work.clip}
-        chain = self.chain
-        return RunPlan.from_json(
-            {
-                "run": {
-                    "task": self.work.name, "rounds": self.rounds, "seed": seed, "metric": "accuracy",
-                    "evaluate_every": self.work.measure_every,
-                },
-                "cohort": {"clients": self.participation if self.participation < 1 else "all", "deadline_s": NEVER_S}
-                | ({"late": "drop"} if chain.feedback == "ef21" else {}),
-                "local": local,
-                "uplink": {"codec": chain.codec, "feedback": chain.feedback, "feedback_decay": chain.decay},
-                "downlink": {"codec": chain.down},
-            }
-        )  # fmt: skip
+        return RunPlan.from_json(self.keys(seed))
 
     def made(self, seed: int, task_digest: str) -> Made:
-        return Made(self.plan(seed).to_json(), CLIENTS, self.split or self.work.split, "", task_digest)
+        return Made(self.keys(seed), CLIENTS, self.split or self.work.split, "", task_digest)

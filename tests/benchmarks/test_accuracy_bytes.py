@@ -279,3 +279,9 @@ def test_the_committed_figures_are_printed_with_what_made_them():
         if row.get("figure") is not None:
             assert len(row["commit"]) >= 40
             assert row["command"].startswith("python -m benchmarks.accuracy_bytes --preset full")
+
+
+def test_a_cell_is_found_again_when_a_later_version_has_more_keys():
+    told = Trial(MODEL.work, MILD, 0.1, 10).keys(1)
+    assert set(told["local"]) == {"lr", "steps", "batch", "clip_grad"}
+    assert Trial(MODEL.work, MILD, 0.1, 10).made(1, "digest").plan == told

@@ -182,9 +182,9 @@ def test_under_feedback_qsgd_rounds_to_nearest_and_its_largest_value_is_exact() 
 def test_a_threshold_sends_what_is_over_it_and_always_the_largest() -> None:
     x = made(2000, 5, "normal", 0)
     over = np.abs(x) >= 1.5 * np.sqrt(np.mean(x.astype(np.float64) ** 2))
-    assert np.array_equal(Threshold.read("1.5").select(x, 0), np.flatnonzero(over))
-    assert Threshold.read("900").select(x, 0).tolist() == [int(np.argmax(np.abs(x)))]
-    assert Threshold.read("1").select(np.zeros(7, np.float32), 0).size == 1
+    assert np.array_equal(Threshold.read("1.5").select(x, 0)[0], np.flatnonzero(over))
+    assert Threshold.read("900").select(x, 0)[0].tolist() == [int(np.argmax(np.abs(x)))]
+    assert Threshold.read("1").select(np.zeros(7, np.float32), 0)[0].size == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 1000, 4097])

@@ -150,7 +150,7 @@ class Chain:
     @property
     def looks(self) -> bool:
         """Whether `write` itself refuses NaN and infinity."""
-        return False
+        return self.sparsifier is not None and self.sparsifier.looks
 
     @property
     def apart(self) -> bool:
@@ -180,8 +180,7 @@ class Chain:
         if self.seeded:
             streams.append(Stream(WORD.pack(word)))
         if self.sparsifier is not None:
-            support = self.sparsifier.select(x, word)
-            values = x[support]
+            support, values = self.sparsifier.select(x, word)
             if not self.sparsifier.seeded:
                 streams.append(self._stream(self._write_indices(support)))
         symbols, scales = self.quantizer.quantize(values, word)
@@ -215,6 +214,8 @@ class Chain:
         indices = None if self.sparsifier is None or drawn else self._read_indices(rest, size)
         sent = self.sent(size) if indices is None else indices.size
         symbols = self._read_symbols(next(rest), sent)
+        if self.sparsifier is not None and isinstance(symbols, np.ndarray):
+            symbols = np.require(symbols, requirements="A")  # they are few, and read more than once
         dtype, count = self.quantizer.scales_dtype, self.quantizer.scales_count(sent)
         scales: Scales = np.zeros(0, dtype)
         if count:

@@ -159,15 +159,17 @@ class Adds(Protocol):
 class Sparsifier(Step, Protocol):
     """Which coordinates are sent, as sorted indices: `count(n)` of n, or at most so many where that is not `fixed`.
 
-    `seeded`: the word alone decides (see `Drawn`), and the frame carries it instead of the indices.
+    `seeded`: the word alone decides (see `Drawn`), and the frame carries it instead of the indices. `select` gives the
+    values there too, a copy; where it `looks`, it refuses NaN and infinity with NonFiniteUpdate.
     """
 
     fixed: ClassVar[bool]
     seeded: ClassVar[bool]
+    looks: ClassVar[bool]
 
     def kind(self) -> Kind: ...
     def count(self, size: int) -> int: ...
-    def select(self, values: Vector, word: int) -> Indices: ...
+    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]: ...
 
 
 class Drawn(Sparsifier, Protocol):

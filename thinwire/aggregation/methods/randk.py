@@ -32,6 +32,7 @@ class RandK:
     examples: ClassVar[tuple[str, ...]] = ("randk(0.1)", "randk(0.5) > int8")
     fixed: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
+    looks: ClassVar[bool] = False
     ratio: Decimal
 
     @classmethod
@@ -48,8 +49,9 @@ class RandK:
     def count(self, size: int) -> int:
         return share(self.ratio, size)
 
-    def select(self, values: Vector, word: int) -> Indices:
-        return self.places(values.size, word)
+    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        places = self.places(values.size, word)
+        return places, values[places]
 
     def places(self, size: int, word: int) -> Indices:
         half = max(1, -(-max(size - 1, 1).bit_length() // 2))

@@ -28,6 +28,7 @@ class Threshold:
     examples: ClassVar[tuple[str, ...]] = ("threshold(2.5)", "threshold(0.5)")
     fixed: ClassVar[bool] = False
     seeded: ClassVar[bool] = False
+    looks: ClassVar[bool] = False
     times: Decimal
 
     @classmethod
@@ -44,7 +45,11 @@ class Threshold:
     def count(self, size: int) -> int:
         return size
 
-    def select(self, values: Vector, word: int) -> Indices:
+    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        places = self._places(values)
+        return places, values[places]
+
+    def _places(self, values: Vector) -> Indices:
         if not values.size:
             return np.zeros(0, np.int64)
         magnitudes = np.abs(values)

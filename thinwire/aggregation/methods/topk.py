@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from decimal import Decimal
@@ -11,12 +12,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Contractive, Indices, Kind, Role
+from thinwire.aggregation.codec import Contractive, Indices, Kind, Role, not_finite, require_finite
 from thinwire.aggregation.methods.arguments import read_ratio
 from thinwire.aggregation.native import topk as native
 from thinwire.core.types import Vector
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign's
+INFINITE = np.uint32(0x7F800000)  # from here on they are infinity and NaN
 SAMPLED = 1 << 16  # magnitudes that a first guess at the threshold looks at
 
 
@@ -28,12 +30,13 @@ class TopK:
     converge (Stich et al. 2018, "Sparsified SGD with memory"). k = max(1, ceil(ratio n)), at least one value.
 
     >>> TopK(Decimal("0.5")).select(np.float32([1, -3, 3, 2]), 0)
-    array([1, 2])
+    (array([1, 2]), array([-3.,  3.], dtype=float32))
     """
 
     role: ClassVar[Role] = "sparsifier"
     fixed: ClassVar[bool] = True
     seeded: ClassVar[bool] = False
+    looks: ClassVar[bool] = True  # NaN and infinity are larger than what is sent
     examples: ClassVar[tuple[str, ...]] = ("topk(0.01)", "topk(0.3)", "topk(1)")
     ratio: Decimal
 
@@ -51,19 +54,23 @@ class TopK:
     def count(self, size: int) -> int:
         return share(self.ratio, size)
 
-    def select(self, values: Vector, word: int) -> Indices:
+    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
         count = self.count(values.size)
         if count == values.size:
-            return np.arange(count, dtype=np.int64)
-        near, candidates = reaching(values, count)
+            require_finite(values)
+            return np.arange(count, dtype=np.int64), values.copy()
+        near, bits = reaching(values, count)
+        candidates = bits & MAGNITUDE
+        if candidates.max() >= INFINITE:
+            raise not_finite()
         least = np.partition(candidates, near.size - count)[near.size - count]
         sent = candidates > least
         ties = np.flatnonzero(candidates == least)
         sent[ties[: count - np.count_nonzero(sent)]] = True
-        places: Indices = near[sent]
-        return places
+        return near[sent].astype(np.int64), bits[sent].view(np.float32)
 
 
+@functools.cache
 def share(ratio: Decimal, size: int) -> int:
     """How many of `size` values a ratio sends: max(1, ceil(ratio size)), exactly.
 
@@ -73,20 +80,22 @@ def share(ratio: Decimal, size: int) -> int:
     return min(size, max(1, math.ceil(Fraction(ratio) * size)))
 
 
-def reaching(values: Vector, count: int) -> tuple[Indices, NDArray[np.uint32]]:
-    """Places and magnitudes of all values that reach a threshold which at least `count` of them do.
+def reaching(values: Vector, count: int) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
+    """Places and bits of all values whose magnitude reaches a threshold which at least `count` of them do.
 
     As integers, magnitudes of floats sort like the floats, and equal ones are equal bits.
     """
     least, share = guessed(values, count)
     found = native.reaching(values, least, share)
     if found is None:
-        magnitudes = values.view(np.uint32) & MAGNITUDE
-        places = np.flatnonzero(magnitudes >= least)
-        found = places, magnitudes[places]
-    if found[0].size < count:  # the guess was wrong: it costs only time
-        return np.arange(values.size), values.view(np.uint32) & MAGNITUDE
-    return found
+        places = np.flatnonzero(values.view(np.uint32) & MAGNITUDE >= least)
+        return (places, values.view(np.uint32)[places]) if places.size >= count else _all(values)
+    return found if found[0].size >= count else _all(values)
+
+
+def _all(values: Vector) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
+    """Where the guess was wrong: it costs only time."""
+    return np.arange(values.size), values.view(np.uint32)
 
 
 def guessed(values: Vector, count: int) -> tuple[np.uint32, float]:

@@ -10,23 +10,26 @@ from thinwire.aggregation.native.threads import each
 from thinwire.core.types import Vector
 
 SPARE = 4096  # places beyond what was expected
+AHEAD = 16  # that are written before it is known how many of them count
+
+Found = tuple[NDArray[np.int32], NDArray[np.uint32]]
 
 
-def reaching(values: Vector, least: np.uint32, share: float) -> tuple[NDArray[np.int64], NDArray[np.uint32]] | None:
-    """Places and magnitudes' bits of all values of at least `least`, where about this share of them is expected."""
+def reaching(values: Vector, least: np.uint32, share: float) -> Found | None:
+    """Places and bits of all values whose magnitude is at least `least`, where about this share is expected."""
     run = kernel("reaching")
     if run is None:
         return None
     x = values.ctypes.data
 
-    def part(a: int, b: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        room = min(b - a, int(1.2 * share * (b - a)) + SPARE)
+    def part(a: int, b: int) -> Found:
+        room = min(b - a, int(1.2 * share * (b - a)) + SPARE) + AHEAD
         while True:
-            places, bits = np.empty(room, np.int64), np.empty(room, np.uint32)
+            places, bits = np.empty(room, np.int32), np.empty(room, np.uint32)
             found = run(x + 4 * a, b - a, least, a, room, places.ctypes.data, bits.ctypes.data)
-            if found <= room:
+            if found + AHEAD <= room:
                 return places[:found], bits[:found]
-            room = found
+            room = found + AHEAD
 
     parts = each(0, values.size, part)
     if len(parts) == 1:

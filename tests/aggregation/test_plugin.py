@@ -54,6 +54,19 @@ def test_paths_that_are_named_are_run_too(mypkg: Path) -> None:
     assert "test_zero_stays_zero[cut]" in done.stdout
 
 
+def test_the_compressor_of_the_page_keeps_its_laws_behind_any_chain(mypkg: Path) -> None:
+    mypkg.write_text(PAGE.read_text().split("```python\n")[2].split("```")[0])
+    words = ["--thinwire-codec", "mypkg:Deflate", "-k", "compressed or canonical or broken or cut_anywhere"]
+    done = run(mypkg.parent, *words)
+    assert done.returncode == 0, done.stdout
+    listed = run(mypkg.parent, *words, "--collect-only").stdout
+    for spec in ("int8 > deflate", "identity > deflate", "topk(0.3) > sign > rice > deflate"):
+        assert f"broken_frames_change_nothing_or_decode_to_numbers[{spec}]" in listed, listed
+    mypkg.write_text(mypkg.read_text().replace("reader.decompress(data, most + 1)", "reader.decompress(data)[:most]"))
+    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Deflate", "-k", "compressed", "-x")
+    assert done.returncode == 1, "it grows, and hides it"
+
+
 @pytest.mark.parametrize(
     ("named", "said"),
     [

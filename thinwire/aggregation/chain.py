@@ -28,10 +28,10 @@ from thinwire.aggregation.codec import (
     blocks,
     chained,
 )
+from thinwire.aggregation.coders.compressor import Last
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.pack import Pack, packed_bytes
 from thinwire.aggregation.coders.rice import Rice
-from thinwire.aggregation.coders.zstd import Zstd
 from thinwire.aggregation.frame import Stream
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.identity import Identity
@@ -70,14 +70,14 @@ class Chain:
     sparsifier: Sparsifier | None = None
     quantizer: Quantizer = PLAIN
     rice: bool = False
-    zstd: bool = False
+    last: Last | None = None
 
     @property
     def spec(self) -> str:
         """Canonical: what is always there is left out."""
         stages = [self.sparsifier.spec] if self.sparsifier else []
         stages += [self.quantizer.spec] if self.quantizer != PLAIN or not stages else []
-        stages += [Rice.spec] * self.rice + [Zstd.spec] * self.zstd
+        stages += [Rice.spec] * self.rice + ([self.last.spec] if self.last else [])
         return " > ".join(stages)
 
     def bind(self, layout: Layout) -> Bound:
@@ -102,7 +102,7 @@ class Chain:
     @property
     def writes(self) -> bool:
         """Whether a kernel writes what it makes of a vector straight into a frame, and refuses NaN and infinity."""
-        through = self.sparsifier is None and not self.rice and not self.zstd
+        through = self.sparsifier is None and not self.rice and not self.last
         return through and isinstance(self.quantizer, Writes) and self.quantizer.writes
 
     def written(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held | None = None) -> bytes:
@@ -199,7 +199,7 @@ class Chain:
         return Rice().pack_symbols(symbols, bits) if self.rice and bits <= 8 else Pack().pack(symbols, bits)
 
     def _stream(self, data: bytes | memoryview) -> Stream:
-        return Zstd().shrink(data) if self.zstd else Stream(data)
+        return self.last.shrink(data) if self.last else Stream(data)
 
     def streams(self, size: int) -> int:
         """How many streams a frame of a vector of `size` has."""
@@ -250,9 +250,11 @@ class Chain:
         return Pack().unpack(data, sent, self.quantizer.symbols_dtype, bits)
 
     def _bytes(self, stream: Stream, most: int) -> bytes | memoryview:
-        if stream.compressed and not self.zstd:
-            raise BadPayload("a compressed stream", why="the codec has no zstd")
-        return Zstd().grow(stream, most)
+        if self.last is None:
+            if stream.compressed:
+                raise BadPayload("a compressed stream", why="the codec has no compressor")
+            return stream.data
+        return self.last.grow(stream, most)
 
     def add(self, read: Read, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
         """into[start - shift : stop - shift] += weight * decoded[start:stop], in work proportional to what was sent.

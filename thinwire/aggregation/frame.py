@@ -32,7 +32,7 @@ MAX_OVERHEAD = 24
 
 @dataclass(frozen=True)
 class Stream:
-    """Bytes of one stream; `compressed` says that they passed through zstd."""
+    """Bytes of one stream; `compressed` says that they passed through a compressor."""
 
     data: bytes | memoryview
     compressed: bool = False

@@ -1,6 +1,6 @@
 """From a spec to a codec: `parse("topk(0.01) > int8 > zstd")`.
 
-    chain  = [sparsifier ">"] [quantizer] {">" coder} | lowrank [">" cast] [">" "zstd"]
+    chain  = [sparsifier ">"] [quantizer] {">" coder} | lowrank [">" cast] [">" compressor]
     layers = "layers(" PATTERN "=" chain {";" PATTERN "=" chain} ")"
 
 The spec that a codec carries is canonical: exact decimals, one space around ">", patterns in double quotes, coders
@@ -16,9 +16,9 @@ from typing import cast
 
 from thinwire.aggregation.chain import PLAIN, Chain
 from thinwire.aggregation.codec import Quantizer, Sparsifier, Step
+from thinwire.aggregation.coders.compressor import Last
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.rice import Rice
-from thinwire.aggregation.coders.zstd import Zstd
 from thinwire.aggregation.layers import Layers, Rule
 from thinwire.aggregation.lowrank import LowRank
 from thinwire.aggregation.methods.fp16 import Fp16
@@ -56,19 +56,19 @@ def parse(spec: str) -> Chain | LowRank | Layers:
 def _chain(spec: str) -> Chain | LowRank:
     steps = [_step(stage, spec) for written in spec.split(">") for stage in _expanded(written).split(">")]
     ranks = [ORDER[step.role] for step in steps]
-    codes = [step.spec for step in steps if step.role == "coder"]
+    coders = [step for step in steps if step.role == "coder"]
+    codes = [step.spec for step in coders]
+    last = next((step for step in coders if isinstance(step, Last)), None)
     if (
         ranks != sorted(ranks)
         or max(map(ranks.count, (0, 1))) > 1
         or len(set(codes)) < len(codes)
-        or Zstd.spec in codes[:-1]
+        or any(isinstance(step, Last) for step in coders[:-1])
     ):
         raise _senseless(spec, steps)
     sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
     quantizer = next((step for step in steps if step.role == "quantizer"), PLAIN)
-    chain = Chain(
-        cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Rice.spec in codes, Zstd.spec in codes
-    )
+    chain = Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Rice.spec in codes, last)
     low = next((step for step in steps if step.role == "lowrank"), None)
     if low is not None:
         return _low_rank(spec, cast("PowerSgd", low), chain, codes)
@@ -78,12 +78,13 @@ def _chain(spec: str) -> Chain | LowRank:
 
 def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowRank:
     """CodecError unless factors are cast at most: they multiply, and so do their errors."""
-    if inner.quantizer.spec not in CASTS or set(codes) - {Zstd.spec}:
+    if inner.quantizer.spec not in CASTS or set(codes) - ({inner.last.spec} if inner.last else set()):
         inner = replace(inner, quantizer=Fp16(), rice=False)
         raise CodecError(
-            f"{spec!r} cannot be", why="the factors of a low rank may be cast, and pass through zstd, but no more",
+            f"{spec!r} cannot be",
+            why="the factors of a low rank may be cast, and pass through a compressor, but no more",
             hint=LowRank(step, inner).spec,
-        )  # fmt: skip
+        )
     return LowRank(step, inner)
 
 
@@ -114,7 +115,7 @@ def _step(stage: str, spec: str) -> Step:
         raise CodecError(f"cannot read {stage.strip()!r} in the codec {spec!r}", hint="topk(0.01) > int8 > zstd")
     name, argument = match.groups()
     kind = codecs.find(name)
-    if argument is not None and not any("(" in example.split(">", maxsplit=1)[0] for example in kind.examples):
+    if argument is not None and not any(re.search(rf"\b{name}\(", example) for example in kind.examples):
         raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
     return kind.read(argument)
 
@@ -125,10 +126,10 @@ def _senseless(spec: str, steps: list[Step]) -> CodecError:
         found.setdefault(step.spec if step.role == "coder" else step.role, step)
     if "lowrank" in found:
         found.pop("sparsifier", None)
-    in_order = sorted(found.values(), key=lambda step: (ORDER[step.role], step.spec == Zstd.spec))
+    in_order = sorted(found.values(), key=lambda step: (ORDER[step.role], isinstance(step, Last)))
     return CodecError(
         f"the steps of {spec!r} stand in no sensible order",
-        why="a chain picks coordinates, then makes symbols of them, then codes those: each at most once, zstd last",
+        why="a chain picks coordinates, makes symbols of them, then codes those: each at most once, a compressor last",
         hint=" > ".join(step.spec for step in in_order),
     )
 

@@ -36,16 +36,18 @@ class Codecs(Registry[type[Step]]):
     """The registry as a plan's check wants it: it parses chains and knows which of them feedback may stand around."""
 
     def admit(self, name: str, thing: Any) -> type[Step]:
-        """A sparsifier or quantizer whose examples begin with its own name: coders have fixed places in a frame."""
+        """A sparsifier, a quantizer, or a compressor that stands last; its own name stands in its examples."""
         if missing := [part for part in NEEDED if not hasattr(thing, part)]:
             raise CodecError(
                 f"{name!r} is no step of a chain",
                 why=f"{_called(thing)} has no {', '.join(missing)}",
                 hint="thinwire/aggregation/codec.py says what a Quantizer and a Sparsifier have",
             )
-        if thing.role not in ("quantizer", "sparsifier"):
-            why = f"{_called(thing)} is a {thing.role}: how streams are coded is part of the frame"
-            raise CodecError(f"{name!r} cannot be a step", why=why, hint='role = "quantizer"')
+        last = thing.role == "coder" and all(hasattr(thing, part) for part in ("shrink", "grow"))
+        if thing.role not in ("quantizer", "sparsifier") and not last:
+            why = f"{_called(thing)} is a {thing.role}: how indices and symbols are coded is part of the frame"
+            hint = 'role = "quantizer"; or a coder of whole streams: thinwire/aggregation/coders/compressor.py'
+            raise CodecError(f"{name!r} cannot be a step", why=why, hint=hint)
         if not thing.examples or any(name not in example for example in thing.examples):
             why = f"{_called(thing)} has the examples {list(thing.examples)}"
             raise CodecError(f"{name!r} stands in none of its examples", why=why, hint=f'examples = ("{name}",)')

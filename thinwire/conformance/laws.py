@@ -217,6 +217,20 @@ def test_three_hundred_broken_frames_change_nothing_or_decode_to_numbers(spec: s
     assert legal < 300
 
 
+def test_a_compressed_stream_comes_back_whole_and_never_grows_beyond_what_it_may(spec: str) -> None:
+    last = getattr(parse(spec), "last", None)
+    if last is None:
+        return
+    for data in (b"", b"x", bytes(100_000), made(3000, 5, "normal", 0).tobytes(), bytes(range(256)) * 40):
+        stream = last.shrink(data)
+        assert len(stream.data) <= len(data)
+        assert bytes(last.grow(stream, len(data))) == data
+        if stream.compressed:
+            for most in (0, 1, len(data) - 1):
+                with pytest.raises(BadPayload):
+                    last.grow(stream, most)
+
+
 def _encoded(spec: str, n: int) -> tuple[BoundCodec, bytes]:
     codec = parse(spec).bind(layout_of(n, spec))
     return codec, bytes(codec.encode(made(n, 3, "normal", 0), codec.init(), Key(1)).payload)

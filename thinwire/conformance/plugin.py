@@ -13,7 +13,11 @@ import pytest
 
 LAWS = Path(__file__).with_name("laws.py")
 SPECS = pytest.StashKey[Any]()
-BEHIND = {"quantizer": ("{} > zstd", "topk(0.3) > {}"), "sparsifier": ("{} > int8", "{} > fp16 > zstd")}
+BEHIND = {
+    "quantizer": ("{} > zstd", "topk(0.3) > {}"),
+    "sparsifier": ("{} > int8", "{} > fp16 > zstd"),
+    "coder": ("identity > {}", "topk(0.3) > int8 > {}", "topk(0.3) > sign > rice > {}"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--thinwire-codec",
         metavar="MODULE:CLASS",
-        help="hold a quantizer or sparsifier of your own to Thinwire's laws; alone, nothing else is collected",
+        help="hold a step of a chain of your own to Thinwire's laws; alone, nothing else is collected",
     )
 
 
@@ -49,16 +53,21 @@ def specs(named: str) -> list[str]:
     from thinwire.core.errors import CodecError
 
     thing = _imported(named)
-    name = str(next(iter(getattr(thing, "examples", ())), "?")).partition(">")[0].partition("(")[0].strip()
+    place = -1 if getattr(thing, "role", "") == "coder" else 0
+    name = _stage(str(next(iter(getattr(thing, "examples", ())), "?")), place).partition("(")[0]
     try:
         if dict(codecs.items()).get(name) is not thing:
             codecs.add(name, codecs.admit(name, thing))
         found = [parse(example).spec for example in thing.examples]
-        alone = [spec for spec in found if ">" not in spec]
+        alone = [_stage(spec, place) for spec in found if place or ">" not in spec]
         chains = [parse(form.format(spec)).spec for spec in alone for form in BEHIND[thing.role]]
     except (CodecError, ValueError) as error:
         raise pytest.UsageError(f"--thinwire-codec {named}: {error}") from error
     return list(dict.fromkeys([*found, *chains]))
+
+
+def _stage(spec: str, place: int) -> str:
+    return spec.split(">")[place].strip()
 
 
 def _imported(named: str) -> Any:

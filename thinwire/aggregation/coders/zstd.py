@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import zstandard
@@ -14,6 +15,7 @@ ZSTD_FROM = 64  # bytes: below this its own head costs more than it saves
 ZSTD_LEVEL = 3
 
 
+@dataclass(frozen=True)
 class Zstd:
     """Compresses each stream with Zstandard where that makes it shorter; stands last (RFC 8878)."""
 

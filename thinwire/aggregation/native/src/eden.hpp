@@ -19,15 +19,7 @@ inline Levels levels_of(const float* levels, int32_t width) {
     return found;
 }
 
-// Two factors whose product is 2^exponent, of which the second one is mostly 1: 2^148 is no float.
-struct Power {
-    float first, second;
-};
-
-inline Power power_of_two(int exponent) {
-    const int first = exponent > 127 ? 127 : exponent;
-    return {static_cast<float>(ldexp(1.0, first)), static_cast<float>(ldexp(1.0, exponent - first))};
-}
+inline float power_of_two(int exponent) { return static_cast<float>(ldexp(1.0, exponent)); }
 
 inline int exponent_of(float value) {
     int exponent = 0;
@@ -39,37 +31,46 @@ inline float* lined(float* room) {  // to the begin of a cache line
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room) + 63) & ~static_cast<uintptr_t>(63));
 }
 
-// The values brought near 1 and rotated inside each chunk; gives their sum of squares.
-inline double turned_near(const float* values, int64_t size, Power down, uint32_t first, uint32_t word, float* block) {
+// The values times 2^exponent, rotated inside each chunk; gives their sum of squares. `next`: what is read after them.
+inline double turned_near(
+    const float* values, int64_t size, int exponent, const Signs& signs, const float* next, float* block) {
+    const float up = power_of_two(exponent > 127 ? exponent - 127 : 0);  // 2^148 is no float: two steps, both exact
+    const float scale = power_of_two(exponent > 127 ? 127 : exponent);
+    Words products[RADIX];
+    for (int r = 0; r < RADIX; ++r) products[r] = signs.below(static_cast<uint32_t>(r * WIDE), GROUP);
     double squares = 0;
-    const Words step = counted(0);
     for (int64_t at = 0; at < size; at += CHUNK) {
         const float* from = values + at;
         const int64_t here = at_most(CHUNK, size - at);
         float* chunk = block + at / CHUNK * PITCH;
-        const uint32_t begin = first + static_cast<uint32_t>(at);
         double lane[LANES] = {};
+        if (up != 1) {
+            for (int64_t i = 0; i < here; ++i) chunk[i] = from[i] * up;
+            from = chunk;
+        }
 #ifdef __AVX512F__
-        const __m512 one = _mm512_set1_ps(down.first), two = _mm512_set1_ps(down.second);
+        const __m512 factor = _mm512_set1_ps(scale);
         __m512d sum = _mm512_setzero_pd();
-        const auto value = [&](int64_t i) {
-            const __m512 near = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(from + i), one), two);
+        const auto value = [&](int64_t i, int r) {
+            const __m512 near = _mm512_mul_ps(_mm512_loadu_ps(from + i + r * WIDE), factor);
             // The square of a float is exact in a double: fused or not, one rounding.
             const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(near));
             const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(near, 1));
             sum = _mm512_fmadd_pd(low, low, sum);
             sum = _mm512_fmadd_pd(high, high, sum);
-            return flipped(near, drawn_signs(step + (begin + static_cast<uint32_t>(i)), word));
+            return within(Signs::on(near, products[r] + signs.above(static_cast<uint32_t>(at + i), GROUP)));
         };
 #else
+        (void)next;
         for (int64_t i = 0; i < here; i += LANES)
             for (int j = 0; j < LANES; ++j) {
-                const float near = from[i + j] * down.first * down.second;
+                const float near = from[i + j] * scale;
                 lane[j] += static_cast<double>(near) * static_cast<double>(near);
                 chunk[i + j] = near;
             }
-        const auto value = [&](int64_t i) {
-            return flipped(loaded(chunk + i), drawn_signs(step + (begin + static_cast<uint32_t>(i)), word));
+        const auto value = [&](int64_t i, int r) {
+            const Words product = products[r] + signs.above(static_cast<uint32_t>(at + i), GROUP);
+            return within(Signs::on(loaded(chunk + i + r * WIDE), product));
         };
 #endif
         if (here == CHUNK)
@@ -101,7 +102,7 @@ inline __m512i found_among(__m512 place, __m512 borders) {
 
 // Symbols, and the sum of each value's magnitude times its level. `out` holds bytes, or bits where the width is 1.
 template <int WIDTH, bool BITS>
-inline double symbols_of(const float* block, int64_t size, float inverse, const Levels& levels, uint8_t* out) {
+inline double symbols_of(const float* block, int64_t size, float inverse, const Levels& levels, const float* next, uint8_t* out) {
     const int64_t chunks = size < CHUNK ? 1 : size / CHUNK;
     double lane[LARGEST_BLOCK / CHUNK][LANES] = {};
 #ifdef __AVX512F__
@@ -109,7 +110,7 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
     const __m512 table = _mm512_castps256_ps512(_mm256_loadu_ps(levels.level));
     const __m512 borders = _mm512_castps256_ps512(_mm256_loadu_ps(levels.border));
     const __m512d only = _mm512_set1_pd(static_cast<double>(levels.level[0]));
-    turn_chunks(block, size, [&](int r, int64_t i, Floats turned) {
+    const auto use = [&](int r, int64_t i, __m512 turned) {
         const __mmask16 negative = _mm512_cmp_ps_mask(turned, _mm512_setzero_ps(), _CMP_LT_OQ);
         const __m512 magnitude = _mm512_abs_ps(turned);
         __m512d low_level = only, high_level = only;
@@ -134,10 +135,18 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
         sum = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(magnitude)), low_level, sum);
         sum = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(magnitude, 1)), high_level, sum);
         _mm512_storeu_pd(lane[r], sum);
+    };
+    turn_chunks(block, size, [&](int64_t i, const Floats* row, auto count) {
+#pragma GCC unroll 16
+        for (int r = 0; r < count.rows; ++r) {
+            use(r, i, row[r]);
+        }
     });
 #else
     float* turned = const_cast<float*>(block);
-    turn_chunks(block, size, [&](int r, int64_t i, Floats row) { stored(turned + r * PITCH + i, row); });
+    turn_chunks(block, size, [&](int64_t i, const Floats* row, auto count) {
+        for (int r = 0; r < count.rows; ++r) stored(turned + r * PITCH + i, row[r]);
+    });
     for (int64_t r = 0; r < chunks; ++r) {
         const int64_t here = at_most(CHUNK, size);
         for (int64_t i = 0; i < here; i += LANES) {
@@ -166,12 +175,12 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
 
 template <int WIDTH>
 inline double packed_symbols(
-    const float* block, int64_t size, float inverse, const Levels& levels, int32_t bits, uint8_t* out) {
-    if (bits == 8) return symbols_of<WIDTH, false>(block, size, inverse, levels, out);
-    if constexpr (WIDTH == 1) return symbols_of<WIDTH, true>(block, size, inverse, levels, out);
+    const float* block, int64_t size, float inverse, const Levels& levels, const float* next, int32_t bits, uint8_t* out) {
+    if (bits == 8) return symbols_of<WIDTH, false>(block, size, inverse, levels, next, out);
+    if constexpr (WIDTH == 1) return symbols_of<WIDTH, true>(block, size, inverse, levels, next, out);
     int8_t symbols[LARGEST_BLOCK];
     const double along =
-        symbols_of<WIDTH, false>(block, size, inverse, levels, reinterpret_cast<uint8_t*>(symbols));
+        symbols_of<WIDTH, false>(block, size, inverse, levels, next, reinterpret_cast<uint8_t*>(symbols));
     pack_symbols(symbols, size, bits, out);
     return along;
 }
@@ -192,14 +201,13 @@ TW_EXPORT int32_t TW(eden_encode)(
         float sent = 0;
         if (largest) {
             const int exponent = exponent_of(float_of(largest));
-            const uint32_t begin = first + static_cast<uint32_t>(at);
-            const double square =
-                turned_near(values + at, here, power_of_two(-exponent), begin, word, block);
+            const Signs signs(first + static_cast<uint32_t>(at), word);
+            const double square = turned_near(values + at, here, -exponent, signs, values + at + here, block);
             const float inverse = static_cast<float>(1 / sqrt(square));
-            const double along = width == 1   ? packed_symbols<1>(block, here, inverse, levels, bits, to)
-                                 : width == 2 ? packed_symbols<2>(block, here, inverse, levels, bits, to)
-                                 : width == 3 ? packed_symbols<3>(block, here, inverse, levels, bits, to)
-                                              : packed_symbols<4>(block, here, inverse, levels, bits, to);
+            const double along = width == 1   ? packed_symbols<1>(block, here, inverse, levels, values + at + here, bits, to)
+                                 : width == 2 ? packed_symbols<2>(block, here, inverse, levels, values + at + here, bits, to)
+                                 : width == 3 ? packed_symbols<3>(block, here, inverse, levels, values + at + here, bits, to)
+                                              : packed_symbols<4>(block, here, inverse, levels, values + at + here, bits, to);
             const double scale = ldexp(square / along / divisor, exponent);
             sent = static_cast<float>(scale < static_cast<double>(most) ? scale : static_cast<double>(most));
         } else {
@@ -229,48 +237,54 @@ TW_EXPORT void TW(eden_add)(
         if (at + here <= start) continue;
         float scale;
         std::memcpy(&scale, scales, 4);
+        const bool whole = at >= start && at + here <= stop;
         for (int64_t in = 0; in < here; in += CHUNK) {
-            const int8_t* from = symbols.stretch(at + in, at_most(CHUNK, here));
+            float* chunk = block + in / CHUNK * PITCH;
+            const float* target = into + (at + in - start);
 #ifdef __AVX512F__
             const __m512 levels = _mm512_loadu_ps(level);
-            const auto value = [&](int64_t i) -> Floats {
-                const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-                return _mm512_permutexvar_ps(_mm512_cvtepi8_epi32(sixteen), levels);
-            };
-#else
-            const auto value = [&](int64_t i) {
-                float each[WIDE];
-                for (int j = 0; j < WIDE; ++j) each[j] = level[from[i + j] & 15];
-                return loaded(each);
-            };
 #endif
+            const int8_t* from = symbols.stretch(at + in, at_most(CHUNK, here));
+            const auto value = [&](int64_t i, int r) -> Floats {
+#ifdef __AVX512F__
+                __builtin_prefetch(target + i + r * WIDE, 0, 2);
+                const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i + r * WIDE));
+                return within(_mm512_permutexvar_ps(_mm512_cvtepi8_epi32(sixteen), levels));
+#else
+                float each[WIDE];
+                for (int j = 0; j < WIDE; ++j) each[j] = level[from[i + r * WIDE + j] & 15];
+                return within(loaded(each));
+#endif
+            };
             if (here >= CHUNK)
-                turn_chunk(block + in / CHUNK * PITCH, value);
+                turn_chunk(chunk, value);
             else
-                turn_small(block, here, value);
+                turn_small(chunk, here, value);
         }
-        const Words index = counted(static_cast<uint32_t>(at));
-        const bool whole = at >= start && at + here <= stop;
-        const auto back = [&](int64_t i, Floats row) {
-            return flipped(row, drawn_signs(index + static_cast<uint32_t>(i), word)) * scale * factor;
+        const Signs signs(static_cast<uint32_t>(at), word);
+        uint32_t above[LARGEST_BLOCK / CHUNK];
+        for (int r = 0; r < LARGEST_BLOCK / CHUNK; ++r) above[r] = signs.above(static_cast<uint32_t>(r * CHUNK), CHUNK);
+        float* to = whole ? into + (at - start) : block;
+        const int64_t pitch = whole ? CHUNK : PITCH;
+        // All rows are read before one is written: a processor takes addresses 4 KiB apart for the same at first.
+        const auto put = [&](int64_t i, Floats* row, auto count, bool adding) {
+            const Words below = signs.below(static_cast<uint32_t>(i), CHUNK);
+#pragma GCC unroll 16
+            for (int r = 0; r < count.rows; ++r) {
+                row[r] = Signs::on(row[r], below + above[r]) * scale * factor;
+                if (adding) row[r] = loaded(to + r * pitch + i) + row[r];
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < count.rows; ++r) stored(to + r * pitch + i, row[r]);
         };
         if (whole && adds)
-            turn_chunks(block, here, [&](int r, int64_t i, Floats row) {
-                float* to = into + (at - start) + r * CHUNK + i;
-                stored(to, loaded(to) + back(r * CHUNK + i, row));
-            });
-        else if (whole)
-            turn_chunks(block, here, [&](int r, int64_t i, Floats row) {
-                stored(into + (at - start) + r * CHUNK + i, back(r * CHUNK + i, row));
-            });
-        else {
-            turn_chunks(block, here, [&](int r, int64_t i, Floats row) {
-                stored(block + r * PITCH + i, back(r * CHUNK + i, row));
-            });
-            for (int64_t i = at > start ? at : start; i < at_most(at + here, stop); ++i) {
-                const float value = block[(i - at) / CHUNK * PITCH + (i - at) % CHUNK];
-                into[i - start] = adds ? into[i - start] + value : value;
-            }
+            turn_chunks(block, here, [&](int64_t i, Floats* row, auto count) { put(i, row, count, true); });
+        else
+            turn_chunks(block, here, [&](int64_t i, Floats* row, auto count) { put(i, row, count, false); });
+        if (whole) continue;
+        for (int64_t i = at > start ? at : start; i < at_most(at + here, stop); ++i) {
+            const float value = block[(i - at) / CHUNK * PITCH + (i - at) % CHUNK];
+            into[i - start] = adds ? into[i - start] + value : value;
         }
     }
 }

@@ -17,6 +17,7 @@ constexpr int WIDE = 1, RADIX = 8;
 constexpr int64_t LARGEST_BLOCK = 1 << 16, SMALLEST_BLOCK = 1 << 6;
 constexpr int64_t CHUNK = BUCKET;  // 16 KiB: butterflies up to here stay in the first-level cache
 constexpr int64_t PITCH = CHUNK + 16;  // from chunk to chunk: not the same lines of that cache for all of them
+constexpr int64_t GROUP = WIDE * RADIX;
 constexpr uint32_t SIGN = 0x80000000u;
 
 #if defined(__AVX512F__) || defined(__AVX2__) || defined(__ARM_NEON)
@@ -51,17 +52,31 @@ inline Words counted(uint32_t first) {
     return words;
 }
 
-// The sign bits of lowbias32(index ^ word); its last step does not reach them.
-inline Words drawn_signs(Words index, uint32_t word) {
-    Words x = index ^ word;
-    x ^= x >> 16;
-    x *= 0x7FEB352Du;
-    x ^= x >> 15;
-    x *= 0x846CA68Bu;
-    return x & SIGN;
-}
+// The signs of one block: the highest bits of lowbias32(index ^ word), which the hash's last step does not reach. An
+// index is first ^ i, whose upper half is the block's: the hash's first step is one more word. And a product of bits
+// that lie apart is the sum of their products, so that of most indices it takes an addition.
+class Signs {
+  public:
+    Signs(uint32_t first, uint32_t word) : key_((first ^ word) ^ (first ^ word) >> 16) {}
 
-inline Floats flipped(Floats row, Words signs) { return as<Floats>(as<Words>(row) ^ signs); }
+    // What the hash multiplies first, of the bits of i below and from a power of two on.
+    Words below(uint32_t i, uint32_t power) const { return ((counted(i) ^ key_) & (power - 1)) * 0x7FEB352Du; }
+    uint32_t above(uint32_t i, uint32_t power) const { return ((i ^ key_) & ~(power - 1)) * 0x7FEB352Du; }
+
+    // The row with the signs that are drawn from the sum of both.
+    static Floats on(Floats row, Words product) {
+        product = (product ^ product >> 15) * 0x846CA68Bu;
+#ifdef __AVX512F__
+        return as<Floats>(_mm512_ternarylogic_epi32(
+            as<__m512i>(row), as<__m512i>(product), _mm512_set1_epi32(static_cast<int>(SIGN)), 0x78));
+#else
+        return as<Floats>(as<Words>(row) ^ (product & SIGN));
+#endif
+    }
+
+  private:
+    const uint32_t key_;
+};
 
 // Butterflies between rows.
 template <int ROWS, int H = 1>
@@ -108,7 +123,7 @@ inline Floats within(Floats row) {
         // Times 1 or -1 is exact: the fused step rounds once, as an addition does.
         row = _mm512_fmadd_ps(row, as<Floats>(signs | bits_of(1.0f)), exchanged<H>(row));
 #else
-        row = exchanged<H>(row) + flipped(row, signs);
+        row = exchanged<H>(row) + as<Floats>(as<Words>(row) ^ signs);
 #endif
         return within<2 * H>(row);
     }
@@ -136,34 +151,39 @@ inline void rows_from(float* chunk, int64_t distance) {
     if (distance * 2 == CHUNK) rows<2>(chunk, distance);
 }
 
-// All butterflies inside a chunk of values that `at(i)` gives, WIDE together.
+// All butterflies inside a chunk of rows that at(i, r) gives, those between their lanes done: the r-th after i.
 template <class At>
 inline void turn_chunk(float* chunk, At at) {
-    for (int64_t i = 0; i < CHUNK; i += WIDE * RADIX) {
+    for (int64_t i = 0; i < CHUNK; i += GROUP) {
         Floats row[RADIX];
 #pragma GCC unroll 16
-        for (int r = 0; r < RADIX; ++r) row[r] = within(at(i + r * WIDE));
+        for (int r = 0; r < RADIX; ++r) row[r] = at(i, r);
         across<RADIX>(row);
 #pragma GCC unroll 16
         for (int r = 0; r < RADIX; ++r) stored(chunk + i + r * WIDE, row[r]);
     }
-    rows_from(chunk, WIDE * RADIX);
+    rows_from(chunk, GROUP);
 }
 
 // The same for a block that is smaller than a chunk: there is at most one of each size in a vector.
 template <class At>
 inline void turn_small(float* block, int64_t size, At at) {
-    for (int64_t i = 0; i < size; i += WIDE) stored(block + i, at(i));
-    for (int64_t h = 1; h < size; h *= 2)
+    for (int64_t i = 0; i < size; i += WIDE) stored(block + i, at(i / GROUP * GROUP, static_cast<int>(i % GROUP / WIDE)));
+    for (int64_t h = WIDE; h < size; h *= 2)
         for (int64_t from = 0; from < size; from += 2 * h)
-            for (int64_t i = from; i < from + h; ++i) {
-                const float a = block[i], b = block[i + h];
-                block[i] = a + b;
-                block[i + h] = a - b;
+            for (int64_t i = from; i < from + h; i += WIDE) {
+                const Floats a = loaded(block + i), b = loaded(block + i + h);
+                stored(block + i, a + b);
+                stored(block + i + h, a - b);
             }
 }
 
-// The butterflies between the chunks of a block; use(r, i, row) gets what is final, each chunk r in rising order of i.
+template <int ROWS>
+struct Count {
+    static constexpr int rows = ROWS;
+};
+
+// The butterflies between the chunks of a block; use(i, row, count) gets the rows that begin at i in each chunk.
 template <int CHUNKS, class Use>
 inline void between(const float* block, int64_t size, Use use) {
     for (int64_t i = 0; i < size; i += WIDE) {
@@ -171,8 +191,7 @@ inline void between(const float* block, int64_t size, Use use) {
 #pragma GCC unroll 16
         for (int r = 0; r < CHUNKS; ++r) row[r] = loaded(block + r * PITCH + i);
         across<CHUNKS>(row);
-#pragma GCC unroll 16
-        for (int r = 0; r < CHUNKS; ++r) use(r, i, row[r]);
+        use(i, row, Count<CHUNKS>());
     }
 }
 

@@ -31,11 +31,68 @@ inline float* lined(float* room) {  // to the begin of a cache line
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room) + 63) & ~static_cast<uintptr_t>(63));
 }
 
-// The values times 2^exponent, rotated inside each chunk; gives their sum of squares. `next`: what is read after them.
+// What is to be known of a block before it is rotated; `least` is the least magnitude's bits but for 0, less one.
+struct Seen {
+    uint32_t largest = 0, least = ~0u;
+    double squares = 0;
+};
+
+#ifdef __AVX512F__
+// Of `BUCKETS` buckets together: a sum waits for itself, not for the others.
+template <int BUCKETS>
+inline void see(const float* values, int64_t size, __m512i& largest, __m512i& least, double* squares) {
+    __m512d sum[BUCKETS];
+    for (int n = 0; n < BUCKETS; ++n) sum[n] = _mm512_setzero_pd();
+    for (int64_t i = 0; i < size; i += WIDE)
+#pragma GCC unroll 4
+        for (int n = 0; n < BUCKETS; ++n) {
+            const float* from = values + n * BUCKET + i;
+            const __m512i bits = _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32(MAGNITUDE));
+            largest = _mm512_max_epu32(largest, bits);
+            least = _mm512_min_epu32(least, _mm512_sub_epi32(bits, _mm512_set1_epi32(1)));
+            // The square of a float is exact in a double: fused or not, one rounding.
+            const __m512d low = _mm512_cvtps_pd(_mm256_loadu_ps(from));
+            const __m512d high = _mm512_cvtps_pd(_mm256_loadu_ps(from + 8));
+            sum[n] = _mm512_fmadd_pd(low, low, sum[n]);
+            sum[n] = _mm512_fmadd_pd(high, high, sum[n]);
+        }
+    for (int n = 0; n < BUCKETS; ++n) {
+        double lane[LANES];
+        _mm512_storeu_pd(lane, sum[n]);
+        *squares += folded(lane);
+    }
+}
+#endif
+
+inline Seen seen(const float* values, int64_t size) {
+    Seen found;
+#ifdef __AVX512F__
+    __m512i largest = _mm512_setzero_si512(), least = _mm512_set1_epi32(-1);
+    int64_t at = 0;
+    for (; at + 4 * BUCKET <= size; at += 4 * BUCKET) see<4>(values + at, BUCKET, largest, least, &found.squares);
+    for (; at < size; at += BUCKET) see<1>(values + at, at_most(BUCKET, size - at), largest, least, &found.squares);
+    found.largest = _mm512_reduce_max_epu32(largest);
+    found.least = _mm512_reduce_min_epu32(least);
+#else
+    for (int64_t at = 0; at < size; at += BUCKET) {
+        const int64_t end = at + at_most(BUCKET, size - at);
+        for (int64_t i = at; i < end; ++i) {
+            const uint32_t bits = bits_of(values[i]) & MAGNITUDE;
+            found.largest = bits > found.largest ? bits : found.largest;
+            found.least = bits - 1 < found.least ? bits - 1 : found.least;
+        }
+        found.squares += sum_of_squares(values + at, end - at);
+    }
+#endif
+    return found;
+}
+
+// The values times 2^-exponent, rotated inside each chunk; gives the sum of their squares, of which those of the values
+// are `seen`: no bit of it is another one, unless a value becomes so small that it loses bits itself.
 inline double turned_near(
-    const float* values, int64_t size, int exponent, const Signs& signs, const float* next, float* block) {
-    const float up = power_of_two(exponent > 127 ? exponent - 127 : 0);  // 2^148 is no float: two steps, both exact
-    const float scale = power_of_two(exponent > 127 ? 127 : exponent);
+    const float* values, int64_t size, int exponent, const Seen& seen, const Signs& signs, float* block) {
+    const bool exact = exponent >= -127 && (exponent <= 0 || seen.least >= (static_cast<uint32_t>(exponent + 1) << 23) - 1);
+    const float scale = exact ? power_of_two(-exponent) : 1.0f;
     Words products[RADIX];
     for (int r = 0; r < RADIX; ++r) products[r] = signs.below(static_cast<uint32_t>(r * WIDE), GROUP);
     double squares = 0;
@@ -43,46 +100,22 @@ inline double turned_near(
         const float* from = values + at;
         const int64_t here = at_most(CHUNK, size - at);
         float* chunk = block + at / CHUNK * PITCH;
-        double lane[LANES] = {};
-        if (up != 1) {
-            for (int64_t i = 0; i < here; ++i) chunk[i] = from[i] * up;
+        if (!exact) {
+            for (int64_t i = 0; i < here; ++i)
+                chunk[i] = static_cast<float>(ldexp(static_cast<double>(from[i]), -exponent));
             from = chunk;
+            squares += sum_of_squares(from, here);
         }
-#ifdef __AVX512F__
-        const __m512 factor = _mm512_set1_ps(scale);
-        __m512d sum = _mm512_setzero_pd();
-        const auto value = [&](int64_t i, int r) {
-            const __m512 near = _mm512_mul_ps(_mm512_loadu_ps(from + i + r * WIDE), factor);
-            // The square of a float is exact in a double: fused or not, one rounding.
-            const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(near));
-            const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(near, 1));
-            sum = _mm512_fmadd_pd(low, low, sum);
-            sum = _mm512_fmadd_pd(high, high, sum);
-            return within(Signs::on(near, products[r] + signs.above(static_cast<uint32_t>(at + i), GROUP)));
-        };
-#else
-        (void)next;
-        for (int64_t i = 0; i < here; i += LANES)
-            for (int j = 0; j < LANES; ++j) {
-                const float near = from[i + j] * scale;
-                lane[j] += static_cast<double>(near) * static_cast<double>(near);
-                chunk[i + j] = near;
-            }
         const auto value = [&](int64_t i, int r) {
             const Words product = products[r] + signs.above(static_cast<uint32_t>(at + i), GROUP);
-            return within(Signs::on(loaded(chunk + i + r * WIDE), product));
+            return within(Signs::on(loaded(from + i + r * WIDE) * scale, product));
         };
-#endif
         if (here == CHUNK)
             turn_chunk(chunk, value);
         else
             turn_small(chunk, here, value);
-#ifdef __AVX512F__
-        _mm512_storeu_pd(lane, sum);
-#endif
-        squares += folded(lane);
     }
-    return squares;
+    return exact ? ldexp(seen.squares, -2 * exponent) : squares;
 }
 
 #ifdef __AVX512F__
@@ -102,7 +135,7 @@ inline __m512i found_among(__m512 place, __m512 borders) {
 
 // Symbols, and the sum of each value's magnitude times its level. `out` holds bytes, or bits where the width is 1.
 template <int WIDTH, bool BITS>
-inline double symbols_of(const float* block, int64_t size, float inverse, const Levels& levels, const float* next, uint8_t* out) {
+inline double symbols_of(const float* block, int64_t size, float inverse, const Levels& levels, uint8_t* out) {
     const int64_t chunks = size < CHUNK ? 1 : size / CHUNK;
     double lane[LARGEST_BLOCK / CHUNK][LANES] = {};
 #ifdef __AVX512F__
@@ -110,7 +143,7 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
     const __m512 table = _mm512_castps256_ps512(_mm256_loadu_ps(levels.level));
     const __m512 borders = _mm512_castps256_ps512(_mm256_loadu_ps(levels.border));
     const __m512d only = _mm512_set1_pd(static_cast<double>(levels.level[0]));
-    const auto use = [&](int r, int64_t i, __m512 turned) {
+    turn_chunks(block, size, [&](int r, int64_t i, Floats turned) {
         const __mmask16 negative = _mm512_cmp_ps_mask(turned, _mm512_setzero_ps(), _CMP_LT_OQ);
         const __m512 magnitude = _mm512_abs_ps(turned);
         __m512d low_level = only, high_level = only;
@@ -135,18 +168,10 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
         sum = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(magnitude)), low_level, sum);
         sum = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(magnitude, 1)), high_level, sum);
         _mm512_storeu_pd(lane[r], sum);
-    };
-    turn_chunks(block, size, [&](int64_t i, const Floats* row, auto count) {
-#pragma GCC unroll 16
-        for (int r = 0; r < count.rows; ++r) {
-            use(r, i, row[r]);
-        }
     });
 #else
     float* turned = const_cast<float*>(block);
-    turn_chunks(block, size, [&](int64_t i, const Floats* row, auto count) {
-        for (int r = 0; r < count.rows; ++r) stored(turned + r * PITCH + i, row[r]);
-    });
+    turn_chunks(block, size, [&](int r, int64_t i, Floats row) { stored(turned + r * PITCH + i, row); });
     for (int64_t r = 0; r < chunks; ++r) {
         const int64_t here = at_most(CHUNK, size);
         for (int64_t i = 0; i < here; i += LANES) {
@@ -175,14 +200,107 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
 
 template <int WIDTH>
 inline double packed_symbols(
-    const float* block, int64_t size, float inverse, const Levels& levels, const float* next, int32_t bits, uint8_t* out) {
-    if (bits == 8) return symbols_of<WIDTH, false>(block, size, inverse, levels, next, out);
-    if constexpr (WIDTH == 1) return symbols_of<WIDTH, true>(block, size, inverse, levels, next, out);
+    const float* block, int64_t size, float inverse, const Levels& levels, int32_t bits, uint8_t* out) {
+    if (bits == 8) return symbols_of<WIDTH, false>(block, size, inverse, levels, out);
+    if constexpr (WIDTH == 1) return symbols_of<WIDTH, true>(block, size, inverse, levels, out);
     int8_t symbols[LARGEST_BLOCK];
     const double along =
-        symbols_of<WIDTH, false>(block, size, inverse, levels, next, reinterpret_cast<uint8_t*>(symbols));
+        symbols_of<WIDTH, false>(block, size, inverse, levels, reinterpret_cast<uint8_t*>(symbols));
     pack_symbols(symbols, size, bits, out);
     return along;
+}
+
+// Levels as they are after the butterflies between the lanes of a row, and then inside a chunk.
+class Turned {
+  public:
+    Turned(const float* levels, int32_t width) {
+        for (int i = 0; i < 8; ++i) {
+            level_[i] = levels[i & ((1 << (width - 1)) - 1)];
+            level_[15 - i] = -level_[i];
+        }
+        for (int bits = 0; bits < 1 << TOGETHER; ++bits)
+            for (int j = 0; j < TOGETHER; ++j) together_[bits][j] = level_[bits >> j & 1 ? 15 : 0];
+        for (auto& rows : together_)
+            for (int h = 1; h < TOGETHER; h *= 2)
+                for (int j = 0; j < TOGETHER; ++j)
+                    if (!(j & h)) {
+                        const float a = rows[j], b = rows[j + h];
+                        rows[j] = a + b;
+                        rows[j + h] = a - b;
+                    }
+    }
+
+    // Of one bit each.
+    void from_bits(const uint8_t* data, int64_t size, float* chunk) const {
+        turn(chunk, size, [&](int64_t i, int r) -> Floats {
+            const int64_t at = i + r * WIDE;
+#if defined(__AVX512F__)
+            const __m512 low = _mm512_broadcast_f32x8(_mm256_loadu_ps(together_[data[at / 8]]));
+            const __m512 high = _mm512_broadcast_f32x8(_mm256_loadu_ps(together_[data[at / 8 + 1]]));
+            const __m512 one = _mm512_set1_ps(1.0f);
+            return _mm512_fmadd_ps(high, _mm512_mask_sub_ps(one, 0xFF00, _mm512_setzero_ps(), one), low);
+#else
+            return loaded(together_[data[at / 8] >> at % 8 & ((1 << TOGETHER) - 1)]);
+#endif
+        });
+    }
+
+    void from_symbols(const int8_t* symbols, int64_t size, float* chunk) const {
+#ifdef __AVX512F__
+        const __m512 levels = _mm512_loadu_ps(level_);
+#endif
+        turn(chunk, size, [&](int64_t i, int r) -> Floats {
+            const int8_t* from = symbols + i + r * WIDE;
+#ifdef __AVX512F__
+            const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+            return within(_mm512_permutexvar_ps(_mm512_cvtepi8_epi32(sixteen), levels));
+#else
+            float each[WIDE];
+            for (int j = 0; j < WIDE; ++j) each[j] = level_[from[j] & 15];
+            return within(loaded(each));
+#endif
+        });
+    }
+
+  private:
+    static constexpr int TOGETHER = WIDE < 8 ? WIDE : 8;  // values of one bit that are looked up together
+
+    template <class At>
+    static void turn(float* chunk, int64_t size, At at) {
+        if (size == CHUNK)
+            turn_chunk(chunk, at);
+        else
+            turn_small(chunk, size, at);
+    }
+
+    float level_[16];  // of a symbol's four lowest bits
+    float together_[1 << TOGETHER][TOGETHER];
+};
+
+// to[first .. last] (+)= factor * (scale * value), with the signs that were drawn.
+template <bool ADDS>
+inline void turn_back(
+    const float* block, const Signs& signs, int64_t first, int64_t last, float scale, float factor, float* to) {
+    Words products[RADIX];
+    for (int r = 0; r < RADIX; ++r) products[r] = signs.below(static_cast<uint32_t>(r * WIDE), GROUP);
+    const auto one = [&](int64_t i) {
+        const float turned = block[i / CHUNK * PITCH + i % CHUNK];
+        const float value = float_of(bits_of(turned) ^ signs.of(static_cast<uint32_t>(i))) * scale * factor;
+        to[i] = ADDS ? to[i] + value : value;
+    };
+    int64_t i = first;
+    for (; i < last && i % GROUP; ++i) one(i);
+    for (; i + GROUP <= last; i += GROUP) {
+        const float* from = block + i / CHUNK * PITCH + i % CHUNK;
+        const uint32_t above = signs.above(static_cast<uint32_t>(i), GROUP);
+#pragma GCC unroll 16
+        for (int r = 0; r < RADIX; ++r) {
+            const Floats value = Signs::on(loaded(from + r * WIDE), products[r] + above) * scale * factor;
+            float* here = to + i + r * WIDE;
+            stored(here, ADDS ? loaded(here) + value : value);
+        }
+    }
+    for (; i < last; ++i) one(i);
 }
 
 }  // namespace
@@ -195,19 +313,19 @@ TW_EXPORT int32_t TW(eden_encode)(
     float* block = lined(room);
     int64_t at = 0;
     for (int64_t here; (here = block_in(size - at)) != 0; at += here, scales += 4) {
-        const uint32_t largest = largest_bits(values + at, here);
-        if (largest >= INFINITE) return 0;
+        const Seen all = seen(values + at, here);
+        if (all.largest >= INFINITE) return 0;
         uint8_t* to = out + at * bits / 8;
         float sent = 0;
-        if (largest) {
-            const int exponent = exponent_of(float_of(largest));
+        if (all.largest) {
+            const int exponent = exponent_of(float_of(all.largest));
             const Signs signs(first + static_cast<uint32_t>(at), word);
-            const double square = turned_near(values + at, here, -exponent, signs, values + at + here, block);
+            const double square = turned_near(values + at, here, exponent, all, signs, block);
             const float inverse = static_cast<float>(1 / sqrt(square));
-            const double along = width == 1   ? packed_symbols<1>(block, here, inverse, levels, values + at + here, bits, to)
-                                 : width == 2 ? packed_symbols<2>(block, here, inverse, levels, values + at + here, bits, to)
-                                 : width == 3 ? packed_symbols<3>(block, here, inverse, levels, values + at + here, bits, to)
-                                              : packed_symbols<4>(block, here, inverse, levels, values + at + here, bits, to);
+            const double along = width == 1   ? packed_symbols<1>(block, here, inverse, levels, bits, to)
+                                 : width == 2 ? packed_symbols<2>(block, here, inverse, levels, bits, to)
+                                 : width == 3 ? packed_symbols<3>(block, here, inverse, levels, bits, to)
+                                              : packed_symbols<4>(block, here, inverse, levels, bits, to);
             const double scale = ldexp(square / along / divisor, exponent);
             sent = static_cast<float>(scale < static_cast<double>(most) ? scale : static_cast<double>(most));
         } else {
@@ -225,67 +343,30 @@ TW_EXPORT void TW(eden_add)(
     const uint8_t* data, int32_t bits, const uint8_t* scales, int64_t size, int64_t start, int64_t stop, uint32_t word,
     int32_t width, const float* table, float factor, int32_t adds, float* room, float* into) {
     Unpacker symbols(data, bits);
+    const Turned turned(table, width);
     float* block = lined(room);
-    float level[16];  // of a symbol's four lowest bits
-    for (int i = 0; i < 8; ++i) {
-        level[i] = table[i & ((1 << (width - 1)) - 1)];
-        level[15 - i] = -level[i];
-    }
     int64_t at = start - start % LARGEST_BLOCK;
     scales += at / LARGEST_BLOCK * 4;
     for (int64_t here; at < stop && (here = block_in(size - at)) != 0; at += here, scales += 4) {
         if (at + here <= start) continue;
-        float scale;
-        std::memcpy(&scale, scales, 4);
-        const bool whole = at >= start && at + here <= stop;
         for (int64_t in = 0; in < here; in += CHUNK) {
             float* chunk = block + in / CHUNK * PITCH;
-            const float* target = into + (at + in - start);
-#ifdef __AVX512F__
-            const __m512 levels = _mm512_loadu_ps(level);
-#endif
-            const int8_t* from = symbols.stretch(at + in, at_most(CHUNK, here));
-            const auto value = [&](int64_t i, int r) -> Floats {
-#ifdef __AVX512F__
-                __builtin_prefetch(target + i + r * WIDE, 0, 2);
-                const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i + r * WIDE));
-                return within(_mm512_permutexvar_ps(_mm512_cvtepi8_epi32(sixteen), levels));
-#else
-                float each[WIDE];
-                for (int j = 0; j < WIDE; ++j) each[j] = level[from[i + r * WIDE + j] & 15];
-                return within(loaded(each));
-#endif
-            };
-            if (here >= CHUNK)
-                turn_chunk(chunk, value);
+            if (bits == 1)
+                turned.from_bits(data + (at + in) / 8, at_most(CHUNK, here), chunk);
             else
-                turn_small(chunk, here, value);
+                turned.from_symbols(symbols.stretch(at + in, at_most(CHUNK, here)), at_most(CHUNK, here), chunk);
         }
+        if (here > CHUNK)
+            turn_chunks(block, here, [&](int r, int64_t i, Floats row) { stored(block + r * PITCH + i, row); });
+        float scale;
+        std::memcpy(&scale, scales, 4);
         const Signs signs(static_cast<uint32_t>(at), word);
-        uint32_t above[LARGEST_BLOCK / CHUNK];
-        for (int r = 0; r < LARGEST_BLOCK / CHUNK; ++r) above[r] = signs.above(static_cast<uint32_t>(r * CHUNK), CHUNK);
-        float* to = whole ? into + (at - start) : block;
-        const int64_t pitch = whole ? CHUNK : PITCH;
-        // All rows are read before one is written: a processor takes addresses 4 KiB apart for the same at first.
-        const auto put = [&](int64_t i, Floats* row, auto count, bool adding) {
-            const Words below = signs.below(static_cast<uint32_t>(i), CHUNK);
-#pragma GCC unroll 16
-            for (int r = 0; r < count.rows; ++r) {
-                row[r] = Signs::on(row[r], below + above[r]) * scale * factor;
-                if (adding) row[r] = loaded(to + r * pitch + i) + row[r];
-            }
-#pragma GCC unroll 16
-            for (int r = 0; r < count.rows; ++r) stored(to + r * pitch + i, row[r]);
-        };
-        if (whole && adds)
-            turn_chunks(block, here, [&](int64_t i, Floats* row, auto count) { put(i, row, count, true); });
+        const int64_t first = at > start ? 0 : start - at, last = at_most(here, stop - at);
+        float* to = into + (at - start);
+        if (adds)
+            turn_back<true>(block, signs, first, last, scale, factor, to);
         else
-            turn_chunks(block, here, [&](int64_t i, Floats* row, auto count) { put(i, row, count, false); });
-        if (whole) continue;
-        for (int64_t i = at > start ? at : start; i < at_most(at + here, stop); ++i) {
-            const float value = block[(i - at) / CHUNK * PITCH + (i - at) % CHUNK];
-            into[i - start] = adds ? into[i - start] + value : value;
-        }
+            turn_back<false>(block, signs, first, last, scale, factor, to);
     }
 }
 

@@ -63,6 +63,11 @@ class Signs {
     Words below(uint32_t i, uint32_t power) const { return ((counted(i) ^ key_) & (power - 1)) * 0x7FEB352Du; }
     uint32_t above(uint32_t i, uint32_t power) const { return ((i ^ key_) & ~(power - 1)) * 0x7FEB352Du; }
 
+    uint32_t of(uint32_t i) const {
+        const uint32_t product = (i ^ key_) * 0x7FEB352Du;
+        return ((product ^ product >> 15) * 0x846CA68Bu) & SIGN;
+    }
+
     // The row with the signs that are drawn from the sum of both.
     static Floats on(Floats row, Words product) {
         product = (product ^ product >> 15) * 0x846CA68Bu;
@@ -78,6 +83,15 @@ class Signs {
     const uint32_t key_;
 };
 
+// a - b. Where fused steps have units of their own these share the work with those that add: times 1 is exact.
+inline Floats difference(Floats a, Floats b) {
+#ifdef __AVX512F__
+    return _mm512_fnmadd_ps(b, _mm512_set1_ps(1.0f), a);
+#else
+    return a - b;
+#endif
+}
+
 // Butterflies between rows.
 template <int ROWS, int H = 1>
 inline void across(Floats* row) {
@@ -87,7 +101,7 @@ inline void across(Floats* row) {
             const int low = i / H * 2 * H + i % H;
             const Floats a = row[low], b = row[low + H];
             row[low] = a + b;
-            row[low + H] = a - b;
+            row[low + H] = difference(a, b);
         }
         across<ROWS, 2 * H>(row);
     }
@@ -178,12 +192,7 @@ inline void turn_small(float* block, int64_t size, At at) {
             }
 }
 
-template <int ROWS>
-struct Count {
-    static constexpr int rows = ROWS;
-};
-
-// The butterflies between the chunks of a block; use(i, row, count) gets the rows that begin at i in each chunk.
+// The butterflies between the chunks of a block; use(r, i, row) gets what is final, each chunk r in rising order of i.
 template <int CHUNKS, class Use>
 inline void between(const float* block, int64_t size, Use use) {
     for (int64_t i = 0; i < size; i += WIDE) {
@@ -191,7 +200,8 @@ inline void between(const float* block, int64_t size, Use use) {
 #pragma GCC unroll 16
         for (int r = 0; r < CHUNKS; ++r) row[r] = loaded(block + r * PITCH + i);
         across<CHUNKS>(row);
-        use(i, row, Count<CHUNKS>());
+#pragma GCC unroll 16
+        for (int r = 0; r < CHUNKS; ++r) use(r, i, row[r]);
     }
 }
 

@@ -30,3 +30,4 @@
 #include "ternary.hpp"
 #include "rotation.hpp"
 #include "eden.hpp"
+#include "eden_add.hpp"

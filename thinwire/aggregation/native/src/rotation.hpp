@@ -1,5 +1,5 @@
-// The rotation of aggregation/rotation.py: signs drawn by index, then butterflies of distance 1, 2, 4, .. in that order.
-// Which butterflies are done together changes no bit: each is one addition and one subtraction of the same two floats.
+// The rotation of aggregation/rotation.py: signs drawn by index, then butterflies of distance 1, 2, 4, .. in that
+// order. Which butterflies are done together changes no bit: each is one addition and one subtraction of the same two.
 #pragma once
 
 namespace {
@@ -182,7 +182,8 @@ inline void turn_chunk(float* chunk, At at) {
 // The same for a block that is smaller than a chunk: there is at most one of each size in a vector.
 template <class At>
 inline void turn_small(float* block, int64_t size, At at) {
-    for (int64_t i = 0; i < size; i += WIDE) stored(block + i, at(i / GROUP * GROUP, static_cast<int>(i % GROUP / WIDE)));
+    for (int64_t i = 0; i < size; i += WIDE)
+        stored(block + i, at(i / GROUP * GROUP, static_cast<int>(i % GROUP / WIDE)));
     for (int64_t h = WIDE; h < size; h *= 2)
         for (int64_t from = 0; from < size; from += 2 * h)
             for (int64_t i = from; i < from + h; i += WIDE) {

@@ -78,7 +78,7 @@ def test_every_path_gives_what_numpy_gives(
 
 
 @pytest.mark.parametrize(
-    "spec", ["int8", "qsgd(4)", "ternary", "sign", "fp16", "drive", "eden(3)", "topk(0.01)", "topk(0.5)"]
+    "spec", ["int8", "qsgd(4)", "natural", "ternary", "sign", "fp16", "drive", "eden(3)", "topk(0.01)", "topk(0.5)"]
 )
 def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
     x = made(threads.LEAST * 3 + 5, 1, "normal", 0)
@@ -95,7 +95,7 @@ def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    "spec", ["int8", "qsgd(4, l2)", "drive", "eden(2)", "topk(0.1)", 'layers("a*"=int8; *=qsgd(4))']
+    "spec", ["int8", "qsgd(4, l2)", "natural", "drive", "eden(2)", "topk(0.1)", 'layers("a*"=int8; *=qsgd(4))']
 )
 def test_what_is_not_finite_is_refused_wherever_it_stands(spec: str, bad: float, path: str) -> None:
     for codec in (parse(spec), feedback(parse(spec))):

@@ -12,6 +12,8 @@ from thinwire.aggregation.buckets import BUCKET, buckets, maxima
 from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased, blocks
 from thinwire.aggregation.hashing import uniform
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import natural as native
+from thinwire.aggregation.native.path import kernel
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 
@@ -35,7 +37,23 @@ class Natural(Whole):
     def kind(self) -> Kind:
         return Unbiased(1 / 8 + 2.0**-20)
 
+    @property
+    def writes(self) -> bool:
+        return kernel("natural_encode") is not None
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        native.write(values, word, symbols, scales, first)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return native.add(symbols, scales, span, factor, adds, into)
+
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        if self.writes:
+            found, exponents = np.empty(values.size, np.int8), np.empty(buckets(values.size), np.int8)
+            native.write(values, word, found.view(np.uint8), exponents, 0)
+            return found, exponents
         largest = maxima(values)
         tops = np.clip(np.frexp(largest)[1], LEAST, TOP)  # 2^top is over the largest value: rounding up may reach it
         tops[largest == 0] = LEAST

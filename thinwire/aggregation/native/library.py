@@ -31,6 +31,8 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "fp16_add": (None, [P, P, I64, I64, F32, I32, P]),
     "bf16_encode": (I32, [P, I64, P]),
     "bf16_add": (None, [P, I64, I64, F32, I32, P]),
+    "natural_encode": (I32, [P, I64, U32, U32, P, P]),
+    "natural_add": (None, [P, P, I64, I64, F32, I32, P]),
     "bucket_sums": (None, [P, I64, I32, P]),
     "maxima": (None, [P, I64, P]),
     "sign_encode": (I32, [P, I64, P, P]),

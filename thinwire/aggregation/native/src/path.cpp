@@ -21,6 +21,7 @@
 #include "pack.hpp"
 #include "levels.hpp"
 #include "half.hpp"
+#include "natural.hpp"
 #include "topk.hpp"
 #include "delta.hpp"
 #include "rice.hpp"

@@ -43,7 +43,7 @@ def test_places_of_any_share_are_within_four_and_a_half_percent_of_their_entropy
 def test_no_parameter_of_rice_would_have_made_the_gaps_shorter(share: float) -> None:
     """So the excess is the code's own: its parameters are powers of two (Golomb's would be any number)."""
     places = np.random.default_rng(1).choice(SIZE, round(share * SIZE), replace=False)
-    gaps = np.diff(np.sort(places), prepend=-1) - 1
+    gaps = np.asarray(np.diff(np.sort(places), prepend=-1) - 1, np.int64)
     shortest = 0
     for start in range(0, gaps.size, BLOCK):
         block = gaps[start : start + BLOCK]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from thinwire.client.exchange import take_base
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import AskedInFull, ModelStored, ShadowStored
 from thinwire.core.types import Ask, Failure, Vector
+from thinwire.store import Store
 
 DOWN = {"codec": "topk(0.05) > int8 > rice"}
 FULL = LAYOUT.size * 4
@@ -121,6 +123,29 @@ def test_a_device_that_lost_its_model_gets_the_same_ask_again_in_full_and_the_by
     )
     sent = sum(part.length for e in bench.fleet.sent if e.ask.kind != "stop" for part in e.ask.parts)
     assert row.payload_down == sent
+    assert_same_bits(bench)
+
+
+def test_devices_that_are_ahead_of_a_restored_backup_come_back_to_it(tmp_path: Path) -> None:
+    bench, kept = new(tmp_path / "home"), tmp_path / "backup"
+    bench.drive(stop=lambda: "service" if len(bench.reasons()) == 2 else None)
+    bench.store.close()
+    shutil.copytree(bench.home.root, kept)
+    bench.store = Store.open(bench.home.database)
+    bench.fleet = bench.fleet.restart()
+    bench.drive(stop=lambda: "service" if len(bench.reasons()) == 5 else None)
+    bench.store.close()
+    shutil.rmtree(bench.home.root)
+    shutil.copytree(kept, bench.home.root)
+    bench.store = Store.open(bench.home.database)
+    for device in bench.fleet.devices:
+        device.answered.clear()
+        device.sequence += 10
+    bench.fleet = bench.fleet.restart()
+    bench.fleet.spooled.clear()
+    row = bench.drive()
+    assert (row.status, row.version) == ("done", 6)
+    assert {e.device for e in bench.events(AskedInFull)} == {"a", "b", "c"}
     assert_same_bits(bench)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.small import cross_entropy, local_of, plan_of, task_of
+from tests.client.small import cross_entropy, local_of, normed, plan_of, task_of
 from thinwire.client import Site
 from thinwire.client.compute import tensors
 from thinwire.client.compute.initial import build
@@ -24,7 +24,7 @@ from thinwire.core.events import ModelStored
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.server.versions import Versions
-from thinwire.simulation import run_sim, simulate
+from thinwire.simulation import History, run_sim, simulate
 from thinwire.store import RoundRow, RunRow, Store
 
 ROUNDS = "rounds = 1"
@@ -50,6 +50,20 @@ def test_one_round_of_one_client_is_plain_torch(tmp_path: Path) -> None:
     TorchTrainer(task, local_of(plan)).train(module, split.train, Work(7, 8), key)
     np.testing.assert_allclose(ours, tensors.read(module, places), rtol=1e-5, atol=1e-6)
     assert made.version == 1
+
+
+@pytest.mark.parametrize("codec", ["topk(0.2) > int8 > rice", "sign", "qsgd(4)"])
+def test_a_compressed_downlink_gives_the_same_bits_each_time_and_sends_less(codec: str) -> None:
+    def made(down: str) -> History:
+        plan = plan_of(codec="topk(0.5)", feedback="classic", run="rounds = 4").to_json()
+        plan["downlink"]["codec"], plan["cohort"]["clients"] = down, 2
+        return simulate(task_of(normed), RunPlan.from_json(plan), clients=3)
+
+    first, again, dense = made(codec), made(codec), made("identity")
+    assert first.run.model_digest == again.run.model_digest != dense.run.model_digest
+    assert [row.payload_down for row in first.rounds] == [row.payload_down for row in again.rounds]
+    assert sum(row.payload_down for row in first.rounds) < sum(row.payload_down for row in dense.rounds)
+    assert {row.reason for row in first.rounds} == {"all"}
 
 
 def test_a_simulated_run_is_marked_as_one_and_has_no_wire(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"step       {found['step_s'] * 1000:.2f} ms; this process held {size(found['peak_bytes'])} at most"
     ratio = found["dense_bytes"] / max(1, found["up_bytes"])
     yield f"a round    {size(found['up_bytes'])} up by {found['codec']}, {ratio:.1f} times less than dense;"
-    yield f"           {size(found['down_bytes'])} down"
+    first = f", {size(found['dense_bytes'])} the first time" if found["down_bytes"] != found["dense_bytes"] else ""
+    yield f"           {size(found['down_bytes'])} down{first}"
     times = ", ".join(f"{seconds(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
     yield f"upload     {times}"
 

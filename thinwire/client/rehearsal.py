@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from thinwire.aggregation import WeightedMean, parse, with_layers
+from thinwire.aggregation.downlink import Downlink
 from thinwire.client import exchange
 from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.bench import Bench
@@ -86,7 +87,8 @@ def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout:
     trained = trainer.train(module, one(batch), Work(1, plan.local.batch), Key(1))
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
-    spec = with_layers(plan.uplink.codec, plan.uplink.layers)
+    spec, dense = with_layers(plan.uplink.codec, plan.uplink.layers), layout.size * 4
+    news = Downlink(layout, plan.downlink.codec, base).publish(base + change)
     payloads, _ = encode(change, RunState(), spec, plan.uplink, layout, keys.Key(2))
     mean = WeightedMean(parse(spec).bind(layout), layout)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
@@ -96,12 +98,11 @@ def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout:
     step_s = (time.perf_counter() - began) / STEPS
     tested = next(iter(batches.in_order(split.test, plan.local.batch))) if split.test is not None else batch
     sums = evaluate(module, task, one(tested))
-    dense = layout.size * 4
     return Rehearsal(
         layout.size, len(layout.trained), len(layout.buffers), len(layout.of_role("frozen")), layout.digest,
         batches.count(split.train), batches.count(split.test) if split.test is not None else None, shapes(batch),
         before, after, {name: total / n for name, (total, n) in sums.items() if n}, step_s, peak_bytes(), spec,
-        sum(part.length for part in parts), dense, dense,
+        sum(part.length for part in parts), sum(map(len, news.changes)) or dense, dense,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ FED = ("int8", "sign", "topk(0.01) > int8 > rice")  # with feedback too
 DATA = ("normal", "heavy")
 
 # Rounds that are not counted. The C library maps its first large blocks anew, with a fault a page and zeros to write:
-# the fourth frame of 32 MB is the first one into memory that it kept, as all that a device sends later are.
+# only the fourth frame of 32 MB is written into memory that it kept.
 WARM = 4
 
 

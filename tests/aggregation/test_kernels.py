@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from tests.aggregation.write_golden import FOLDER, name_of
 from thinwire.aggregation import feedback, native, parse
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.rice import Rice
-from thinwire.aggregation.native import threads
+from thinwire.aggregation.native import library, threads
 from thinwire.core import Key, Layout
 from thinwire.core.errors import BadPayload, NonFiniteUpdate, UsageError
 from thinwire.core.types import Vector
 
 KERNELS = [path for path in native.available() if path != "numpy"]
 BORDERS = [1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 8191, 8193, 65535, 65537]  # of lanes, buckets and blocks
+WRITTEN = ["fp16", "int8", "qsgd(4)", "natural", "ternary", "sign", "twobit(1)", "drive", "eden(3)"]  # by kernels
 QUANTIZED = [spec for spec in SPECS if not spec.startswith("layers")]
 
 
@@ -77,9 +79,7 @@ def test_every_path_gives_what_numpy_gives(
             assert both() == expected, path
 
 
-@pytest.mark.parametrize(
-    "spec", ["int8", "qsgd(4)", "natural", "ternary", "sign", "fp16", "drive", "eden(3)", "topk(0.01)", "topk(0.5)"]
-)
+@pytest.mark.parametrize("spec", [*WRITTEN, "topk(0.01)", "topk(0.5)"])
 def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
     x = made(threads.LEAST * 3 + 5, 1, "normal", 0)
     bound = parse(spec).bind(layout_of(x.size, spec))
@@ -94,9 +94,7 @@ def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(
-    "spec", ["int8", "qsgd(4, l2)", "natural", "drive", "eden(2)", "topk(0.1)", 'layers("a*"=int8; *=qsgd(4))']
-)
+@pytest.mark.parametrize("spec", [*WRITTEN, "qsgd(4, l2)", "sign(scaled)", "topk(0.1)", 'layers("a*"=int8; *=qsgd(4))'])
 def test_what_is_not_finite_is_refused_wherever_it_stands(spec: str, bad: float, path: str) -> None:
     for codec in (parse(spec), feedback(parse(spec))):
         bound = codec.bind(layout_of(9000))
@@ -144,6 +142,12 @@ def test_tensors_of_odd_sizes_have_their_own_scales_and_share_bytes(fed: bool, p
     for count in (1, 2, 3):
         with threads.using_threads(count):
             assert result() == expected
+
+
+def test_a_library_that_was_built_for_other_signatures_is_not_used(monkeypatch) -> None:
+    assert (library.library.__wrapped__() is None) == (not KERNELS)
+    monkeypatch.setattr(zlib, "crc32", lambda _: 0)
+    assert library.library.__wrapped__() is None
 
 
 def test_a_path_that_is_not_here_is_refused(monkeypatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, scaled
-from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
+from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased, not_finite
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_whole
 from thinwire.aggregation.methods.quantizer import Whole
@@ -66,14 +66,24 @@ class Qsgd(Whole):
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         if not self.euclidean or self.nearest:
             return levels.encoded(values, self.levels, None if self.nearest else word)
-        scales = levels.usable(np.sqrt(bucket_sums(values, 2)) / self.levels, self.levels)
+        scales = self._norms(bucket_sums(values, 2))
         return levels.rounded(values, scales, self.levels, word), scales
+
+    def _norms(self, squares: NDArray[np.float64]) -> Vector:
+        return levels.usable(np.sqrt(squares) / self.levels, self.levels)
 
     @property
     def writes(self) -> bool:
-        return (self.nearest or not self.euclidean) and native.looks()
+        return native.looks()
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        if self.euclidean and not self.nearest:
+            squares = bucket_sums(values, 2)
+            if not np.isfinite(squares).all():
+                raise not_finite()
+            scales[:] = self._norms(squares)
+            native.write_rounded(values, scales, self.levels, word, self.bits, symbols, first)
+            return
         drawn = None if self.nearest else word
         native.write(values, self.levels, levels.most(self.levels), drawn, self.bits, symbols, scales, first)
 

@@ -50,10 +50,9 @@ class Sign(Whole):
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         negative = values < 0
         symbols: Symbols = np.negative(negative.view(np.int8))  # 0, or -1: in one bit the sign itself
-        counts = np.diff(np.minimum(np.arange(buckets(values.size) + 1) * BUCKET, values.size))
-        whole = bucket_sums(values)
         if self.scaled:
-            return symbols, (whole / np.maximum(counts, 1)).astype(np.float32)
+            return symbols, mean_magnitudes(values)
+        counts = sizes(values.size)
         below = bucket_sums(np.where(negative, values, np.float32(0)))
         below_counts = np.add.reduceat(negative, np.arange(0, values.size, BUCKET), dtype=np.int64)
         above = bucket_sums(np.where(negative, np.float32(0), values))
@@ -62,20 +61,27 @@ class Sign(Whole):
 
     @property
     def writes(self) -> bool:
-        return not self.scaled and kernel("sign_encode") is not None
+        return kernel("sign_encode") is not None
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
-        if not native.sign_write(values, symbols, scales):
+        means = np.empty(2 * scales.size, np.float32) if self.scaled else scales
+        if not native.sign_write(values, symbols, means):
             raise not_finite()
+        if self.scaled:
+            scales[:] = mean_magnitudes(values)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        return not self.scaled and native.sign_add(symbols, scales, span, factor, adds, into)
+        return native.sign_add(symbols, self._pairs(scales), span, factor, adds, into)
+
+    def _pairs(self, scales: Scales) -> Vector:
+        """The means of either side."""
+        return np.repeat(scales, 2) if self.scaled else scales
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         out = np.empty(span.stop - span.start, np.float32)
-        pairs = np.repeat(scales, 2).reshape(-1, 2) if self.scaled else scales.reshape(-1, 2)
+        pairs = self._pairs(scales).reshape(-1, 2)
         for start, stop in blocks(span.stop, span.start):
             first = start // BUCKET
             each = np.repeat(pairs[first : buckets(stop)], BUCKET, axis=0)[start - first * BUCKET :][: stop - start]
@@ -86,3 +92,12 @@ class Sign(Whole):
     def check(self, symbols: Symbols, scales: Scales) -> None:
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise BadPayload("a mean that sign never makes", why="it is negative or not finite")
+
+
+def sizes(values: int) -> NDArray[np.int64]:
+    """How many values each bucket has."""
+    return np.diff(np.minimum(np.arange(buckets(values) + 1) * BUCKET, values))
+
+
+def mean_magnitudes(values: Vector) -> Vector:
+    return (bucket_sums(values) / sizes(values.size)).astype(np.float32)

@@ -49,17 +49,26 @@ def write(
 
 def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first: int) -> NDArray[np.int8] | None:
     """Symbols for scales that are given."""
-    run = kernel("levels_round")
-    if run is None:
+    if kernel("levels_round") is None:
         return None
     symbols = np.empty(values.size, np.int8)
-    x, s, q = values.ctypes.data, scales.ctypes.data, symbols.ctypes.data
+    write_rounded(values, scales, levels, word, 8, symbols.view(np.uint8), first)
+    return symbols
+
+
+def write_rounded(
+    values: Vector, scales: Vector, levels: int, word: int | None, bits: int, out: NDArray[np.uint8], first: int = 0
+) -> None:
+    """The same into an array that is given, symbols in `bits` bits each."""
+    run = kernel("levels_round")
+    assert run is not None
+    x, s, q = values.ctypes.data, scales.ctypes.data, out.ctypes.data
 
     def part(a: int, b: int) -> None:
-        run(x + 4 * a, b - a, s + a // BUCKET * 4, levels, word is None, first + a, word or 0, 8, q + a)
+        at = s + a // BUCKET * 4, levels, word is None, first + a, word or 0, bits, q + a * bits // 8
+        run(x + 4 * a, b - a, *at)
 
     each(0, values.size, part)
-    return symbols
 
 
 def add(

@@ -54,6 +54,14 @@ inline __m512 drawn(__m512i x) {
     x = _mm512_mullo_epi32(x, _mm512_set1_epi32(static_cast<int>(0x846CA68Bu)));
     return _mm512_cvtepi32_ps(_mm512_xor_si512(_mm512_srli_epi32(x, 8), _mm512_srli_epi32(x, 24)));
 }
+#elif defined(__AVX2__)
+inline __m256 drawn(__m256i x) {
+    x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
+    x = _mm256_mullo_epi32(x, _mm256_set1_epi32(0x7FEB352D));
+    x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
+    x = _mm256_mullo_epi32(x, _mm256_set1_epi32(static_cast<int>(0x846CA68Bu)));
+    return _mm256_cvtepi32_ps(_mm256_xor_si256(_mm256_srli_epi32(x, 8), _mm256_srli_epi32(x, 24)));
+}
 #endif
 
 }  // namespace

@@ -46,6 +46,26 @@ inline void round_at_random(
         _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols + i), _mm512_cvtepi32_epi8(symbol));
         index = _mm512_add_epi32(index, step);
     }
+#elif defined(__AVX2__)
+    const __m256 factor = _mm256_set1_ps(inverse), unit = _mm256_set1_ps(0x1p-24f);
+    const __m256i key = _mm256_set1_epi32(static_cast<int>(word)), step = _mm256_set1_epi32(8);
+    const __m128i top = _mm_set1_epi8(static_cast<char>(levels)), bottom = _mm_set1_epi8(static_cast<char>(-levels));
+    __m256i index = _mm256_add_epi32(
+        _mm256_set1_epi32(static_cast<int>(first)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    const auto eight = [&](const float* from) {
+        const __m256 share = _mm256_mul_ps(drawn(_mm256_xor_si256(index, key)), unit);
+        const __m256 place = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(from), factor), share);
+        index = _mm256_add_epi32(index, step);
+        return _mm256_cvttps_epi32(_mm256_floor_ps(place));
+    };
+    for (; i + 16 <= size; i += 16) {
+        _mm_prefetch(reinterpret_cast<const char*>(values + i + BUCKET), _MM_HINT_T0);
+        const __m256i low = eight(values + i), both = _mm256_packs_epi32(low, eight(values + i + 8));
+        const __m256i sixteen = _mm256_permute4x64_epi64(both, 0xD8);  // it was packed in each half by itself
+        __m128i symbol = _mm_packs_epi16(_mm256_castsi256_si128(sixteen), _mm256_extracti128_si256(sixteen, 1));
+        symbol = _mm_max_epi8(_mm_min_epi8(symbol, top), bottom);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols + i), symbol);
+    }
 #endif
     for (; i < size; ++i) {
         const float place = values[i] * inverse + uniform(first + static_cast<uint32_t>(i), word);

@@ -24,12 +24,15 @@ def sim(
     sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=A|B", help=SWEEP)] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="of a sweep: runs with each, from the plan's on")] = 1,
     workers: Annotated[int, typer.Option("--workers", min=1, help="of a sweep: processes that simulate at once")] = 1,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="that the clients of one run train in")] = 1,
     name: Annotated[str | None, typer.Option("--name", help="of a sweep: its group; default: the task's name")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="raise a task's error where it happens")] = False,
     json: Json = False,
     home: Home = None,
 ) -> None:
     """Run a plan without devices or network: stored, shown and exported like any other run.
+
+    With --processes N its clients train in N processes, to the same bits as in one.
 
     With --sweep, --seeds or --name it is a group of runs, one for each combination: what is there is not made again,
     and thinwire runs compare --group NAME shows what they came to.
@@ -42,6 +45,8 @@ def sim(
 
         if debug:
             raise typer.BadParameter("--debug is for one run: leave --sweep, --seeds and --name out")
+        if processes > 1:
+            raise typer.BadParameter("--processes is for one run: a sweep's runs are made side by side with --workers")
         group, code = swept(
             plan, overrides(sets), axes(sweep or []), name=name, seeds=seeds, workers=workers, task=task,
             clients=clients, split=split, data=data, home=home,
@@ -57,7 +62,9 @@ def sim(
     read = RunPlan.load(plan, overrides(sets))
     if refused := read.check(codecs):
         raise refused[0].error()
-    document, code = simulated(read, plan, task, clients=clients, split=split, data=data, debug=debug, home=home)
+    document, code = simulated(
+        read, plan, task, clients=clients, split=split, data=data, debug=debug, home=home, processes=processes
+    )
     if json:
         say.document(document)
     else:

@@ -29,17 +29,22 @@ def simulated(
     data: Path | None,
     debug: bool,
     home: Path | None,
+    processes: int = 1,
 ) -> tuple[dict[str, Any], int]:
     """Run it and tell it; gives its document and exit code. Ctrl-C stops it for good: nobody would go on with it."""
     from thinwire.cli.first_model import first_model
     from thinwire.cli.places import aggregator_home, opened
     from thinwire.cli.shown import run_document
-    from thinwire.cli.task_code import load
+    from thinwire.cli.task_code import task_spec
     from thinwire.client import Site
     from thinwire.client.initial import Initial, initial_model
+    from thinwire.client.task import load_task
     from thinwire.simulation import run_sim
+    from thinwire.simulation.run import require_processes
 
-    code = load(plan.run.task, file, task)
+    spec = task_spec(plan.run.task, file, task)
+    code = load_task(spec)
+    require_processes(processes, spec, debug)
     made = initial_model(code, plan.run.seed)
     site = Site(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(), list[str]()
@@ -56,6 +61,7 @@ def simulated(
             run_sim(
                 plan, code, store=store, home=aggregator_home(home), clients=clients, site=site, debug=debug,
                 first=Initial(made.layout, params, buffers, dict(counters)), on_event=on_event, on_begin=begun.append,
+                processes=processes, spec=spec,
             )  # fmt: skip
         except KeyboardInterrupt:
             _end(store, begun, "stopped", "stopped with Ctrl-C", 10)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from thinwire.client.bench import Here
 from thinwire.client.compute.bench import use_threads
-from thinwire.client.compute.task import LoadedTask
+from thinwire.client.task import LoadedTask, report
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.simulation.local import LocalFleet, LocalLink
@@ -18,7 +18,8 @@ from thinwire.simulation.sessions import Answered, Crowd, Sessions
 class Answering(Protocol):
     """Whoever does the work of all clients, here or in other processes."""
 
-    ahead: int  # asks that may be worked on before it is their turn
+    @property
+    def ahead(self) -> int: ...  # asks that may be worked on before it is their turn
 
     def begin(self, index: int, delivery: Delivery) -> None: ...
     def answer(self, index: int, delivery: Delivery) -> Answered: ...
@@ -27,7 +28,7 @@ class Answering(Protocol):
 class InTurn:
     """One after the other, in this process: nothing is begun before its turn."""
 
-    ahead = 0
+    ahead: int = 0
 
     def __init__(self, crowd: Crowd, bench: Here) -> None:
         use_threads(0, bench.layout.size)
@@ -49,11 +50,9 @@ class SimulatedClients:
     """
 
     def __init__(
-        self, fleet: LocalFleet, clock: VirtualClock, task: LoadedTask, crowd: Crowd, answering: Answering | None = None
+        self, fleet: LocalFleet, clock: VirtualClock, task: LoadedTask, crowd: Crowd, answering: Answering
     ) -> None:
-        bench = Here(task, crowd.site.device)
-        report, about = bench.report(), {"python": platform.python_version()}
-        self._answering = answering or InTurn(crowd, bench)
+        about, self._answering = {"python": platform.python_version()}, answering
         self._fleet, self._clock, self._count, self._turn = fleet, clock, crowd.count, 0
         self._links: dict[str, tuple[int, LocalLink, VirtualClock]] = {}
         self._begun: dict[str, Delivery] = {}  # client -> what was taken from the fleet before its turn
@@ -61,7 +60,7 @@ class SimulatedClients:
             name = crowd.name(index)
             own_clock = VirtualClock(origin=clock.origin)
             link = LocalLink(fleet, name, own_clock)
-            link.hello(Hello(name, name, (report,), about))
+            link.hello(Hello(name, name, (report(task),), about))
             self._links[name] = index, link, own_clock
 
     def step(self) -> bool:

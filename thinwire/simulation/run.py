@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thinwire.client.bench import Here
 from thinwire.client.compute.site import Site
 from thinwire.client.initial import Initial, initial_model
 from thinwire.client.task import LoadedTask, as_task, load_task, report
 from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import PlanError, ThinwireError
+from thinwire.core.errors import PlanError, ThinwireError, UsageError
 from thinwire.core.events import Event
 from thinwire.core.home import AggregatorHome
 from thinwire.core.plan import RunPlan
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.simulation.clients import SimulatedClients
+from thinwire.simulation.clients import Answering, InTurn, SimulatedClients
 from thinwire.simulation.local import LocalFleet
+from thinwire.simulation.processes import Processes
 from thinwire.simulation.sessions import Crowd
 from thinwire.store import FileSpool, RoundRow, RunRow, Store
 
@@ -84,10 +86,12 @@ def simulate(
     data: Path | None = None,
     seed: int | None = None,
     debug: bool = False,
+    processes: int = 1,
 ) -> History:
     """Run a plan over simulated clients and give its history; nothing is left on disk.
 
     `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `seed` replaces the plan's.
+    With several `processes` clients train side by side, to the same bits; the task is then NAME=MODULE.
 
     >>> simulate("digits=examples/digits/task.py", "examples/digits/plan.toml", clients=8)  # doctest: +SKIP
     """
@@ -100,7 +104,10 @@ def simulate(
         home = AggregatorHome.under(folder, durable=False)
         with Store.open(home.database, durable=False) as store:
             site = Site(data=data, split=split, seed=read.run.seed)
-            run_id = run_sim(read, loaded(task, read), store=store, home=home, clients=clients, site=site, debug=debug)
+            run_id = run_sim(
+                read, loaded(task, read), store=store, home=home, clients=clients, site=site, debug=debug,
+                processes=processes, spec=task if isinstance(task, str) else "",
+            )  # fmt: skip
             return History(store.run(run_id), store.rounds(run_id))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,12 +142,15 @@ def run_sim(
     first: Initial | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_begin: Callable[[str], None] = lambda run_id: None,
+    processes: int = 1,
+    spec: str = "",
 ) -> str:
     """Submit a plan as a simulated run and drive it to its end; gives the run's id.
 
     `site` gives data, split, seed and compute device of all clients. With `debug` a task's exception is raised where
-    it happens, else it is a client's failure as on a device.
+    it happens, else it is a client's failure as on a device. `spec` is where several `processes` find the task.
     """
+    require_processes(processes, spec, debug)
     made = first or initial_model(task, plan.run.seed)
     run_id = submit(
         store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
@@ -149,9 +159,40 @@ def run_sim(
     with _work_folder() as folder, store.gathering(run_id):
         clock = VirtualClock(origin=time.time())
         fleet = LocalFleet(FileSpool(folder / "spool", durable=False), clock)
-        fleet.pump = SimulatedClients(fleet, clock, task, Crowd(folder, site, clients, debug)).step
-        drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
+        crowd = Crowd(folder, site, clients, debug)
+        with answering(task, crowd, processes, spec) as workers:
+            fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers).step
+            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
     return run_id
+
+
+def require_processes(processes: int, spec: str, debug: bool) -> None:
+    """`UsageError` where the task cannot be worked on in several processes."""
+    if processes == 1:
+        return
+    if debug:
+        raise UsageError(
+            "--debug shows an error where it happens: in one process", hint="leave --processes out while you debug"
+        )
+    if not spec:
+        raise UsageError(
+            f"this task cannot be worked on in {processes} processes",
+            why="each imports the task for itself, and an object of this process has no name to import it by",
+            hint='simulate("NAME=path/to/task.py", plan, processes=2)',
+        )
+
+
+@contextlib.contextmanager
+def answering(task: LoadedTask, crowd: Crowd, processes: int, spec: str) -> Iterator[Answering]:
+    """Who does the clients' work; nobody is left of them afterwards."""
+    if processes == 1:
+        yield InTurn(crowd, Here(task, crowd.site.device))
+        return
+    workers = Processes(spec, crowd, processes)
+    try:
+        yield workers
+    finally:
+        workers.close()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,90 @@
+"""Clients in several processes: the same bits as in one, whoever is killed meanwhile, and nobody is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.client.small import plan_of, task_of
+from thinwire.core.errors import UsageError
+from thinwire.simulation import simulate
+
+TASK = """
+import os, signal, time
+from pathlib import Path
+import torch
+from tests.client.small import cross_entropy, examples, linear
+from thinwire.client import Split
+
+HERE = Path(__file__).parent
+
+def model():
+    return linear()
+
+def data(site):
+    return Split(examples(seed=site.partition), examples(6, 4))
+
+def loss(model, batch):
+    {extra}
+    return cross_entropy(model, batch)
+"""
+ONCE = """mark = HERE / "killed"
+    if os.environ.get("KILL") and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)"""
+ALWAYS = """os.kill(os.getpid(), signal.SIGKILL)"""
+LONG = """(HERE / f"pid-{os.getpid()}").touch()
+    time.sleep(600)"""
+PLAN = plan_of("steps = 2", "topk(0.3) > int8", "classic", run="rounds = 3")
+
+
+def task(folder: Path, extra: str) -> str:
+    file = folder / "task.py"
+    file.write_text(TASK.replace("{extra}", extra))
+    return f"small={file}"
+
+
+def test_two_processes_give_the_bits_of_one_even_when_a_worker_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = task(tmp_path, ONCE)
+    one = simulate(spec, PLAN, clients=4)
+    monkeypatch.setenv("KILL", "1")
+    two = simulate(spec, PLAN, clients=4, processes=2)
+    assert (tmp_path / "killed").exists()
+    assert two.run.model_digest == one.run.model_digest
+    assert two.metrics == one.metrics
+    assert [row.folded for row in two.rounds] == [row.folded for row in one.rounds]
+
+
+def test_work_that_ends_its_process_twice_ends_the_run_with_a_reason(tmp_path: Path) -> None:
+    run = simulate(task(tmp_path, ALWAYS), PLAN, clients=1, processes=2).run
+    assert run.status == "failed"
+    assert "sim-0 ended its process twice" in run.status_text
+    assert "signal 9" in run.status_text
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('[run]\ntask = "small"\n[local]\nlr = 0.1\nsteps = 2\n')
+    spec = task(tmp_path, LONG)
+    command = [sys.executable, "-m", "thinwire.cli", "sim", "plan.toml", "--task", spec, "--processes", "2"]
+    sim = subprocess.Popen([*command, "--home", "home"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < 2:
+        assert sim.poll() is None
+        time.sleep(0.05)
+    sim.send_signal(signal.SIGINT)
+    assert sim.wait() == 130
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_an_object_of_this_process_is_refused_before_anything_begins() -> None:
+    with pytest.raises(UsageError, match="cannot be worked on in 2 processes"):
+        simulate(task_of(), PLAN, clients=2, processes=2)

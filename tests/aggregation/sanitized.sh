@@ -21,6 +21,6 @@ fi
 # so that a read past a short `bytes` is seen too.
 LD_PRELOAD="$("$CXX" -print-file-name=libasan.so) $("$CXX" -print-file-name=libubsan.so)"
 export LD_PRELOAD PYTHONMALLOC=malloc PYTHONPATH="$at/lib:." PYTHONSAFEPATH=1
-export ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16:abort_on_error=1:strict_string_checks=1:detect_stack_use_after_return=1
+export ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16:abort_on_error=1:strict_string_checks=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 exec "$python" "$@"

@@ -22,6 +22,7 @@ from thinwire.aggregation.codec import (
     contraction,
     require_finite,
     require_vector,
+    require_writable,
     spanned,
 )
 from thinwire.core.errors import BadPayload
@@ -102,7 +103,7 @@ class Bound:
 
     def encode_held(self, x: Vector, held: Held, state: State, key: Key, segment: int = 0) -> Encoded:
         """Encode x with what is held, and x becomes what is to be held; nothing is read back from the frame."""
-        require_vector(x, self._size(segment))
+        require_writable(x, self._size(segment))
         if self._whole(segment) and (chain := self.groups[segment][0].chain).apart:
             state = dict(state)
             return Encoded(chain.held(x, key, segment, self._hashes[segment], held, state), state, Everything.SENT)
@@ -116,6 +117,7 @@ class Bound:
             read = [(group, part.apart_from(x)) for group, part in found]
         held.after(x)
         self._add(read, held.weight, x, 0, x.size)
+        held.settled(x, encoded.support)
         return encoded
 
     def _encoded(self, x: Vector, state: State, key: Key, segment: int) -> tuple[Encoded, list[tuple[Group, Any]]]:
@@ -154,7 +156,7 @@ class Bound:
 
     def decode_add(self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
         start, stop = spanned(span, self._size(segment))
-        require_vector(into, self._size(segment))
+        require_writable(into, self._size(segment))
         self._add(self._read(payload, segment), weight, into, start, stop)
 
     def decode(self, payload: Arrived, segment: int = 0) -> Vector:

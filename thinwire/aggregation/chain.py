@@ -144,6 +144,7 @@ class Chain:
                 found = self._read_symbols(Stream(packed.data), b - a)
                 # Signs are drawn by index ^ word, and a + i is a ^ i: counted from a they are drawn by word ^ a.
                 self.add(Read(None, found, own, word ^ a), held.weight, x[here], 0, b - a)
+                held.settled(x, here)
 
         each(0, x.size, part)
 
@@ -235,8 +236,9 @@ class Chain:
         most = self.sparsifier.count(size)
         data = memoryview(self._bytes(next(streams), self._indices_bytes(most, size)))
         if not self.sparsifier.fixed:
-            if len(data) < WORD.size or not 1 <= WORD.unpack(data[: WORD.size])[0] <= most:
-                raise BadPayload("a number of indices that cannot be", why=f"it is 1 to {most}")
+            least = min(1, size)  # the largest is always sent, where there is one
+            if len(data) < WORD.size or not least <= WORD.unpack(data[: WORD.size])[0] <= most:
+                raise BadPayload("a number of indices that cannot be", why=f"it is {least} to {most}")
             most, data = int(WORD.unpack(data[: WORD.size])[0]), data[WORD.size :]
         return Rice().unpack_indices(data, most, size) if self.rice else Delta().unpack(data, most, size)
 

@@ -218,11 +218,20 @@ class Codec(Protocol):
 
 
 def require_vector(x: Vector, size: int) -> None:
-    """ValueError unless it is a contiguous float32 vector of this size."""
+    """ValueError unless it is a contiguous float32 vector of this size, at an address that a float32 may have."""
     if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
         raise ValueError(f"expected a contiguous 1-D float32 vector, got {x.dtype} of shape {x.shape}")
+    if not x.flags.aligned:
+        raise ValueError("expected a float32 vector at a multiple of 4 bytes")
     if x.size != size:
         raise ValueError(f"expected {size} values, got {x.size}")
+
+
+def require_writable(x: Vector, size: int) -> None:
+    """The same, and that it may be written to: a kernel has the address alone, and would not ask."""
+    require_vector(x, size)
+    if not x.flags.writeable:
+        raise ValueError("expected a float32 vector that may be written, got one that is read-only")
 
 
 def require_finite(x: Vector) -> None:

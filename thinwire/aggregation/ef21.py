@@ -21,7 +21,7 @@ from thinwire.aggregation.codec import (
     Encoded,
     Kind,
     ResidualOnly,
-    require_vector,
+    require_writable,
 )
 from thinwire.aggregation.feedback import encode_held, inside, require_contraction
 from thinwire.aggregation.held import Held
@@ -85,7 +85,7 @@ class BoundEf21(Around):
         return {**self.inner.init(segment), REFERENCE: np.zeros(self.layout.segments[segment].size, np.float32)}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
-        require_vector(x, self.layout.segments[segment].size)
+        require_writable(x, self.layout.segments[segment].size)
         encoded = encode_held(self.inner, x, Held(state[REFERENCE], -1.0), state, key, segment)
         return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
 

@@ -33,7 +33,7 @@ from thinwire.aggregation.codec import (
     ResidualOnly,
     Unbiased,
     contraction,
-    require_vector,
+    require_writable,
 )
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.shrunk import Shrunk
@@ -125,7 +125,7 @@ class BoundFeedback(Around):
         return {**state, RESIDUAL: state[RESIDUAL] * np.float32(decay ** max(1, rounds))}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
-        require_vector(x, self.layout.segments[segment].size)
+        require_writable(x, self.layout.segments[segment].size)
         kept = {MOMENTUM: self._velocity(x, state)} if self.momentum else {}
         encoded = encode_held(self.inner, x, Held(state[RESIDUAL], 1.0), state, key, segment)
         if self.masked and self.momentum:
@@ -158,6 +158,7 @@ def encode_held(inner: BoundCodec, x: Vector, held: Held, state: State, key: Key
     encoded = inner.encode(x.copy(), own, key, segment)
     held.after(x)
     inner.decode_add(encoded.payload, held.weight, x, segment=segment)
+    held.settled(x)
     return encoded
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.aggregation.codec import ALL, add_finite
+from thinwire.aggregation.codec import ALL, Everything, Support, add_finite, require_finite
 from thinwire.core.types import Vector
 
 
@@ -34,3 +34,10 @@ class Held:
         """What stands in p's place before the decoded values are added."""
         if self.sign < 0:
             x[span] = self.vector[span]
+
+    def settled(self, x: Vector, span: slice | Support = ALL) -> None:
+        """NonFiniteUpdate where what is to be held has overflowed, as it may near float32's largest value.
+
+        A device that kept it could never encode again.
+        """
+        require_finite(x if isinstance(span, Everything) else x[span])

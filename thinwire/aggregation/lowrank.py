@@ -151,6 +151,7 @@ class LowRank:
             parts.append(self._part(piece, x[span] if self._saves(piece) else x[span].copy(), state))
             held.after(x, span)
             _add(parts[-1], piece.at, piece.stop, np.float32(held.weight), True, x[span])
+            held.settled(x, span)
         return frame.pack(bound, self._sent(parts, key, segment, 0)[0])
 
     def write(

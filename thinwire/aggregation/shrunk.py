@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinwire.aggregation.around import Around
-from thinwire.aggregation.codec import Contractive, Encoded, Kind
+from thinwire.aggregation.codec import Contractive, Encoded, Kind, require_writable
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.types import State, Vector
@@ -35,5 +35,6 @@ class Shrunk(Around):
         return self.inner.init(segment)
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        require_writable(x, self.layout.segments[segment].size)
         x *= np.float32(1 / (1 + self.omega))
         return self.inner.encode(x, state, key, segment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +128,7 @@ def test_what_is_no_vector_of_this_size_is_refused(spec: str, path: str) -> None
     x = GIVEN[:300].copy()
     raw = np.zeros(4 * x.size + 1, np.uint8)[1:].view(np.float32)  # at an odd address
     raw[:] = x
-    wrong = (
+    wrong: tuple[Any, ...] = (
         GIVEN[:600:2], x[::-1], x.astype(np.float64), x.astype(">f4"), x.astype(np.float16), x.astype(np.int32),
         x[:-1], np.append(x, x[:1]), x.reshape(3, 100), x.reshape(1, 300), raw, np.array(np.float32(1)),
     )  # fmt: skip
@@ -148,7 +149,10 @@ def test_memory_that_may_not_be_written_is_never_written(spec: str, path: str) -
             assert number, "alone it only reads"
         assert given == before
         payload = codec.encode(x.copy(), held(codec), Key(1)).payload
-        for into in (x, np.zeros(1201, np.uint8)[1:].view(np.float32), np.zeros(600, np.float32)[::2], np.zeros(300)):
+        intos: tuple[Any, ...] = (
+            x, np.zeros(1201, np.uint8)[1:].view(np.float32), np.zeros(600, np.float32)[::2], np.zeros(300),
+        )  # fmt: skip
+        for into in intos:
             held_before = into.tobytes()
             with pytest.raises(ValueError, match="float32"):
                 codec.decode_add(payload, 1.0, into)

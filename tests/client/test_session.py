@@ -12,12 +12,15 @@ from torch import nn
 
 from tests.client.small import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean, digest, parse
+from thinwire.aggregation.native import threads
+from thinwire.client import work
 from thinwire.client.compute import tensors
 from thinwire.client.compute.initial import build
 from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Work as Steps
 from thinwire.client.compute.site import Split
 from thinwire.client.compute.trainer import TorchTrainer
+from thinwire.client.encoding import encode
 from thinwire.client.exchange import parts_of
 from thinwire.client.session import Session
 from thinwire.core.errors import DataLost
@@ -69,6 +72,23 @@ def test_a_clip_that_the_ask_names_is_the_one_that_is_trained_with(tmp_path):
     _, bundle = asked.answer(asked.session(), asked.ask(work=Work(3, 8, clip=0.05)))
     _, expected = planned.answer(planned.session(), planned.ask())
     assert bundle.read_bytes() == expected.read_bytes()
+
+
+def test_the_plan_says_how_many_threads_encode_and_the_bytes_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    seen, bytes_sent = list[int](), set[bytes]()
+
+    def encode_there(*given):
+        seen.append(threads.threads())
+        return encode(*given)
+
+    monkeypatch.setattr(work, "encode", encode_there)
+    for count in (0, 1, 3):
+        aggregator = Aggregator(tmp_path / str(count), task_of(), plan_of(f"codec_threads = {count}"))
+        _, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
+        bytes_sent.add(bundle.read_bytes())
+    assert seen == [threads.cores(), 1, 3]
+    assert len(bytes_sent) == 1
 
 
 def test_what_was_not_sent_stays_in_the_residual_and_goes_with_the_next(tmp_path):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 
 def kernels() -> str:
-    """The path in use and the threads of one call; UsageError when the environment forces one that is not here."""
+    """The path in use and how many threads; UsageError when the environment forces what cannot be."""
+    from thinwire.aggregation.native import threads
     from thinwire.aggregation.native.path import NUMPY, VARIABLE, available, chosen
-    from thinwire.aggregation.native.threads import threads
 
-    path, count = chosen(), threads()
-    said = f"{path}, {count} thread{'s' if count > 1 else ''}"
+    path, count = chosen(), threads.of_environment()
+    said = f"{path}, threads as each plan says"
+    if count:
+        said = f"{path}, {count} thread{'s' if count > 1 else ''} by {threads.VARIABLE}"
     if path != NUMPY:
         return said
     if len(available()) > 1:

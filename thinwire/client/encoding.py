@@ -42,8 +42,8 @@ def encode(
                 own[f"{segment.index}/{name}"] = array
                 continue
             into = whole.get(PLACES[name])
-            if into is None:  # the change's own memory becomes the residual: one vector less
-                into = whole[PLACES[name]] = change if name == RESIDUAL else np.empty(layout.size, np.float32)
+            if into is None:  # the change's own memory becomes the residual or the reference: one vector less
+                into = whole[PLACES[name]] = np.empty(layout.size, np.float32) if name == MOMENTUM else change
             if array.base is not into and array is not into:
                 into[segment.span] = array
     made = replace(

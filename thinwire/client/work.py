@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.downlink import Shadow
+from thinwire.aggregation.native.threads import cores, planned_threads
 from thinwire.client import exchange
 from thinwire.client.compute import keys
 from thinwire.client.compute.local import Local, Work
@@ -99,7 +100,8 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -
     if ask.layout_digest != layout.digest:
         raise CannotAnswer("layout-mismatch", "this device's model has other tensors than the run's")
     shadow = Shadow(layout, job.plan.downlink.codec, state.shadow, state.shadow_version)
-    shared = exchange.take_base(ask, job.delivery.bundle, shadow)
+    with planned_threads(local.codec_threads or cores()):
+        shared = exchange.take_base(ask, job.delivery.bundle, shadow)
     if job.plan.downlink.compressed:
         own_base = shadow.params  # later versions come as changes to it
         state = replace(state, layout_digest=layout.digest, shadow=own_base, shadow_version=ask.base_version)
@@ -124,9 +126,10 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -
         metrics["train/loss"] = done.loss
     head = replace(head, examples=done.examples, steps=done.steps, a=done.a, norm=exchange.norm(change))
     change /= change.dtype.type(done.a)
-    payloads, state = encode(
-        change, state, ask.codec, job.plan.uplink, layout, job.key("encode", ask.ask_id), ask.round
-    )
+    with planned_threads(local.codec_threads or cores()):
+        payloads, state = encode(
+            change, state, ask.codec, job.plan.uplink, layout, job.key("encode", ask.ask_id), ask.round
+        )
     averaged = local.buffers == "average"
     parts, body = exchange.packed(payloads, layout, done.buffers if averaged else None)
     head = replace(

@@ -65,9 +65,9 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
 UNBUILT = {
     "run": ("eval_cohort",),
     "cohort": ("mode", "buffer", "max_concurrency", "selection", "requires"),
-    "local": ("min_steps", "codec_threads", "partial", "overlap", "durability"),
+    "local": ("min_steps", "partial", "overlap", "durability"),
     "uplink": ("ladder",),
-    "server": ("threads", "reduce"),
+    "server": ("reduce",),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
                "post_quantum"),
     "privacy": ("mode", "clip", "adaptive", "noise_multiplier", "target_epsilon", "delta", "budget"),

@@ -112,7 +112,7 @@ class LocalSection(Section):
     )
     min_steps: Count = Field(default=1, description="fewest steps of partial work that count")
     codec_threads: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="threads that encode; 0: as many as cores"
+        default=0, description="threads that encode and decode on a device; 0: as many as cores"
     )
     batch: Count = Field(default=32, description="examples a batch")
     accumulate: Count = Field(default=1, description="batches whose gradients make one step")

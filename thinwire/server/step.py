@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thinwire.aggregation import BoundCodec, BufferMean, WeightedMean, parse
+from thinwire.aggregation.native.threads import planned_threads
 from thinwire.aggregation.optimizers import server_optimizer
 from thinwire.core.errors import BadPayload, ThinwireError
 from thinwire.core.layout import Layout
@@ -54,6 +55,10 @@ class Fold:
 
     def add(self, head: ReplyHead, frames: Frames, discount: float) -> None:
         """Fold one update; BadPayload leaves the tally as it was."""
+        with planned_threads(self.plan.server.threads or 1):
+            self._add(head, frames, discount)
+
+    def _add(self, head: ReplyHead, frames: Frames, discount: float) -> None:
         segments = len(self.layout.segments)
         expected = [f"frame/{i}" for i in range(segments)]
         names = [part.name for part in head.parts]

@@ -1,4 +1,7 @@
-"""One vector on several threads: parts that begin at whole blocks, so that no bit depends on how many there are."""
+"""One vector on several threads: parts that begin at whole blocks, so that no bit depends on how many there are.
+
+How many is said by the environment; where it says nothing, by the plan of the run that is worked for.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import TypeVar
 
 from thinwire.core.errors import UsageError
@@ -18,20 +22,32 @@ T = TypeVar("T")
 VARIABLE = "THINWIRE_THREADS"
 GRAIN = 1 << 16  # elements: parts begin at multiples, which are whole buckets
 LEAST = 1 << 18  # elements a thread is worth waking for
+MOST = 1024
 
-_forced: int | None = None  # by `using_threads`
+_said: ContextVar[int] = ContextVar("threads", default=0)  # by `using_threads`, of the thread that calls
 
 
 def threads() -> int:
-    """How many one call may use: 1, unless the environment says more (0: as many as cores)."""
-    return _forced or _of_environment(os.environ.get(VARIABLE, "1"))
+    """How many one call may use: 1, unless something says more."""
+    return _said.get() or of_environment() or 1
+
+
+def of_environment() -> int:
+    """How many the environment says (0 there: as many as cores); 0 where it says nothing."""
+    said = os.environ.get(VARIABLE, "")
+    return _read(said) if said else 0
 
 
 @functools.cache
-def _of_environment(said: str) -> int:
-    if not (said.isascii() and said.isdigit() and int(said) <= 1024):
-        raise UsageError(f"{VARIABLE}={said} cannot be", why="it is a number of threads, 0 for all cores")
-    return int(said) or os.cpu_count() or 1
+def _read(said: str) -> int:
+    if not (said.isascii() and said.isdigit() and int(said) <= MOST):
+        raise UsageError(f"{VARIABLE}={said} cannot be", why=f"it is a number up to {MOST}, 0 for all cores")
+    return int(said) or cores()
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parts(start: int, stop: int) -> list[tuple[int, int]]:
@@ -66,18 +82,25 @@ def each_of(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) ->
 
 @functools.cache
 def _pool(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "thinwire-kernel")
+    # Its threads part nothing further: a part that waited for others of the same pool could wait for ever.
+    return ThreadPoolExecutor(count, "thinwire-kernel", initializer=lambda: _said.set(1))
 
 
 @contextlib.contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """So many, for the whole process, while the context lasts: for tests and benchmarks."""
-    global _forced  # noqa: PLW0603  # it stands for the environment, which is the process's too
-    before, _forced = _forced, count
+    """So many for what this thread calls while the context lasts, whatever else says."""
+    before = _said.set(count)
     try:
         yield
     finally:
-        _forced = before
+        _said.reset(before)
+
+
+@contextlib.contextmanager
+def planned_threads(count: int) -> Iterator[None]:
+    """So many as a plan says, at most `MOST`; the environment of the machine has the last word."""
+    with using_threads(of_environment() or min(count, MOST)):
+        yield
 
 
 if hasattr(os, "register_at_fork"):

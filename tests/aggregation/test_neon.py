@@ -1,0 +1,40 @@
+"""NEON's kernels on a machine that has none: compiled for 64-bit ARM, run by qemu, and held against the scalar ones."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HARNESS = ROOT / "tests/aggregation/same.cpp"
+FLAGS = ["-std=c++17", "-Wno-psabi", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]  # as in setup.py
+HERE, ARM, QEMU = "g++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+
+
+def printed(compiler: str, path: str, optimized: str, into: Path, *run: str) -> list[str]:
+    """What the harness prints on this path."""
+    program = into / path
+    sources = ["-I", str(ROOT / "thinwire/aggregation/native/src"), str(HARNESS)]
+    subprocess.run([compiler, *FLAGS, optimized, "-static", f"-DTW_PATH={path}", *sources, "-o", program], check=True)
+    return subprocess.run([*run, program], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+@pytest.mark.skipif(
+    not all(map(shutil.which, (HERE, ARM, QEMU))), reason="apt-get install g++ g++-aarch64-linux-gnu qemu-user-static"
+)
+def test_neon_gives_what_the_scalar_path_gives(tmp_path: Path) -> None:
+    expected = printed(HERE, "scalar", "-O1", tmp_path)
+    assert printed(ARM, "neon", "-O3", tmp_path, QEMU) == expected
+    assert len(expected) > 1000
+
+
+def test_the_harness_calls_every_kernel_of_values() -> None:
+    """Those of places and streams work on whole numbers, one after the other, in the same code on every path."""
+    sources = "".join(path.read_text() for path in (ROOT / "thinwire/aggregation/native/src").glob("*.hpp"))
+    kernels = set(re.findall(r"TW_EXPORT \w+ TW\((\w+)\)", sources))
+    called = set(re.findall(r"TW\((\w+)\)\(", HARNESS.read_text()))
+    assert {name for name in kernels - called if not name.startswith(("delta", "rice"))} == set()

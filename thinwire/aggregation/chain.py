@@ -133,8 +133,7 @@ class Chain:
         assert isinstance(quantizer, Writes)
 
         def part(start: int, stop: int) -> None:
-            for a in range(start, stop, CACHED):
-                b = min(a + CACHED, stop)
+            for a, b in cached(start, stop):
                 here = slice(a, b)
                 held.before(x, here)
                 packed = symbols[packed_bytes(a, quantizer.bits) : packed_bytes(b, quantizer.bits)]
@@ -142,7 +141,8 @@ class Chain:
                 quantizer.write(x[here], word, packed, own, a)
                 held.after(x, here)
                 found = self._read_symbols(Stream(packed.data), b - a)
-                # Signs are drawn by index ^ word, and a + i is a ^ i: counted from a they are drawn by word ^ a.
+                # Signs are drawn by index ^ word. No index within the part has a bit of a's, so a + i is a ^ i: counted
+                # from a they are drawn by word ^ a.
                 self.add(Read(None, found, own, word ^ a), held.weight, x[here], 0, b - a)
                 held.settled(x, here)
 
@@ -303,6 +303,18 @@ class Chain:
     def _symbols_bytes(self, sent: int) -> int:
         bits = self.quantizer.bits
         return Rice().max_symbol_bytes(sent, bits) if self.rice and bits <= 8 else packed_bytes(sent, bits)
+
+
+def cached(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """(from, to) of what is worked on while it is in cache: none longer than its start's lowest bit says.
+
+    >>> list(cached(3 << 16, 1 << 19)) == [(3 << 16, 1 << 18), (1 << 18, 1 << 19)]
+    True
+    """
+    while start < stop:
+        end = min(start + min(start & -start or CACHED, CACHED), stop)
+        yield start, end
+        start = end
 
 
 def stage(quantizer: Quantizer, group: int) -> str:

@@ -1,4 +1,4 @@
-"""The three models, the candidates of each, and how many seeds: fixed before any cell was made."""
+"""The three models, the candidates of each, and how many seeds: fixed before any cell of seeds A or B was made."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CNN = (
     *SPARSE_SIGNS,
     FALLBACK,
     Chain("topk(0.02) > sign > rice", decay=0.9),
-    Chain("topk(0.02) > sign > rice", feedback="ef21"),
+    *(Chain(f"topk({r}) > sign > rice", feedback="ef21") for r in ("0.01", "0.02")),
     Chain("topk(0.01) > int8 > rice"),
     Chain("topk(0.02) > int8 > rice"),
     Chain("topk(0.02) > ternary > rice"),
@@ -86,6 +86,7 @@ DIGITS = (
 CODE_LM = (
     *(Chain(f"topk({r}) > sign > rice") for r in ("0.01", "0.02")),
     FALLBACK,
+    Chain("topk(0.01) > sign > rice", feedback="ef21"),
     Chain("topk(0.01) > int8 > zstd"),
 )
 BASELINES = (FP32, FP16)

@@ -151,11 +151,11 @@ def test_the_bound_is_below_the_mean_by_what_the_seeds_leave_open():
     assert not paired([90.0], [90.0]).non_inferior  # of one pair nothing is known
 
 
-def test_what_loses_a_point_at_once_does_not_stay_and_the_fallback_always_does():
+def test_what_loses_half_a_point_at_once_does_not_stay_and_the_fallback_always_does():
     def judged(chain: Chain, ratio: float, lost: float) -> Judged:
         return Judged(chain, 0.1, ratio, paired([90 - lost, 90 - lost], [90.0, 90.0]))
 
-    all_of_them = [judged(BOLD, 300, 1.5), judged(MILD, 170, 0.1), judged(FALLBACK, 105, 2.0)]
+    all_of_them = [judged(BOLD, 300, 0.6), judged(MILD, 170, 0.1), judged(FALLBACK, 105, 2.0)]
     assert [one.chain for one in staying(all_of_them)] == [MILD, FALLBACK]
     assert select(all_of_them[::2], {FALLBACK: 0.1}, seeds_b=30).chain == FALLBACK
 

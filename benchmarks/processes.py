@@ -56,6 +56,10 @@ class Processes:
             )
         return self._started[name].pid
 
+    def running(self, pid: int) -> bool:
+        """Whether the process that was started with this id goes on."""
+        return any(process.pid == pid and process.poll() is None for process in self._started.values())
+
     def ended(self, pid: int, within_s: float) -> None:
         """Wait until the process that was started with this id has ended; it is not waited for any more."""
         name = next(name for name, process in self._started.items() if process.pid == pid)
@@ -115,6 +119,17 @@ def status_bytes(pid: int, key: str) -> int:
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     raise KeyError(key)
+
+
+def tree_bytes(pid: int) -> int:
+    """Memory of a process and all that it and those started, what they share counted once (PSS)."""
+    total = 0
+    for each in descendants(pid):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
 
 
 def cpu_seconds(pid: int) -> float:

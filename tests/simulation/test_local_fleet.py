@@ -6,18 +6,19 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fleet_laws import FleetLaws
+from tests.fleet_laws import FleetLaws, answer, written
 from thinwire.core.fleet import Link
 from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.simulation.spool import HeldSpool
 from thinwire.store import FileSpool, Store
 
 
 class LocalSetting:
     """A LocalFleet on the real spool; a restart is a new fleet over the same folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spool: type[FileSpool] = FileSpool) -> None:
         self.store = Store.open(folder / "store.sqlite3")
-        self.roster, self.spool = self.store.roster, FileSpool(folder / "spool")
+        self.roster, self.spool = self.store.roster, spool(folder / "spool")
         self.fleet = LocalFleet(self.spool)
 
     def link(self, name: str) -> Link:
@@ -30,3 +31,27 @@ class TestLocalFleet(FleetLaws):
         setting = LocalSetting(folder)
         yield setting
         setting.store.close()
+
+
+class TestLocalFleetInMemory(FleetLaws):
+    """As simulations have it."""
+
+    @contextlib.contextmanager
+    def make(self, folder: Path) -> Iterator[LocalSetting]:
+        setting = LocalSetting(folder, HeldSpool)
+        yield setting
+        setting.store.close()
+
+
+def test_what_does_not_fit_into_memory_lies_in_a_file(tmp_path: Path) -> None:
+    spool = HeldSpool(tmp_path / "spool", most_bytes=4)
+    fleet = LocalFleet(spool)
+    link = LocalLink(fleet, "a")
+    for sequence, body in enumerate([b"1234", b"5678"], start=1):
+        head = answer("a", f"ask-{sequence}", sequence, body)
+        link.push(head, written(tmp_path, body))
+        assert b"".join(fleet.open(head.update_id)) == body
+    assert [path.read_bytes() for path in (tmp_path / "spool").glob("*/*.parts")] == [b"5678"]
+    fleet.ack([head.update_id for head in spool.heads()])
+    assert spool.heads() == []
+    assert not list((tmp_path / "spool").glob("*/*.parts"))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import UpdateId
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,27 @@ class Outcome:
     refused: str = ""
 
 
+class AtOnce(Executor):
+    """Work is done when it is given."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class Folds:
     """Folds that were begun and are not yet reported.
 
-    A BadPayload refuses its update; anything else is our own defect and is raised where the driver looks.
+    A BadPayload refuses its update; anything else is our own defect and is raised where the driver looks. `at_once`:
+    where nothing waits meanwhile a thread costs more than a small fold.
     """
 
-    def __init__(self) -> None:
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
+    def __init__(self, at_once: bool = False) -> None:
+        self._worker = AtOnce() if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._begun: list[Future[Outcome]] = []
         self._of: dict[UpdateId, Future[Outcome]] = {}
 

@@ -39,7 +39,7 @@ class OneRound:
         self.machine = Round(terms_of(opened, running.plan))
         self.heads: dict[UpdateId, ReplyHead] = {}
         self.fold = self.new_fold()
-        self.folds = Folds()
+        self.folds = Folds(at_once=running.simulated)
         self.fold_s = 0.0
         self.later: list[Event] = []  # facts that decide nothing: recorded with the next decision
 

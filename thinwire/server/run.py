@@ -30,13 +30,16 @@ def drive(
     presence: Presence | None = None,
     stop: Callable[[], StopOrder] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
+    simulated: bool = False,
 ) -> RunRow:
     """Make or go on with a run until it is done, failed or stopped; gives its row.
 
     `stop` is asked often: "run" ends the run for good, "service" leaves it as it is, to go on at the next start. A
-    ThinwireError ends the run as failed, with the reason in its status; anything else is raised.
+    ThinwireError ends the run as failed, with the reason in its status; anything else is raised. `simulated`: nobody on
+    the fleet can be shut out, and nothing waits while an update is folded.
     """
     running = Running(run_id, store, fleet, home, clock or RealClock(), presence or Presence(), stop, on_event)
+    running.simulated = simulated
     try:
         _rounds(running)
         if running.stopped != "service":

@@ -46,6 +46,7 @@ class Running:
         self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
         self.on_event, self._stop = on_event, stop
         self.stopped: StopOrder = None
+        self.simulated = False  # its devices are in nobody's roster
         row = store.run(run_id)
         self.plan, self.layout, self.report = RunPlan.from_json(row.plan), Layout.from_json(row.layout), row.task_report
         self.holders = Holders(self.plan.to_json(), self.plan.digest)
@@ -154,6 +155,8 @@ class Running:
 
     def revoked(self) -> set[str]:
         """Devices that were shut out: of theirs only what is folded counts."""
+        if self.simulated:
+            return set()
         return {row.name for row in self.store.roster.rows() if row.state == "revoked"}
 
     def forget(self, device: str) -> None:

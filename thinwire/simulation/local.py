@@ -7,15 +7,18 @@ is the real one; only sockets, keys and Flower are missing, and bytes on a wire 
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from thinwire.core.clock import Clock, RealClock, VirtualClock
 from thinwire.core.errors import BadPayload, Refused, Unreachable
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, Welcome
 from thinwire.core.types import Arrived, Failure, ReplyHead, Transfer, UpdateId
+from thinwire.simulation.spool import HeldSpool
 
 BLOCK = 1 << 20
 
@@ -159,16 +162,28 @@ class LocalFleet:
                     link.name, Failure("state-lost", "another update under a known id", reply.ask_id, link.name)
                 )
             return None
+        head = self._spooled(reply, bundle, lambda: Transfer(pulled, began, link.clock.wall()))
+        self._seen[reply.update_id] = _content(reply)
+        return self._arrived(link.name, head)
+
+    def _spooled(self, reply: ReplyHead, bundle: Path | None, transfer: Callable[[], Transfer]) -> ReplyHead:
+        """The parts into the spool, each held against its digest."""
+        if isinstance(self.spool, HeldSpool) and self.spool.has_room(reply):
+            body = io.BytesIO()
+            _copy(bundle, body, reply)
+            head = reply.arrived(transfer())
+            self.spool.hold(head, body.getbuffer())
+            return head
         draft = self.spool.draft(reply.update_id)
         try:
-            _copy(bundle, draft, reply)
+            with draft.open("wb") as out:
+                _copy(bundle, out, reply)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        head = reply.arrived(Transfer(pulled, began, link.clock.wall()))
+        head = reply.arrived(transfer())
         self.spool.commit(draft, head)
-        self._seen[reply.update_id] = _content(reply)
-        return self._arrived(link.name, head)
+        return head
 
     def _arrived(self, device: str, arrival: ReplyHead | Failure) -> None:
         with self.changed:
@@ -222,19 +237,18 @@ def _content(head: ReplyHead) -> object:
     return head.ask_id, head.parts, head.base_version, head.examples, dict(head.metrics)
 
 
-def _copy(bundle: Path | None, draft: Path, head: ReplyHead) -> None:
-    """The parts into the spool's draft, each held against its digest."""
-    with draft.open("wb") as out:
-        if bundle is None:
-            if head.parts:
-                raise BadPayload("an answer whose parts are missing")
-            return
-        with bundle.open("rb") as source:
-            for part in head.parts:
-                digest, left = hashlib.sha256(), part.length
-                while left and (block := source.read(min(left, BLOCK))):
-                    digest.update(block)
-                    out.write(block)
-                    left -= len(block)
-                if left or digest.hexdigest() != part.sha256:
-                    raise BadPayload(f"{part.name} is not what its digest says")
+def _copy(bundle: Path | None, out: BinaryIO, head: ReplyHead) -> None:
+    """The parts, each held against its digest."""
+    if bundle is None:
+        if head.parts:
+            raise BadPayload("an answer whose parts are missing")
+        return
+    with bundle.open("rb") as source:
+        for part in head.parts:
+            digest, left = hashlib.sha256(), part.length
+            while left and (block := source.read(min(left, BLOCK))):
+                digest.update(block)
+                out.write(block)
+                left -= len(block)
+            if left or digest.hexdigest() != part.sha256:
+                raise BadPayload(f"{part.name} is not what its digest says")

@@ -27,7 +27,8 @@ from thinwire.simulation.clients import Answering, InTurn, SimulatedClients
 from thinwire.simulation.local import LocalFleet
 from thinwire.simulation.processes import Processes
 from thinwire.simulation.sessions import Crowd
-from thinwire.store import FileSpool, RoundRow, RunRow, Store
+from thinwire.simulation.spool import HeldSpool
+from thinwire.store import RoundRow, RunRow, Store
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,11 @@ def run_sim(
     on_begin(run_id)
     with _work_folder() as folder, store.gathering(run_id):
         clock = VirtualClock(origin=time.time())
-        fleet = LocalFleet(FileSpool(folder / "spool", durable=False), clock)
+        fleet = LocalFleet(HeldSpool(folder / "spool"), clock)
         crowd = Crowd(folder, site, clients, debug)
         with answering(task, crowd, processes, spec) as workers:
             fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers).step
-            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
+            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event, simulated=True)
     return run_id
 
 

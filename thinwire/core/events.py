@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from thinwire.core.plainly import plainly
+
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped"]
 RunStatus = Literal["preparing", "queued", "waiting", "running", "done", "failed", "stopped"]
 
@@ -213,7 +215,7 @@ KINDS: Mapping[str, type[Event]] = {
 
 def to_json(event: Event) -> dict[str, Any]:
     """The event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
-    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+    return {"event": type(event).__name__, **plainly(event)}
 
 
 def from_json(raw: Mapping[str, Any]) -> Event:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.core.errors import BadPayload
+from thinwire.core.plainly import plainly
 from thinwire.core.texts import plain
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
 
@@ -23,8 +24,8 @@ MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients s
 
 
 def ask_to_bytes(ask: Ask) -> bytes:
-    raw = _plain(ask)
-    raw["verdicts"] = [{**_plain(v), "update_id": str(v.update_id)} for v in ask.verdicts]
+    raw = plainly(ask)
+    raw["verdicts"] = [{**plainly(v), "update_id": str(v.update_id)} for v in ask.verdicts]
     if not ask.references_from:
         del raw["references_from"]
     if not ask.work.clip:
@@ -52,7 +53,7 @@ def ask_from_bytes(data: bytes) -> Ask:
 
 
 def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
-    raw = _plain(reply)
+    raw = plainly(reply)
     if isinstance(reply, ReplyHead):
         raw["update_id"] = str(reply.update_id)
     raw["type"] = "reply" if isinstance(reply, ReplyHead) else "failure"
@@ -109,10 +110,6 @@ class _Reading:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)):
             raise BadPayload(f"cannot read the {self.what}", why=f"{type(error).__name__}: {error}") from error
-
-
-def _plain(thing: Any) -> dict[str, Any]:
-    return dataclasses.asdict(thing)
 
 
 def _dump(raw: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,51 @@
+"""What is written as JSON is what `dataclasses.asdict` gives, whatever stands in the fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from thinwire.core.events import ClientAsked, RoundClosed, RoundOpened, to_json
+from thinwire.core.plainly import plainly
+from thinwire.core.types import Part, ReplyHead, Transfer, UpdateId
+
+
+class Pair(NamedTuple):
+    a: int
+    b: Part
+
+
+@dataclasses.dataclass
+class Anything:
+    value: object
+
+
+def test_it_is_what_asdict_gives() -> None:
+    part = Part("frame/0", 3, "ab")
+    head = ReplyHead("ask", UpdateId("run", "pi", 1), 0, 3, metrics={"loss": (1.5, 2.0)}, parts=(part,),
+                     transfer=Transfer(1.0))  # fmt: skip
+    values = [
+        head, [part, (1, part)], {"a": {"b": [part]}}, Pair(1, part), None, 1.5, True,
+        np.float32(2.5), {1, 2},
+    ]  # fmt: skip
+    for value in values:
+        assert plainly(Anything(value)) == dataclasses.asdict(Anything(value))
+        assert type(plainly(Anything(value))["value"]) is type(dataclasses.asdict(Anything(value))["value"])
+
+
+def test_an_event_is_too() -> None:
+    opened = RoundOpened(1.0, 1, 0.0, 0, "d", ["a", "b"], {"a": "ask"}, "int8", 60.0, 1, 1, {"b": "busy"})
+    for event in (
+        opened,
+        ClientAsked(1.0, 1, "a", "ask", 10),
+        RoundClosed(1.0, 1, "all", 1, ["u"], [], [], 1.0, 1.0, {}),
+    ):
+        assert to_json(event) == {"event": type(event).__name__, **dataclasses.asdict(event)}
+
+
+def test_what_it_gives_is_nobody_elses() -> None:
+    inner = {"a": [1]}
+    plainly(Anything(inner))["value"]["a"].append(2)
+    assert inner == {"a": [1]}

@@ -75,10 +75,12 @@ class Measured:
         return min(found, default=None)
 
 
-def measure(preset: Preset, flower: Path | None, folder: Path) -> Measured:
-    """Each case by each side with each number of workers; the sides take turns."""
+def measure(preset: Preset, flower: Path | None, folder: Path, wanted: Sequence[str] = ()) -> Measured:
+    """Each case (or each of those `wanted`) by each side with each number of workers; the sides take turns."""
     measured = Measured()
     for name, case in preset.cases:
+        if wanted and name not in wanted:
+            continue
         numbers = [str(number) for number in (case.clients, case.asked, case.rounds)]
         for workers in preset.workers:
             sides = {OURS: [sys.executable, "-m", "benchmarks.simulated_rounds"]}
@@ -129,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="small")
     parser.add_argument("--flower", type=Path, help=f"the Python of an environment with {FLOWER}")
+    parser.add_argument("--case", action="append", choices=("few", "many", "mlp"), help="this one only; repeatable")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     preset = PRESETS[given.preset]
@@ -143,7 +146,7 @@ def main() -> None:
             except (NotInstallable, OSError, subprocess.SubprocessError) as error:
                 skipped = str(error)
                 note(f"Flower's side is skipped: {skipped}")
-        measured = measure(preset, flower, folder)
+        measured = measure(preset, flower, folder, given.case or ())
         if skipped:
             measured.rows.append({"case": "flower", "skipped": skipped})
     show(document("simulation", given.preset, measured.rows, figures(measured, preset)), given.json)

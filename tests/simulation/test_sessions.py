@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from tests.client.small import plan_of, task_of
+from tests.client.small import linear, plan_of, task_of
 from thinwire.client import Site
 from thinwire.core.home import AggregatorHome
 from thinwire.simulation import sessions, simulate
@@ -32,9 +33,16 @@ def test_only_who_is_asked_has_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(sessions.Sessions, "_wake", counted)
     plan = plan_of("[cohort]\nclients = 3", run='rounds = 2\nevaluate = "off"')
-    history = simulate(task_of(), plan, clients=1000)
+    built = list[nn.Module]()
+
+    def model() -> nn.Module:
+        built.append(linear())
+        return built[-1]
+
+    history = simulate(task_of(model), plan, clients=1000)
     asked = {device for row in history.rounds for device in row.asked}
     assert len(woken) == len(asked) <= 6
+    assert len(built) < 10, "a model for each client would be a thousand"
 
 
 def test_a_watched_simulation_shows_a_round_as_soon_as_it_closes(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ class SimulatedClients:
     def __init__(
         self, fleet: LocalFleet, clock: VirtualClock, task: LoadedTask, crowd: Crowd, answering: Answering
     ) -> None:
-        about, self._answering = {"python": platform.python_version()}, answering
+        reports, about = (report(task),), {"python": platform.python_version()}
+        self._answering = answering
         self._fleet, self._clock, self._count, self._turn = fleet, clock, crowd.count, 0
         self._links: dict[str, tuple[int, LocalLink, VirtualClock]] = {}
         self._begun: dict[str, Delivery] = {}  # client -> what was taken from the fleet before its turn
@@ -60,7 +61,7 @@ class SimulatedClients:
             name = crowd.name(index)
             own_clock = VirtualClock(origin=clock.origin)
             link = LocalLink(fleet, name, own_clock)
-            link.hello(Hello(name, name, (report(task),), about))
+            link.hello(Hello(name, name, reports, about))
             self._links[name] = index, link, own_clock
 
     def step(self) -> bool:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.aggregation.examples import SPECS, fixed_vector, layout_of, made
 from tests.aggregation.write_golden import FOLDER, name_of
 from thinwire.aggregation import feedback, native, parse
+from thinwire.aggregation.chain import CACHED
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.native import library, threads
@@ -90,6 +91,17 @@ def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
         with threads.using_threads(count):
             payload = bound.encode(x.copy(), bound.init(), Key(1)).payload
             found.add((payload, bound.decode(payload).tobytes()))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("spec", ["drive", "natural"])
+def test_what_is_drawn_for_a_value_does_not_depend_on_the_part_that_is_in_cache(spec: str, path: str) -> None:
+    x = made(CACHED + 70_001, 1, "normal", 0)
+    bound, found = feedback(parse(spec)).bind(layout_of(x.size, spec)), set()
+    for here in ("numpy", path):
+        with native.using(here):
+            first = bound.encode(x.copy(), bound.init(), Key(1))
+            found.add(first.payload + bound.encode(x.copy(), first.state, Key(2)).payload)
     assert len(found) == 1
 
 

@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr int MOST_LEVELS = 8;
+constexpr int MOST_LEVELS = 8, FAR_EXPONENT = 100;
 constexpr int64_t ROOM = PITCH * (LARGEST_BLOCK / CHUNK);  // floats that one block needs
 
 struct Levels {
@@ -19,17 +19,12 @@ inline Levels levels_of(const float* levels, int32_t width) {
     return found;
 }
 
-inline float power_of_two(int exponent) { return static_cast<float>(ldexp(1.0, exponent)); }
-
-inline int exponent_of(float value) {
-    int exponent = 0;
-    (void)frexp(static_cast<double>(value), &exponent);
-    return exponent;
-}
-
 inline float* lined(float* room) {  // to the begin of a cache line
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room) + 63) & ~static_cast<uintptr_t>(63));
 }
+
+// Into the second-level cache; where that is beyond the vector's end nothing happens.
+inline void ahead(const float* values) { __builtin_prefetch(values, 0, 2); }
 
 // What is to be known of a block before it is rotated; `least` is the least magnitude's bits but for 0, less one.
 struct Seen {
@@ -87,13 +82,18 @@ inline Seen seen(const float* values, int64_t size) {
     return found;
 }
 
-// The values times 2^-exponent, rotated inside each chunk; gives the sum of their squares, of which those of the values
-// are `seen`: no bit of it is another one, unless a value becomes so small that it loses bits itself.
+// The power of two that brings a block near 1, as numpy does to every block, or 0 where that would change no bit: sums
+// stay finite, and no value becomes so small that it loses bits.
+inline int needed_exponent(const Seen& seen) {
+    int exponent = 0;
+    (void)frexp(static_cast<double>(float_of(seen.largest)), &exponent);
+    const bool loses = exponent > 0 && seen.least < (static_cast<uint32_t>(exponent + 1) << 23) - 1;
+    return loses || exponent > FAR_EXPONENT || exponent < -FAR_EXPONENT ? exponent : 0;
+}
+
+// The values times 2^-exponent, rotated inside each chunk; gives the sum of their squares.
 inline double turned_near(
     const float* values, int64_t size, int exponent, const Seen& seen, const Signs& signs, float* block) {
-    const bool loses = exponent > 0 && seen.least < (static_cast<uint32_t>(exponent + 1) << 23) - 1;
-    const bool exact = !loses && exponent >= -127;
-    const float scale = exact ? power_of_two(-exponent) : 1.0f;
     Words products[RADIX];
     for (int r = 0; r < RADIX; ++r) products[r] = signs.below(static_cast<uint32_t>(r * WIDE), GROUP);
     double squares = 0;
@@ -101,7 +101,7 @@ inline double turned_near(
         const float* from = values + at;
         const int64_t here = at_most(CHUNK, size - at);
         float* chunk = block + at / CHUNK * PITCH;
-        if (!exact) {
+        if (exponent) {
             for (int64_t i = 0; i < here; ++i)
                 chunk[i] = static_cast<float>(ldexp(static_cast<double>(from[i]), -exponent));
             from = chunk;
@@ -109,14 +109,15 @@ inline double turned_near(
         }
         const auto value = [&](int64_t i, int r) {
             const Words product = products[r] + signs.above(static_cast<uint32_t>(at + i), GROUP);
-            return within(Signs::on(loaded(from + i + r * WIDE) * scale, product));
+            if (r % 2 == 0) ahead(values + size + (at + i + r * WIDE) / 2);
+            return within(Signs::on(loaded(from + i + r * WIDE), product));
         };
         if (here == CHUNK)
             turn_chunk(chunk, value);
         else
             turn_small(chunk, here, value);
     }
-    return exact ? ldexp(seen.squares, -2 * exponent) : squares;
+    return exponent ? squares : seen.squares;
 }
 
 #ifdef __AVX512F__
@@ -136,7 +137,8 @@ inline __m512i found_among(__m512 place, __m512 borders) {
 
 // Symbols, and the sum of each value's magnitude times its level. `out` holds bytes, or bits where the width is 1.
 template <int WIDTH, bool BITS>
-inline double symbols_of(const float* block, int64_t size, float inverse, const Levels& levels, uint8_t* out) {
+inline double symbols_of(
+    float* block, int64_t size, float inverse, const Levels& levels, const float* next, uint8_t* out) {
     const int64_t chunks = size < CHUNK ? 1 : size / CHUNK;
     double lane[LARGEST_BLOCK / CHUNK][LANES] = {};
 #ifdef __AVX512F__
@@ -144,7 +146,8 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
     const __m512 table = _mm512_castps256_ps512(_mm256_loadu_ps(levels.level));
     const __m512 borders = _mm512_castps256_ps512(_mm256_loadu_ps(levels.border));
     const __m512d only = _mm512_set1_pd(static_cast<double>(levels.level[0]));
-    turn_chunks(block, size, [&](int r, int64_t i, Floats turned) {
+    const auto use = [&](int64_t r, int64_t i, Floats turned) {
+        if (r % 2 == 0) ahead(next + size / 2 + i * 8 + r * WIDE / 2);
         const __mmask16 negative = _mm512_cmp_ps_mask(turned, _mm512_setzero_ps(), _CMP_LT_OQ);
         const __m512 magnitude = _mm512_abs_ps(turned);
         __m512d low_level = only, high_level = only;
@@ -169,14 +172,21 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
         sum = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(magnitude)), low_level, sum);
         sum = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(magnitude, 1)), high_level, sum);
         _mm512_storeu_pd(lane[r], sum);
-    });
+    };
+    if (WIDTH == 1 && size == LARGEST_BLOCK) {
+        between<16>(block, CHUNK, use);
+    } else {
+        turn_chunks(block, size);
+        for (int64_t r = 0; r < chunks; ++r)
+            for (int64_t i = 0; i < at_most(CHUNK, size); i += WIDE) use(r, i, loaded(block + r * PITCH + i));
+    }
 #else
-    float* turned = const_cast<float*>(block);
-    turn_chunks(block, size, [&](int r, int64_t i, Floats row) { stored(turned + r * PITCH + i, row); });
+    (void)next;
+    turn_chunks(block, size);
     for (int64_t r = 0; r < chunks; ++r) {
         const int64_t here = at_most(CHUNK, size);
         for (int64_t i = 0; i < here; i += LANES) {
-            const float* from = turned + r * PITCH + i;
+            const float* from = block + r * PITCH + i;
             uint8_t* to = out + (BITS ? (r * CHUNK + i) / 8 : r * CHUNK + i);
             uint32_t bits = 0;
             for (int j = 0; j < LANES; ++j) {
@@ -201,12 +211,12 @@ inline double symbols_of(const float* block, int64_t size, float inverse, const 
 
 template <int WIDTH>
 inline double packed_symbols(
-    const float* block, int64_t size, float inverse, const Levels& levels, int32_t bits, uint8_t* out) {
-    if (bits == 8) return symbols_of<WIDTH, false>(block, size, inverse, levels, out);
-    if constexpr (WIDTH == 1) return symbols_of<WIDTH, true>(block, size, inverse, levels, out);
+    float* block, int64_t size, float inverse, const Levels& levels, const float* next, int32_t bits, uint8_t* out) {
+    if (bits == 8) return symbols_of<WIDTH, false>(block, size, inverse, levels, next, out);
+    if constexpr (WIDTH == 1) return symbols_of<WIDTH, true>(block, size, inverse, levels, next, out);
     int8_t symbols[LARGEST_BLOCK];
     const double along =
-        symbols_of<WIDTH, false>(block, size, inverse, levels, reinterpret_cast<uint8_t*>(symbols));
+        symbols_of<WIDTH, false>(block, size, inverse, levels, next, reinterpret_cast<uint8_t*>(symbols));
     pack_symbols(symbols, size, bits, out);
     return along;
 }
@@ -226,14 +236,15 @@ TW_EXPORT int32_t TW(eden_encode)(
         uint8_t* to = out + at * bits / 8;
         float sent = 0;
         if (all.largest) {
-            const int exponent = exponent_of(float_of(all.largest));
+            const int exponent = needed_exponent(all);
             const Signs signs(first + static_cast<uint32_t>(at), word);
             const double square = turned_near(values + at, here, exponent, all, signs, block);
             const float inverse = static_cast<float>(1 / sqrt(square));
-            const double along = width == 1   ? packed_symbols<1>(block, here, inverse, levels, bits, to)
-                                 : width == 2 ? packed_symbols<2>(block, here, inverse, levels, bits, to)
-                                 : width == 3 ? packed_symbols<3>(block, here, inverse, levels, bits, to)
-                                              : packed_symbols<4>(block, here, inverse, levels, bits, to);
+            const float* next = values + at + here;
+            const double along = width == 1   ? packed_symbols<1>(block, here, inverse, levels, next, bits, to)
+                                 : width == 2 ? packed_symbols<2>(block, here, inverse, levels, next, bits, to)
+                                 : width == 3 ? packed_symbols<3>(block, here, inverse, levels, next, bits, to)
+                                              : packed_symbols<4>(block, here, inverse, levels, next, bits, to);
             const double scale = ldexp(square / along / divisor, exponent);
             sent = static_cast<float>(scale < static_cast<double>(most) ? scale : static_cast<double>(most));
         } else {

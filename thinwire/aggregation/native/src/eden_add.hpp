@@ -116,8 +116,7 @@ TW_EXPORT void TW(eden_add)(
             else
                 turned.from_symbols(symbols.stretch(at + in, at_most(CHUNK, here)), at_most(CHUNK, here), chunk);
         }
-        if (here > CHUNK)
-            turn_chunks(block, here, [&](int r, int64_t i, Floats row) { stored(block + r * PITCH + i, row); });
+        turn_chunks(block, here);
         float scale;
         std::memcpy(&scale, scales, 4);
         const Signs signs(static_cast<uint32_t>(at), word);

@@ -206,14 +206,18 @@ inline void between(const float* block, int64_t size, Use use) {
     }
 }
 
-template <class Use>
-inline void turn_chunks(const float* block, int64_t size, Use use) {
+// The same in place.
+template <int CHUNKS>
+inline void between_in_place(float* block) {
+    between<CHUNKS>(block, CHUNK, [&](int r, int64_t i, Floats row) { stored(block + r * PITCH + i, row); });
+}
+
+inline void turn_chunks(float* block, int64_t size) {
     switch (size / CHUNK) {
-        case 16: return between<16>(block, CHUNK, use);
-        case 8: return between<8>(block, CHUNK, use);
-        case 4: return between<4>(block, CHUNK, use);
-        case 2: return between<2>(block, CHUNK, use);
-        default: return between<1>(block, size < CHUNK ? size : CHUNK, use);
+        case 16: return between_in_place<16>(block);
+        case 8: return between_in_place<8>(block);
+        case 4: return between_in_place<4>(block);
+        case 2: return between_in_place<2>(block);
     }
 }
 

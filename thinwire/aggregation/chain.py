@@ -17,6 +17,7 @@ from thinwire.aggregation.codec import (
     Adds,
     Drawn,
     Everything,
+    Feeds,
     Indices,
     Kind,
     Quantizer,
@@ -131,6 +132,9 @@ class Chain:
     def _write_held(self, x: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, held: Held) -> None:
         quantizer = self.quantizer
         assert isinstance(quantizer, Writes)
+        if isinstance(quantizer, Feeds) and quantizer.feeds:
+            quantizer.write_held(x, held, word, symbols, scales)
+            return
 
         def part(start: int, stop: int) -> None:
             for a, b in cached(start, stop):
@@ -156,7 +160,9 @@ class Chain:
     @property
     def apart(self) -> bool:
         """Whether parts of a vector can be encoded by themselves, so that there is `held`."""
-        return self.writes and isinstance(self.quantizer, Writes) and self.quantizer.apart
+        quantizer = self.quantizer
+        feeds = isinstance(quantizer, Feeds) and quantizer.feeds
+        return self.writes and (feeds or (isinstance(quantizer, Writes) and quantizer.apart))
 
     @property
     def seeded(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.types import Arrived, Payload, State, Vector
+
+if TYPE_CHECKING:
+    from thinwire.aggregation.held import Held
 
 Indices: TypeAlias = NDArray[np.int64]
 Symbols: TypeAlias = NDArray[Any]
@@ -140,6 +143,18 @@ class Writes(Protocol):
     @property
     def apart(self) -> bool: ...
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None: ...
+
+
+@runtime_checkable
+class Feeds(Protocol):
+    """A quantizer that `Writes` and has a kernel for feedback: values become what is to be held, each bucket in cache.
+
+    `feeds` says whether there is one; without, a quantizer that writes `apart` does so in larger parts.
+    """
+
+    @property
+    def feeds(self) -> bool: ...
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None: ...
 
 
 @runtime_checkable

@@ -54,4 +54,9 @@ def in_order(sums: NDArray[np.float64]) -> float:
 
 def rms(values: Vector) -> float:
     """The root of the mean square."""
-    return float(np.sqrt(in_order(bucket_sums(values, 2)) / max(1, values.size)))
+    return root_of(bucket_sums(values, 2), values.size)
+
+
+def root_of(squares: NDArray[np.float64], size: int) -> float:
+    """The same of the buckets' sums of squares."""
+    return float(np.sqrt(in_order(squares) / max(1, size)))

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import half as native
+from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import kernel
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
@@ -55,6 +57,13 @@ class Bf16(Whole):
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
         native.bf16_write(values, symbols)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.bf16(values, held, symbols)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, buckets, maxima, scaled
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks, finite
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import half as native
+from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import kernel
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
@@ -59,6 +61,13 @@ class Fp16(Whole):
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
         native.fp16_write(values, symbols, scales)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.fp16(values, held, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector

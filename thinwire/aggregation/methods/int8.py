@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, scaled
 from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as native
 from thinwire.core.types import Vector
 
@@ -46,6 +48,13 @@ class Int8(Whole):
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.levels(values, held, LEVELS, levels.most(LEVELS), word, self.bits, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, scaled
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased, not_finite
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_whole
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as native
 from thinwire.aggregation.sums import bucket_sums
 from thinwire.core.errors import CodecError
@@ -89,6 +91,14 @@ class Qsgd(Whole):
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], scales, span.start)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        drawn = None if self.nearest else word
+        held_native.levels(values, held, self.levels, levels.most(self.levels), drawn, self.bits, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector

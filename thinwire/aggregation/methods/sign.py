@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, buckets
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks, not_finite
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import kernel
 from thinwire.aggregation.native import sums as native
 from thinwire.aggregation.sums import bucket_sums
@@ -69,6 +71,13 @@ class Sign(Whole):
             raise not_finite()
         if self.scaled:
             scales[:] = mean_magnitudes(values)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes and not self.scaled
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.sign(values, held, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector

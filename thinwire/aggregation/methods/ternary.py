@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import BUCKET, buckets, maxima, scaled
 from thinwire.aggregation.codec import Contractive, Kind, ResidualOnly, Scales, Symbols
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as levels_native
 from thinwire.aggregation.native import ternary as native
 from thinwire.aggregation.sums import rms
@@ -80,6 +82,13 @@ class Ternary(Whole):
     def _write(self, values: Vector, word: int, bits: int, out: NDArray[np.uint8], scales: Scales) -> None:
         drawn = None if self.nearest else word
         native.write(values, self.starts, SIGMAS, levels.most(1), drawn, bits, out, scales)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes and self.nearest
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.ternary(values, held, self.starts, levels.most(1), self.bits, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import buckets
 from thinwire.aggregation.codec import Kind, ResidualOnly, Scales, Symbols, not_finite
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_number
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as levels_native
 from thinwire.aggregation.native import ternary as native
-from thinwire.aggregation.sums import rms
+from thinwire.aggregation.sums import rms, root_of
 from thinwire.core.types import Vector
 
 
@@ -71,6 +73,18 @@ class TwoBit(Whole):
             native.write_steps(values, scales[0], self.bits, symbols)
         else:
             symbols[:] = 0
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        scales[:] = self._scales(root_of(held_native.squares(values, held), values.size), values.size)
+        if scales.any():
+            held_native.steps(values, held, scales[0], self.bits, symbols)
+        else:
+            symbols[:] = 0
+            held.after(values)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector

@@ -29,6 +29,7 @@
 #include "lowrank.hpp"
 #include "sums.hpp"
 #include "ternary.hpp"
+#include "held.hpp"
 #include "rotation.hpp"
 #include "eden.hpp"
 #include "eden_add.hpp"

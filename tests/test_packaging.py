@@ -75,16 +75,43 @@ def test_the_server_names_no_torch():
     assert project()["requires-python"] == ">=3.11,<3.14"
 
 
-def wheel(folder: Path, source: Path, **environment: str) -> set[str]:
-    """The names in a wheel that pip builds in isolation, out of nothing that an earlier build left."""
-    shutil.rmtree(source / "build", ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
+@pytest.fixture(scope="module")
+def sdist(source):
+    """What is published as source: whatever it lacks, no wheel that is built of it has."""
+    pytest.importorskip("setuptools")
+    build = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, timeout=300)
+    (made,) = (source / "dist").iterdir()
+    return made
+
+
+def wheel(folder: Path, sdist: Path, **environment: str) -> Path:
+    """A wheel that pip builds of the source distribution, in isolation."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(sdist)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
     if done.returncode and NO_INDEX.search(done.stderr):
         pytest.skip("no package index is reachable for the build's own needs")
     assert done.returncode == 0, done.stderr
     (made,) = folder.glob("thinwire-*.whl")
-    return set(zipfile.ZipFile(made).namelist())
+    return made
+
+
+def names(wheel: Path) -> set[str]:
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def said_by_the_doctor(wheel: Path, folder: Path) -> str:
+    """Of the kernels, by what the wheel installs and nothing else of ours."""
+    zipfile.ZipFile(wheel).extractall(folder)
+    ask = "import thinwire.cli.kernels as asked; print(asked.__file__); print(asked.kernels())"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("THINWIRE_")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ask], capture_output=True, text=True, timeout=300, cwd=folder, check=True,
+        env={**environment, "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    where, said = done.stdout.splitlines()
+    assert Path(where).is_relative_to(folder)
+    return said
 
 
 def kernels(inside: set[str]) -> list[str]:
@@ -92,10 +119,12 @@ def kernels(inside: set[str]) -> list[str]:
 
 
 @pytest.mark.network
-def test_all_that_is_not_code_is_packaged(tmp_path, source):
+def test_all_that_is_not_code_is_packaged(tmp_path, sdist):
     """A wheel has the page's files, the migrations, the templates, the example, and kernels if there is a compiler."""
-    inside = wheel(tmp_path, source)
-    assert len(kernels(inside)) == bool(shutil.which("c++") and shutil.which("cc"))
+    made = wheel(tmp_path, sdist)
+    inside, compiler = names(made), bool(shutil.which("c++") and shutil.which("cc"))
+    assert len(kernels(inside)) == compiler
+    assert said_by_the_doctor(made, tmp_path / "installed").startswith("numpy") != compiler
     package = ROOT / "thinwire"
     wanted = {
         path.relative_to(ROOT).as_posix()
@@ -108,10 +137,13 @@ def test_all_that_is_not_code_is_packaged(tmp_path, source):
 
 
 @pytest.mark.network
-def test_without_a_compiler_it_installs_all_the_same(tmp_path, source):
-    inside = wheel(tmp_path, source, CC="no-compiler", CXX="no-compiler")
-    assert "thinwire/aggregation/native/path.py" in inside
-    assert kernels(inside) == []
+def test_without_a_compiler_it_installs_all_the_same_and_the_doctor_says_why(tmp_path, sdist):
+    made = wheel(tmp_path, sdist, CC="/bin/false", CXX="/bin/false")
+    assert "thinwire/aggregation/native/path.py" in names(made)
+    assert kernels(names(made)) == []
+    said = said_by_the_doctor(made, tmp_path / "installed")
+    assert said.startswith("numpy, ")
+    assert "no kernels were built at its installation" in said
 
 
 def test_every_pinned_version_is_one_of_ours_or_of_what_ours_need():

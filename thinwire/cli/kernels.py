@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def kernels() -> str:
     """The path in use and how many threads; UsageError when the environment forces what cannot be."""
@@ -16,4 +18,16 @@ def kernels() -> str:
         return said
     if len(available()) > 1:
         return f"{said}: forced by {VARIABLE}"
-    return f"{said}: the same bytes, slower; with g++ an installation builds faster ones"
+    return f"{said}: {_missing()}; the same bytes, slower; with g++ an installation builds faster ones"
+
+
+def _missing() -> str:
+    """Why there is no path but numpy."""
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    from thinwire.aggregation import native
+
+    folder = Path(native.__file__).parent
+    if any((folder / f"kernels{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        return "its kernels are of another version or another processor"
+    return "no kernels were built at its installation"

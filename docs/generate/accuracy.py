@@ -22,8 +22,8 @@ TOLD_LINKS = tuple(link_name(link) for link in LINKS)
 PAGE = """\
 # Accuracy and bytes
 
-What a codec costs in accuracy, and how many bytes it saves, by rules that were written down before any seed that decides
-ran (`benchmarks/accuracy_bytes`, one rule a file):
+What a codec costs in accuracy, and how many bytes it saves, by rules that were written down before any seed that
+decides ran (`benchmarks/accuracy_bytes`, one rule a file):
 
 1. The rounds R of each model come from fp32 alone, on tuning seeds: the first R after which it gains under 0.3 points
    over the next R/4, at most 300.

@@ -16,7 +16,19 @@ from thinwire.core import Key
 from thinwire.core.types import Vector
 
 FOLLOWED = [spec for spec in SPECS if not spec.startswith(("randk", "twobit", "powersgd", "topk(0.1) > drive"))]
-LONG = ["int8", "qsgd(4)", "sign", "fp16", "bf16", "ternary", "twobit(1)", "topk(0.01)", "topk(0.01) > int8 > rice"]
+LONG = [
+    "int8",
+    "qsgd(4)",
+    "sign",
+    "fp16",
+    "bf16",
+    "ternary",
+    "twobit(1)",
+    "drive",
+    "eden(2)",
+    "topk(0.01)",
+    "topk(0.01) > int8 > rice",
+]
 
 
 def with_residual(spec: str, x: Vector, held: Vector) -> tuple[bytes, bytes]:

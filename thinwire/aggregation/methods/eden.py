@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.arguments import read_whole
 from thinwire.aggregation.methods.fp16 import Fp16
 from thinwire.aggregation.methods.quantizer import Whole
@@ -96,11 +97,29 @@ class Eden(Whole):
         self, values: Vector, word: int, bits: int, symbols: NDArray[np.uint8], scales: Scales, first: int
     ) -> None:
         native.write(values, word, self.levels, self.divisor, MOST, bits, symbols, scales, first)
-        rotated = sum(block_sizes(values.size))
-        if rotated < values.size:
-            halves, exponents = TAIL.quantize(values[rotated:], 0)
+        self._write_tail(values[sum(block_sizes(values.size)) :], scales)
+
+    def _write_tail(self, tail: Vector, scales: Scales) -> None:
+        if tail.size:
+            halves, exponents = TAIL.quantize(tail, 0)
             scales[-1 - halves.nbytes] = exponents.view(np.uint8)[0]
             scales[-halves.nbytes :] = halves.view(np.uint8)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        sizes = block_sizes(values.size)
+        tail = slice(sum(sizes), values.size)
+        symbols[tail.start * self.bits // 8 :] = 0
+        native.write_held(values, held, word, self.levels, self.divisor, MOST, self.bits, symbols, scales)
+        held.before(values, tail)
+        self._write_tail(values[tail], scales)
+        held.after(values, tail)
+        if values[tail].size:
+            values[tail] += self._tail(scales, 4 * len(sizes)) * np.float32(held.weight)
+        held.settled(values, tail)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         if self.writes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,9 @@ from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import GRAIN, each
 from thinwire.core.types import Vector
+
+if TYPE_CHECKING:
+    from thinwire.aggregation.held import Held
 
 
 def write(
@@ -30,6 +35,25 @@ def write(
         places = _room(), factors + a // GRAIN * 4, to + a * bits // 8
         room = places[0].ctypes.data
         return bool(run(x + 4 * a, b - a, first + a, word, width, bits, table, divisor, most, room, *places[1:]))
+
+    if not all(each(0, values.size, part)):
+        raise not_finite()
+
+
+def write_held(
+    values: Vector, held: Held, word: int, levels: Vector, divisor: float, most: np.float32, bits: int,
+    out: NDArray[np.uint8], scales: NDArray[np.uint8],
+) -> None:  # fmt: skip
+    """As `write`, and values become what is to be held; the tail is not touched."""
+    run = kernel("eden_held")
+    assert run is not None
+    x, r, table, to, factors = (array.ctypes.data for array in (values, held.vector, levels, out, scales))
+    width = levels.size.bit_length()
+
+    def part(a: int, b: int) -> bool:
+        room = _room()
+        at = room.ctypes.data, factors + a // GRAIN * 4, to + a * bits // 8
+        return bool(run(x + 4 * a, r + 4 * a, held.sign, b - a, a, word, width, bits, table, divisor, most, *at))
 
     if not all(each(0, values.size, part)):
         raise not_finite()

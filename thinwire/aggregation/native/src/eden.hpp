@@ -185,22 +185,30 @@ inline double symbols_of(
     turn_chunks(block, size);
     for (int64_t r = 0; r < chunks; ++r) {
         const int64_t here = at_most(CHUNK, size);
-        for (int64_t i = 0; i < here; i += LANES) {
-            const float* from = block + r * PITCH + i;
-            uint8_t* to = out + (BITS ? (r * CHUNK + i) / 8 : r * CHUNK + i);
-            uint32_t bits = 0;
-            for (int j = 0; j < LANES; ++j) {
-                const float magnitude = float_of(bits_of(from[j]) & MAGNITUDE);
-                int found = 0;
-                for (int k = 0; k + 1 < 1 << (WIDTH - 1); ++k) found += magnitude * inverse >= levels.border[k];
-                const int negative = from[j] < 0;
-                lane[r][j] += static_cast<double>(magnitude) * static_cast<double>(levels.level[found]);
-                if constexpr (BITS)
-                    bits |= static_cast<uint32_t>(negative) << j;
-                else
-                    to[j] = static_cast<uint8_t>(negative ? ~found : found);
+        const float* from = block + r * PITCH;
+        float level[CHUNK];
+        int32_t symbol[CHUNK];  // as wide as the floats: then all of a row is found together
+        const Levels own = levels;
+        for (int64_t i = 0; i < here; ++i) {
+            const float place = float_of(bits_of(from[i]) & MAGNITUDE) * inverse;
+            int32_t found = 0;
+            float nearest = own.level[0];
+#pragma GCC unroll 8
+            for (int k = 0; k + 1 < 1 << (WIDTH - 1); ++k) {
+                found = place >= own.border[k] ? k + 1 : found;
+                nearest = place >= own.border[k] ? own.level[k + 1] : nearest;
             }
-            if constexpr (BITS) *to = static_cast<uint8_t>(bits);
+            level[i] = nearest;
+            symbol[i] = from[i] < 0 ? ~found : found;
+        }
+        if constexpr (!BITS)
+            for (int64_t i = 0; i < here; ++i) out[r * CHUNK + i] = static_cast<uint8_t>(symbol[i]);
+        for (int64_t i = 0; i < here; i += LANES) {
+            for (int j = 0; j < LANES; ++j) {
+                const float magnitude = float_of(bits_of(from[i + j]) & MAGNITUDE);
+                lane[r][j] += static_cast<double>(magnitude) * static_cast<double>(level[i + j]);
+            }
+            if constexpr (BITS) out[(r * CHUNK + i) / 8] = static_cast<uint8_t>(under_zero(from + i));
         }
     }
 #endif

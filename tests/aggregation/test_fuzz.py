@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.aggregation.examples import SPECS
+from tests.aggregation.examples import SPECS, made
 from tests.aggregation.fuzz import fuzz
 from tests.aggregation.hostile import ONE, WHOLE, bombs, target
-from thinwire.core.errors import BadPayload
+from thinwire.aggregation import Shadow, digest, parse, read_model, write_model
+from thinwire.core import Key, Layout, Tensor
+from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.types import Vector
 
 ROOT = Path(__file__).parents[2]
 FRAMES = 1000
@@ -48,6 +51,68 @@ def test_a_hostile_frame_is_refused_before_memory_is_taken(spec: str) -> None:
             assert tracemalloc.get_traced_memory()[1] < 60_000 + 256 * min(len(payload), to.codec.max_bytes()) + grown
         finally:
             tracemalloc.stop()
+
+
+SHADOW = "topk(0.1) > int8 > rice"
+NAMES = [
+    "full/0",
+    "1/0",
+    "2/0",
+    "full/1",
+    "full/-1",
+    "full/",
+    "/0",
+    "x/0",
+    "1/00",
+    "9/0",
+    "",
+    "full",
+    "1/0/0",
+    "1/" + "9" * 5000,
+]
+NAMES += ["9" * 5000 + "/0", "²/0", "full/²", "٣/0", "full/٠"]
+
+
+def test_a_device_keeps_its_model_whatever_it_is_sent_down() -> None:
+    to, rng = target(SHADOW, 300), random.Random(11)
+    layout, right = to.codec.layout, to.frames[0]
+    full = target_of("identity", layout)
+    for number in range(FRAMES):
+        shadow = Shadow(layout, SHADOW)
+        shadow.apply([("full/0", full[0])], 1, digest(full[1]))
+        held = shadow.params.tobytes()
+        frames = [
+            (rng.choice(NAMES), rng.choice([to.hostile(rng), full[0], right, b""])) for _ in range(rng.randrange(1, 4))
+        ]
+        with pytest.raises(BadPayload):
+            shadow.apply(frames, 2, "0" * 64)
+        assert (shadow.version, shadow.params.tobytes()) == (1, held), number
+
+
+def target_of(spec: str, layout: Layout) -> tuple[bytes, Vector]:
+    x = made(layout.size, 1, "normal", 0)
+    codec = parse(spec).bind(layout)
+    return bytes(codec.encode(x, codec.init(), Key(1)).payload), x
+
+
+def test_a_model_file_that_somebody_broke_is_data_lost_or_a_model(tmp_path: Path) -> None:
+    layout = Layout.build([Tensor("w", (40, 5)), Tensor("b.running_mean", (7,), role="buffer")])
+    rng, path = random.Random(12), tmp_path / "model"
+    parts, _ = write_model(path, layout, made(200, 1, "normal", 0), made(7, 1, "normal", 0))
+    right, lost = path.read_bytes(), 0
+    for _ in range(FRAMES):
+        broken = bytearray(right)
+        for _ in range(rng.randrange(1, 4)):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        cut = rng.choice([len(broken), len(broken), rng.randrange(len(broken))])
+        path.write_bytes(bytes(broken[:cut]))
+        try:
+            params, buffers, found = read_model(path, layout, parts)
+        except DataLost:
+            lost += 1
+        else:
+            assert (params.size, buffers.size, found) == (200, 7, digest(params))
+    assert lost > FRAMES // 3
 
 
 def test_every_kind_of_harm_is_done() -> None:

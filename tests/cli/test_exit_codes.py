@@ -6,7 +6,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -183,14 +182,12 @@ def _with_ctrl_c():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_help_comes_at_once():
+def test_help_imports_nothing_heavy():
     command = [sys.executable, "-X", "importtime", "-m", "thinwire.cli", "--help"]
-    began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert "Federated learning" in done.stdout
     heavy = {"torch", "flwr", "sqlalchemy", "numpy", "fastapi"}
     assert {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & heavy == set()
-    assert time.monotonic() - began < 30
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(home):

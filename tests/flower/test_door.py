@@ -275,7 +275,6 @@ def test_a_disk_that_is_full_is_said_and_the_same_answer_is_taken_later(
 def test_a_waiting_pull_is_answered_when_the_door_closes(here: Place) -> None:
     link = here.link("pi-1")
     link.hello(hello("pi-1"))
-    began = time.monotonic()
     socket_pull = http.client.HTTPConnection(here.fleet.address, timeout=20)
     caller = Caller(here, "pi-2")
     caller.hello()
@@ -286,7 +285,6 @@ def test_a_waiting_pull_is_answered_when_the_door_closes(here: Place) -> None:
     here.fleet.close()
     got = socket_pull.getresponse()
     assert (got.status, json.loads(got.read())["error"]) == (503, "closing")
-    assert time.monotonic() - began < 10
     socket_pull.close()
 
 

@@ -26,6 +26,8 @@ from thinwire.core.keys import Key, derive
 from thinwire.core.layout import Layout
 from thinwire.core.types import Payload, Vector
 
+DIGITS = 18  # of a version or a segment at the most
+
 Named = tuple[str, Payload]  # "full/SEGMENT" or "VERSION/SEGMENT", and its frame
 
 
@@ -118,13 +120,13 @@ class Shadow:
         made, held = None, self.version
         for name, payload in frames:
             way, _, index = name.partition("/")
-            if not (index.isdecimal() and int(index) < len(self.layout.segments)):
+            if not (_number(index) and int(index) < len(self.layout.segments) and (way == FULL or _number(way))):
                 raise BadPayload(f"a part called {name!r}", why="it is full/SEGMENT or VERSION/SEGMENT")
             segment = self.layout.segments[int(index)]
             if way == FULL:
                 made = np.zeros(self.layout.size, np.float32) if made is None else made
                 made[segment.span] = self.full.decode(payload, segment.index)
-            elif held is None or not way.isdecimal():
+            elif held is None:
                 raise BadPayload("changes to a model that is not held")
             elif int(way) > held:
                 made = self.params.copy() if made is None else made
@@ -134,3 +136,8 @@ class Shadow:
             raise BadPayload(f"the model is not version {version}", why="its digest differs", hint="ask for it in full")
         self.params, self.version = made, version
         return made
+
+
+def _number(text: str) -> bool:
+    """Whether it is one, of at most as many digits as a version or a segment may have."""
+    return text.isascii() and text.isdecimal() and len(text) <= DIGITS

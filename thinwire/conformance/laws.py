@@ -55,9 +55,13 @@ def test_the_same_key_gives_the_same_bytes_and_leaves_the_vector_alone(spec: str
     assert np.array_equal(x, given_x)
 
 
-@few
+@settings(few, derandomize=True)
 @given(x=vectors())
 def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
+    """In the mean over fixed keys, with a tenth of room; the same vectors in every run.
+
+    Where places are drawn, four standard deviations more: one value may be nearly all there is.
+    """
     codec = parse(spec).bind(layout_of(x.size, spec))
     kind = codec.kind
     if isinstance(kind, ResidualOnly):
@@ -76,6 +80,7 @@ def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
 
 
 def test_the_mean_of_many_encodings_is_the_vector(spec: str) -> None:
+    """Over 400 fixed keys: the mean's squared error is at most twice what omega leaves of so many."""
     x = made(600, seed=7, shape="normal", exponent=3)
     codec = parse(spec).bind(layout_of(x.size, spec))
     if not isinstance(codec.kind, Unbiased):

@@ -64,7 +64,7 @@ class Preset:
 PRESETS = {
     "tiny": Preset(0.02, 1, ("normal",), (1,)),  # for the tests
     "small": Preset(1.0, 3, ("normal",), (1,)),
-    "full": Preset(1.0, 7, ("normal", "heavy"), (1, 2)),
+    "full": Preset(1.0, 5, ("normal",), (1, 2)),
 }
 
 

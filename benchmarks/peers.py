@@ -63,8 +63,8 @@ class Preset:
 
 PRESETS = {
     "tiny": Preset(0.02, 1, ("normal",), (1,)),  # for the tests
-    "small": Preset(1.0, 3, ("normal",), (1,)),
-    "full": Preset(1.0, 5, ("normal",), (1, 2)),
+    "small": Preset(1.0, 3, ("normal",), (1, 2)),
+    "full": Preset(1.0, 9, ("normal",), (1, 2)),
 }
 
 

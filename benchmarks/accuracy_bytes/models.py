@@ -10,6 +10,11 @@ from benchmarks.accuracy_bytes.trials import ALPHA, FP16, FP32, Chain, Work
 TUNING, FIRST_A, FIRST_B = 1_000, 2_000, 3_000  # seeds count from here: no cell of one serves another
 
 
+WAYS_DOWN = (
+    "fp16", "int8 > zstd", "qsgd(4) > zstd", "topk(0.1) > int8 > rice", "topk(0.05) > sign > rice", "stc(0.04)",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Seeds:
     """How many of each kind. `early`: of A, for all candidates; `rounds` and `rates`: of the tuning ones."""
@@ -56,6 +61,7 @@ class Model:
     factors: bool = True
     horizons: tuple[int, ...] = (100, 200, 375)
     tuned_after: float = 1.0
+    ways_down: tuple[str, ...] = WAYS_DOWN
 
     @property
     def name(self) -> str:
@@ -112,6 +118,7 @@ FULL = {
         factors=False,
         horizons=(375,),
         tuned_after=0.25,
+        ways_down=("int8 > zstd", "topk(0.05) > sign > rice"),
     ),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.accuracy_bytes.models import BASELINES, Model
-from benchmarks.accuracy_bytes.protocol import DOWN, PARTICIPATIONS, SPLITS, Protocol
+from benchmarks.accuracy_bytes.protocol import PARTICIPATIONS, SPLITS, Protocol
 from benchmarks.accuracy_bytes.rounds import MOST
 from benchmarks.accuracy_bytes.selection import FINALISTS, STAY
 from benchmarks.accuracy_bytes.trials import FP32, PARTICIPATION, Trial
@@ -20,7 +20,7 @@ def rounds_planned(model: Model, rounds: int) -> int:
     tuning = len(model.rates) * seeds.rates * (chains + len(BASELINES)) * max(1, round(rounds * model.tuned_after))
     on_a = (1 + chains) * seeds.early * rounds + (1 + len(BASELINES) + STAY) * seeds.a * rounds
     on_b = (2 + len(BASELINES)) * seeds.b * rounds
-    down = len(DOWN) * seeds.a * rounds
+    down = len(model.ways_down) * seeds.a * rounds
     weight = len(SPLITS) + sum(share / PARTICIPATION for share in PARTICIPATIONS)
     sweeps = round((1 + FINALISTS) * seeds.sweep * rounds * weight) if model.factors else 0
     return looks + tuning + on_a + on_b + down + sweeps

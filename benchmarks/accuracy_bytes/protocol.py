@@ -30,7 +30,6 @@ from benchmarks.document import note
 from thinwire.aggregation import codecs
 from thinwire.store.cells import Cell
 
-DOWN = ("fp16", "int8 > zstd", "qsgd(4) > zstd", "topk(0.1) > int8 > rice", "topk(0.05) > sign > rice", "stc(0.04)")
 SPLITS = ("dirichlet(0.1)", "dirichlet(1)", "iid")
 PARTICIPATIONS = (1.0, 0.1)
 Rates = dict[Chain, float]
@@ -102,7 +101,7 @@ class Protocol:
 
     def round_trip(self, rounds: int, rates: Rates, selected: Chain) -> Found:
         """The selected chain with each way down, on seeds A, at its own rate; nothing where plans refuse one."""
-        ways = [replace(selected, down=down) for down in DOWN]
+        ways = [replace(selected, down=down) for down in self.model.ways_down]
         trials = [Trial(self.model.work, chain, rates[selected], rounds) for chain in ways]
         allowed = [trial for trial in trials if not trial.plan(0).check(codecs)]
         if not allowed:

@@ -210,7 +210,7 @@ def _round_trip(part: Part) -> str:
         return f"Round trip: not measured ({trip['why']}).\n"
     rows = [(_code(one["down"]), *_bounded(one["difference"]), f"{one['ratio']:.1f}") for one in trip["rows"]]
     best = f"`{trip['best']['down']}` with {trip['best']['ratio']:.1f}" if trip["best"] else trip["why"]
-    said = f"Both ways, `{chosen}` up, against fp32 both ways, on seeds A. The best that is non-inferior: {best}."
+    said = f"Both ways, `{chosen}` up, against fp32 both ways, on seeds A. The best that costs nothing: {best}."
     return f"{said}\n\n{table(('down', 'to fp32, points', 'bound', 'round-trip ratio'), rows)}\n"
 
 

@@ -7,6 +7,7 @@ take any other freedom with floats: all give the same bits.
 
 from __future__ import annotations
 
+import os
 import platform
 import zlib
 from pathlib import Path
@@ -18,8 +19,9 @@ from setuptools.errors import CompileError
 FOLDER = "thinwire/aggregation/native/src"
 SIGNATURES = "thinwire/aggregation/native/library.py"
 HEADERS = sorted(path.name for path in Path(FOLDER).glob("*.hpp"))
+OPTIMIZED = os.environ.get("THINWIRE_OPTIMIZED", "-O3")  # under sanitizers -O3 takes minutes a path, -O1 seconds
 FLAGS = [
-    "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden",
+    "-std=c++17", OPTIMIZED, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden",
     "-Wno-psabi",  # vectors are passed within one file only
 ]  # fmt: skip
 INTEL = {

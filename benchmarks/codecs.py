@@ -30,9 +30,8 @@ from thinwire.core.types import State, Vector
 
 SPECS = (
     "fp16", "bf16", "int8", "qsgd(4)", "natural", "ternary", "sign", "twobit(1.0)", "topk(0.01)",
-    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "drive", "powersgd(4)",
+    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "drive", "eden(2)", "eden(4)", "powersgd(4)",
 )  # fmt: skip
-FED = ("int8", "sign", "topk(0.01) > int8 > rice")  # with feedback too
 DATA = ("normal", "heavy")
 
 # Rounds that are not counted. The C library maps its first large blocks anew, with a fault a page and zeros to write:
@@ -135,9 +134,7 @@ def rows(preset: Preset) -> list[dict[str, Any]]:
         for segment in layout.segments:
             xs.append(x[at : at + segment.size])
             at += segment.size
-        for spec, fed in [(spec, False) for spec in preset.specs] + [(spec, True) for spec in FED]:
-            if spec not in preset.specs:
-                continue
+        for fed, spec in product((False, True), preset.specs):
             bound = feedback(parse(spec)).bind(layout) if fed else parse(spec).bind(layout)
             for path, threads in product(paths, preset.threads):
                 if path != paths[0] and (data, threads) != (DATA[0], 1):

@@ -32,7 +32,7 @@ def test_the_document_has_its_shape():
     made = json.loads(done.stdout)
     assert (made["benchmark"], made["preset"]) == ("codecs", "tiny")
     assert [(row["codec"], row["feedback"]) for row in made["rows"]] == [
-        ("int8", False), ("topk(0.01)", False), ("int8", True),
+        ("int8", False), ("topk(0.01)", False), ("int8", True), ("topk(0.01)", True),
     ]  # fmt: skip
     assert all(set(row) == COLUMNS for row in made["rows"])
     assert {"memcpy_gb_s", "l3_mb", "encode_ratio int8", "decode_ratio topk(0.01)"} <= set(made["figures"])

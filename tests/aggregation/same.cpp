@@ -34,6 +34,54 @@ std::vector<float> values_of(int64_t size) {
     return values;
 }
 
+// What each kernel inside a residual leaves in the values, and what it sends.
+void held_of_size(int64_t size) {
+    const std::vector<float> values = values_of(size), rest(values.rbegin(), values.rend());
+    const size_t n = static_cast<size_t>(size), buckets = static_cast<size_t>((size + BUCKET - 1) / BUCKET);
+    const int64_t edges[] = {0, size / 7, size / 7 + size / 2, size};
+    const float* held = rest.data();
+    const auto fed = [&](const char* name, size_t sent, auto encode) {
+        for (const float sign : {1.0f, -1.0f}) {
+            std::vector<float> x = values;
+            Bytes out(sent), scales(8 * buckets + 256);
+            std::printf("%s %d\n", name, encode(x.data(), sign, scales.data(), out.data()));
+            show(name, size, x);
+            show("its scales", size, scales);
+            show("its symbols", size, out);
+        }
+    };
+    const auto floats = [](uint8_t* scales) { return reinterpret_cast<float*>(scales); };
+
+    for (const int32_t bits : {2, 5, 8})
+        fed("levels_held", (n * static_cast<size_t>(bits) + 7) / 8, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+            const int32_t levels = (1 << (bits - 1)) - 1;
+            return TW(levels_held)(x, held, sign, size, levels, 0x1p100f, 1, 8, 0x12345678u, bits, floats(s), q);
+        });
+    fed("sign_held", (n + 7) / 8, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        return TW(sign_held)(x, held, sign, size, floats(s), q);
+    });
+    fed("fp16_held", 2 * n, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        return TW(fp16_held)(x, held, sign, size, reinterpret_cast<int8_t*>(s), q);
+    });
+    fed("bf16_held", 2 * n, [&](float* x, float sign, uint8_t*, uint8_t* q) {
+        return TW(bf16_held)(x, held, sign, size, q);
+    });
+    fed("ternary_held", (n + 3) / 4, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        return TW(ternary_held)(x, held, sign, edges, 3, 0x1p127f, 2, floats(s), q);
+    });
+    fed("add_squares", 0, [&](float* x, float sign, uint8_t* s, uint8_t*) {
+        return TW(add_squares)(x, held, sign, size, reinterpret_cast<double*>(s));
+    });
+    fed("steps_held", (n + 3) / 4, [&](float* x, float sign, uint8_t*, uint8_t* q) {
+        return TW(steps_held)(x, held, sign, size, 0.25f, 2, q);
+    });
+    const float table[] = {0.45f, 1.5f};
+    std::vector<float> room(static_cast<size_t>(TW(eden_room)()));
+    fed("eden_held", (n + 3) / 4, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        return TW(eden_held)(x, held, sign, size, 0, 5, 2, 2, table, 1.25, 0x1p100f, room.data(), s, q);
+    });
+}
+
 void of_size(int64_t size) {
     const std::vector<float> values = values_of(size);
     const float* x = values.data();
@@ -155,5 +203,8 @@ void of_size(int64_t size) {
 }  // namespace
 
 int main() {
-    for (const int64_t size : {1, 7, 64, 4095, 4097, 20000, 70001}) of_size(size);
+    for (const int64_t size : {1, 7, 64, 4095, 4097, 20000, 70001}) {
+        of_size(size);
+        held_of_size(size);
+    }
 }

@@ -30,7 +30,8 @@ from thinwire.core.types import State, Vector
 
 SPECS = (
     "fp16", "bf16", "int8", "qsgd(4)", "natural", "ternary", "sign", "twobit(1.0)", "topk(0.01)",
-    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "drive", "eden(2)", "eden(4)", "powersgd(4)",
+    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "drive", "eden(2)",
+    "eden(4)", "powersgd(4)",
 )  # fmt: skip
 DATA = ("normal", "heavy")
 

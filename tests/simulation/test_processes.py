@@ -15,6 +15,7 @@ from tests.client.small import plan_of, task_of
 from thinwire.core.errors import UsageError
 from thinwire.simulation import simulate
 
+ROOT = Path(__file__).parents[2]
 TASK = """
 import os, signal, time
 from pathlib import Path
@@ -74,7 +75,8 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text('[run]\ntask = "small"\n[local]\nlr = 0.1\nsteps = 2\n')
     spec = task(tmp_path, LONG)
     command = [sys.executable, "-m", "thinwire.cli", "sim", "plan.toml", "--task", spec, "--processes", "2"]
-    sim = subprocess.Popen([*command, "--home", "home"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the task imports from the tests
+    sim = subprocess.Popen([*command, "--home", "home"], cwd=tmp_path, stderr=subprocess.DEVNULL, env=environment)
     while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < 2:
         assert sim.poll() is None
         time.sleep(0.05)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.cli.interrupts import remembered
 from thinwire.cli.places import again, alive
 from thinwire.cli.rounds import HEADER, Teller
 
@@ -24,9 +25,10 @@ ALIVE_S = 3.0  # how often it is looked whether the aggregator lives
 def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator: bool = True) -> int:
     """Tell a run until it is over; gives its exit code. KeyboardInterrupt leaves the run as it is."""
     teller, seen, looked, gone = Teller(), 0, time.monotonic(), False
-    with screen() as (tell, show):
+    with screen() as (tell, show), remembered() as look:
         tell(HEADER)
         while True:
+            look()
             for seq, event in store.events(run_id, after=seen):
                 seen = seq
                 for line in teller.hear(event):

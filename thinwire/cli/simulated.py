@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 from thinwire.cli.follow import screen
+from thinwire.cli.interrupts import remembered
 from thinwire.cli.rounds import HEADER, Teller
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ def simulated(
     made = initial_model(code, plan.run.seed)
     site = Site(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(), list[str]()
-    with opened(home, read_only=False) as store, screen() as (tell, show):
+    with opened(home, read_only=False) as store, screen() as (tell, show), remembered() as look:
         params, buffers, counters = first_model(store, home, plan, file, made)
 
         def on_event(event: Event) -> None:
+            look()
             for line in teller.hear(event):
                 tell(line)
             show(f"{begun[0]}: {teller.now}")

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,31 +109,6 @@ def undisturbed() -> Iterator[None]:
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def ended_like_ctrl_c() -> Iterator[Callable[[], None]]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does, through every `finally`; what was ignored (nohup) stays ignored.
-
-    What it gives is to be called now and then: an interrupt that fell into a callback, where Python drops it, counts.
-    """
-    asked: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        asked.append(number)
-        raise KeyboardInterrupt
-
-    def look() -> None:
-        if asked:
-            raise KeyboardInterrupt
-
-    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {each: signal.signal(each, interrupt) for each in ends if signal.getsignal(each) != signal.SIG_IGN}
-    try:
-        yield look
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
 import webbrowser
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 from thinwire.cli.follow import screen
+from thinwire.cli.interrupts import remembered
 from thinwire.cli.live import example, machine
-from thinwire.cli.live.crowd import Crowd, ended_like_ctrl_c
+from thinwire.cli.live.crowd import Crowd
 from thinwire.cli.live.disturbance import SLOW_STEP_S, Disturbance, names_of, roles
 from thinwire.cli.live.summary import document, tell_table
 from thinwire.cli.places import opened
@@ -30,7 +32,7 @@ def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json
     home = Path(tempfile.mkdtemp(prefix="thinwire-demo-"))
     count = clients or machine.client_count(machine.free_bytes())
     plan, began = example.plan_of(rounds, seed, count), time.monotonic()
-    with ended_like_ctrl_c() as look, Crowd(home) as crowd:
+    with remembered(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as look, Crowd(home) as crowd:
         page = _open(crowd, home, browse)
         run_id, code = _run(crowd, home, plan, count, look)
         found: dict[str, Any] = {"clients": count, "home": str(home), "dashboard_url": f"http://{page}/runs/{run_id}"}

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy_bytes import committed
+from benchmarks.accuracy_bytes import archive, committed
 from benchmarks.accuracy_bytes.models import FULL
 from benchmarks.accuracy_bytes.presets import SMALL, Runs
 from benchmarks.document import document, show
@@ -33,7 +33,8 @@ def main() -> None:
         found = committed.read()
     elif chosen.preset == "full":
         folder = chosen.folder or FOLDER
-        found = Runs({name: FULL[name] for name in names}, folder, chosen.workers, True, command).all()
+        models = {name: FULL[name] for name in names}
+        found = Runs(models, folder, chosen.workers, True, command, archive.KEPT).all()
     else:
         with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
             models = {name: SMALL[name] for name in names}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy_bytes import archive
 from benchmarks.accuracy_bytes.evidence import part
 from benchmarks.accuracy_bytes.lab import Lab
 from benchmarks.accuracy_bytes.models import BASELINES, FULL, Model, Seeds, smaller
@@ -28,18 +29,23 @@ RESULT = "accuracy-bytes.json"
 
 @dataclass(frozen=True)
 class Runs:
-    """The models of one preset in one folder. `decides`: whether its figures are the ones that count."""
+    """The models of one preset in one folder. `decides`: whether its figures are the ones that count; `kept`: where
+    runs that need not be made again are.
+    """
 
     models: dict[str, Model]
     folder: Path
     workers: int
     decides: bool
     command: str
+    kept: Path | None = None
 
     def all(self) -> dict[str, Any]:
         """Each model from where it stands to its end; the document is written before, and after each of them."""
         document: dict[str, Any] = {"decides": self.decides, "models": {}}
         for name in self.models:
+            if self.kept and (there := archive.restore(self.folder, name, self.kept)):
+                note(f"{name}: {there} runs that are committed are not made again")
             protocol = self._protocol(name)
             note(f"{name}: {hours(protocol):.1f} hours of {self.workers} free cores in all, finished runs among them")
             document["models"][name] = {"reason": _reason(protocol)}

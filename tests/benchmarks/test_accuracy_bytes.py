@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy_bytes import committed
+from benchmarks.accuracy_bytes import archive, committed
 from benchmarks.accuracy_bytes.__main__ import told
 from benchmarks.accuracy_bytes.bound import paired
 from benchmarks.accuracy_bytes.lab import Lab
@@ -25,7 +25,7 @@ from benchmarks.accuracy_bytes.trials import FP16, FP32, Chain, Trial, Work
 from benchmarks.accuracy_bytes.verdict import OnB, verdict
 from thinwire.aggregation import codecs
 from thinwire.core.errors import DataLost
-from thinwire.store.cells import Cell, CellRound, Made
+from thinwire.store.cells import Cell, CellRound, Cells, Made
 
 ROOT = Path(__file__).parents[2]
 BOLD, MILD = Chain("topk(0.01) > sign > rice"), Chain("topk(0.02) > sign > rice")
@@ -285,3 +285,27 @@ def test_a_cell_is_found_again_when_a_later_version_has_more_keys():
     told = Trial(MODEL.work, MILD, 0.1, 10).keys(1)
     assert set(told["local"]) == {"lr", "steps", "batch", "clip_grad"}
     assert Trial(MODEL.work, MILD, 0.1, 10).made(1, "digest").plan == told
+
+
+def test_what_is_kept_of_a_folder_makes_the_same_folder_for_decisions(tmp_path):
+    made = MadeUp(tmp_path / "made", {})
+    cells = [made.cell(Trial(MODEL.work, chain, 0.1, 10), seed) for chain in (FP32, MILD) for seed in (1, 2)]
+    for cell in cells:
+        Cells(tmp_path / "made" / "digits").keep(cell)
+    Protocol(MODEL, made).decisions.keep("rounds", {"rounds": 20})
+    assert archive.keep(tmp_path / "made", "digits", tmp_path / "kept") == 4
+
+    assert archive.restore(tmp_path / "again", "digits", tmp_path / "kept") == 4
+    assert archive.restore(tmp_path / "again", "digits", tmp_path / "kept") == 0
+    again = Cells(tmp_path / "again" / "digits").all()
+    for cell in cells:
+        found = again[cell.made.digest]
+        assert [one.payload_up for one in found.rounds] == [one.payload_up for one in cell.rounds]
+        assert [one.metrics["accuracy"] for one in found.rounds] == pytest.approx(
+            [one.metrics["accuracy"] for one in cell.rounds], abs=1e-9
+        )
+    assert Protocol(MODEL, Lab(tmp_path / "again")).decisions.all()["rounds"]["decided"] == {"rounds": 20}
+
+
+def test_nothing_is_restored_where_nothing_is_kept(tmp_path):
+    assert archive.restore(tmp_path, "digits", tmp_path / "nowhere") == 0

@@ -61,7 +61,7 @@ def restore(folder: Path, model: str, kept: Path = KEPT) -> int:
 
 def line(cell: Cell) -> str:
     """One cell; a column whose rounds are all alike is one value."""
-    columns = {
+    columns: dict[str, list[Any]] = {
         "asked": [one.asked for one in cell.rounds],
         "up": [one.payload_up for one in cell.rounds],
         "down": [one.payload_down for one in cell.rounds],

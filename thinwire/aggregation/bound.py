@@ -20,11 +20,8 @@ from thinwire.aggregation.codec import (
     Support,
     Unbiased,
     contraction,
-    require_finite,
-    require_vector,
-    require_writable,
-    spanned,
 )
+from thinwire.aggregation.vectors import require_finite, require_vector, require_writable, spanned
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout

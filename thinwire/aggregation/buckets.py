@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import BLOCK, BUCKET, blocks
 from thinwire.aggregation.native import sums as native
+from thinwire.aggregation.vectors import BUCKET, blocks
 from thinwire.core.types import Vector
-
-__all__ = ["BUCKET", "buckets", "maxima", "scaled"]
-
-assert BLOCK % BUCKET == 0, "a block must hold whole buckets"
 
 
 def buckets(size: int) -> int:

@@ -26,7 +26,6 @@ from thinwire.aggregation.codec import (
     Support,
     Symbols,
     Writes,
-    blocks,
     chained,
 )
 from thinwire.aggregation.coders.compressor import Last
@@ -38,6 +37,7 @@ from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.identity import Identity
 from thinwire.aggregation.native import gaps as native
 from thinwire.aggregation.native.threads import each
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key, word32
 from thinwire.core.layout import Layout, Slice

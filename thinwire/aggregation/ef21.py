@@ -15,16 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinwire.aggregation.around import Around
-from thinwire.aggregation.codec import (
-    Codec,
-    Contractive,
-    Encoded,
-    Kind,
-    ResidualOnly,
-    require_writable,
-)
+from thinwire.aggregation.codec import Codec, Contractive, Encoded, Kind, ResidualOnly
 from thinwire.aggregation.feedback import encode_held, inside, require_contraction
 from thinwire.aggregation.held import Held
+from thinwire.aggregation.vectors import require_writable
 from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout

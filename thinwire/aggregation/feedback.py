@@ -33,10 +33,10 @@ from thinwire.aggregation.codec import (
     ResidualOnly,
     Unbiased,
     contraction,
-    require_writable,
 )
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.shrunk import Shrunk
+from thinwire.aggregation.vectors import require_writable
 from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout

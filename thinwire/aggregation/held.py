@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.aggregation.codec import ALL, Everything, Support, add_finite, require_finite
+from thinwire.aggregation.codec import ALL, Everything, Support
+from thinwire.aggregation.vectors import add_finite, require_finite
 from thinwire.core.types import Vector
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from thinwire.aggregation import frame
 from thinwire.aggregation.buffers import buffer_codec, float_buffers
-from thinwire.aggregation.codec import BLOCK
 from thinwire.aggregation.parse import parse
+from thinwire.aggregation.vectors import BLOCK
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.home import disk_error, sync_folder
 from thinwire.core.keys import Key

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from thinwire.aggregation.codec import blocks
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.errors import CodecError
 from thinwire.core.registry import Registry
 from thinwire.core.sections import ServerSection

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinwire.aggregation.around import Around
-from thinwire.aggregation.codec import Contractive, Encoded, Kind, require_writable
+from thinwire.aggregation.codec import Contractive, Encoded, Kind
+from thinwire.aggregation.vectors import require_writable
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.types import State, Vector

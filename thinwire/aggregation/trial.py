@@ -9,8 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from thinwire.aggregation.codec import BoundCodec, Codec, blocks
+from thinwire.aggregation.codec import BoundCodec, Codec
 from thinwire.aggregation.feedback import feedback
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.errors import CodecError, UsageError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout

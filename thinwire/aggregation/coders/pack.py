@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Role, Symbols, blocks
+from thinwire.aggregation.codec import Role, Symbols
 from thinwire.aggregation.native import pack as native
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.errors import BadPayload
 
 

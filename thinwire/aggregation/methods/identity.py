@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased, finite
+from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.vectors import finite
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 

@@ -8,13 +8,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import BUCKET, scaled
+from thinwire.aggregation.buckets import scaled
 from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as native
+from thinwire.aggregation.vectors import BUCKET
 from thinwire.core.types import Vector
 
 LEVELS = 127

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import maxima, scaled
-from thinwire.aggregation.codec import Scales, Symbols, blocks
+from thinwire.aggregation.codec import Scales, Symbols
 from thinwire.aggregation.hashing import uniform
 from thinwire.aggregation.native import levels as native
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import BUCKET, buckets, maxima
-from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased, blocks
+from thinwire.aggregation.buckets import buckets, maxima
+from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased
 from thinwire.aggregation.hashing import uniform
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import natural as native
 from thinwire.aggregation.native.path import kernel
+from thinwire.aggregation.vectors import BUCKET, blocks
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 

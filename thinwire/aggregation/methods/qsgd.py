@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import BUCKET, scaled
-from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased, not_finite
+from thinwire.aggregation.buckets import scaled
+from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_whole
@@ -17,6 +17,7 @@ from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as native
 from thinwire.aggregation.sums import bucket_sums
+from thinwire.aggregation.vectors import BUCKET, not_finite
 from thinwire.core.errors import CodecError
 from thinwire.core.types import Vector
 

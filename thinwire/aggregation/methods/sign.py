@@ -8,14 +8,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import BUCKET, buckets
-from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, blocks, not_finite
+from thinwire.aggregation.buckets import buckets
+from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import kernel
 from thinwire.aggregation.native import sums as native
 from thinwire.aggregation.sums import bucket_sums
+from thinwire.aggregation.vectors import BUCKET, blocks, not_finite
 from thinwire.core.errors import BadPayload, CodecError
 from thinwire.core.types import Vector
 

@@ -12,9 +12,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Contractive, Indices, Kind, Role, not_finite, require_finite
+from thinwire.aggregation.codec import Contractive, Indices, Kind, Role
 from thinwire.aggregation.methods.arguments import read_ratio
 from thinwire.aggregation.native import topk as native
+from thinwire.aggregation.vectors import not_finite, require_finite
 from thinwire.core.types import Vector
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign's

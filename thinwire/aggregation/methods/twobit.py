@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import buckets
-from thinwire.aggregation.codec import Kind, ResidualOnly, Scales, Symbols, not_finite
+from thinwire.aggregation.codec import Kind, ResidualOnly, Scales, Symbols
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_number
@@ -19,6 +19,7 @@ from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as levels_native
 from thinwire.aggregation.native import ternary as native
 from thinwire.aggregation.sums import rms, root_of
+from thinwire.aggregation.vectors import not_finite
 from thinwire.core.types import Vector
 
 

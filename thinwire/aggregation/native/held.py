@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import not_finite
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each, each_of, parts_between
+from thinwire.aggregation.vectors import BUCKET, not_finite
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
     from thinwire.aggregation.held import Held
-
-BUCKET = 4096
 
 
 def levels(

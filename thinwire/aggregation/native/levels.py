@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Symbols, not_finite
+from thinwire.aggregation.codec import Symbols
 from thinwire.aggregation.coders.pack import Packed
 from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import NUMPY, chosen, kernel
 from thinwire.aggregation.native.threads import each
+from thinwire.aggregation.vectors import BUCKET, not_finite
 from thinwire.core.types import Vector
-
-BUCKET = 4096
 
 
 def looks() -> bool:

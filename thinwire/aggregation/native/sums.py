@@ -10,9 +10,8 @@ from thinwire.aggregation.coders.pack import Packed
 from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each
+from thinwire.aggregation.vectors import BUCKET
 from thinwire.core.types import Vector
-
-BUCKET = 4096
 
 
 def bucket_sums(values: Vector, power: int) -> NDArray[np.float64] | None:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.aggregation.examples import SPECS, layout_of, made
 from thinwire.aggregation import feedback, native, parse
-from thinwire.aggregation.chain import CACHED
 from thinwire.aggregation.ef21 import ef21
 from thinwire.aggregation.feedback import inside
 from thinwire.aggregation.native.threads import using_threads
+from thinwire.aggregation.straight import CACHED
 from thinwire.core import Key
 from thinwire.core.types import Vector
 

@@ -82,6 +82,13 @@ def test_what_is_no_codec_is_a_usage_error(mypkg: Path, named: str, said: str) -
     assert said in done.stderr
 
 
+def test_a_compressor_that_cannot_decompress_is_told_what_it_lacks(mypkg: Path) -> None:
+    mypkg.write_text(PAGE.read_text().split("```python\n")[2].split("    def decompress")[0])
+    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Deflate")
+    assert done.returncode == 4
+    assert "mypkg:Deflate has no decompress" in done.stderr
+
+
 def test_pytest_finds_the_plugin_by_itself_where_thinwire_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {PLUGIN: PLUGIN}

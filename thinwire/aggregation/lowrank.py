@@ -10,12 +10,13 @@ import numpy as np
 
 from thinwire.aggregation import frame
 from thinwire.aggregation.bound import Bound, Group
-from thinwire.aggregation.chain import Chain, Read
+from thinwire.aggregation.chain import Chain
 from thinwire.aggregation.codec import Everything, Kind, ResidualOnly, Support
 from thinwire.aggregation.frame import Stream
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.powersgd import MOST, ROOM, Matrix, PowerSgd
 from thinwire.aggregation.native import lowrank as native
+from thinwire.aggregation.read import Read
 from thinwire.aggregation.vectors import BLOCK, require_finite
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key

@@ -16,6 +16,7 @@ from typing import cast
 
 from thinwire.aggregation.chain import PLAIN, Chain
 from thinwire.aggregation.codec import Quantizer, Sparsifier, Step
+from thinwire.aggregation.coded import Coded
 from thinwire.aggregation.coders.compressor import Last
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.rice import Rice
@@ -68,7 +69,8 @@ def _chain(spec: str) -> Chain | LowRank:
         raise _senseless(spec, steps)
     sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
     quantizer = next((step for step in steps if step.role == "quantizer"), PLAIN)
-    chain = Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Rice.spec in codes, last)
+    coded = Coded(Rice.spec in codes, last)
+    chain = Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), coded)
     low = next((step for step in steps if step.role == "lowrank"), None)
     if low is not None:
         return _low_rank(spec, cast("PowerSgd", low), chain, codes)
@@ -78,8 +80,9 @@ def _chain(spec: str) -> Chain | LowRank:
 
 def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowRank:
     """CodecError unless factors are cast at most: they multiply, and so do their errors."""
-    if inner.quantizer.spec not in CASTS or set(codes) - ({inner.last.spec} if inner.last else set()):
-        inner = replace(inner, quantizer=Fp16(), rice=False)
+    last = inner.coded.last
+    if inner.quantizer.spec not in CASTS or set(codes) - ({last.spec} if last else set()):
+        inner = replace(inner, quantizer=Fp16(), coded=Coded(last=last))
         raise CodecError(
             f"{spec!r} cannot be",
             why="the factors of a low rank may be cast, and pass through a compressor, but no more",
@@ -91,12 +94,13 @@ def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowR
 def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
     """CodecError where a coder has nothing to code."""
     places = chain.sparsifier is not None and not chain.sparsifier.seeded
-    if Delta.spec in codes and (chain.rice or not places):
+    if Delta.spec in codes and (chain.coded.rice or not places):
         why = "rice codes the places already" if places else "it codes the places that a sparsifier sends"
         raise CodecError(f"delta in {spec!r} has nothing to code", why=why, hint=chain.spec)
-    if chain.rice and not places and chain.quantizer.bits > 8:
+    if chain.coded.rice and not places and chain.quantizer.bits > 8:
         why = "it codes places that a sparsifier sends, and symbols of at most 8 bits"
-        raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=replace(chain, rice=False).spec)
+        plain = replace(chain, coded=replace(chain.coded, rice=False))
+        raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=plain.spec)
 
 
 def _expanded(stage: str) -> str:

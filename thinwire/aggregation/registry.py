@@ -37,7 +37,8 @@ class Codecs(Registry[type[Step]]):
 
     def admit(self, name: str, thing: Any) -> type[Step]:
         """A sparsifier, a quantizer, or a compressor that stands last; its own name stands in its examples."""
-        if missing := [part for part in NEEDED if not hasattr(thing, part)]:
+        missing = [part for part in NEEDED if not hasattr(thing, part)]
+        if missing := missing + sorted(getattr(thing, "__abstractmethods__", ())):
             raise CodecError(
                 f"{name!r} is no step of a chain",
                 why=f"{_called(thing)} has no {', '.join(missing)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol, runtime_checkable
 
 from thinwire.aggregation.codec import Role, Step
@@ -20,8 +21,8 @@ class Last(Step, Protocol):
     def grow(self, stream: Stream, most: int) -> bytes | memoryview: ...  # BadPayload
 
 
-class Compressor:
-    """A base for coders of other packages, which say `compress` and `decompress` and are frozen dataclasses.
+class Compressor(ABC):
+    """A base: a compressor says `compress` and `decompress`, and is a frozen dataclass.
 
     What does not become shorter is sent as it is. `decompress` may stop at `most` bytes and has to end by itself: it
     raises ValueError for what it cannot read, and must not take more memory than it was allowed for bytes that claim
@@ -30,11 +31,11 @@ class Compressor:
 
     role: ClassVar[Role] = "coder"
 
-    def compress(self, data: bytes | memoryview) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def compress(self, data: bytes | memoryview) -> bytes: ...
 
-    def decompress(self, data: bytes | memoryview, most: int) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def decompress(self, data: bytes | memoryview, most: int) -> bytes: ...
 
     def shrink(self, data: bytes | memoryview) -> Stream:
         packed = self.compress(data) if len(data) else b""

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import zstandard
 
-from thinwire.aggregation.codec import Role
-from thinwire.aggregation.frame import Stream
+from thinwire.aggregation.coders.compressor import Compressor
 from thinwire.core.errors import BadPayload
 
 ZSTD_FROM = 64  # bytes: below this its own head costs more than it saves
@@ -16,10 +15,9 @@ ZSTD_LEVEL = 3
 
 
 @dataclass(frozen=True)
-class Zstd:
+class Zstd(Compressor):
     """Compresses each stream with Zstandard where that makes it shorter; stands last (RFC 8878)."""
 
-    role: ClassVar[Role] = "coder"
     examples: ClassVar[tuple[str, ...]] = ("identity > zstd", "topk(0.1) > int8 > zstd")
     spec: ClassVar[str] = "zstd"
 
@@ -28,21 +26,18 @@ class Zstd:
         del argument
         return cls()
 
-    def shrink(self, data: bytes | memoryview) -> Stream:
+    def compress(self, data: bytes | memoryview) -> bytes:
         if len(data) < ZSTD_FROM:
-            return Stream(data)
-        packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(data)
-        return Stream(packed, True) if len(packed) < len(data) else Stream(data)
+            return bytes(data)
+        return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(data)
 
-    def grow(self, stream: Stream, most: int) -> bytes | memoryview:
-        """The stream's bytes, at most `most`: the size that it claims is checked before memory is taken."""
-        if not stream.compressed:
-            return stream.data
+    def decompress(self, data: bytes | memoryview, most: int) -> bytes:
+        """The size that the stream claims is checked before memory is taken."""
         try:
-            size = zstandard.frame_content_size(stream.data)
+            size = zstandard.frame_content_size(data)
             if not 0 < size <= most:
                 raise BadPayload(f"a compressed stream of {size} bytes", why=f"at most {most} can be right")
-            grown = zstandard.ZstdDecompressor().decompress(stream.data, max_output_size=size, allow_extra_data=False)
+            grown = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise BadPayload("a stream that zstd cannot read", why=str(error)) from error
         if len(grown) != size:

@@ -39,6 +39,17 @@ def test_a_run_is_shown_round_by_round(thinwire, home):
     assert "deadline" in thinwire("runs", "show", "toy", "--home", home).out
 
 
+def test_a_run_says_where_its_time_went(thinwire, home):
+    told(home)
+    shown = thinwire("runs", "show", "toy", "--why", "--home", home).out
+    assert "2 rounds took 3.0 s" in shown
+    assert "Round 1 took 1.5 s: 1 of 2 had not answered when its deadline of" in shown
+    found = thinwire("runs", "show", "toy", "--why", "--json", "--home", home).document
+    assert [one["round"] for one in found["rounds_why"]] == [1, 2]
+    assert found["why"]["seconds"] == 3.0
+    assert "why" not in thinwire("runs", "show", "toy", "--json", "--home", home).document
+
+
 def test_watching_a_run_that_is_over_ends_with_its_exit_code(thinwire, home):
     told(home, "stopped", 10)
     assert thinwire("runs", "watch", "latest", "--home", home).code == 10

@@ -47,7 +47,7 @@ def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient,
     rounds = {r["round"]: r for r in get(page, f"runs/{told.run_id}/rounds")}
     assert [rounds[n]["reason"] for n in (3, 4, 6, 7)] == ["all", "deadline", "enough", "too-few"]
     assert rounds[3]["closing"] == "everybody asked has answered"
-    assert " s for pi-07 (train " in rounds[3]["why"]
+    assert " s for pi-07, which trained for " in rounds[3]["why"]
     assert rounds[4]["closing"] == "the deadline passed: 1 of 8 devices had not answered"
     assert rounds[4]["why"] == "Round 4 took 4.0 s: 1 of 8 had not answered when its deadline of 4.0 s passed."
     assert rounds[6]["closing"] == "all that could answer did; 1 device failed"

@@ -1,4 +1,4 @@
-"""Stretches of time, and the sentences about them."""
+"""Stretches of time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.web.filled_store import twelve_rounds
-from thinwire.store import Store, UpdateRow
-from thinwire.web.sentences import why
+from thinwire.store import UpdateRow
 from thinwire.web.timeline import stretches
 
 ROW = UpdateRow(
@@ -45,13 +43,3 @@ def test_an_ask_without_an_answer_has_no_stretches():
 def test_a_device_without_a_stopwatch_still_shows_its_upload():
     row = replace(ROW, pulled_at=101.0, began_at=103.0, arrived_at=104.0)
     assert [(s.stage, s.begin_s, s.end_s) for s in stretches(row, 100.0)] == [("asked", 0.0, 1.0), ("upload", 3.0, 4.0)]
-
-
-def test_a_slow_aggregator_says_so(store: Store):
-    run = twelve_rounds(store)
-    found = store.rounds(run.run_id)[2]
-    spent = {"wait_s": 0.1, "train_s": 1.0, "upload_s": 0.1, "fold_s": 0.2, "store_s": 2.6}
-    said = why(replace(found, seconds=4.0, slowest="pi-01", spent=spent))
-    assert said == (
-        "Round 3 took 4.0 s: waited 1.2 s for pi-01 (train 1.0 s); the aggregator took 2.8 s (make durable 2.6 s)."
-    )

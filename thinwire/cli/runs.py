@@ -63,14 +63,26 @@ def _row(row: RunRow) -> tuple[str, ...]:
 
 
 @app.command()
-def show(run_id: RunId = "latest", json: Json = False, home: Home = None) -> None:
+def show(
+    run_id: RunId = "latest",
+    why: Annotated[
+        bool, typer.Option("--why", help="where the time of each round went, and what it waited for")
+    ] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
     """Show one run, round by round."""
+    from thinwire.cli import why as reasons
     from thinwire.cli.places import opened
     from thinwire.cli.shown import run_document
 
     with opened(home) as store:
         if json:
-            say.document(run_document(store, run_id))
+            more = reasons.document(reasons.whys(store, store.run(run_id))) if why else {}
+            say.document(run_document(store, run_id) | more)
+        elif why:
+            _head(store.run(run_id))
+            reasons.show(reasons.whys(store, store.run(run_id)))
         else:
             _show(store, store.run(run_id))
 
@@ -80,8 +92,12 @@ def standing(row: RunRow) -> str:
     return row.status_text if row.status_text.startswith(row.status) else f"{row.status}: {row.status_text}"
 
 
-def _show(store: Store, row: RunRow) -> None:
+def _head(row: RunRow) -> None:
     say.line(f"{row.run_id}  {standing(row)}")
+
+
+def _show(store: Store, row: RunRow) -> None:
+    _head(row)
     say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.metrics.items())
     say.line(f"metrics {figures or 'not measured yet'}")

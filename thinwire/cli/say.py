@@ -56,12 +56,9 @@ def size(count: float | None) -> str:
     >>> size(9610 * 4), size(950), size(None)
     ('38.4 kB', '950 B', '-')
     """
-    if count is None:
-        return NOTHING
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}" if count / factor < 1000 else f"{count / factor:.0f} {unit}"
-    return f"{count:.0f} B"
+    from thinwire.core.texts import size as in_units
+
+    return NOTHING if count is None else in_units(count)
 
 
 def grouped(digits: str) -> str:

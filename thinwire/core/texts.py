@@ -1,4 +1,4 @@
-"""Words of others, made fit to be stored and shown."""
+"""Words of others, made fit to be stored and shown; and quantities, as people say them."""
 
 from __future__ import annotations
 
@@ -19,3 +19,42 @@ def grouped(digits: str) -> str:
     '01234567 89abcdef 01234567 89abcdef'
     """
     return " ".join(digits[at : at + 8] for at in range(0, len(digits), 8))
+
+
+def duration(count: float) -> str:
+    """Seconds.
+
+    >>> duration(0.0421), duration(4.13), duration(60), duration(130), duration(7200)
+    ('0.04 s', '4.1 s', '60 s', '2 min 10 s', '2 h')
+    """
+    if count < 99.5:
+        return f"{count:.2f} s" if count < 0.995 else f"{count:.1f} s" if count < 9.95 else f"{count:.0f} s"
+    minutes, rest = divmod(round(count), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, three figures.
+
+    >>> size(9610 * 4), size(950)
+    ('38.4 kB', '950 B')
+    """
+    return _scaled(count, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B")
+
+
+def speed(bits_per_s: float) -> str:
+    """Of a link.
+
+    >>> speed(2e6), speed(12_345)
+    ('2 Mb/s', '12.3 kb/s')
+    """
+    return _scaled(bits_per_s, (("Gb/s", 1e9), ("Mb/s", 1e6), ("kb/s", 1e3)), "b/s")
+
+
+def _scaled(count: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
+    for unit, factor in units:
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count / factor < 1000 else f"{count / factor:.0f} {unit}"
+    return f"{count:.0f} {smallest}"

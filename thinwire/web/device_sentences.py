@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from thinwire.core.texts import duration
 from thinwire.store import DeviceAction, DoorNote, InvitationRow
-from thinwire.web.sentences import seconds
 
 CAME = {
     "loopback": "over this machine's own address",
@@ -77,7 +77,7 @@ def invited(row: InvitationRow, now: float) -> str:
 
 
 def _left(count: float) -> str:
-    return seconds(max(0.0, count)) if count < 48 * 3600 else f"{count / 86400:.0f} days"
+    return duration(max(0.0, count)) if count < 48 * 3600 else f"{count / 86400:.0f} days"
 
 
 def told(note: DoorNote) -> str:

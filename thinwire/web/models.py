@@ -154,8 +154,12 @@ class Update(Traffic):
 
 
 class RoundPage(Round):
-    """A round with its asks, and the late answers to earlier rounds that were folded into it."""
+    """A round with its asks, and the late answers to earlier rounds that were folded into it. `stages`: seconds, along
+    `slowest` and then in the aggregator; `waited_for`: who had not answered when it closed.
+    """
 
+    stages: dict[str, float]
+    waited_for: list[str]
     updates: list[Update]
     late_folded: list[Update]
     now: float

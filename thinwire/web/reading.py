@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from thinwire.core.errors import NotFound
 from thinwire.core.layout import Layout
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
+from thinwire.store.why import Why, why
 from thinwire.web import models
-from thinwire.web.sentences import closing, run_sentence, why
+from thinwire.web.sentences import closing, run_sentence
 from thinwire.web.timeline import stretches
 from thinwire.web.working import client_states
 
@@ -58,8 +59,10 @@ class Reader:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
         own = self._store.updates(row.run_id, number)
         late = self._late(row.run_id, found, own)
+        took = why(found, own, row.size) if found.reason else Why(number, 0.0, "")
+        shown = _with_sums(rounds[: rounds.index(found) + 1], number)[0].model_copy(update={"why": took.sentence})
         return models.RoundPage(
-            **dict(_with_sums(rounds[: rounds.index(found) + 1], number)[0]), now=time.time(),
+            **dict(shown), now=time.time(), stages=dict(took.stages), waited_for=list(took.waited_for),
             updates=[update(one, found.opened_at) for one in own],
             late_folded=[update(one, found.opened_at) for one in late],
         )  # fmt: skip
@@ -117,6 +120,6 @@ def _with_sums(rows: Sequence[RoundRow], first: int) -> list[models.Round]:
             wire = (wire or 0) + (row.wire_up or 0) + (row.wire_down or 0)
         if row.round >= first:
             sums = {"until_s": until_s, "until_payload": payload, "until_wire": wire}
-            said = {"closing": closing(row), "why": why(row)}
+            said = {"closing": closing(row), "why": why(row).sentence if row.reason else ""}
             shown.append(models.Round.model_validate(row).model_copy(update={**sums, **said}))
     return shown

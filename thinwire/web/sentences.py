@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from thinwire.core.texts import duration
 from thinwire.store import RoundRow, RunRow
-
-STAGES = ("wait", "download", "queue", "evaluate", "train", "encode", "upload")
-STAGE_WORDS = {"wait": "before it took the ask up", "queue": "queue behind other work"}
-OWN = {"fold": "fold", "step": "step", "store": "make durable"}
-OWN_SHARE = 0.2  # of a round's time, from which on the aggregator's part is worth a word
+from thinwire.store.why import unanswered
 
 
 def run_sentence(run: RunRow, open_round: RoundRow | None = None) -> str:
@@ -58,42 +53,6 @@ def closing(round_: RoundRow) -> str:
     return said.get(round_.reason, round_.reason)
 
 
-def unanswered(round_: RoundRow) -> int:
-    """Devices that had not answered when the round closed; late answers came after it."""
-    return max(0, len(round_.asked) - round_.folded_count - round_.dropped - round_.failed)
-
-
-def why(round_: RoundRow) -> str:
-    """Why the round took as long as it did.
-
-    "Round 12 took 4.1 s: waited 3.2 s for pi-07 (train 2.9 s)."
-    """
-    if round_.seconds is None:
-        return ""
-    took = f"Round {round_.round} took {seconds(round_.seconds)}"
-    if round_.reason == "deadline":
-        silent = f"{unanswered(round_)} of {len(round_.asked)} had not answered"
-        return f"{took}: {silent} when its deadline of {seconds(round_.deadline_s)} passed."
-    spent = {name.removesuffix("_s"): value for name, value in round_.spent.items()}
-    device = {name: spent[name] for name in STAGES if name in spent}
-    if not round_.slowest or not device:
-        return f"{took}: no update came to wait for." if not round_.folded else f"{took}."
-    waited = f"waited {seconds(sum(device.values()))} for {round_.slowest} ({_most(device, STAGE_WORDS)})"
-    return f"{took}: {waited}{_own_part(round_.seconds, spent)}."
-
-
-def _own_part(total: float, spent: Mapping[str, float]) -> str:
-    own = {name: spent[name] for name in OWN if name in spent}
-    if not own or sum(own.values()) < OWN_SHARE * total:
-        return ""
-    return f"; the aggregator took {seconds(sum(own.values()))} ({_most(own, OWN)})"
-
-
-def _most(stages: Mapping[str, float], words: Mapping[str, str]) -> str:
-    name = max(stages, key=lambda stage: stages[stage])
-    return f"{words.get(name, name)} {seconds(stages[name])}"
-
-
 def _enough(round_: RoundRow, silent: int) -> str:
     if silent:
         return f"enough answered ({round_.target}); {silent} more were still at work"
@@ -109,25 +68,11 @@ def _came(round_: RoundRow) -> int:
     return max(0, len(round_.asked) - round_.failed - unanswered(round_))
 
 
-def seconds(count: float) -> str:
-    """A duration as people say it.
-
-    >>> seconds(0.0421), seconds(4.13), seconds(60), seconds(130), seconds(7200)
-    ('0.04 s', '4.1 s', '60 s', '2 min 10 s', '2 h')
-    """
-    if count < 99.5:
-        return f"{count:.2f} s" if count < 0.995 else f"{count:.1f} s" if count < 9.95 else f"{count:.0f} s"
-    minutes, rest = divmod(round(count), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
-
-
 def _made(run: RunRow) -> str:
     """The status of a run that is over, with its time before the first comma: "20 rounds in 61 s, ..."."""
     made, comma, more = (run.status_text or _rounds(run.version)).partition(",")
     if run.started_at is not None and run.finished_at is not None:
-        made += f" in {seconds(run.finished_at - run.started_at)}"
+        made += f" in {duration(run.finished_at - run.started_at)}"
     return made + comma + more
 
 

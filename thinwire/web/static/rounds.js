@@ -79,9 +79,12 @@ const describe = (r) => (r.reason ? `Round ${r.round}, ${seconds(r.seconds)}: ${
 const Said = ({ round }) => {
   const waitedFor = Object.entries(round.not_asked);
   return html`
-    <p class="why">${round.reason ? round.why : html`Round ${round.round} is open: ${round.folded_count + round.dropped + round.failed} of ${round.asked.length} have answered, ${round.target} are enough.`}</p>
+    <p class="why">${round.reason ? html`${round.why} <span class="stages faint">${stages(round.stages)}</span>` : html`Round ${round.round} is open: ${round.folded_count + round.dropped + round.failed} of ${round.asked.length} have answered, ${round.target} are enough.`}</p>
     <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}Codec <code>${round.codec}</code>, deadline ${seconds(round.deadline_s)}, at least ${round.floor} of ${round.asked.length} must answer.${waitedFor.length ? html` Not asked: ${waitedFor.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
 };
+
+/** Where its time went, as one line; what took no time is left out. */
+const stages = (found) => Object.entries(found).filter(([, took]) => took >= 0.005).map(([name, took]) => `${name} ${seconds(took)}`).join(" · ");
 
 const Asks = ({ round }) => html`
   <${Table} label=${`Asks of round ${round.round}`} rows=${[...round.updates, ...round.late_folded]} columns=${[

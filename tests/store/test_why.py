@@ -1,0 +1,113 @@
+"""Why a round took as long as it did: stages that add up, and sentences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.aggregation import parse
+from thinwire.core.keys import Key
+from thinwire.core.layout import Layout
+from thinwire.store import RoundRow, UpdateRow
+from thinwire.store.why import ALONG, SMALLER, along, in_all, why
+
+PARAMETERS = 2_300_000
+ROUND = RoundRow(
+    run_id="ecg-1", round=12, opened_at=100.0, closed_at=141.0, reason="all", base_version=11, version=12,
+    deadline_s=60.0, codec="fp16", target=2, floor=1, candidates=["pi-2", "pi-3"], asked=["pi-2", "pi-3"], not_asked={},
+    folded=["ecg-1/pi-2/12", "ecg-1/pi-3/12"], folded_count=2, late=0, dropped=0, failed=0, seconds=41.0, payload_up=0,
+    payload_down=0, wire_up=None, wire_down=None, metrics={}, spread={}, train_metrics={},
+    spent={"wait_s": 0.5, "train_s": 3.0, "upload_s": 36.4, "fold_s": 0.1, "step_s": 0.0, "store_s": 0.2},
+    slowest="pi-3",
+)  # fmt: skip
+ASK = UpdateRow(
+    run_id="ecg-1", round=12, device="pi-3", ask_id="ecg-1.12.pi-3", update_id="ecg-1/pi-3/12", outcome="folded",
+    reason="", folded_round=12, staleness=0, asked_at=100.0, pulled_at=100.5, began_at=104.3, arrived_at=140.7,
+    download_s=0.2, queue_s=0.0, evaluate_s=0.1, train_s=3.0, encode_s=0.1, examples=64, steps=50, norm=1.0,
+    residual_norm=None, payload_up=9_100_000, payload_down=9_200_000, wire_up=None, wire_down=None, requests=2,
+    metrics={},
+)  # fmt: skip
+QUICK = replace(ASK, device="pi-2", pulled_at=100.1, began_at=103.6, arrived_at=104.0)
+
+
+def test_the_slowest_upload_is_told_with_its_bytes_and_its_speed():
+    found = why(ROUND, [QUICK, ASK], PARAMETERS)
+    assert found.sentence == ("Round 12 took 41 s: waited 41 s for pi-3, which uploaded 9.1 MB at 2 Mb/s in 36 s.")
+    assert found.stages["trips"] == pytest.approx(0.4)
+    assert found.stages["waiting"] == pytest.approx(0.0)
+    assert found.waited_for == ()
+    assert found.requests == 2
+
+
+def test_a_deadline_says_whom_it_cut_off_and_what_would_have_come_in_time():
+    closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
+    late = replace(ASK, outcome="late")
+    found = why(closed, [QUICK, late], PARAMETERS)
+    assert found.waited_for == ("pi-3",)
+    assert found.sentence == (
+        "Round 12 took 25 s: 1 of 2 had not answered when its deadline of 25 s passed; pi-3 took 41 s and uploaded "
+        "9.1 MB at 2 Mb/s in 36 s; fp16 would have made the deadline."
+    )
+    assert why(replace(closed, deadline_s=3.0), [late], PARAMETERS).sentence.endswith(
+        "no smaller update would have made the deadline."
+    )
+
+
+@pytest.mark.parametrize(
+    ("pulled_at", "said"),
+    [(100.5, "pi-3 took the ask up and has not answered yet."), (None, "pi-3 never took the ask up.")],
+)
+def test_who_has_not_answered_is_told_by_what_was_seen_of_it(pulled_at, said):
+    closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
+    silent = replace(ASK, outcome="asked", pulled_at=pulled_at, began_at=None, arrived_at=None)
+    assert why(closed, [QUICK, silent]).sentence.endswith(said)
+
+
+def test_a_slow_aggregator_says_so():
+    spent = {"wait_s": 0.1, "train_s": 1.0, "upload_s": 0.1, "fold_s": 0.2, "store_s": 2.6}
+    assert why(replace(ROUND, seconds=4.0, spent=spent)).sentence == (
+        "Round 12 took 4.0 s: waited 1.2 s for pi-3, which trained for 1.0 s; the aggregator took 2.8 s (making it "
+        "durable 2.6 s)."
+    )
+
+
+def test_a_round_to_which_nothing_came_says_so():
+    empty = replace(ROUND, reason="too-few", folded=[], slowest="", spent={})
+    assert why(empty).sentence == "Round 12 took 41 s: no update came to wait for."
+
+
+def test_of_a_run_the_most_of_its_time_and_the_slowest_client_are_told():
+    found = in_all([why(ROUND, [QUICK, ASK]), why(replace(ROUND, round=13), [QUICK, ASK])])
+    assert found.sentence == "2 rounds took 82 s, 89 % of it uploads; pi-3 was the slowest in 2 of 2."
+    assert found.stages["upload"] == pytest.approx(2 * 36.4)
+
+
+maybe = st.none() | st.floats(0, 50)
+
+
+@given(st.lists(maybe, min_size=5, max_size=5), st.none() | st.floats(90, 160), st.floats(90, 160), st.floats(90, 160))
+def test_no_stage_is_negative_whatever_the_clocks_say(took, pulled_at, began_at, arrived_at):
+    names = ("download_s", "queue_s", "evaluate_s", "train_s", "encode_s")
+    ask = replace(
+        ASK, pulled_at=pulled_at, began_at=began_at, arrived_at=arrived_at, **dict(zip(names, took, strict=True))
+    )
+    stages = along(ask)
+    assert set(stages) == set(ALONG)
+    assert min(stages.values()) >= 0.0
+
+
+@pytest.mark.parametrize(("spec", "bits"), SMALLER.items())
+def test_what_could_be_tried_instead_is_as_small_as_is_said(spec, bits, normal):
+    codec = parse(spec).bind(Layout.of({"w": (normal.size,)}))
+    sent = codec.encode(normal, codec.init(), Key(1, 2)).payload
+    assert 8 * len(sent) / normal.size <= 1.05 * bits
+
+
+@pytest.fixture
+def normal():
+    import numpy as np
+
+    return np.random.default_rng(7).standard_normal(1 << 17).astype(np.float32)

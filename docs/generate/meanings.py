@@ -36,8 +36,8 @@ EXIT_CODES = {
 
 CLOSING = {
     "all": "every device that was asked has answered, and all that counts is folded.",
-    "enough": "as many answers as were wanted are folded, or nobody is outstanding any more and at least one device "
-    "that was asked had failed or gone.",
+    "enough": "as many answers as were wanted are folded, or nobody is outstanding any more, at least one device that "
+    "was asked had failed or gone, and nobody could be asked in its place in time.",
     "deadline": "the deadline passed while somebody was outstanding; at least the fewest replies that make a step were "
     "folded (`[cohort] min_replies`).",
     "too-few": "fewer answers than make a step. The model stays as it was, and what had been folded goes back to its "

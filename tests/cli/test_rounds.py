@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.story import T, evaluated, round_events
 from thinwire.cli.rounds import Teller
-from thinwire.core.events import ClientFailed, Event, RunStatusChanged
+from thinwire.core.events import ClientAsked, ClientFailed, Event, RunStatusChanged
 
 
 def told(*events: Event) -> tuple[Teller, list[str]]:
@@ -48,3 +48,11 @@ def test_while_a_round_is_open_its_replies_are_counted():
 def test_a_waiting_run_says_for_whom(text):
     teller, _ = told(RunStatusChanged(T, "waiting", text))
     assert teller.now == text
+
+
+def test_who_was_asked_instead_of_whom_stands_beside_the_round():
+    since = ClientAsked(T, 1, "pi-03", "ask", 42, 1.0, 0, 30.0, "1 of 2 answers could still come", "pi-02")
+    events = round_events("toy-1", 1)
+    _, lines = told(*events[:-1], since, events[-1], evaluated(1))
+    assert "1/3" in lines[0]
+    assert lines[0].endswith("pi-03 instead of pi-02")

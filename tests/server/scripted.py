@@ -172,6 +172,11 @@ class ScriptedFleet:
     def lose(self, device: str, after_s: float = 0.0) -> None:
         self.later(after_s, NodeLeft(device, "the connection was lost"))
 
+    def arrive(self, name: str, after_s: float) -> None:
+        """A device that was not there comes."""
+        device = next(d for d in self.devices if d.name == name)
+        self.later(after_s, NodeJoined(name, self.hello(device)))
+
 
 def _sender(arrival: Arrival) -> str:
     return arrival.update_id.device if isinstance(arrival, ReplyHead) else arrival.device

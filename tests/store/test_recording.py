@@ -21,7 +21,7 @@ from tests.store.story import (
     status,
 )
 from thinwire.core.errors import NotFound
-from thinwire.core.events import ClientFailed, Evaluated, ModelStored, UpdateFolded, to_json
+from thinwire.core.events import ClientAsked, ClientFailed, Evaluated, ModelStored, UpdateFolded, to_json
 from thinwire.store import Store
 
 
@@ -206,3 +206,14 @@ def test_nothing_of_a_batch_is_kept_when_one_event_cannot_be(store: Store) -> No
     with pytest.raises(IntegrityError):
         store.record(run_id, [*opened(run_id, 1), *opened(run_id, 1)])
     assert (shown(store, run_id), store.last_seq()) == (before, seq)
+
+
+def test_who_is_asked_in_the_middle_of_a_round_stands_among_its_others(store: Store) -> None:
+    run_id = new_run(store)
+    store.record(run_id, opened(run_id, 1, DEVICES[:2]))
+    why = "1 of 2 answers could still come, 9 s were left"
+    store.record(run_id, [ClientAsked(12.0, 1, DEVICES[2], f"{run_id}.1.{DEVICES[2]}", 1000, 3.0, 0, 9.0, why)])
+    (row,) = store.rounds(run_id)
+    assert (row.asked, row.not_asked) == (list(DEVICES), {})
+    assert_sums_agree(store, run_id)
+    assert_is_replayed(store, run_id)

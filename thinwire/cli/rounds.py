@@ -22,6 +22,7 @@ class Round:
     accepted: int = 0
     late: int = 0
     failed: list[str] = field(default_factory=list)
+    instead: list[str] = field(default_factory=list)  # asked in the middle of the round
     payload_up: int = 0
     closed: RoundClosed | None = None
 
@@ -30,7 +31,7 @@ class Round:
         assert closed is not None
         notes = [f"late {self.late}"] if self.late else []
         notes += [f"waits for {', '.join(closed.outstanding)}"] if closed.outstanding else []
-        notes += self.failed
+        notes += [*self.failed, *self.instead]
         cells = (
             f"{self.number:>5}",
             f"{closed.reason:<8}",
@@ -77,6 +78,11 @@ class Teller:
                 return self._status(event)
             case events.RoundOpened():
                 self.rounds[event.round] = Round(event.round, len(event.asks))
+            case events.ClientAsked():
+                if event.why and event.round in self.rounds:
+                    self.rounds[event.round].asked += 1
+                    if event.instead_of:
+                        self.rounds[event.round].instead.append(f"{event.device} instead of {event.instead_of}")
             case events.UpdateAccepted():
                 self._accept(event)
             case events.ClientFailed():

@@ -85,10 +85,21 @@ class RoundOpened(Event):
 
 @dataclass(frozen=True)
 class ClientAsked(Event):
+    """An ask, before it leaves: one of those that RoundOpened decided, or, with all that follows, one decided since.
+
+    Such a one asks for an answer within `deadline_s` from `base_version`, `why` says what made it needed, and
+    `instead_of` names the device whose place it takes.
+    """
+
     round: int
     device: str
     ask_id: str
     payload_bytes: int
+    elapsed_s: float = 0.0
+    base_version: int = 0
+    deadline_s: float = 0.0
+    why: str = ""
+    instead_of: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thinwire.core.events import Evaluated, Event, RoundClosed
@@ -38,7 +39,8 @@ def finish(one: OneRound) -> Closed:
     if evaluated := _evaluated(one, now):
         events.append(evaluated)
     counted = [one.heads[update_id] for update_id in closed.folded]
-    slowest, spent = where_time_went(one.opened, counted, one.fold_s, step_s, store_s)
+    opened = replace(one.opened, asks=dict(one.machine.asks))
+    slowest, spent = where_time_went(opened, counted, one.fold_s, step_s, store_s)
     events.append(
         RoundClosed(
             at=now,
@@ -56,9 +58,9 @@ def finish(one: OneRound) -> Closed:
         )
     )
     one.record(*events)
-    lost = [one.opened.asks[device] for device, kind in one.machine.lost.items() if kind == "left"]
+    lost = [one.machine.asks[device] for device, kind in one.machine.lost.items() if kind == "left"]
     running.fleet.ack(list(one.heads))
-    running.fleet.cancel(lost if closed.reason != "stopped" else list(one.opened.asks.values()))
+    running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.asks.values()))
     return closed
 
 

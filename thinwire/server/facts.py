@@ -1,12 +1,28 @@
-"""What is journalled about one answer."""
+"""What is journalled about one ask and its answer."""
 
 from __future__ import annotations
 
-from thinwire.core.events import UpdateAccepted, UpdateDropped
+from thinwire.core.events import ClientAsked, UpdateAccepted, UpdateDropped
 from thinwire.core.messages import reply_to_json
 from thinwire.core.types import ReplyHead
-from thinwire.server.moves import Fold
+from thinwire.server.moves import AskNow, Fold
 from thinwire.server.past import asked_round
+
+
+def asked_fact(at: float, round_number: int, elapsed_s: float, payload_bytes: int, action: AskNow) -> ClientAsked:
+    """A device is asked in the middle of a round: recorded before the ask leaves."""
+    return ClientAsked(
+        at=at,
+        round=round_number,
+        device=action.device,
+        ask_id=action.ask_id,
+        payload_bytes=payload_bytes,
+        elapsed_s=elapsed_s,
+        base_version=action.base_version,
+        deadline_s=action.deadline_s,
+        why=action.why,
+        instead_of=action.instead_of,
+    )
 
 
 def accepted_fact(at: float, round_number: int, elapsed_s: float, head: ReplyHead, action: Fold) -> UpdateAccepted:

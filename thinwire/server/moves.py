@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,32 @@ class Terms:
     staleness_exponent: float = 0.5
 
 
+@dataclass(frozen=True)
+class Spare:
+    """A device that is not asked and could be, and the id that its ask would have."""
+
+    device: str
+    ask_id: str
+
+
+Spares = Callable[[float], Iterable[Spare]]  # who could answer within so many seconds, first whom to ask first
+
+
+def nobody(_left_s: float) -> Iterable[Spare]:
+    """Nobody can be asked in the middle of the round."""
+    return ()
+
+
 # What happens to a round.
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an `AskNow` decided before a restart, told again."""
+
+    device: str
+    ask_id: str
+    instead_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +106,7 @@ class Tick:
     """Time has passed."""
 
 
-Input = Head | Folded | Refused | Failed | Joined | Left | Stop | Tick
+Input = Asked | Head | Folded | Refused | Failed | Joined | Left | Stop | Tick
 
 
 # What is to be done.
@@ -123,6 +148,18 @@ class Lose:
 
 
 @dataclass(frozen=True)
+class AskNow:
+    """Journal that this device is asked in the middle of the round, then ask it: from this version, for so long."""
+
+    device: str
+    ask_id: str
+    base_version: int
+    deadline_s: float
+    why: str
+    instead_of: str = ""  # the device whose place it takes, where there is one
+
+
+@dataclass(frozen=True)
 class Closed:
     """The round is over for this reason; `outstanding` devices had not answered."""
 
@@ -132,4 +169,4 @@ class Closed:
     outstanding: tuple[str, ...]
 
 
-Action = Fold | Drop | Defer | Lose | Closed
+Action = Fold | Drop | Defer | Lose | AskNow | Closed

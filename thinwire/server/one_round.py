@@ -6,26 +6,22 @@ in the journal (and folded again from the spool, in the same order) or the spool
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from thinwire.core.events import (
-    ClientFailed,
-    Event,
-    RoundOpened,
-    UpdateFolded,
-)
-from thinwire.core.fleet import Arrival, NodeJoined, NodeLeft
+from thinwire.core.events import ClientFailed, Event, RoundOpened, UpdateDropped, UpdateFolded
+from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
 from thinwire.server.closing import finish
-from thinwire.server.facts import accepted_fact, dropped_fact
+from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact
 from thinwire.server.folding import Folds
 from thinwire.server.moves import Closed
 from thinwire.server.opening import open_round, terms_of
-from thinwire.server.past import asked_round
+from thinwire.server.past import ask_id_of, asked_round
 from thinwire.server.round import Round
 from thinwire.server.running import POLL_S, Running
+from thinwire.server.spares import who_could_answer
 from thinwire.server.step import Fold, Frames
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
@@ -41,6 +37,7 @@ class OneRound:
         self.fold = self.new_fold()
         self.folds = Folds(at_once=running.simulated)
         self.fold_s = 0.0
+        self.deadlines: dict[str, float] = {}  # ask_id -> seconds, of asks after the opening
         self.later: list[Event] = []  # facts that decide nothing: recorded with the next decision
 
     @classmethod
@@ -55,6 +52,9 @@ class OneRound:
         opened = running.past.open_round
         assert opened is not None
         again = cls(running, opened)
+        for asked in running.past.asked_now:
+            again.deadlines[asked.ask_id] = asked.deadline_s
+            again.machine.on(moves.Asked(asked.device, asked.ask_id, asked.instead_of), opened.elapsed_s)
         for event in running.past.accepted:
             head = reply_from_json(event.head)
             assert isinstance(head, ReplyHead)
@@ -66,17 +66,14 @@ class OneRound:
             else:
                 again._begin(head, event.discount)
         for device, (kind, text) in running.past.lost_now.items():
-            again.machine.on(moves.Failed(device, opened.asks[device], kind, text), opened.elapsed_s)
+            again.machine.on(moves.Failed(device, again.machine.asks[device], kind, text), opened.elapsed_s)
         return again
 
     def run(self) -> Closed:
         """Send what is unanswered, take what comes, close for one reason."""
         running = self.running
-        open_asks = {device: self.opened.asks[device] for device in self.machine.outstanding}
-        deadline = self.opened.deadline_s
-        running.ask(
-            [running.envelope(d, ask_id, "train", self.opened.round, deadline) for d, ask_id in open_asks.items()]
-        )
+        open_asks = self.machine.outstanding
+        running.ask([self._envelope(device) for device in open_asks])
         deferred, running.deferred = running.deferred, []
         self._take(deferred)
         try:
@@ -140,7 +137,7 @@ class OneRound:
     def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
         """An earlier round's ask will not be answered either."""
         busy_with, _ = self.running.past.busy.get(device, ("", 0))
-        if busy_with and busy_with != self.opened.asks.get(device) and ask_id in ("", busy_with):
+        if busy_with and busy_with != self.machine.asks.get(device) and ask_id in ("", busy_with):
             self.running.lose(device, kind, text)
 
     def _head(self, head: ReplyHead, accepted: list[tuple[ReplyHead, moves.Fold]]) -> None:
@@ -179,25 +176,54 @@ class OneRound:
             self._act(event)
 
     def _act(self, event: moves.Input) -> list[moves.Action]:
-        """Feed the machine and carry out what needs no batching."""
-        actions = self.machine.on(event, self.running.elapsed)
-        now, elapsed = self.running.clock.wall(), self.running.elapsed
+        """Feed the machine and carry out what needs no batching: what one event led to is recorded together."""
+        running, number = self.running, self.opened.round
+        now, elapsed = running.clock.wall(), running.elapsed
+        actions = self.machine.on(event, elapsed, self._spares)
+        facts, asked = list[Event](), list[str]()
         for action in actions:
             match action:
                 case moves.Drop(update_id, reason):
-                    self.drop(update_id, reason)
+                    facts += self._dropped(update_id, reason)
                 case moves.Defer(update_id):
-                    self.running.defer(self.heads.pop(update_id))
+                    running.defer(self.heads.pop(update_id))
                 case moves.Lose(device, ask_id, kind, text):
-                    self.record(ClientFailed(now, self.opened.round, device, ask_id, kind, text, elapsed))
+                    facts.append(ClientFailed(now, number, device, ask_id, kind, text, elapsed))
+                case moves.AskNow(device, ask_id):
+                    facts.append(asked_fact(now, number, elapsed, running.sending.parcel(device).size, action))
+                    self.deadlines[ask_id] = action.deadline_s
+                    asked.append(device)
+        if facts:
+            self.record(*facts)
+        if asked:
+            running.ask([self._envelope(device) for device in asked])
         return actions
 
+    def _envelope(self, device: str) -> Envelope:
+        ask_id = self.machine.asks[device]
+        deadline_s = self.deadlines.get(ask_id, self.opened.deadline_s)
+        return self.running.envelope(device, ask_id, "train", self.opened.round, deadline_s)
+
+    def _spares(self, left_s: float) -> Iterator[moves.Spare]:
+        """Devices that are there, able and idle, and can answer in time: looked for only where one is needed."""
+        running, past, opened = self.running, self.running.past, self.opened
+        idle = running.presence.hellos.keys() - self.machine.asks.keys() - past.busy.keys()
+        if idle:
+            idle -= running.unable().keys()
+        able = who_could_answer(idle, left_s, past.took, opened.deadline_s, self.plan.run.seed, opened.round)
+        for device in able:
+            yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
+
     def drop(self, update_id: UpdateId, reason: str) -> None:
-        head = self.heads[update_id]
+        if facts := self._dropped(update_id, reason):
+            self.record(*facts)
+
+    def _dropped(self, update_id: UpdateId, reason: str) -> list[UpdateDropped]:
+        """The fact that an answer does not count; none where refolding found again what the journal knows."""
         if str(update_id) in self.running.past.dropped:
-            return  # refolding found again what the journal knows
-        now = self.running.clock.wall()
-        self.record(dropped_fact(now, self.opened.round, self.running.elapsed, head, reason))
+            return []
+        now, head = self.running.clock.wall(), self.heads[update_id]
+        return [dropped_fact(now, self.opened.round, self.running.elapsed, head, reason)]
 
     def _begin(self, head: ReplyHead, discount: float) -> None:
         self.heads[head.update_id] = head

@@ -8,6 +8,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.server.cohort import choose
 from thinwire.server.deadline import auto_deadline
 from thinwire.server.moves import Terms
+from thinwire.server.past import ask_id_of
 from thinwire.server.round import floor_of
 from thinwire.server.running import Running
 
@@ -31,7 +32,7 @@ def open_round(running: Running) -> RoundOpened | None:
         base_version=base.version,
         base_digest=base.digest,
         candidates=list(cohort.candidates),
-        asks={device: f"{running.run_id}.{number}.{device}" for device in cohort.asked},
+        asks={device: ask_id_of(running.run_id, number, device) for device in cohort.asked},
         codec=codec_of(plan.uplink, past.steps_made),
         deadline_s=auto_deadline(past.slowest) if deadline == "auto" else deadline,
         target=cohort.target,

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from thinwire.core.events import (
+    ClientAsked,
     ClientFailed,
     Evaluated,
     Event,
@@ -30,7 +31,13 @@ from thinwire.core.types import UpdateId, Verdict
 PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
 PASSING_S, DAY_S = 600.0, 90_000.0  # so long at least and at most a device is left alone that declined by one of them
 AGAIN = re.compile(r"\(again in (\d{1,6}) s\)$")
+TIMES = 3  # answers of a device whose times are remembered
 KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
+
+
+def ask_id_of(run_id: str, number: int, device: str) -> str:
+    """The id of what a device is asked in a round."""
+    return f"{run_id}.{number}.{device}"
 
 
 def asked_round(ask_id: str) -> int:
@@ -70,11 +77,13 @@ class Past:
     accepted: list[UpdateAccepted] = field(default_factory=list)  # of the open round, in fold order
     folded_now: set[str] = field(default_factory=set)  # of the open round
     lost_now: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the open round: device -> (kind, text)
-    asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> device -> ask_id, of the last KEPT rounds
+    asked_now: list[ClientAsked] = field(default_factory=list)  # of the open round, those after its opening
+    asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> ask_id -> device, of the last KEPT rounds
     decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
     busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
+    took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s, its last answers
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
     barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
     barred_until: dict[str, float] = field(default_factory=dict)  # of those: when its reason may have passed by itself
@@ -90,6 +99,7 @@ class Past:
     elapsed_s: float = 0.0
     deadline_s: float = 0.0  # of the last round
     _slowest_now: float = 0.0
+    _asked_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> its last ask, and when
 
     @property
     def version(self) -> int:
@@ -117,15 +127,14 @@ class Past:
                 self.bases[event.round], self.deadline_s = event.base_version, event.deadline_s
                 if event.references_from != self.references_from:
                     self.references_from, self.weights = event.references_from, {}
-                self._ask(event)
-                self.here |= event.asks.keys()
-                self.busy |= {device: (ask_id, event.round) for device, ask_id in event.asks.items()}
+                self._open(event)
+            case ClientAsked():
+                self._ask_since(event)
             case UpdateAccepted():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.held[event.device] = int(event.head.get("base_version", 0))
                 self.accepted.append(event)
-                if not event.late and self.open_round:
-                    self._slowest_now = max(self._slowest_now, event.elapsed_s - self.open_round.elapsed_s)
+                self._time(event)
             case UpdateFolded():
                 self.folded_now.add(event.update_id)
             case UpdateDropped():
@@ -144,14 +153,39 @@ class Past:
     def round_of(self, device: str, ask_id: str) -> int:
         """The round in which this device was asked this; 0 when it was not, or too long ago to be known."""
         number = asked_round(ask_id)
-        return number if self.asks.get(number, {}).get(device) == ask_id else 0
+        return number if self.asks.get(number, {}).get(ask_id) == device else 0
 
-    def _ask(self, event: RoundOpened) -> None:
-        self.asks[event.round] = event.asks
+    def _open(self, event: RoundOpened) -> None:
+        self.asks[event.round] = {}
+        for device, ask_id in event.asks.items():
+            self._ask(event.round, device, ask_id, event.elapsed_s)
         self.codecs[event.round] = event.codec
         self.codecs.pop(event.round - KEPT, None)
         if old := self.asks.pop(event.round - KEPT, None):
-            self.answered.difference_update(old.values())
+            self.answered.difference_update(old)
+
+    def _ask_since(self, event: ClientAsked) -> None:
+        """Nothing new for an ask that its round opened with."""
+        if self.open_round and event.ask_id not in self.asks[event.round]:
+            self.asked_now.append(event)
+            self._ask(event.round, event.device, event.ask_id, event.elapsed_s)
+
+    def _ask(self, number: int, device: str, ask_id: str, elapsed_s: float) -> None:
+        self.asks[number][ask_id] = device
+        self.here.add(device)
+        self.busy[device] = ask_id, number
+        self._asked_s[device] = ask_id, elapsed_s
+
+    def _time(self, event: UpdateAccepted) -> None:
+        """How long this answer took, if it is one to the device's last ask."""
+        ask_id, asked_s = self._asked_s.get(event.device, ("", 0.0))
+        if ask_id != event.ask_id:
+            return
+        took = self.took[event.device]
+        took.append(event.elapsed_s - asked_s)
+        del took[:-TIMES]
+        if not event.late:
+            self._slowest_now = max(self._slowest_now, took[-1])
 
     def _tell(self, verdict: Verdict) -> None:
         told = self.verdicts[verdict.update_id.device]
@@ -165,7 +199,7 @@ class Past:
             del self.busy[device]
 
     def _fail(self, event: ClientFailed) -> None:
-        if self.open_round and self.open_round.asks.get(event.device) == event.ask_id:
+        if self.open_round and self.round_of(event.device, event.ask_id) == self.open_round.round:
             self.lost_now[event.device] = (event.kind, event.text)
         if event.kind in ("left", "refused"):
             self.here.discard(event.device)
@@ -194,7 +228,7 @@ class Past:
         if self._slowest_now:
             self.slowest.append(self._slowest_now)
         self.open_round, self.accepted, self.lost_now, self._slowest_now = None, [], {}, 0.0
-        self.folded_now = set()
+        self.folded_now, self.asked_now = set(), []
 
     def bars(self, elapsed_s: float) -> dict[str, str]:
         """Devices that are not asked now, with the reason."""

@@ -2,11 +2,13 @@
 
 It sees heads, never payloads. A head that arrived before the deadline is in time however late its fold ends; a
 round closes when all heads that it accepted are folded or refused, for one reason, which everybody who looks at
-the round is shown. The table of states is short:
+the round is shown. While fewer answers can still come than it wants, since devices were lost or sent what could not
+be folded, others are asked in their place, as long as there is time for them. The table of states is short:
 
     open      answers are accepted until `target` of them are here, nobody is outstanding, the deadline passes,
               or a person stops the run
-    shut      nothing more is accepted (what comes is deferred to the next round); folds are still running
+    shut      nothing more is accepted (what comes is deferred to the next round); folds are still running; open
+              again when one of them fails in time and another device can be asked
     closed    the reason is fixed
 """
 
@@ -14,11 +16,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 
 from thinwire.core.events import CloseReason
 from thinwire.core.types import UpdateId
 from thinwire.server.moves import (
     Action,
+    Asked,
+    AskNow,
     Closed,
     Defer,
     Drop,
@@ -31,9 +36,12 @@ from thinwire.server.moves import (
     Left,
     Lose,
     Refused,
+    Spare,
+    Spares,
     Stop,
     Terms,
     Tick,
+    nobody,
 )
 
 
@@ -49,15 +57,21 @@ class Round:
     """
 
     terms: Terms
+    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: those of the opening, then the others
+    instead: dict[str, str] = field(default_factory=dict)  # asked in the middle of the round -> in whose place
     accepted: list[UpdateId] = field(default_factory=list)
     folding: set[UpdateId] = field(default_factory=set)
     folded: list[UpdateId] = field(default_factory=list)
     dropped: list[UpdateId] = field(default_factory=list)
     answered: dict[str, UpdateId] = field(default_factory=dict)  # ask_id -> the update that answered it
     in_time: set[UpdateId] = field(default_factory=set)  # answers to this round's own asks
+    spoiled: list[UpdateId] = field(default_factory=list)  # those of them that could not be folded
     lost: dict[str, str] = field(default_factory=dict)  # device -> kind
     shut: CloseReason | None = None
     closed: Closed | None = None
+
+    def __post_init__(self) -> None:
+        self.asks |= self.terms.asks
 
     @property
     def deadline_at(self) -> float:
@@ -66,13 +80,20 @@ class Round:
     @property
     def outstanding(self) -> tuple[str, ...]:
         """Devices asked that have neither answered nor been lost."""
-        return tuple(d for d, ask in self.terms.asks.items() if ask not in self.answered and d not in self.lost)
+        return tuple(d for d, ask in self.asks.items() if ask not in self.answered and d not in self.lost)
 
-    def on(self, event: Input, now: float) -> list[Action]:
-        """Take one event in; `now` is on the run's clock, in seconds."""
+    @property
+    def possible(self) -> int:
+        """Answers in time that are here and good so far, or may still come."""
+        return len(self.in_time) - len(self.spoiled) + len(self.outstanding)
+
+    def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
+        """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where somebody is lost."""
         if self.closed:
             raise RuntimeError(f"round {self.terms.number} is closed: {event}")
         actions = self._take(event, now)
+        if not self.shut and (self.lost or self.spoiled):
+            actions += self._fill(now, spares)
         self.shut = self.shut or self._shutting(now)
         if self.shut and not self.folding:
             actions.append(self._close())
@@ -80,6 +101,8 @@ class Round:
 
     def _take(self, event: Input, now: float) -> list[Action]:
         match event:
+            case Asked(device, ask_id, instead_of):
+                self.asks[device], self.instead[device] = ask_id, instead_of
             case Head():
                 return self._head(event, now)
             case Folded(update_id):
@@ -87,12 +110,15 @@ class Round:
                 self.folded.append(update_id)
             case Refused(update_id, reason):
                 self.folding.discard(update_id)
-                self.dropped.append(update_id)
-                return [Drop(update_id, reason)]
+                if update_id in self.in_time:
+                    self.spoiled.append(update_id)
+                if self.shut != "stopped" and now < self.deadline_at:
+                    self.shut = None  # there is time to ask another one
+                return self._drop(update_id, reason)
             case Failed(device, ask_id, kind, text):
                 return self._lose(device, ask_id, kind, text)
             case Left(device, why):
-                return self._lose(device, self.terms.asks.get(device, ""), "left", why)
+                return self._lose(device, self.asks.get(device, ""), "left", why)
             case Joined(device):
                 if self.lost.get(device) == "left" and not self.shut:
                     del self.lost[device]  # it is back in time, and its ask is delivered again
@@ -108,7 +134,7 @@ class Round:
             return [Defer(head.update_id)]
         if head.ask_id in self.answered:
             return self._drop(head.update_id, "duplicate")
-        in_time = terms.asks.get(head.device) == head.ask_id
+        in_time = self.asks.get(head.device) == head.ask_id
         staleness = max(0, terms.base_version - head.base_version)
         if not in_time and terms.late == "drop":
             return self._drop(head.update_id, "late")
@@ -128,10 +154,26 @@ class Round:
         return [Drop(update_id, reason)]
 
     def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
-        if self.terms.asks.get(device) != ask_id or ask_id in self.answered or device in self.lost:
+        if self.asks.get(device) != ask_id or ask_id in self.answered or device in self.lost:
             return []
         self.lost[device] = kind
         return [Lose(device, ask_id, kind, text)]
+
+    def _fill(self, now: float, spares: Spares) -> list[Action]:
+        """Ask as many others as answers are missing to the target, of those that can answer in time."""
+        left_s = self.deadline_at - now
+        short = self.terms.target - self.possible
+        if short <= 0 or left_s <= 0:
+            return []
+        others = (spare for spare in spares(left_s) if spare.device not in self.asks)
+        return [self._ask(spare, left_s) for spare in islice(others, short)]
+
+    def _ask(self, spare: Spare, left_s: float) -> AskNow:
+        gone = [*self.lost, *(update_id.device for update_id in self.spoiled)]
+        instead_of = next((device for device in gone if device not in self.instead.values()), "")
+        why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left"
+        self.asks[spare.device], self.instead[spare.device] = spare.ask_id, instead_of
+        return AskNow(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)
 
     def _shutting(self, now: float) -> CloseReason | None:
         """The reason for which no more answers are accepted, or None while the round stays open."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from thinwire.core.events import (
     AskedInFull,
@@ -123,9 +123,18 @@ class Projection:
 
     def _asked(self, event: ClientAsked) -> None:
         self._new_row(event.round, event.device, event.ask_id, asked_at=event.at, payload_down=event.payload_bytes)
+        if event.why:
+            self._asked_since(event)
         dense = self.facts.size * FLOAT_BYTES
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         self.sums.run["dense_down"] += dense
+
+    def _asked_since(self, event: ClientAsked) -> None:
+        """Asked in the middle of its round: it stands among the round's others from then on."""
+        where = (Round.run_id == self.facts.run_id, Round.round == event.round)
+        row = self.connection.execute(select(Round.asked, Round.not_asked).where(*where)).one()
+        not_asked = {device: why for device, why in row.not_asked.items() if device != event.device}
+        self._round(event.round, asked=[*row.asked, event.device], not_asked=not_asked)
 
     def _asked_in_full(self, event: AskedInFull) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)

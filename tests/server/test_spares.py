@@ -1,0 +1,188 @@
+"""Who is asked in the place of a device that was lost: while there is time, and never twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.server.scripted import Device
+from tests.server.test_round import closed, head, new_round, play, update
+from tests.server.test_run import Bench, drive_killed_at
+from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
+from thinwire.core.types import Ask, Failure
+from thinwire.server.moves import Asked, AskNow, Failed, Fold, Folded, Joined, Left, Refused, Spare, Tick
+from thinwire.server.spares import expected_s, who_could_answer
+
+
+class Idle:
+    """Devices that could be asked, and how long each needs."""
+
+    def __init__(self, **needs_s: float) -> None:
+        self.needs_s = needs_s
+
+    def __call__(self, left_s: float) -> Iterable[Spare]:
+        return [Spare(d, f"ask-{d}") for d, needs_s in self.needs_s.items() if needs_s <= left_s]
+
+
+def asked(actions: Iterable[object]) -> list[str]:
+    return [action.device for action in actions if isinstance(action, AskNow)]
+
+
+def test_another_is_asked_for_the_time_that_is_left() -> None:
+    r = new_round("ab")
+    found = r.on(Left("a", "gone"), 104.0, Idle(c=3.0, d=3.0))[-1]
+    assert isinstance(found, AskNow)
+    assert (found.device, found.ask_id, found.base_version, found.deadline_s) == ("c", "ask-c", 6, 6.0)
+    assert (found.instead_of, found.why) == ("a", "1 of 2 answers could still come, 6 s were left")
+    assert r.outstanding == ("b", "c")
+    assert closed(play(r, (5, head("b")), (6, head("c")))).folded == (update("b"), update("c"))
+
+
+def test_who_cannot_answer_in_time_is_not_asked_and_not_waited_for() -> None:
+    r = new_round("a")
+    actions = r.on(Left("a", "gone"), 104.0, Idle(c=7.0))
+    assert closed(actions).reason == "too-few"
+
+
+def test_nobody_is_asked_while_enough_can_still_come() -> None:
+    r = new_round("abc", target=2)
+    assert asked(r.on(Left("a", "gone"), 101.0, Idle(d=1.0))) == []
+    assert asked(r.on(Left("b", "gone"), 102.0, Idle(d=1.0))) == ["d"]
+
+
+def test_a_payload_that_cannot_be_folded_is_a_lost_answer() -> None:
+    r = new_round("a")
+    r.on(head("a"), 101.0)
+    actions = r.on(Refused(update("a"), "bad-payload"), 102.0, Idle(c=1.0))
+    assert asked(actions) == ["c"]
+    assert closed(play(r, (3, head("c")))).reason == "all"
+
+
+def test_who_joins_takes_a_place_that_nobody_could_take() -> None:
+    r = new_round("ab")
+    assert asked(r.on(Failed("a", "ask-a", "task-error", "x"), 101.0)) == []
+    assert asked(r.on(Joined("c"), 102.0, Idle(c=1.0))) == ["c"]
+    assert asked(r.on(Joined("d"), 103.0, Idle(d=1.0))) == []
+
+
+def test_a_replacement_that_is_lost_is_replaced_too() -> None:
+    r = new_round("a")
+    assert asked(r.on(Left("a", "gone"), 101.0, Idle(c=1.0, d=1.0))) == ["c"]
+    again = r.on(Left("c", "gone"), 102.0, Idle(c=1.0, d=1.0))
+    assert asked(again) == ["d"], "nobody is asked twice"
+    assert (r.instead, asked(r.on(Left("d", "gone"), 103.0, Idle(c=1.0)))) == ({"c": "a", "d": "c"}, [])
+    assert r.closed
+
+
+def test_nobody_is_asked_once_the_deadline_has_passed() -> None:
+    r = new_round("ab")
+    r.on(head("a"), 101.0)
+    assert r.on(Left("b", "gone"), 110.0, Idle(c=0.0))[1:] == []
+    assert closed(r.on(Folded(update("a")), 111.0)).reason == "enough"
+
+
+def test_what_was_decided_before_a_restart_is_not_decided_again() -> None:
+    r = new_round("ab")
+    for event in (Asked("c", "ask-c", "a"), Failed("a", "ask-a", "left", "gone")):
+        assert asked(r.on(event, 100.0)) == []
+    assert r.outstanding == ("b", "c")
+    assert [type(action) for action in play(r, (1, head("c")))] == [Fold]
+    assert asked(r.on(Tick(), 102.0, Idle(d=1.0))) == []
+
+
+times = st.dictionaries(st.sampled_from("abcdefgh"), st.lists(st.floats(0.1, 50), min_size=1, max_size=3))
+
+
+@given(st.sets(st.sampled_from("abcdefgh")), st.floats(0, 60), times, st.integers(0, 99))
+def test_the_order_is_the_seeds_and_all_of_them_can_answer_in_time(
+    idle: set[str], left_s: float, took: dict[str, list[float]], seed: int
+) -> None:
+    found = who_could_answer(idle, left_s, took, 60.0, seed, 3)
+    assert set(found) == {d for d in idle if expected_s(d, took, 60.0) <= left_s}
+    everybody = who_could_answer("abcdefgh", 1e9, took, 60.0, seed, 3)
+    assert found == [d for d in everybody if d in found], "who else is there changes no order"
+
+
+def test_each_device_is_first_about_as_often() -> None:
+    first = [who_could_answer("abcd", 60.0, {}, 60.0, seed, 1)[0] for seed in range(1000)]
+    assert all(190 <= first.count(device) <= 310 for device in "abcd")  # 250 +- 4 sigma
+
+
+# Over a whole run.
+
+
+def fails(ask: Ask) -> float | Failure:
+    return Failure("task-error", "ValueError in task.py:3", "") if ask.round == 2 else 1.0
+
+
+def bench(folder: Path, *devices: Device, **cohort: object) -> Bench:
+    return Bench(folder, list(devices), run={"rounds": 3}, cohort={"clients": 2, "deadline_s": 20, **cohort})
+
+
+def four(folder: Path) -> Bench:
+    """Two of four are asked; all but one fail in the second round."""
+    return bench(folder, *(Device(name, fails) for name in "abc"), Device("d", lambda ask: 2.0))
+
+
+def since(made: Bench) -> list[ClientAsked]:
+    return [event for event in made.events(ClientAsked) if event.why]
+
+
+def test_a_failed_client_is_replaced_within_its_round(tmp_path: Path) -> None:
+    made = four(tmp_path)
+    assert made.drive().status == "done"
+    asked_since, failed = since(made), made.events(ClientFailed)
+    assert {event.round for event in asked_since} == {2}
+    assert [event.instead_of for event in asked_since] == [event.device for event in failed[: len(asked_since)]]
+    opened = made.events(RoundOpened)[1]
+    assert {*opened.asks, *(event.device for event in asked_since)} == set("abcd")
+    row = made.store.rounds(made.run_id)[1]
+    assert row.asked == [*opened.asks, *(event.device for event in asked_since)]
+    assert row.not_asked == {}
+    assert row.failed == len(failed) == 3
+    assert [len(event.folded) for event in made.events(RoundClosed)] == [2, 1, 2]
+
+
+def test_the_ask_says_how_long_is_left(tmp_path: Path) -> None:
+    made = bench(tmp_path, *(Device(name, lambda ask: 8.0) for name in "abc"))
+
+    def lose(event: Event) -> None:
+        if isinstance(event, RoundOpened) and event.round == 1:
+            made.fleet.lose(next(iter(event.asks)), 5.0)
+
+    made.drive(on_event=lose)
+    (event,) = since(made)
+    assert event.instead_of == next(iter(made.events(RoundOpened)[0].asks))
+    assert [e.ask.deadline_s for e in made.fleet.sent if e.ask.ask_id == event.ask_id] == [event.deadline_s]
+    assert 14 < event.deadline_s <= 15
+
+
+def test_a_device_that_joins_takes_the_place_of_one_that_was_lost(tmp_path: Path) -> None:
+    made = bench(tmp_path, Device("a", lambda ask: None), Device("b", lambda ask: 9.0), clients="all")
+    late = Device("z")
+    made.fleet.lose("a", 0.5)
+    made.fleet.devices.append(late)
+    made.fleet.arrive("z", 3.0)
+    made.drive()
+    (first, *_) = since(made)
+    assert (first.device, first.instead_of, first.round) == ("z", "a", 1)
+    assert "z" in {event.device for event in made.events(UpdateAccepted) if event.round == 1}
+
+
+def test_a_kill_at_any_commit_replaces_nobody_twice(tmp_path: Path) -> None:
+    commits = drive_killed_at(four(tmp_path / "undisturbed"), 0, False)
+    for at in range(1, commits + 1):
+        for before in (True, False):
+            made = four(tmp_path / f"{at}-{before}")
+            drive_killed_at(made, at, before)
+            assert made.store.run(made.run_id).status == "done"
+            opened = [ask_id for event in made.events(RoundOpened) for ask_id in event.asks.values()]
+            asked_now = opened + [event.ask_id for event in since(made)]
+            answered = [event.ask_id for event in made.events(UpdateAccepted)]
+            failed = [event.ask_id for event in made.events(ClientFailed)]
+            assert len(set(asked_now)) == len(asked_now), f"killed {'before' if before else 'after'} commit {at}"
+            assert sorted(answered + failed) == sorted(asked_now)
+            made.store.close()

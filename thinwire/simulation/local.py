@@ -147,9 +147,11 @@ class LocalFleet:
         with self.changed:
             return frozenset(self._withdrawn.get(device, ()))
 
-    def take(self, link: LocalLink, reply: ReplyHead | Failure, bundle: Path | None) -> None:
-        """Spool an answer; what is here already is answered as it was the first time."""
-        began = link.clock.wall()
+    def take(
+        self, link: LocalLink, reply: ReplyHead | Failure, bundle: Path | bytes | None, upload_s: float = 0.0
+    ) -> None:
+        """Spool an answer, which took `upload_s` until now; what is here already is answered as the first time."""
+        began = link.clock.wall() - upload_s
         pulled = link.held.get(reply.ask_id, began)
         if isinstance(reply, Failure):
             link.held.pop(reply.ask_id, None)  # it may be sent again, and is another delivery then
@@ -166,7 +168,7 @@ class LocalFleet:
         self._seen[reply.update_id] = _content(reply)
         return self._arrived(link.name, head)
 
-    def _spooled(self, reply: ReplyHead, bundle: Path | None, transfer: Callable[[], Transfer]) -> ReplyHead:
+    def _spooled(self, reply: ReplyHead, bundle: Path | bytes | None, transfer: Callable[[], Transfer]) -> ReplyHead:
         """The parts into the spool, each held against its digest."""
         if isinstance(self.spool, HeldSpool) and self.spool.has_room(reply):
             body = io.BytesIO()
@@ -237,13 +239,13 @@ def _content(head: ReplyHead) -> object:
     return head.ask_id, head.parts, head.base_version, head.examples, dict(head.metrics)
 
 
-def _copy(bundle: Path | None, out: BinaryIO, head: ReplyHead) -> None:
+def _copy(bundle: Path | bytes | None, out: BinaryIO, head: ReplyHead) -> None:
     """The parts, each held against its digest."""
     if bundle is None:
         if head.parts:
             raise BadPayload("an answer whose parts are missing")
         return
-    with bundle.open("rb") as source:
+    with bundle.open("rb") if isinstance(bundle, Path) else io.BytesIO(bundle) as source:
         for part in head.parts:
             digest, left = hashlib.sha256(), part.length
             while left and (block := source.read(min(left, BLOCK))):

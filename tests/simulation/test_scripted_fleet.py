@@ -1,0 +1,164 @@
+"""The fleet on a virtual clock keeps the laws of every fleet, and does what its script says."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.fleet_laws import FleetLaws, envelope
+from thinwire.core import Layout, VirtualClock
+from thinwire.core.fleet import Arrival, Link, NodeJoined, NodeLeft
+from thinwire.core.types import Failure, ReplyHead
+from thinwire.simulation import LogNormal, MadeUp, Paced, ScriptedDevice, ScriptedFleet, Turn
+from thinwire.simulation.local import LocalLink
+from thinwire.simulation.spool import HeldSpool
+from thinwire.store import FileSpool, Store
+
+LAYOUT = Layout.of({"w": (3, 2)})
+
+
+class ScriptedSetting:
+    """A ScriptedFleet on the real spool; a restart is a new fleet over the same files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder, Store.open(folder / "store.sqlite3")
+        self.roster, self.spool = self.store.roster, FileSpool(folder / "spool")
+        self.fleet = ScriptedFleet(self.spool, VirtualClock())
+
+    def link(self, name: str) -> Link:
+        return LocalLink(self.fleet, name)
+
+    def restart(self) -> None:
+        self.spool = FileSpool(self.folder / "spool")
+        self.fleet = self.fleet.restart(self.spool)
+
+
+class TestScriptedFleet(FleetLaws):
+    @contextlib.contextmanager
+    def make(self, folder: Path) -> Iterator[ScriptedSetting]:
+        setting = ScriptedSetting(folder)
+        yield setting
+        setting.store.close()
+
+
+class Stage:
+    """One fleet, and what arrived when."""
+
+    def __init__(self, folder: Path, *devices: ScriptedDevice, grace_s: float = 0.0) -> None:
+        self.folder, self.clock = folder, VirtualClock()
+        self.fleet = ScriptedFleet(HeldSpool(folder / "spool"), self.clock, None, devices, grace_s)
+
+    def ask(self, device: str, ask_id: str, *bodies: bytes) -> None:
+        self.fleet.send([envelope(device, ask_id, self.folder, *bodies)])
+
+    def until(self, at: float) -> list[tuple[float, Arrival]]:
+        found = []
+        while self.clock.now() < at:
+            arrivals = self.fleet.poll(at - self.clock.now())
+            found += [(round(self.clock.now(), 6), arrival) for arrival in arrivals]
+        return found
+
+
+def device(turn: Turn, **more: object) -> ScriptedDevice:
+    return ScriptedDevice("pi-1", MadeUp("pi-1", LAYOUT, 0.5), lambda ask: turn, **more)  # type: ignore[arg-type]  # tests vary it
+
+
+def test_an_answer_comes_after_its_stages_and_says_how_long_they_took(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(Turn(1.0, 5.0, 0.5, upload_s=lambda size: size / 10)))
+    stage.ask("pi-1", "run.1.pi-1", b"model")
+    (_, joined), (at, head) = stage.until(100.0)
+    assert isinstance(joined, NodeJoined) and isinstance(head, ReplyHead)
+    size = head.payload_bytes
+    assert at == pytest.approx(6.5 + size / 10)
+    assert (head.timings.download_s, head.timings.train_s, head.timings.encode_s) == (1.0, 5.0, 0.5)
+    assert head.transfer is not None
+    assert head.transfer.arrived_at - head.transfer.began_at == pytest.approx(size / 10)
+    frame = b"".join(stage.fleet.open(head.update_id))
+    assert np.frombuffer(frame[-24:], "<f4").tolist() == [0.5] * 6, "identity sends the change as it is"
+
+
+def test_what_is_lost_is_there_again_when_the_device_is_back(tmp_path: Path) -> None:
+    for lost, at in (("ask", 20.0 + 3.0 + 1.0), ("answer", 20.0 + 1.0)):
+        stage = Stage(tmp_path, device(Turn(compute_s=3.0, upload_s=1.0, lost=lost), away=[(10.0, 20.0)]))  # type: ignore[arg-type]  # of the literals
+        stage.ask("pi-1", "run.1.pi-1")
+        assert [(t, type(a)) for t, a in stage.until(50.0)] == [
+            (0.0, NodeJoined), (10.0, NodeLeft), (20.0, NodeJoined), (at, ReplyHead),
+        ]  # fmt: skip
+
+
+def test_who_dies_at_work_begins_anew_and_who_is_back_soon_was_never_gone(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(Turn(compute_s=4.0), away=[(3.0, 5.0)]), grace_s=10.0)
+    stage.ask("pi-1", "run.1.pi-1")
+    assert [(t, type(a)) for t, a in stage.until(50.0)] == [(0.0, NodeJoined), (5.0, NodeJoined), (9.0, ReplyHead)]
+
+
+def test_a_withdrawn_ask_is_not_answered(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(Turn(compute_s=4.0)))
+    stage.ask("pi-1", "run.1.pi-1")
+    stage.until(2.0)
+    stage.fleet.cancel(["run.1.pi-1"])
+    assert stage.until(20.0) == []
+
+
+def test_a_held_answer_leaves_when_a_later_round_is_asked(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(Turn(compute_s=1.0, upload_s=2.0, held=1)))
+    stage.ask("pi-1", "run.1.pi-1")
+    stage.until(30.0)
+    sent = envelope("pi-2", "run.2.pi-2")
+    stage.fleet.send([type(sent)("pi-2", type(sent.ask)(**{**vars(sent.ask), "round": 2}))])
+    assert [(t, a.ask_id) for t, a in stage.until(50.0) if isinstance(a, ReplyHead)] == [(32.0, "run.1.pi-1")]
+
+
+def test_what_is_sent_once_more(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(Turn(again=("same", "new", "changed"))))
+    stage.ask("pi-1", "run.1.pi-1")
+    _, first, second, lost = (arrival for _, arrival in stage.until(5.0))
+    assert isinstance(first, ReplyHead) and isinstance(second, ReplyHead) and isinstance(lost, Failure)
+    assert (first.ask_id, first.update_id.sequence) == ("run.1.pi-1", 1)
+    assert (second.ask_id, second.update_id.sequence, lost.kind) == ("run.1.pi-1", 2, "state-lost")
+
+
+def test_a_failure_comes_when_its_work_is_over_and_the_next_ask_is_taken_up(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(Turn(compute_s=2.0, failure=("task-error", "x"))))
+    stage.ask("pi-1", "one")
+    stage.ask("pi-1", "two")
+    found = [(t, a.ask_id) for t, a in stage.until(9.0) if isinstance(a, Failure)]
+    assert found == [(2.0, "one"), (4.0, "two")]
+
+
+def test_no_time_passes_for_devices_while_the_aggregator_is_dead(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(Turn(compute_s=4.0)))
+    stage.ask("pi-1", "run.1.pi-1")
+    stage.until(3.0)
+    stage.fleet = stage.fleet.restart()
+    stage.ask("pi-1", "run.1.pi-1")
+    assert [(t, type(a)) for t, a in stage.until(9.0)] == [(3.0, NodeJoined), (4.0, ReplyHead)]
+
+
+def test_a_pace_is_drawn_for_each_ask_and_is_the_same_each_time(tmp_path: Path) -> None:
+    asks = [envelope("a", f"run.{i}.a", tmp_path, b"1234").ask for i in range(400)]
+    paced = Paced(7, compute=LogNormal(10.0, 0.5), down_bytes_s=2.0, up_bytes_s=4.0, lost_asks=0.25, failing=0.25)
+    turns = [paced(ask) for ask in asks]
+    assert [(t.compute_s, t.lost, t.failure) for t in turns] == [
+        (t.compute_s, t.lost, t.failure) for t in map(paced, asks)
+    ]
+    assert {(t.download_s, t.sending_s(8)) for t in turns} == {(2.0, 2.0)}
+    assert 8.0 < sorted(t.compute_s for t in turns)[200] < 12.5
+    assert 60 < sum(t.lost == "ask" for t in turns) < 140
+    assert 60 < sum(t.failure is not None for t in turns) < 140
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/how/run-experiments.md").read_text()
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ScriptedFleet" in block)
+    monkeypatch.chdir(tmp_path)
+    said: list[list[tuple[str, int]]] = []
+    exec(example, {"print": said.append})
+    (rounds,) = said
+    assert {reason for reason, _ in rounds} == {"all"}
+    assert len(rounds) == 20 and all(5 < seconds < 200 for _, seconds in rounds)

@@ -1,0 +1,248 @@
+"""A fleet on a virtual clock whose devices follow a script: nothing sleeps, nothing is random, nothing is left out.
+
+It is a LocalFleet, so what an aggregator sees of it is what the laws of core/fleet.py say. When the aggregator polls,
+the clock goes on to the next thing that happens to a device, and an hour of rounds takes as long as its folds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from thinwire.core.clock import VirtualClock
+from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, Spool, TaskReport
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings
+from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.simulation.scripted_device import Kept, ScriptedDevice
+from thinwire.simulation.turns import Again, Turn
+
+Step = Literal["come", "die", "left", "look", "work", "send"]
+
+
+@dataclass(order=True)
+class Due:
+    """Something that happens to a device at a time on the clock, if it is still in that life (None: in whatever)."""
+
+    at: float
+    number: int
+    step: Step = field(compare=False)
+    device: ScriptedDevice = field(compare=False)
+    life: int | None = field(compare=False)
+    delivery: Delivery | None = field(compare=False, default=None)
+    turn: Turn = field(compare=False, default=Turn())
+
+
+class ScriptedFleet(LocalFleet):
+    """See the module. `grace_s`: so long after a device is gone its NodeLeft comes, if it is not back by then."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        clock: VirtualClock,
+        report: TaskReport | None = None,
+        devices: Sequence[ScriptedDevice] = (),
+        grace_s: float = 0.0,
+    ) -> None:
+        super().__init__(spool, clock)
+        self.virtual, self.report, self.grace_s = clock, report, grace_s
+        self.devices: dict[str, ScriptedDevice] = {}
+        self._due: list[Due] = []
+        self._numbers: Iterator[int] = itertools.count()
+        self._held: list[tuple[int, Due]] = []  # (the round that lets it go, what is then sent)
+        for device in devices:
+            self.add(device)
+
+    def add(self, device: ScriptedDevice) -> None:
+        """A device that comes and goes by its script from now on."""
+        self.devices[device.name] = device
+        gone = sorted(device.away)
+        if not gone or gone[0][0] > 0:
+            self.come(device.name)
+        for since, until in gone:
+            self.die(device.name, since - self.virtual.now())
+            self.come(device.name, until - self.virtual.now())
+
+    def come(self, name: str, after_s: float = 0.0) -> None:
+        self._after(after_s, "come", self.devices[name], always=True)
+
+    def die(self, name: str, after_s: float = 0.0) -> None:
+        """Without a word: what it has made is on its disk, what it was working on is gone."""
+        self._after(after_s, "die", self.devices[name], always=True)
+
+    def restart(self, spool: Spool | None = None) -> ScriptedFleet:
+        """A new aggregator's fleet on the same spool's files, before the same devices: no time has passed for them.
+
+        Devices that are there say hello again; of those that are gone the new one knows nothing.
+        """
+        again = ScriptedFleet(spool or self.spool, self.virtual, self.report, (), self.grace_s)
+        again.devices, again._due, again._numbers, again._held = self.devices, self._due, self._numbers, self._held
+        again._live = {name: link for name, link in self._live.items() if not link.closed}
+        for link in again._live.values():
+            link.fleet = again
+        for device in self.devices.values():
+            if device.link is not None:
+                again.join(device.link, self._hello(device))
+        return again
+
+    def send(self, asks: Sequence[Envelope]) -> None:
+        super().send(asks)
+        for envelope in asks:
+            if envelope.device in self.devices:
+                self._after(0.0, "look", self.devices[envelope.device])
+        newest = max((envelope.ask.round for envelope in asks if envelope.ask.kind == "train"), default=0)
+        going = [due for number, due in self._held if number <= newest]
+        self._held = [(number, due) for number, due in self._held if number > newest]
+        for due in going:
+            self._after(due.at, "send", due.device, due.delivery, due.turn)
+
+    def poll(self, wait_s: float) -> Sequence[Arrival]:
+        """What has arrived; if nothing has, the clock goes on to what arrives next, by `wait_s` at most."""
+        until = self.virtual.now() + wait_s
+        while self._due and self._due[0].at <= (self.virtual.now() if self._inbox else until):
+            due = heapq.heappop(self._due)
+            self.virtual.advance(max(0.0, due.at - self.virtual.now()))
+            if due.life in (None, due.device.life):
+                self._happens(due)
+        return super().poll(max(0.0, until - self.virtual.now()))
+
+    def _after(
+        self,
+        seconds: float,
+        step: Step,
+        device: ScriptedDevice,
+        delivery: Delivery | None = None,
+        turn: Turn | None = None,
+        always: bool = False,
+    ) -> None:
+        at, life = self.virtual.now() + seconds, None if always else device.life
+        heapq.heappush(self._due, Due(at, next(self._numbers), step, device, life, delivery, turn or Turn()))
+
+    def _happens(self, due: Due) -> None:
+        match due.step, due.delivery:
+            case "come", _:
+                self._come(due.device)
+            case "die", _:
+                self._die(due.device)
+            case "left", _:
+                self._left(due.device)
+            case "look", _:
+                self._look(due.device)
+            case "work", Delivery():
+                self._work(due.device, due.delivery, due.turn)
+            case "send", Delivery():
+                self._send(due.device, due.delivery, due.turn)
+
+    # What happens to a device.
+
+    def _hello(self, device: ScriptedDevice) -> Hello:
+        tasks = () if self.report is None else (self.report,)
+        return Hello(device.name, f"{device.name}-{device.life}", tasks, plans=tuple(sorted(device.plans)))
+
+    def _come(self, device: ScriptedDevice) -> None:
+        if device.link is not None:
+            return
+        self._live.pop(device.name, None)  # its last process, if it is not known to be gone yet
+        device.link = LocalLink(self, device.name)
+        device.link.hello(self._hello(device))
+        for kept in device.outbox.values():
+            if not kept.pushed:
+                self._upload(device, kept.delivery, kept.turn)
+        self._after(0.0, "look", device)
+
+    def _die(self, device: ScriptedDevice) -> None:
+        if device.link is None:
+            return
+        device.link.closed, device.link, device.busy = True, None, False
+        device.life += 1
+        self._after(self.grace_s, "left", device)
+
+    def _left(self, device: ScriptedDevice) -> None:
+        if (link := self._live.get(device.name)) is not None and link.closed:
+            self.leave(link)
+
+    def _look(self, device: ScriptedDevice) -> None:
+        """Take up the next ask, if there is one and it is not at work."""
+        if device.busy or device.link is None or (delivery := device.link.pull(0.0)) is None:
+            return
+        ask = delivery.ask
+        if ask.kind == "stop":
+            device.outbox.clear()
+        elif ask.ask_id in device.outbox:
+            if device.outbox[ask.ask_id].pushed:
+                self._upload(device, delivery, device.outbox[ask.ask_id].turn)
+        else:
+            self._begin(device, delivery)
+        self._after(0.0, "look", device)
+
+    def _begin(self, device: ScriptedDevice, delivery: Delivery) -> None:
+        ask, turn = delivery.ask, device.turn(delivery.ask)
+        if turn.lost == "ask":
+            return
+        if not device.hear(ask):
+            self._fail(device, ask, "need-plan", "")
+            return
+        device.busy = True
+        self._after(turn.download_s + turn.compute_s + turn.encode_s, "work", device, delivery, turn)
+
+    def _work(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
+        """The work on an ask is over: the answer is made, and on its way if nothing holds it."""
+        assert device.link is not None
+        ask, device.busy = delivery.ask, False
+        self._after(0.0, "look", device)
+        if ask.ask_id in device.link.cancelled():
+            return
+        if turn.failure is not None:
+            self._fail(device, ask, *turn.failure)
+            return
+        head, body = device.work.answer(delivery, turn)
+        if isinstance(head, Failure):
+            self._fail(device, ask, head.kind, head.text)
+            return
+        timings = Timings(turn.download_s, 0.0, 0.0, turn.compute_s, turn.encode_s)
+        kept = device.outbox[ask.ask_id] = Kept(delivery, turn, replace(head, timings=timings), body)
+        if turn.held:
+            due = Due(turn.sending_s(len(body)), 0, "send", device, None, delivery, turn)
+            self._held.append((ask.round + turn.held, due))
+        elif turn.lost != "answer":
+            device.busy = True
+            self._upload(device, kept.delivery, turn)
+
+    def _upload(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
+        seconds = turn.sending_s(len(device.outbox[delivery.ask.ask_id].body))
+        self._after(seconds, "send", device, delivery, turn)
+
+    def _send(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
+        """The last byte of an answer is here."""
+        ask_id = delivery.ask.ask_id
+        device.busy = False
+        self._after(0.0, "look", device)
+        if device.link is None or (kept := device.outbox.get(ask_id)) is None:
+            return
+        upload_s = turn.sending_s(len(kept.body))
+        self.take(device.link, kept.head, kept.body, upload_s)
+        if not kept.pushed:
+            for again in turn.again:
+                self._once_more(device, kept, again, upload_s)
+        kept.pushed = True
+        if not kept.head.parts:
+            del device.outbox[ask_id]  # no verdict will come
+
+    def _once_more(self, device: ScriptedDevice, kept: Kept, again: Again, upload_s: float) -> None:
+        assert device.link is not None
+        head, body = kept.head, kept.body
+        if again == "new":
+            made, body = device.work.answer(kept.delivery, kept.turn)
+            assert isinstance(made, ReplyHead), "an ask that was answered can be answered again"
+            head = made
+        elif again == "changed":
+            body += b"!"
+            head = replace(head, parts=(Part("frame/0", len(body), hashlib.sha256(body).hexdigest()),))
+        self.take(device.link, head, body, upload_s)
+
+    def _fail(self, device: ScriptedDevice, ask: Ask, kind: str, text: str) -> None:
+        assert device.link is not None
+        self.take(device.link, Failure(kind, text, ask.ask_id, device.name), None)

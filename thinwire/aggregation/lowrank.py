@@ -15,7 +15,7 @@ from thinwire.aggregation.codec import Everything, Kind, ResidualOnly, Support
 from thinwire.aggregation.frame import Stream
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.powersgd import MOST, ROOM, Matrix, PowerSgd
-from thinwire.aggregation.native import lowrank as native
+from thinwire.aggregation.native import parts
 from thinwire.aggregation.read import Read
 from thinwire.aggregation.vectors import BLOCK, require_finite
 from thinwire.core.errors import BadPayload
@@ -61,7 +61,9 @@ class Product:
 
     def added(self, first: int, last: int, factor: np.float32, adds: bool, into: Vector) -> bool:
         """As `Adds.add`, for the vector's first .. last."""
-        return native.add(self.left, self.turned, first - self.at, last - self.at, factor, adds, into)
+        rank, cols = self.turned.shape
+        span = slice(first - self.at, last - self.at)
+        return parts.add("lowrank_add", (self.left, self.turned, cols, rank), span, factor, adds, into)
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, Vector]]:
         """(place, values) of the vector's first .. last, counted from `first`, some rows at a time."""

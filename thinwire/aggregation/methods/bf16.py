@@ -13,7 +13,7 @@ from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import half as native
 from thinwire.aggregation.native import held as held_native
-from thinwire.aggregation.native import kernel
+from thinwire.aggregation.native import kernel, parts
 from thinwire.aggregation.vectors import blocks
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
@@ -69,7 +69,7 @@ class Bf16(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        return native.bf16_add(symbols, span, factor, adds, into)
+        return parts.add("bf16_add", (symbols,), span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         wide = symbols[span].astype(np.uint32)

@@ -14,7 +14,7 @@ from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import half as native
 from thinwire.aggregation.native import held as held_native
-from thinwire.aggregation.native import kernel
+from thinwire.aggregation.native import kernel, parts
 from thinwire.aggregation.vectors import BUCKET, blocks, finite
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
@@ -73,7 +73,7 @@ class Fp16(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        return native.fp16_add(symbols, scales, span, factor, adds, into)
+        return parts.add("fp16_add", (symbols, scales), span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         return scaled(symbols[span], power(scales), span.start)

@@ -12,8 +12,8 @@ from thinwire.aggregation.buckets import buckets, maxima
 from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased
 from thinwire.aggregation.hashing import uniform
 from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.aggregation.native import kernel, parts
 from thinwire.aggregation.native import natural as native
-from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.vectors import BUCKET, blocks
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
@@ -48,7 +48,7 @@ class Natural(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        return native.add(symbols, scales, span, factor, adds, into)
+        return parts.add("natural_add", (symbols, scales), span, factor, adds, into)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         if self.writes:

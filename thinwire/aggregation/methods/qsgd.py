@@ -8,13 +8,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import scaled
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
-from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_whole
-from thinwire.aggregation.methods.quantizer import Whole
-from thinwire.aggregation.native import held as held_native
+from thinwire.aggregation.methods.levelled import Levelled
 from thinwire.aggregation.native import levels as native
 from thinwire.aggregation.sums import bucket_sums
 from thinwire.aggregation.vectors import BUCKET, not_finite
@@ -23,7 +20,7 @@ from thinwire.core.types import Vector
 
 
 @dataclass(frozen=True)
-class Qsgd(Whole):
+class Qsgd(Levelled):
     """Sends every value as one of 2^b - 1 levels between -scale and scale of its bucket, rounded at random.
 
     QSGD (Alistarh et al. 2017) with s = 2^(b-1) - 1 levels a side and the bucket's maximum as norm; `qsgd(b, l2)` takes
@@ -53,10 +50,6 @@ class Qsgd(Whole):
     def bits(self) -> int:
         return self.width
 
-    @property
-    def levels(self) -> int:
-        return int(2 ** (self.width - 1) - 1)
-
     def kind(self) -> Kind:
         s = self.levels
         if self.nearest:
@@ -66,45 +59,24 @@ class Qsgd(Whole):
     def under_feedback(self) -> Qsgd:
         return replace(self, nearest=True)
 
+    def drawn(self, word: int) -> int | None:
+        return None if self.nearest else word
+
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         if not self.euclidean or self.nearest:
-            return levels.encoded(values, self.levels, None if self.nearest else word)
+            return super().quantize(values, word)
         scales = self._norms(bucket_sums(values, 2))
         return levels.rounded(values, scales, self.levels, word), scales
 
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        if not self.euclidean or self.nearest:
+            super().write(values, word, symbols, scales, first)
+            return
+        squares = bucket_sums(values, 2)
+        if not np.isfinite(squares).all():
+            raise not_finite()
+        scales[:] = self._norms(squares)
+        native.write_rounded(values, scales, self.levels, word, self.bits, symbols, first)
+
     def _norms(self, squares: NDArray[np.float64]) -> Vector:
         return levels.usable(np.sqrt(squares) / self.levels, self.levels)
-
-    @property
-    def writes(self) -> bool:
-        return native.looks()
-
-    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
-        if self.euclidean and not self.nearest:
-            squares = bucket_sums(values, 2)
-            if not np.isfinite(squares).all():
-                raise not_finite()
-            scales[:] = self._norms(squares)
-            native.write_rounded(values, scales, self.levels, word, self.bits, symbols, first)
-            return
-        drawn = None if self.nearest else word
-        native.write(values, self.levels, levels.most(self.levels), drawn, self.bits, symbols, scales, first)
-
-    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
-        return scaled(symbols[span], scales, span.start)
-
-    @property
-    def feeds(self) -> bool:
-        return self.writes
-
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
-        drawn = None if self.nearest else word
-        held_native.levels(values, held, self.levels, levels.most(self.levels), drawn, self.bits, symbols, scales)
-
-    def add(
-        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
-    ) -> bool:
-        return native.add(symbols, scales, span, factor, adds, into)
-
-    def check(self, symbols: Symbols, scales: Scales) -> None:
-        levels.check(self.spec, symbols, scales, self.levels)

@@ -16,7 +16,7 @@ from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import kernel
 from thinwire.aggregation.native import sums as native
 from thinwire.aggregation.sums import bucket_sums
-from thinwire.aggregation.vectors import BUCKET, blocks, not_finite
+from thinwire.aggregation.vectors import BUCKET, blocks
 from thinwire.core.errors import BadPayload, CodecError
 from thinwire.core.types import Vector
 
@@ -68,8 +68,7 @@ class Sign(Whole):
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
         means = np.empty(2 * scales.size, np.float32) if self.scaled else scales
-        if not native.sign_write(values, symbols, means):
-            raise not_finite()
+        native.sign_write(values, symbols, means)
         if self.scaled:
             scales[:] = mean_magnitudes(values)
 

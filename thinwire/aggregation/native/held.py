@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.native import parts
 from thinwire.aggregation.native.path import kernel
-from thinwire.aggregation.native.threads import each, each_of, parts_between
+from thinwire.aggregation.native.threads import each_of, parts_between
 from thinwire.aggregation.vectors import BUCKET, not_finite
 from thinwire.core.types import Vector
 
@@ -23,36 +24,38 @@ def levels(
     """As `native.levels.write`."""
     s, q = scales.ctypes.data, out.ctypes.data
     args = levels, most, word is None
-    _each("levels_held", values, held, lambda a: (*args, a, word or 0, bits, s + a // BUCKET * 4, q + a * bits // 8))
+    parts.write_held(
+        "levels_held", values, held, lambda a: (*args, a, word or 0, bits, s + a // BUCKET * 4, q + a * bits // 8)
+    )
 
 
 def sign(values: Vector, held: Held, signs: NDArray[np.uint8], means: Vector) -> None:
     m, to = means.ctypes.data, signs.ctypes.data
-    _each("sign_held", values, held, lambda a: (m + a // BUCKET * 8, to + a // 8))
+    parts.write_held("sign_held", values, held, lambda a: (m + a // BUCKET * 8, to + a // 8))
 
 
 def fp16(values: Vector, held: Held, halves: NDArray[np.uint8], exponents: NDArray[np.int8]) -> None:
     e, h = exponents.ctypes.data, halves.ctypes.data
-    _each("fp16_held", values, held, lambda a: (e + a // BUCKET, h + 2 * a))
+    parts.write_held("fp16_held", values, held, lambda a: (e + a // BUCKET, h + 2 * a))
 
 
 def bf16(values: Vector, held: Held, halves: NDArray[np.uint8]) -> None:
     h = halves.ctypes.data
-    _each("bf16_held", values, held, lambda a: (h + 2 * a,))
+    parts.write_held("bf16_held", values, held, lambda a: (h + 2 * a,))
 
 
 def squares(values: Vector, held: Held) -> NDArray[np.float64]:
     """Values become p; the sum of each bucket's squares."""
     sums = np.empty(-(-values.size // BUCKET))
     to = sums.ctypes.data
-    _each("add_squares", values, held, lambda a: (to + a // BUCKET * 8,))
+    parts.write_held("add_squares", values, held, lambda a: (to + a // BUCKET * 8,))
     return sums
 
 
 def steps(values: Vector, held: Held, step: np.float32, bits: int, out: NDArray[np.uint8]) -> None:
     """As `native.ternary.write_steps`, of values that are p already."""
     q = out.ctypes.data
-    _each("steps_held", values, held, lambda a: (step, bits, q + a * bits // 8))
+    parts.write_held("steps_held", values, held, lambda a: (step, bits, q + a * bits // 8))
 
 
 def ternary(
@@ -71,12 +74,4 @@ def ternary(
         return bool(run(x, r, held.sign, e + 8 * a, b - a, most, bits, *at))
 
     if not all(each_of(parts_between(edges.tolist()), part)):
-        raise not_finite()
-
-
-def _each(name: str, values: Vector, held: Held, rest: Any) -> None:
-    run = kernel(name)
-    assert run is not None
-    x, r = values.ctypes.data, held.vector.ctypes.data
-    if not all(each(0, values.size, lambda a, b: run(x + 4 * a, r + 4 * a, held.sign, b - a, *rest(a)))):
         raise not_finite()

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Symbols
 from thinwire.aggregation.coders.pack import Packed
+from thinwire.aggregation.native import parts
 from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import NUMPY, chosen, kernel
 from thinwire.aggregation.native.threads import each
-from thinwire.aggregation.vectors import BUCKET, not_finite
+from thinwire.aggregation.vectors import BUCKET
 from thinwire.core.types import Vector
 
 
@@ -34,16 +35,12 @@ def write(
     first: int = 0,
 ) -> None:  # fmt: skip
     """The same into arrays that are given, symbols in `bits` bits each; values are counted from `first`."""
-    run = kernel("levels_encode")
-    assert run is not None
-    x, s, q = values.ctypes.data, scales.ctypes.data, out.ctypes.data
-
-    def part(a: int, b: int) -> bool:
-        at = s + a // BUCKET * 4, q + a * bits // 8
-        return bool(run(x + 4 * a, b - a, levels, most, word is None, first + a, word or 0, bits, *at))
-
-    if not all(each(0, values.size, part)):
-        raise not_finite()
+    s, q = scales.ctypes.data, out.ctypes.data
+    args = levels, most, word is None
+    parts.write(
+        "levels_encode", values,
+        lambda a: (*args, first + a, word or 0, bits, s + a // BUCKET * 4, q + a * bits // 8),
+    )  # fmt: skip
 
 
 def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first: int) -> NDArray[np.int8] | None:
@@ -74,15 +71,7 @@ def add(
     symbols: Symbols | Packed, scales: Vector, span: slice, factor: np.float32, adds: bool, into: Vector,
     starts: tuple[int, ...] = (0,),
 ) -> bool:  # fmt: skip
-    """into[0 ..] gets the values in `span` times a factor, added or in place of what stands there; False: not.
-
-    Buckets begin anew at each of `starts`.
-    """
-    run = kernel("levels_add")
-    if run is None:
-        return False
+    """See `parts.add`; buckets begin anew at each of `starts`."""
     scales = np.require(scales, np.float32, ["C", "A"])  # in a frame they may stand at any byte
     edges = np.array([*starts, symbols.size], np.int64)
-    (q, bits), s, e, to = stored(symbols), scales.ctypes.data, edges.ctypes.data, into.ctypes.data
-    each(span.start, span.stop, lambda a, b: run(q, bits, s, e, a, b, factor, adds, to + 4 * (a - span.start)))
-    return True
+    return parts.add("levels_add", (*stored(symbols), scales, edges), span, factor, adds, into)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Symbols
 from thinwire.aggregation.coders.pack import Packed
+from thinwire.aggregation.native import parts
 from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each
@@ -34,21 +35,13 @@ def maxima(values: Vector) -> Vector | None:
     return found
 
 
-def sign_write(values: Vector, signs: NDArray[np.uint8], means: Vector) -> bool:
-    """False: there is NaN or infinity."""
-    run = kernel("sign_encode")
-    assert run is not None
-    x, m, to = values.ctypes.data, means.ctypes.data, signs.ctypes.data
-    return all(each(0, values.size, lambda a, b: run(x + 4 * a, b - a, m + a // BUCKET * 8, to + a // 8)))
+def sign_write(values: Vector, signs: NDArray[np.uint8], means: Vector) -> None:
+    m, to = means.ctypes.data, signs.ctypes.data
+    parts.write("sign_encode", values, lambda a: (m + a // BUCKET * 8, to + a // 8))
 
 
 def sign_add(
     symbols: Symbols | Packed, means: Vector, span: slice, factor: np.float32, adds: bool, into: Vector
 ) -> bool:
-    run = kernel("sign_add")
-    if run is None:
-        return False
-    means = np.require(means, np.float32, ["C", "A"])
-    (q, bits), m, to = stored(symbols), means.ctypes.data, into.ctypes.data
-    each(span.start, span.stop, lambda a, b: run(q, bits, m, a, b, factor, adds, to + 4 * (a - span.start)))
-    return True
+    means = np.require(means, np.float32, ["C", "A"])  # in a frame they may stand at any byte
+    return parts.add("sign_add", (*stored(symbols), means), span, factor, adds, into)

@@ -7,28 +7,25 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from tests.client.small import RUN, Aggregator, examples, plan_of, task_of
-from thinwire.client.compute.site import Split
+from tests.client.gated import NOON, Device
+from tests.client.small import RUN
 from thinwire.client.day import SLACK
-from thinwire.client.gate import Gate
-from thinwire.client.metered import as_told, metered
-from thinwire.client.plans import KEPT, Plans
 from thinwire.client.policy import Kind, Policy
-from thinwire.client.session import Session
 from thinwire.core.errors import DataLost
-from thinwire.core.plan import digest_of
 from thinwire.core.types import Failure, ReplyHead
 
-NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
 DAMAGED = b'{"format":1,"date"'
+
+
 FORBIDS: dict[str, tuple[Policy, dict[str, Any]]] = {
     "tasks": (Policy(tasks=["other"]), {}),
     "kinds": (Policy(kinds=["train"]), {}),
@@ -40,51 +37,6 @@ FORBIDS: dict[str, tuple[Policy, dict[str, Any]]] = {
     "metered": (Policy(metered="refuse"), {}),
     "plan": (Policy(), {"plan": {"run": {"task": "small"}, "local": {"lr": 0.1}, "leak": True}}),
 }
-
-
-class Device:
-    """A session behind a gate, whose task notes when its data are asked for."""
-
-    def __init__(self, folder: Path, policy: Policy, **gate: Any) -> None:
-        self.folder, self.policy, self.read = folder, policy, 0
-        self.aggregator = Aggregator(folder, task_of(data=self.data), plan_of())
-        self.at = NOON
-        self.price: bool | None = None
-        self.gate_options = gate
-        self.start()
-
-    def data(self, site: object) -> Split:
-        self.read += 1
-        return Split(examples(), examples(6, 4))
-
-    def start(self) -> None:
-        """As a new process would."""
-        (self.folder / "device").mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = {"now": lambda: self.at, "link_is": lambda link: self.price, **self.gate_options}
-        self.gate = Gate(self.policy, self.folder / "device", **options)
-        self.session: Session = self.aggregator.session(gate=self.gate)
-
-    def ask(self, number: int = 1, kind: str = "train", **changed: Any) -> ReplyHead | Failure:
-        answer: ReplyHead | Failure = self.aggregator.answer(
-            self.session, self.aggregator.ask(number, kind, **changed)
-        )[0]
-        return answer
-
-    def kind(self, *args: Any, **changed: Any) -> str:
-        """Of the failure that an ask comes to, else "reply"."""
-        answer = self.ask(*args, **changed)
-        return answer.kind if isinstance(answer, Failure) else "reply"
-
-    def rule(self, *args: Any, **changed: Any) -> str:
-        answer = self.ask(*args, **changed)
-        if isinstance(answer, ReplyHead):
-            return ""
-        assert answer.kind == "declined", answer
-        return answer.text.partition(":")[0]
-
-    @property
-    def counts(self) -> Path:
-        return self.folder / "device" / "policy.json"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,7 +123,7 @@ def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path
     """A process is killed with SIGKILL in `data()`, between the count and the training."""
     script = (
         "import sys, os, signal, pathlib\n"
-        "from tests.client import test_gate as t\n"
+        "from tests.client import gated as t\n"
         "class Dying(t.Device):\n"
         "    def data(self, site): os.kill(os.getpid(), signal.SIGKILL)\n"
         "Dying(pathlib.Path(sys.argv[1]), t.Policy(rounds_a_day=1)).ask(1)\n"
@@ -257,127 +209,6 @@ def test_what_will_be_declined_is_not_fetched(tmp_path, rule):
     device.gate.policy = policy
     assert not device.gate.wanted(asked)
     assert (device.read, device.counts.exists(), device.gate.plans.digests) == (0, False, ())
-
-
-def test_an_ask_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
-    device = Device(tmp_path, Policy(rounds_a_day=1))
-    named = device.aggregator.ask(1, plan=device.aggregator.plan.digest).ask
-    assert not device.gate.wanted(named)
-    assert device.rule(1) == ""
-    assert device.gate.wanted(named)
-
-
-# Plans by digest
-
-
-def test_a_plan_that_came_whole_is_known_by_its_digest_also_to_the_next_process(tmp_path):
-    device = Device(tmp_path, Policy())
-    plan = device.aggregator.plan
-    assert device.ask(1, plan=plan.digest) == Failure(
-        "need-plan", "the plan was sent by its digest only", "a-1", "pi-01"
-    )
-    assert device.read == 0
-    assert isinstance(device.ask(1), ReplyHead)
-    assert isinstance(device.ask(2, plan=plan.digest), ReplyHead)
-    device.start()
-    assert device.gate.plans.digests == (plan.digest,)
-    assert isinstance(device.ask(3, plan=plan.digest), ReplyHead)
-
-
-def test_the_owners_policy_holds_for_a_plan_that_is_named_by_its_digest(tmp_path):
-    device = Device(tmp_path, Policy())
-    assert device.rule(1) == ""
-    device.gate.policy = Policy(secure="required")
-    assert device.rule(2, plan=device.aggregator.plan.digest) == "secure"
-
-
-def test_a_plan_on_disk_that_is_not_what_its_name_says_is_thrown_away(tmp_path):
-    device = Device(tmp_path, Policy())
-    plan, folder = device.aggregator.plan, tmp_path / "device" / "plans"
-    device.ask(1)
-    milder = {**plan.to_json(), "leak": True}
-    (folder / f"{plan.digest}.json").write_text(json.dumps(milder))
-    (folder / "note.json").write_text("{}")
-    device.start()
-    assert (device.gate.plans.digests, list(folder.iterdir())) == ((), [])
-    assert device.kind(2, plan=plan.digest) == "need-plan"
-
-
-def test_a_plan_that_comes_under_another_digest_than_was_named_is_not_used(tmp_path):
-    device = Device(tmp_path, Policy())
-    assert device.kind(1, plan="0" * 64) == "need-plan"
-    assert [device.kind(1) for _ in range(2)] == ["protocol"] * 2
-    assert device.read == 0
-
-
-@pytest.mark.parametrize("plan", ["", "../../etc/passwd", "0" * 65, None, 7, ["x"]])
-def test_what_is_no_plan_and_no_digest_is_never_looked_for(tmp_path, plan):
-    device = Device(tmp_path, Policy())
-    assert device.kind(1, plan=plan) in ("need-plan", "protocol")
-    assert device.read == 0
-
-
-def test_so_many_plans_are_kept_and_the_one_unused_longest_goes(tmp_path):
-    ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
-    plans = Plans(tmp_path / "plans")
-    numbered = [{"number": number} for number in range(KEPT + 1)]
-    for plan in numbered[:KEPT]:
-        plans.of(replace(ask, plan=plan))
-    plans.of(replace(ask, plan=digest_of(numbered[0])))
-    plans.of(replace(ask, plan=numbered[KEPT]))
-    gone = digest_of(numbered[1])
-    for held in (plans, Plans(tmp_path / "plans")):
-        assert len(held.digests) == KEPT
-        assert gone not in held.digests
-        assert digest_of(numbered[0]) in held.digests
-    assert len(list((tmp_path / "plans").iterdir())) == KEPT
-
-
-def test_a_full_disk_costs_a_plan_no_more_than_being_sent_again(tmp_path):
-    def full(path, data):
-        raise DataLost("the disk is full")
-
-    ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
-    plans = Plans(tmp_path / "plans", full)
-    assert plans.of(ask) == ask.plan
-    assert plans.of(replace(ask, plan=digest_of(ask.plan))) == ask.plan
-    assert Plans(tmp_path / "plans").digests == ()
-
-
-# Metered links
-
-
-def test_the_owner_knows_best_what_a_link_costs():
-    assert (metered("metered"), metered("unmetered")) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("program", "price"),
-    [
-        ("echo GENERAL.TYPE:wifi; echo 'GENERAL.STATE:100 (connected)'; echo 'GENERAL.METERED:no (guessed)'", False),
-        ("echo GENERAL.TYPE:wifi; echo 'GENERAL.STATE:100 (connected)'; echo 'GENERAL.METERED:yes (guessed)'", True),
-        ("echo GENERAL.TYPE:wifi; echo 'GENERAL.STATE:100 (connected)'; echo 'GENERAL.METERED:unknown'", None),
-        ("exit 8", None),
-        ("true", None),
-    ],
-)
-def test_networkmanager_is_asked_where_it_is_installed(tmp_path, monkeypatch, program, price):
-    (tmp_path / "nmcli").write_text(f"#!/bin/sh\n{program}\n")
-    (tmp_path / "nmcli").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
-    assert metered("auto") is price
-
-
-def test_without_networkmanager_nobody_knows(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert metered("auto") is None
-
-
-def test_one_metered_link_among_several_is_enough_and_bridges_do_not_count():
-    wifi = "GENERAL.TYPE:wifi\nGENERAL.STATE:100 (connected)\nGENERAL.METERED:no (guessed)\n\n"
-    bridge = "GENERAL.TYPE:bridge\nGENERAL.STATE:100 (connected (externally))\nGENERAL.METERED:unknown\n\n"
-    modem = "GENERAL.TYPE:gsm\nGENERAL.STATE:100 (connected)\nGENERAL.METERED:yes\n\n"
-    assert (as_told(wifi + bridge), as_told(wifi + bridge + modem), as_told(bridge)) == (False, True, None)
 
 
 def test_runs_do_not_share_an_answers_place(tmp_path):

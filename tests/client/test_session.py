@@ -1,17 +1,15 @@
-"""One ask, one answer: what it holds, what it tells of an error, and that it is given once."""
+"""One ask, one answer: what it holds, and that it is given once."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tests.client.small import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
-from thinwire.aggregation import BufferMean, digest, parse
+from thinwire.aggregation import BufferMean, parse
 from thinwire.aggregation.native import threads
 from thinwire.client import work
 from thinwire.client.compute import tensors
@@ -24,10 +22,8 @@ from thinwire.client.encoding import encode
 from thinwire.client.exchange import parts_of
 from thinwire.client.session import Session
 from thinwire.core.errors import DataLost
-from thinwire.core.messages import reply_from_bytes, reply_to_bytes
-from thinwire.core.types import Failure, ReplyHead, Work
+from thinwire.core.types import ReplyHead, Work
 
-SECRET = "patient 4711 has 0.25"
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
 
 
@@ -179,123 +175,6 @@ def test_statistics_that_are_not_averaged_stay_here(tmp_path, buffers):
     assert ([part.name for part in head.parts], head.counters) == (["frame/0"], {})
     kept = session._runs[RUN][1].buffers
     assert (kept is not None) == (buffers == "local")
-
-
-def raising(model, batch):
-    secret = SECRET  # noqa: F841 -- a local that must not travel
-    raise ValueError(SECRET)
-
-
-@pytest.mark.parametrize("where", ["loss", "data", "model-forward"])
-def test_a_failure_tells_the_class_and_the_place_and_nothing_of_the_data(tmp_path, where):
-    class Telling(nn.Linear):
-        def forward(self, inputs):
-            raise KeyError(SECRET)
-
-    def data(site):
-        raise OSError(SECRET)
-
-    broken = {
-        "loss": task_of(loss=raising),
-        "data": task_of(data=data),
-        "model-forward": task_of(lambda: Telling(4, 3)),
-    }[where]
-    task = replace(broken, file=__file__)
-    aggregator = Aggregator(tmp_path, task, plan_of(run='evaluate = "off"'))
-    failure, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
-    assert isinstance(failure, Failure)
-    assert bundle is None
-    assert failure.kind == "task-error"
-    said = {"loss": "ValueError", "data": "OSError", "model-forward": "KeyError"}[where]
-    assert failure.text.startswith(f"{said} at test_session.py:")
-    assert SECRET not in reply_to_bytes(failure).decode()
-    assert SECRET in (tmp_path / "device" / "last-error.txt").read_text()
-
-
-def test_a_refusal_that_the_tasks_own_code_raised_is_not_told_in_its_words(tmp_path):
-    from thinwire.core.errors import TaskError
-
-    def loss(model, batch):
-        raise TaskError(SECRET)
-
-    aggregator = Aggregator(tmp_path, task_of(loss=loss), plan_of())
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
-    assert failure == Failure("task-error", "TaskError", "a-1", "pi-01")
-
-
-def nan_loss(model, batch):
-    return cross_entropy(model, batch) * torch.nan
-
-
-def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path):
-    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.ask())
-    before = session._runs[RUN][1]
-    broken = Session("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.site)
-    failure, _ = aggregator.answer(broken, aggregator.ask(2))
-    assert failure.kind == "non-finite"
-    assert broken.unsent() == [(e.head, session._runs[RUN][0].path(e)) for e in before.outbox]
-
-
-def test_a_change_that_is_not_finite_is_a_failure(tmp_path):
-    def train(model, data, local):
-        with torch.no_grad():
-            model.weight[0, 0] = torch.inf
-        return 3
-
-    aggregator = Aggregator(tmp_path, task_of(train=train), plan_of())
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
-    assert failure.kind == "non-finite"
-
-
-def test_a_change_as_large_as_float32_can_hold_is_still_an_answer_that_can_be_sent(tmp_path):
-    def train(model, data, local):
-        with torch.no_grad():
-            model.weight += 1e30
-        return 3
-
-    aggregator = Aggregator(tmp_path, task_of(train=train), plan_of(run='evaluate = "off"'))
-    head, _ = aggregator.answer(aggregator.session(), aggregator.ask())
-    assert reply_from_bytes(reply_to_bytes(head)) == head
-    assert head.norm == pytest.approx(1e30 * 12**0.5)
-
-
-def test_another_model_or_a_damaged_one_is_a_failure_with_its_kind(tmp_path):
-    aggregator = Aggregator(tmp_path, task_of(), plan_of())
-    session = aggregator.session()
-    failure, _ = aggregator.answer(session, aggregator.ask(layout_digest="0" * 64))
-    assert failure.kind == "layout-mismatch"
-    failure, _ = aggregator.answer(session, aggregator.ask(base_digest=digest(aggregator.first.vector + 1)))
-    assert failure.kind == "base-mismatch"
-    delivery = aggregator.ask()
-    assert delivery.bundle is not None
-    delivery.bundle.write_bytes(delivery.bundle.read_bytes()[:-3])
-    failure, _ = aggregator.answer(session, delivery)
-    assert failure.kind == "base-mismatch"
-    failure, _ = aggregator.answer(session, aggregator.ask(run="../../elsewhere"))
-    assert failure.kind == "protocol"
-    failure, _ = aggregator.answer(session, aggregator.ask(plan="digest only"))
-    assert failure.kind == "need-plan"
-    head, _ = aggregator.answer(session, aggregator.ask())
-    assert isinstance(head, ReplyHead)
-
-
-def test_a_disk_that_is_full_is_a_failure_and_the_ask_can_be_answered_later(tmp_path):
-    full = [True]
-
-    def write(path, data):
-        if full[0] and path.name == "state.json":
-            raise DataLost("the disk is full")
-        path.write_bytes(data)
-
-    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session(write=write)
-    failure, _ = aggregator.answer(session, aggregator.ask())
-    assert failure.kind == "disk"
-    full[0] = False
-    head, _ = aggregator.answer(session, aggregator.ask())
-    assert head.update_id.sequence == 1
 
 
 def test_a_run_that_is_over_leaves_its_sequence_only(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.flower.callers import Caller, address_of
 from tests.flower.door_process import DoorProcess, answering, door_process
-from tests.flower.test_slow_strangers import hello_of_tls
+from tests.flower.watched import hello_of_tls
 from thinwire.flower.door.limits import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
 from thinwire.flower.wire.routes import CA
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.fleet_laws import answer, answers_now, envelope, hello, polled, pulled
+from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
-from tests.flower.test_door import Caller
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_json
 from thinwire.core.types import Failure, ReplyHead

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.fleet_laws import answer, answers_now, envelope, polled
+from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
-from tests.flower.test_door import Caller
 from thinwire.core.fleet import NodeJoined, NodeLeft
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead

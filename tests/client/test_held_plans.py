@@ -1,0 +1,98 @@
+"""Plans that a device holds by their digest: known again, checked, and thrown away."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.client.gated import Device
+from tests.client.small import Aggregator, plan_of, task_of
+from thinwire.client.plans import KEPT, Plans
+from thinwire.client.policy import Policy
+from thinwire.core.errors import DataLost
+from thinwire.core.plan import digest_of
+from thinwire.core.types import Failure, ReplyHead
+
+
+def test_an_ask_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    named = device.aggregator.ask(1, plan=device.aggregator.plan.digest).ask
+    assert not device.gate.wanted(named)
+    assert device.rule(1) == ""
+    assert device.gate.wanted(named)
+
+
+def test_a_plan_that_came_whole_is_known_by_its_digest_also_to_the_next_process(tmp_path):
+    device = Device(tmp_path, Policy())
+    plan = device.aggregator.plan
+    assert device.ask(1, plan=plan.digest) == Failure(
+        "need-plan", "the plan was sent by its digest only", "a-1", "pi-01"
+    )
+    assert device.read == 0
+    assert isinstance(device.ask(1), ReplyHead)
+    assert isinstance(device.ask(2, plan=plan.digest), ReplyHead)
+    device.start()
+    assert device.gate.plans.digests == (plan.digest,)
+    assert isinstance(device.ask(3, plan=plan.digest), ReplyHead)
+
+
+def test_the_owners_policy_holds_for_a_plan_that_is_named_by_its_digest(tmp_path):
+    device = Device(tmp_path, Policy())
+    assert device.rule(1) == ""
+    device.gate.policy = Policy(secure="required")
+    assert device.rule(2, plan=device.aggregator.plan.digest) == "secure"
+
+
+def test_a_plan_on_disk_that_is_not_what_its_name_says_is_thrown_away(tmp_path):
+    device = Device(tmp_path, Policy())
+    plan, folder = device.aggregator.plan, tmp_path / "device" / "plans"
+    device.ask(1)
+    milder = {**plan.to_json(), "leak": True}
+    (folder / f"{plan.digest}.json").write_text(json.dumps(milder))
+    (folder / "note.json").write_text("{}")
+    device.start()
+    assert (device.gate.plans.digests, list(folder.iterdir())) == ((), [])
+    assert device.kind(2, plan=plan.digest) == "need-plan"
+
+
+def test_a_plan_that_comes_under_another_digest_than_was_named_is_not_used(tmp_path):
+    device = Device(tmp_path, Policy())
+    assert device.kind(1, plan="0" * 64) == "need-plan"
+    assert [device.kind(1) for _ in range(2)] == ["protocol"] * 2
+    assert device.read == 0
+
+
+@pytest.mark.parametrize("plan", ["", "../../etc/passwd", "0" * 65, None, 7, ["x"]])
+def test_what_is_no_plan_and_no_digest_is_never_looked_for(tmp_path, plan):
+    device = Device(tmp_path, Policy())
+    assert device.kind(1, plan=plan) in ("need-plan", "protocol")
+    assert device.read == 0
+
+
+def test_so_many_plans_are_kept_and_the_one_unused_longest_goes(tmp_path):
+    ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
+    plans = Plans(tmp_path / "plans")
+    numbered = [{"number": number} for number in range(KEPT + 1)]
+    for plan in numbered[:KEPT]:
+        plans.of(replace(ask, plan=plan))
+    plans.of(replace(ask, plan=digest_of(numbered[0])))
+    plans.of(replace(ask, plan=numbered[KEPT]))
+    gone = digest_of(numbered[1])
+    for held in (plans, Plans(tmp_path / "plans")):
+        assert len(held.digests) == KEPT
+        assert gone not in held.digests
+        assert digest_of(numbered[0]) in held.digests
+    assert len(list((tmp_path / "plans").iterdir())) == KEPT
+
+
+def test_a_full_disk_costs_a_plan_no_more_than_being_sent_again(tmp_path):
+    def full(path, data):
+        raise DataLost("the disk is full")
+
+    ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
+    plans = Plans(tmp_path / "plans", full)
+    assert plans.of(ask) == ask.plan
+    assert plans.of(replace(ask, plan=digest_of(ask.plan))) == ask.plan
+    assert Plans(tmp_path / "plans").digests == ()

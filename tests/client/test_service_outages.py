@@ -1,0 +1,184 @@
+"""The service while its aggregator is away, or refuses it: how long it waits, and the code that it ends with."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.small import task_of
+from thinwire.client.calls import Calls
+from thinwire.client.outage import Outage
+from thinwire.client.service import serve
+from thinwire.core.clock import VirtualClock
+from thinwire.core.errors import DataLost, Refused, Unreachable
+from thinwire.core.fleet import Delivery, Hello, Welcome
+from thinwire.core.types import Failure, ReplyHead
+
+DEVICE = "pi-01"
+
+
+class BrokenLink:
+    """Every call fails in a way that the test chooses."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+        self.calls = 0
+
+    def hello(self, hello: Hello) -> Welcome:
+        self.calls += 1
+        error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+        if error is not None:
+            raise error
+        return Welcome(hello.name)
+
+    def pull(self, wait_s: float) -> Delivery | None:
+        raise Refused("revoked", why="an operator shut this device out")
+
+    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None: ...
+
+    def cancelled(self) -> frozenset[str]:
+        return frozenset()
+
+    def close(self) -> None: ...
+
+
+def served(folder: Path, link: BrokenLink, **options: Any) -> tuple[int, list[str]]:
+    said: list[str] = []
+    return serve(link, [task_of()], folder, DEVICE, say=said.append, **options), said
+
+
+def test_once_without_an_aggregator_ends_with_4(tmp_path: Path) -> None:
+    code, said = served(tmp_path, BrokenLink(Unreachable("nobody answers at URL", hint="start it")), once=True)
+    assert code == 4
+    assert said[-1].startswith("error: nobody answers at URL")
+
+
+def test_who_is_refused_ends_with_5(tmp_path: Path) -> None:
+    code, said = served(tmp_path, BrokenLink(Refused("the name is taken", why="by another key")))
+    assert code == 5
+    assert "why:   by another key" in said[-1]
+
+
+def test_who_is_shut_out_while_waiting_ends_with_5(tmp_path: Path) -> None:
+    assert served(tmp_path, BrokenLink(None))[0] == 5
+
+
+def test_after_an_outage_the_first_pull_is_short_so_that_it_is_soon_said_to_be_over(tmp_path: Path) -> None:
+    waits: list[float] = []
+
+    class Back(BrokenLink):
+        def hello(self, hello: Hello) -> Welcome:
+            return Welcome(hello.name, poll_s=240.0)
+
+        def pull(self, wait_s: float) -> Delivery | None:
+            waits.append(wait_s)
+            if len(waits) == 1:
+                raise Unreachable("nobody answers")
+            if len(waits) == 3:
+                raise Refused("revoked")
+            return None
+
+    _, said = served(tmp_path, Back(None))
+    assert (waits[0], waits[1] <= 1.0, waits[2]) == (240.0, True, 240.0)
+    assert "connected again" in said
+
+
+def calls_with(
+    clock: VirtualClock, said: list[str], tries: int, give_up: bool = False
+) -> tuple[Calls, Callable[[], str], list[float]]:
+    """Calls on a virtual clock, and one that fails so many times before it works."""
+    waited: list[float] = []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            clock.advance(timeout or 0.0)
+            return False
+
+    failures = iter([Unreachable("nobody answers")] * tries)
+
+    def call() -> str:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return "done"
+
+    outage = Outage(now=clock.now, draw=lambda: 1.0)
+    return Calls(Waiting(), said.append, give_up, outage), call, waited
+
+
+def test_an_outage_is_waited_out_and_said_once_a_minute() -> None:
+    said: list[str] = []
+    clock = VirtualClock()
+    calls, call, waited = calls_with(clock, said, tries=20)
+    assert calls.until_done(call) == "done"
+    assert waited[:11] == [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    assert max(waited) == 300
+    assert said[-1] == "connected again"
+    tries_at = list(itertools.accumulate(waited, initial=0.0))[:-1]
+    assert len(said) - 1 == len(spaced(tries_at, 60.0))
+
+
+def spaced(times: Sequence[float], least_s: float) -> list[float]:
+    """Of these times the first, and each that is so long after the one taken before."""
+    taken = list(times[:1])
+    for at in times[1:]:
+        if at - taken[-1] >= least_s:
+            taken.append(at)
+    return taken
+
+
+def test_the_waits_have_full_jitter() -> None:
+    outage = Outage(draw=lambda: 0.25)
+    assert [outage.failed()[0] for _ in range(3)] == [0.125, 0.25, 0.5]
+    assert outage.worked()
+    assert not outage.worked()
+    assert outage.failed() == (0.125, True)
+
+
+def test_with_once_an_outage_ends_it_after_a_minute() -> None:
+    calls, call, _ = calls_with(VirtualClock(), [], tries=100, give_up=True)
+    with pytest.raises(Unreachable):
+        calls.until_done(call)
+
+
+def test_a_full_disk_is_tried_again_and_a_refusal_is_not() -> None:
+    said: list[str] = []
+    errors = iter([DataLost("cannot write"), Refused("shut out")])
+    calls = Calls(threading.Event(), said.append, outage=Outage(draw=lambda: 0.0))
+
+    def call() -> None:
+        raise next(errors)
+
+    with pytest.raises(Refused):
+        calls.until_done(call)
+    assert said == ["cannot write; trying again"]
+
+
+def test_sigterm_ends_a_client_cleanly_while_nobody_answers(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from tests.client.test_service_outages import BrokenLink, task_of, serve
+from thinwire.core.errors import Unreachable
+link, folder = BrokenLink(Unreachable("nobody")), Path({str(tmp_path)!r})
+sys.exit(serve(link, [task_of()], folder, "pi-01", say=lambda line: print(line, flush=True)))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        lines = iter(process.stdout.readline, "")
+        assert next(line for line in lines if "trying again" in line).startswith("nobody")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,98 @@
+"""Who counts as there: devices that wait, come back, become something else, or never said hello."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fleet_laws import PATIENCE_S, envelope, hello, join, polled, pulled, until
+from tests.flower.doubles import Place, place
+from thinwire.core.fleet import Delivery, Link, NodeJoined, NodeLeft
+from thinwire.core.types import Failure
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path) as made:
+        yield made
+
+
+def test_a_device_that_waits_has_not_left(tmp_path: Path) -> None:
+    with place(tmp_path, grace_s=0.05, poll_s=0.3) as here:
+        link = join(here, "pi-1")
+        polled(here.fleet, NodeJoined)
+        for _ in range(3):
+            link.pull(5.0)
+        assert list(here.fleet.poll(0.0)) == []
+        assert "has not called" in polled(here.fleet, NodeLeft).why  # its connection is open, and it is silent
+        link.pull(0.0)
+        assert polled(here.fleet, NodeJoined).device == "pi-1"
+
+
+def test_a_device_that_comes_back_within_the_grace_has_not_left(tmp_path: Path) -> None:
+    with place(tmp_path, grace_s=30.0) as here:
+        join(here, "pi-1").close()
+        join(here, "pi-1")
+        assert {type(arrival) for arrival in here.fleet.poll(0.1)} == {NodeJoined}
+
+
+def test_flowers_registry_knows_who_is_online(here: Place) -> None:
+    state = here.fleet._superlink.state
+
+    def online() -> list[str]:
+        return [node.name for node in state.get_node_info(statuses=["online"])]
+
+    link = join(here, "pi-1")
+    assert online() == ["pi-1"]
+    link.close()
+    polled(here.fleet, NodeLeft)
+    assert online() == []
+
+
+def test_an_ask_to_nobody_fails_at_once(here: Place) -> None:
+    here.fleet.send([envelope("nobody", "ask-1")])
+    failure = polled(here.fleet, Failure)
+    assert (failure.kind, failure.ask_id, failure.device) == ("left", "ask-1", "nobody")
+
+
+def test_hundreds_wait_and_all_are_woken(here: Place) -> None:
+    """The links wait in threads; the door needs none for them."""
+    links = [join(here, f"pi-{i}") for i in range(100)]
+    got: list[str] = []
+
+    def wait(link: Link) -> None:
+        got.append(pulled(link).ask.ask_id)
+
+    threads = [threading.Thread(target=wait, args=(link,)) for link in links]
+    before = threading.active_count()
+    for thread in threads:
+        thread.start()
+    until(lambda: here.fleet.stats()["requests"]["pull"] >= 100)
+    assert threading.active_count() <= before + 100
+    here.fleet.send([envelope(f"pi-{i}", f"ask-{i}") for i in range(100)])
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(got) == sorted(f"ask-{i}" for i in range(100))
+
+
+def test_a_device_tells_what_it_has_become_while_a_pull_waits(here: Place) -> None:
+    """`client reload`: the pull that waits goes on, and gets the ask that comes then."""
+    link, said = here.link("pi-1"), hello("pi-1")
+    link.hello(said)
+    polled(here.fleet, NodeJoined)
+    got: list[Delivery | None] = []
+    waiting = threading.Thread(target=lambda: got.append(link.pull(PATIENCE_S)))
+    waiting.start()
+    until(lambda: (session := here.fleet._sessions.of("pi-1")) and session.turn)
+    link.hello(replace(said, versions={**said.versions, "task": "2.0"}))
+    assert polled(here.fleet, NodeJoined).hello.versions["task"] == "2.0"
+    assert got == []
+    here.fleet.send([envelope("pi-1", "ask-1")])
+    waiting.join(PATIENCE_S)
+    assert [delivery and delivery.ask.ask_id for delivery in got] == ["ask-1"]
+    link.push(Failure("declined", "", "ask-1", "pi-1"))
+    assert polled(here.fleet, Failure).ask_id == "ask-1"

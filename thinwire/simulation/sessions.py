@@ -12,11 +12,11 @@ from thinwire.client.bench import Bench
 from thinwire.client.compute.site import Site
 from thinwire.client.gate import Gate
 from thinwire.client.session import Reply, Session
-from thinwire.client.state import RunFolder, run_folder
+from thinwire.client.state import RunFolder
 from thinwire.core.fleet import Delivery
 from thinwire.core.home import private_folder
 from thinwire.simulation.held import HeldFolder, held_folder
-from thinwire.simulation.replaced import write_replaced
+from thinwire.simulation.shared import shared_folder
 
 AWAKE_BYTES = 256 << 20  # of residuals and the like that may stay in memory; the rest lies on disk
 
@@ -81,7 +81,7 @@ class Sessions:
         name, made = self.crowd.name(index), list[RunFolder]()
 
         def folder_of(own: Path, run: str) -> RunFolder:
-            made.append(run_folder(own, run, write_replaced) if self.shared else held_folder(own, run))
+            made.append(shared_folder(own, run) if self.shared else held_folder(own, run))
             return made[-1]
 
         own = private_folder(self.crowd.folder / name)

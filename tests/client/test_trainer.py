@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.client.small import cross_entropy, examples, linear, local_of, normed, plan_of, task_of
 from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.errors import BadTask, NotFinite
-from thinwire.client.compute.keys import Key, derive
+from thinwire.client.compute.keys import Key, derive, seed63
 from thinwire.client.compute.local import Work
+from thinwire.client.compute.losses import Losses
 from thinwire.client.compute.normaliser import Normaliser
 from thinwire.client.compute.schedule import Schedule
 from thinwire.client.compute.trainer import TorchTrainer
@@ -99,6 +103,30 @@ def test_accumulated_batches_make_the_step_of_one_large_batch():
     large, _ = trained("", Work(1, 24))
     np.testing.assert_allclose(bits(small), bits(large), rtol=1e-6)
     assert done.steps == 1
+
+
+@given(size=st.integers(1, 50), batch=st.integers(1, 60), drawn=st.integers(1, 200))
+def test_steps_go_through_one_permutation_after_the_other_however_many_are_drawn_at_once(size, batch, drawn):
+    data = TensorDataset(torch.arange(size))
+    with mock.patch.object(batches, "DRAWN", drawn):
+        found = [one for (one,) in itertools.islice(batches.shuffled(data, batch, KEY), 20)]
+    assert {len(one) for one in found} == {min(batch, size)}
+    flat = torch.cat(found).tolist()
+    for epoch, start in enumerate(range(0, len(flat), size)):
+        one_by_one = torch.Generator().manual_seed(seed63(derive(KEY, "order", epoch)))
+        expected = torch.randperm(size, generator=one_by_one).tolist()
+        assert flat[start : start + size] == expected[: len(flat) - start]
+
+
+@given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.integers(1, 1000)), max_size=600))
+def test_losses_are_added_up_as_if_one_at_a_time(batches_seen):
+    losses, summed = Losses(), torch.zeros(())
+    for loss, count in batches_seen:
+        losses.add(torch.tensor(loss), count)
+        summed += torch.tensor(loss) * count
+    total, seen = losses.total()
+    assert np.float64(total).tobytes() == np.float64(float(summed)).tobytes()
+    assert seen == sum(count for _, count in batches_seen)
 
 
 def test_epochs_see_each_example_once_a_pass():

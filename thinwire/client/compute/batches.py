@@ -16,6 +16,8 @@ from .site import Split
 if TYPE_CHECKING:
     Fetch = Callable[[torch.Tensor], Any]
 
+DRAWN = 4096  # places of examples that are drawn at once at most, unless one pass has more
+
 
 def as_split(data: Any) -> Split:
     """What `data(site)` gave, as train and test; `BadTask` when it is no data."""
@@ -53,14 +55,25 @@ def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
     if isinstance(data, (DataLoader, IterableDataset)):
         for epoch in _forever():
             yield from _never_empty(one_pass(data, batch, derive(key, epoch)))
-    fetch, size = _fetch(data), len(data)
-    batch, order = min(batch, size), torch.empty(0, dtype=torch.int64)
-    for epoch in _forever():
-        order = torch.cat([order, _permutation(size, derive(key, "order", epoch))])
+    fetch = _fetch(data)
+    for indices in _orders(len(data), min(batch, len(data)), key):
+        yield fetch(indices)
+
+
+def _orders(size: int, batch: int, key: Key) -> Iterator[torch.Tensor]:
+    """The examples of one full batch after the other.
+
+    Soon they are drawn for many batches at once: a draw between two steps of a small model costs ten times one that
+    follows another.
+    """
+    rest, epoch, passes_at_once = torch.empty(0, dtype=torch.int64), 0, 1
+    while True:
+        drawn = [_permutation(size, derive(key, "order", epoch + more)) for more in range(passes_at_once)]
+        order = torch.cat([rest, *drawn])
         whole = len(order) // batch * batch
-        for indices in torch.split(order[:whole], batch):
-            yield fetch(indices)
-        order = order[whole:]
+        yield from torch.split(order[:whole], batch)
+        rest, epoch = order[whole:], epoch + passes_at_once
+        passes_at_once = max(1, min(2 * passes_at_once, DRAWN // size))
 
 
 def one_pass(data: Any, batch: int, key: Key) -> Iterator[Any]:

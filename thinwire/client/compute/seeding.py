@@ -16,7 +16,7 @@ def seed_all(key: Key) -> None:
     """Let whatever is drawn next from torch, numpy or `random` depend on the key alone."""
     seed = seed63(key)
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
         torch.cuda.manual_seed_all(seed)
     elif torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from .errors import BadTask, Cancelled, NotFinite
 from .evaluate import as_loss, never
 from .keys import Key, derive
 from .local import Local, Work
+from .losses import Losses
 from .normaliser import Normaliser
 from .proximal import Proximal
 from .schedule import CONSTANT, Schedule
@@ -85,7 +87,7 @@ class TorchTrainer:
         counted = self._normaliser()
         proximal = Proximal(params, self.local.prox) if self.local.prox else None
         drawn, total = self._batches(data, work, derive(key, "data"))
-        summed, seen, steps, factor = torch.zeros((), device=self.device), 0, 0, 1.0
+        losses, steps, factor = Losses(self.device), 0, 1.0
         for group in _groups(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
             if cancelled():
                 raise Cancelled
@@ -95,9 +97,7 @@ class TorchTrainer:
                 here = batches.moved(batch, self.device)
                 loss = _differentiable(as_loss(self.task.module.loss(module, here)))
                 (loss / len(group) if len(group) > 1 else loss).backward()  # type: ignore[no-untyped-call]  # torch's
-                examples = batches.examples_in(here)
-                summed += loss.detach() * examples
-                seen += examples
+                losses.add(loss, batches.examples_in(here))
             if proximal is not None:
                 proximal.pull()
             if self.local.clip_grad is not None:
@@ -111,9 +111,10 @@ class TorchTrainer:
             progress(steps, total)
             if self.slow_step_s:
                 time.sleep(self.slow_step_s)
-        if not torch.isfinite(summed):
+        summed, seen = losses.total()
+        if not math.isfinite(summed):
             raise NotFinite("the loss became NaN or infinity", why="training diverged", hint="a smaller [local] lr")
-        return Trained(batches.count(data) or seen, steps, counted.a, (float(summed), float(seen)))
+        return Trained(batches.count(data) or seen, steps, counted.a, (summed, float(seen)))
 
     def _normaliser(self) -> Normaliser:
         """The recurrence holds for SGD; of others every step counts as its share of the learning rate."""

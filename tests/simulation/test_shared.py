@@ -10,8 +10,8 @@ import pytest
 from thinwire.client.state import RunState
 from thinwire.simulation.shared import shared_folder
 
-FIRST = RunState(1, residual=np.float32([1, 2]))
-SECOND = RunState(2, residual=np.float32([3, 4]))
+FIRST = RunState(1, residual=np.array([1, 2], np.float32))
+SECOND = RunState(2, residual=np.array([3, 4], np.float32))
 
 
 class Killed(Exception):

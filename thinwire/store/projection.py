@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from thinwire.core.events import (
     AskedInFull,
@@ -30,10 +30,11 @@ from thinwire.core.events import (
 from thinwire.core.types import UpdateId
 from thinwire.store.answers import columns
 from thinwire.store.sums import Sums
-from thinwire.store.tables import Checkpoint, Round, Run, Update
+from thinwire.store.tables import Checkpoint, Round, Update
 from thinwire.store.touched import Row, Rows
 
 FLOAT_BYTES = 4
+MOMENTS = {"running": "started_at", "done": "finished_at", "failed": "finished_at", "stopped": "finished_at"}
 
 
 @dataclass(frozen=True)
@@ -88,29 +89,21 @@ class Projection:
         self.sums.write()
 
     def _run(self, **values: Any) -> None:
-        self.connection.execute(update(Run).where(Run.run_id == self.facts.run_id), values)
+        self.sums.of_run.update(values)
 
     def _round(self, number: int, **values: Any) -> None:
-        where = (Round.run_id == self.facts.run_id, Round.round == number)
-        self.connection.execute(update(Round).where(*where), values)
+        self.sums.of_rounds[number].update(values)
 
     def _status(self, event: RunStatusChanged) -> None:
         self._run(status=event.status, status_text=event.text, exit_code=event.exit_code)
-        column = {
-            "running": Run.started_at,
-            "done": Run.finished_at,
-            "failed": Run.finished_at,
-            "stopped": Run.finished_at,
-        }
-        if moment := column.get(event.status):
-            first = update(Run).where(Run.run_id == self.facts.run_id, moment.is_(None))
-            self.connection.execute(first, {moment.key: event.at})
+        if moment := MOMENTS.get(event.status):
+            self.sums.of_run.setdefault(moment, event.at)  # the first one counts
 
     def _model(self, event: ModelStored) -> None:
-        key = {"run_id": self.facts.run_id, "version": event.version}
-        self.connection.execute(delete(Checkpoint).filter_by(**key))
+        self.connection.execute(_NO_CHECKPOINT, {"the_run": self.facts.run_id, "the_version": event.version})
         row = {"digest": event.digest, "file": event.file, "parts": event.parts, "counters": dict(event.counters)}
-        self.connection.execute(insert(Checkpoint), {**key, **row, "at": event.at})
+        own = {"run_id": self.facts.run_id, "version": event.version, "at": event.at}
+        self.connection.execute(_CHECKPOINT, {**row, **own})
         self._run(version=event.version, model_digest=event.digest, model_file=event.file)
 
     def _opened(self, event: RoundOpened) -> None:
@@ -118,8 +111,8 @@ class Projection:
             name: getattr(event, name)
             for name in ("round", "base_version", "deadline_s", "codec", "target", "floor", "candidates")
         }
-        row |= {"run_id": self.facts.run_id, "opened_at": event.at}
-        self.connection.execute(insert(Round), {**row, "asked": list(event.asks), "not_asked": dict(event.reasons)})
+        row |= {"opened_at": event.at, "asked": list(event.asks), "not_asked": dict(event.reasons)}
+        self.sums.opened.append(row)
 
     def _asked(self, event: ClientAsked) -> None:
         self._new_row(event.round, event.device, event.ask_id, asked_at=event.at, payload_down=event.payload_bytes)
@@ -131,10 +124,12 @@ class Projection:
 
     def _asked_since(self, event: ClientAsked) -> None:
         """Asked in the middle of its round: it stands among the round's others from then on."""
-        where = (Round.run_id == self.facts.run_id, Round.round == event.round)
-        row = self.connection.execute(select(Round.asked, Round.not_asked).where(*where)).one()
-        not_asked = {device: why for device, why in row.not_asked.items() if device != event.device}
-        self._round(event.round, asked=[*row.asked, event.device], not_asked=not_asked)
+        known = self.sums.told_of(event.round)
+        if "asked" not in known:
+            where = (Round.run_id == self.facts.run_id, Round.round == event.round)
+            known = self.connection.execute(select(Round.asked, Round.not_asked).where(*where)).mappings().one()
+        not_asked = {device: why for device, why in known["not_asked"].items() if device != event.device}
+        self._round(event.round, asked=[*known["asked"], event.device], not_asked=not_asked)
 
     def _asked_in_full(self, event: AskedInFull) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
@@ -205,3 +200,9 @@ class Projection:
             self._round(event.round, metrics=dict(event.metrics), spread=dict(event.spread))
         else:
             self._run(metrics0=dict(event.metrics), spread0=dict(event.spread))
+
+
+_CHECKPOINT = insert(Checkpoint)
+_NO_CHECKPOINT = delete(Checkpoint).where(
+    Checkpoint.run_id == bindparam("the_run"), Checkpoint.version == bindparam("the_version")
+)

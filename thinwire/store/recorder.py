@@ -48,7 +48,7 @@ class Recorder:
             return
         facts = self._facts.get(run_id) or self._find(run_id)
         with self._database.writing() as connection:
-            connection.execute(insert(Journal), [_row(run_id, event) for event in events])
+            connection.execute(_JOURNAL, [_row(run_id, event) for event in events])
             projection = Projection(connection, facts)
             for event in events:
                 projection.apply(event)
@@ -58,7 +58,7 @@ class Recorder:
         """A device came or went: journalled with no run, and shown as online or not."""
         online = isinstance(event, DeviceJoined)
         with self._database.writing() as connection:
-            connection.execute(insert(Journal), [_row(None, event)])
+            connection.execute(_JOURNAL, [_row(None, event)])
             seen = {"online": online, **({"seen_at": event.at} if online else {})}
             connection.execute(update(Device).where(Device.name == event.device), seen)
 
@@ -68,7 +68,7 @@ class Recorder:
             online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
             if online:
                 left = [_row(None, DeviceLeft(at, name, "the aggregator started anew")) for name in online]
-                connection.execute(insert(Journal), left)
+                connection.execute(_JOURNAL, left)
                 connection.execute(update(Device).values(online=False))
 
     def _find(self, run_id: str) -> Facts:
@@ -89,3 +89,6 @@ def _ends(events: Sequence[Event]) -> bool:
 def _row(run_id: str | None, event: Event) -> dict[str, object]:
     body = to_json(event)
     return {"run_id": run_id, "at": event.at, "kind": body.pop("event"), "body": body}
+
+
+_JOURNAL = insert(Journal)

@@ -54,9 +54,9 @@ class Rows:
 
     def write(self) -> None:
         """Few statements for many rows: one for each set of columns."""
-        for rows in _alike(self._new.values()):
-            self._connection.execute(insert(Update), rows)
-        for rows in _alike([{"the_ask": ask_id, **values} for ask_id, values in self._changed.items()]):
+        for rows in alike(self._new.values()):
+            self._connection.execute(_NEW, rows)
+        for rows in alike([{"the_ask": ask_id, **values} for ask_id, values in self._changed.items()]):
             self._connection.execute(_UPDATE, [{"the_run": self._run_id, **row} for row in rows])
         self._new.clear()
         self._changed.clear()
@@ -68,7 +68,8 @@ class Rows:
                 self._by_update.setdefault(row["update_id"], row["ask_id"])
 
 
-def _alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    """Rows of the same columns together: each group is one statement."""
     groups: dict[frozenset[str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[frozenset(row)].append(row)
@@ -76,4 +77,5 @@ def _alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]
 
 
 _KNOWN = (Update.ask_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_answer)
+_NEW = insert(Update)
 _UPDATE = update(Update).where(Update.run_id == bindparam("the_run"), Update.ask_id == bindparam("the_ask"))

@@ -21,7 +21,7 @@ from tests.store.story import (
     status,
 )
 from thinwire.core.errors import NotFound
-from thinwire.core.events import ClientAsked, ClientFailed, Evaluated, ModelStored, UpdateFolded, to_json
+from thinwire.core.events import ClientAsked, ClientFailed, Evaluated, Event, ModelStored, UpdateFolded, to_json
 from thinwire.store import Store
 
 
@@ -208,11 +208,15 @@ def test_nothing_of_a_batch_is_kept_when_one_event_cannot_be(store: Store) -> No
     assert (shown(store, run_id), store.last_seq()) == (before, seq)
 
 
-def test_who_is_asked_in_the_middle_of_a_round_stands_among_its_others(store: Store) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_who_is_asked_in_the_middle_of_a_round_stands_among_its_others(store: Store, together: bool) -> None:
     run_id = new_run(store)
-    store.record(run_id, opened(run_id, 1, DEVICES[:2]))
-    why = "1 of 2 answers could still come, 9 s were left"
-    store.record(run_id, [ClientAsked(12.0, 1, DEVICES[2], f"{run_id}.1.{DEVICES[2]}", 1000, 3.0, 0, 9.0, why)])
+    begun, why = opened(run_id, 1, DEVICES[:1]), "1 of 2 answers could still come, 9 s were left"
+    since: list[Event] = [
+        ClientAsked(12.0, 1, name, f"{run_id}.1.{name}", 1000, 3.0, 0, 9.0, why) for name in DEVICES[1:]
+    ]
+    for batch in [[*begun, *since]] if together else [begun, since[:1], since[1:]]:
+        store.record(run_id, batch)
     (row,) = store.rounds(run_id)
     assert (row.asked, row.not_asked) == (list(DEVICES), {})
     assert_sums_agree(store, run_id)

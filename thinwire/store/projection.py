@@ -127,7 +127,7 @@ class Projection:
         known = self.sums.told_of(event.round)
         if "asked" not in known:
             where = (Round.run_id == self.facts.run_id, Round.round == event.round)
-            known = self.connection.execute(select(Round.asked, Round.not_asked).where(*where)).mappings().one()
+            known = dict(self.connection.execute(select(Round.asked, Round.not_asked).where(*where)).mappings().one())
         not_asked = {device: why for device, why in known["not_asked"].items() if device != event.device}
         self._round(event.round, asked=[*known["asked"], event.device], not_asked=not_asked)
 

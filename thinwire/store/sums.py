@@ -68,7 +68,7 @@ class Sums:
     def told_of(self, round_number: int) -> Row:
         """What this transaction sets in a round so far."""
         opened = next((row for row in self.opened if row["round"] == round_number), {})
-        return {**opened, **self.of_rounds[round_number]}
+        return {**opened, **self.of_rounds.get(round_number, {})}
 
     def write(self) -> None:
         """One statement for the run, one for the clients, one for each set of columns of rounds."""

@@ -49,7 +49,7 @@ class Work:
     steps: int
     batch: int
     clip: float | None = None
-    measure_every: int = 1  # rounds
+    measure_every: int = 1  # rounds; a divisor of 5, or some quarter in rounds.py has no measured one
 
     @property
     def task(self) -> str:

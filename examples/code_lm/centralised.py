@@ -1,4 +1,5 @@
-"""The baseline: the same model, the same text and as many steps as one client makes, with all data in one place.
+"""The baseline: the same model on the same text in one place, as many steps as one client makes and as many windows as
+all of them do: its batch is that of all clients of a round together.
 
 python examples/code_lm/centralised.py [--rounds N]
 """
@@ -31,15 +32,16 @@ def centralised(plan: RunPlan, clients: int, split: str) -> dict[str, float]:
     train, test = (
         TensorDataset(torch.cat([getattr(one, name).tensors[0] for one in splits])) for name in ("train", "test")
     )
+    asked = plan.cohort.clients if isinstance(plan.cohort.clients, int) else clients
     module = build(task, derive(Key(plan.run.seed), "init"))
     steps = plan.run.rounds * (plan.local.steps if isinstance(plan.local.steps, int) else 1)
     trainer = TorchTrainer(task, Local.of(plan.local.model_dump()))
-    trainer.train(module, train, Work(steps, plan.local.batch), derive(Key(plan.run.seed), "centralised"))
+    trainer.train(module, train, Work(steps, asked * plan.local.batch), derive(Key(plan.run.seed), "centralised"))
     return {name: total / count for name, (total, count) in evaluate(module, task, test).items()}
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="the ceiling of examples/code_lm")
+    options = argparse.ArgumentParser(description="the baseline of examples/code_lm")
     options.add_argument("--rounds", type=int, default=20, help="as many steps as one client makes in these")
     plan = RunPlan.load(HERE / "plan.toml", {"run.rounds": str(options.parse_args().rounds)})
     print(centralised(plan, clients=64, split="by(package)"))

@@ -84,6 +84,14 @@ def test_rounds_are_the_first_after_which_fp32_gains_too_little_over_the_next_qu
     assert rounds_needed({0.1: {number: value for number, value in rising.items() if number < 110}}) is None
 
 
+def test_every_quarter_that_rounds_are_judged_by_is_measured():
+    for model in FULL.values():
+        measured = {number: 90.0 for number in range(1, 101) if number % model.work.measure_every == 0}
+        found = rounds_needed({0.1: measured})
+        assert found is not None
+        assert found.rounds == 20
+
+
 def test_rounds_are_three_hundred_where_fp32_never_stops_to_gain():
     found = rounds_needed({0.1: {number: number * 0.2 for number in range(1, 376)}})
     assert found is not None

@@ -8,6 +8,7 @@ from math import log
 from pathlib import Path
 
 import pytest
+import torch
 
 from thinwire.client import Site
 from thinwire.client.task import LoadedTask, load_task
@@ -44,12 +45,26 @@ def test_windows_follow_each_other_without_a_gap(task: LoadedTask) -> None:
     assert int(windows[0, -1]) == int(windows[1, 0])
 
 
+def test_the_last_symbol_of_a_context_sees_the_first_one_and_no_symbol_sees_a_later_one(task: LoadedTask) -> None:
+    module = task.module.model().eval()
+    given = torch.zeros(1, task.module.CONTEXT, dtype=torch.long)
+
+    def moved(changed: int) -> list[bool]:
+        other = given.clone()
+        other[0, changed] = 1
+        found: list[bool] = (module(other) != module(given)).any(2)[0].tolist()
+        return found
+
+    assert moved(0)[-1]
+    assert moved(40)[:41] == [False] * 40 + [True]
+
+
 def test_what_is_no_symbol_becomes_one(task: LoadedTask) -> None:
     assert task.module.encoded("~ \té\n\x00").tolist() == [94, 0, 0, 0, 0, 0, 31, 95]
 
 
 def test_a_few_steps_of_a_few_clients_teach_it_something() -> None:
-    plan = RunPlan.load(EXAMPLE / "plan.toml", {**FEW, "uplink.codec": "fp16"})
+    plan = RunPlan.load(EXAMPLE / "plan.toml", {**FEW, "local.lr": "0.5", "uplink.codec": "fp16"})  # 2.0 takes longer
     history = simulate(f"code_lm={EXAMPLE / 'task.py'}", plan, clients=8, split="by(package)")
     assert history.run.status == "done"
     assert history.metrics["loss"] < log(96)
@@ -59,10 +74,10 @@ def test_a_few_steps_of_a_few_clients_teach_it_something() -> None:
 @pytest.mark.parametrize("split", ["iid", "shards(2)"])
 def test_it_is_cut_in_other_ways_too(task: LoadedTask, split: str) -> None:
     split_ = task.module.data(Site(partition=3, partitions=40, split=split))
-    assert len(split_.train) > 1000
+    assert len(split_.train) > 100
 
 
-def test_its_ceiling_is_measured_on_everybodys_text() -> None:
+def test_its_baseline_is_measured_on_everybodys_text() -> None:
     measured = runpy.run_path(str(EXAMPLE / "centralised.py"))["centralised"]
     plan = RunPlan.load(EXAMPLE / "plan.toml", {**FEW, "run.rounds": "1"})
     assert set(measured(plan, 8, "dirichlet(100)")) == {"loss", "accuracy"}

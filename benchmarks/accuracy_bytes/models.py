@@ -118,7 +118,7 @@ FULL = {
         CODE_LM,
         Seeds(rounds=1, rates=1, early=1, a=2, b=5, sweep=0),
         factors=False,
-        horizons=(150, 375),
+        horizons=(200, 375),
         tuned_after=0.5,
         ways_down=("int8 > zstd", "topk(0.05) > sign > rice"),
     ),

@@ -7,13 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.client.small import plan_of, task_of
+from thinwire.client import Site
 from thinwire.core.errors import UsageError
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import Ask, Failure
 from thinwire.simulation import simulate
+from thinwire.simulation.processes import Processes
+from thinwire.simulation.sessions import Crowd
 
 ROOT = Path(__file__).parents[2]
 TASK = """
@@ -62,6 +68,19 @@ def test_two_processes_give_the_bits_of_one_even_when_a_worker_is_killed(
     assert two.run.model_digest == one.run.model_digest
     assert two.metrics == one.metrics
     assert [row.folded for row in two.rounds] == [row.folded for row in one.rounds]
+
+
+def test_a_worker_that_was_started_since_needs_no_plan(tmp_path: Path) -> None:
+    ask = Ask("small-1.1.sim-0", "small-1", "small", "train", PLAN.to_json())
+    workers = Processes(task(tmp_path, ""), Crowd(tmp_path / "clients", Site(), 1), 1)
+    try:
+        first = workers.answer(0, Delivery(ask, None)).reply
+        workers._workers[0].process.kill()
+        second = workers.answer(0, Delivery(replace(ask, ask_id="small-1.2.sim-0", plan=PLAN.digest), None)).reply
+    finally:
+        workers.close()
+    assert isinstance(first, Failure) and isinstance(second, Failure)
+    assert first.kind == second.kind == "layout-mismatch"
 
 
 def test_work_that_ends_its_process_twice_ends_the_run_with_a_reason(tmp_path: Path) -> None:

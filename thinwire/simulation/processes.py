@@ -12,11 +12,14 @@ import os
 import subprocess
 import sys
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
 
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Delivery
+from thinwire.core.plan import digest_of
 from thinwire.simulation.sessions import Answered, Crowd
 
 DEATHS = 2  # of workers over one answer: the second time it is not chance
@@ -43,6 +46,7 @@ class Worker:
         read, self._lifeline = os.pipe()
         self.connection: Connection = ours
         self.job: Job | None = None
+        self.plans: set[str] = set()  # digests of those that it was given
         self.process = subprocess.Popen(
             [sys.executable, "-m", "thinwire.simulation.worker", str(theirs.fileno()), str(read)],
             pass_fds=(theirs.fileno(), read),
@@ -76,6 +80,7 @@ class Processes:
     _done: dict[Key, Answered] = field(init=False, default_factory=dict)
     _served: dict[int, Worker] = field(init=False, default_factory=dict)  # client -> who did its last work
     _deaths: Counter[Key] = field(init=False, default_factory=Counter)
+    _plans: dict[str, Mapping[str, Any]] = field(init=False, default_factory=dict)  # by digest
 
     def __post_init__(self) -> None:
         try:
@@ -115,8 +120,20 @@ class Processes:
             if worker.job is None and (job := self._next_for(worker)) is not None:
                 self._queue.remove(job)
                 worker.job = job
+                delivery = self._with_plan(job.delivery, worker)
                 with contextlib.suppress(OSError):  # it has ended: that is heard
-                    worker.connection.send((job.index, job.delivery, self._served.get(job.index) is worker))
+                    worker.connection.send((job.index, delivery, self._served.get(job.index) is worker))
+
+    def _with_plan(self, delivery: Delivery, worker: Worker) -> Delivery:
+        """A worker that was started since holds no plan: a client would ask for it, and answer out of its turn."""
+        plan = delivery.ask.plan
+        digest = plan if isinstance(plan, str) else digest_of(plan)
+        if not isinstance(plan, str):
+            self._plans[digest] = plan
+        if digest in worker.plans or digest not in self._plans:
+            return delivery
+        worker.plans.add(digest)
+        return replace(delivery, ask=replace(delivery.ask, plan=self._plans[digest]))
 
     def _next_for(self, worker: Worker) -> Job | None:
         """The first in the queue, or before it one that this worker knows; a client does one thing at a time."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from thinwire.aggregation.codec import ResidualOnly, contraction
+from thinwire.aggregation.codec import BoundCodec, ResidualOnly, contraction
 from thinwire.aggregation.feedback import inside
 from thinwire.aggregation.layers import Layers
 from thinwire.aggregation.lowrank import LowRank
@@ -107,10 +108,17 @@ class Shadow:
     """The device's end: the model at the version that it holds, None where it holds none."""
 
     def __init__(self, layout: Layout, spec: str, params: Vector | None = None, version: int | None = None) -> None:
-        self.layout = layout
-        self.codec, self.full = parse(spec).bind(layout), parse("identity").bind(layout)
+        self.layout, self.spec = layout, spec
         self.params: Vector = np.zeros(layout.size, np.float32) if params is None else params
         self.version = version if params is not None else None
+
+    @cached_property
+    def codec(self) -> BoundCodec:
+        return parse(self.spec).bind(self.layout)
+
+    @cached_property
+    def full(self) -> BoundCodec:
+        return parse("identity").bind(self.layout)
 
     def apply(self, frames: Iterable[Named], version: int, expected_digest: str) -> Vector:
         """Come to `version`; BadPayload when the frames do not lead there. `params` is a new vector then, or as before.

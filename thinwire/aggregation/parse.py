@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 from thinwire.aggregation.chain import PLAIN, Chain
@@ -40,6 +41,7 @@ CASTS = ("identity", "fp16", "bf16")
 LONGEST = 4096  # characters of a spec: one comes with every ask
 
 
+@lru_cache(maxsize=64)  # a codec never changes, and one comes with every ask
 def parse(spec: str) -> Chain | LowRank | Layers:
     """The codec of a spec; `CodecError` says what is wrong and names the nearest right one.
 

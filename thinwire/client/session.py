@@ -16,7 +16,7 @@ from thinwire.client.compute.task import LoadedTask
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.gate import Gate
 from thinwire.client.state import Entry, RunFolder, RunState, Write, run_folder
-from thinwire.client.work import Job, Result, Say, work
+from thinwire.client.work import Job, Result, Say, TakeBase, work
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
 from thinwire.core.fleet import Delivery
 from thinwire.core.home import write_atomically
@@ -52,12 +52,13 @@ class Session:
         debug: bool = False,
         gate: Gate | None = None,
         folders: Callable[[Path, str], RunFolder] | None = None,
+        take_base: TakeBase = exchange.take_base,
     ) -> None:
         self.gate = gate or Gate()
         self.name, self.folder, self.site = name, folder, site
         self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
         self.slow_step_s, self.debug = slow_step_s, debug
-        self._folders = folders or partial(run_folder, write=write)
+        self._folders, self._take_base = folders or partial(run_folder, write=write), take_base
         self.seen: dict[str, int] = {}  # run -> the highest sequence that the aggregator has seen
         self._runs: dict[str, tuple[RunFolder, RunState]] = {}
 
@@ -133,7 +134,7 @@ class Session:
         if ask.kind == "train" and _feedback(ask) == "ef21":
             self._require_reference(ask.run, settled)
         job = Job(delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s)
-        job.may_measure = self.gate.allows("evaluate")
+        job.may_measure, job.take_base = self.gate.allows("evaluate"), self._take_base
         return self._commit(ask, folder, work(job, head, settled, self.bench, self.site))
 
     def _require_reference(self, run: str, state: RunState) -> None:

@@ -20,6 +20,8 @@ from thinwire.core.keys import Key, derive
 from thinwire.core.types import Ask, ReplyHead, Timings, Vector
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from thinwire.client.bench import Bench
     from thinwire.client.compute.site import Site
     from thinwire.client.state import RunState
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
 Say = Callable[[str], None]
+TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
 SAY_EVERY_S = 1.0
 
 
@@ -42,6 +45,7 @@ class Job:
     queue_s: float = 0.0
     slow_step_s: float = 0.0
     may_measure: bool = True
+    take_base: TakeBase = exchange.take_base
 
     def __post_init__(self) -> None:
         self.until = time.monotonic() - self.queue_s + self.ask.deadline_s
@@ -101,7 +105,7 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -
         raise CannotAnswer("layout-mismatch", "this device's model has other tensors than the run's")
     shadow = Shadow(layout, job.plan.downlink.codec, state.shadow, state.shadow_version)
     with planned_threads(local.codec_threads or cores()):
-        shared = exchange.take_base(ask, job.delivery.bundle, shadow)
+        shared = job.take_base(ask, job.delivery.bundle, shadow)
     if job.plan.downlink.compressed:
         own_base = shadow.params  # later versions come as changes to it
         state = replace(state, layout_digest=layout.digest, shadow=own_base, shadow_version=ask.base_version)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from thinwire.client.bases import Bases
 from thinwire.client.bench import Bench
 from thinwire.client.compute.site import Site
 from thinwire.client.gate import Gate
@@ -53,7 +54,7 @@ class Sessions:
 
     def __init__(self, crowd: Crowd, bench: Bench, shared: bool = False) -> None:
         self.crowd, self.bench, self.shared = crowd, bench, shared
-        self._gate = Gate()  # the plan is the same for all
+        self._gate, self._bases = Gate(), Bases()  # the plan and the model that is sent are the same for all
         self._awake: OrderedDict[int, tuple[Session, list[RunFolder]]] = OrderedDict()
         self._bytes: dict[int, int] = {}
 
@@ -86,8 +87,9 @@ class Sessions:
 
         own = private_folder(self.crowd.folder / name)
         session = Session(
-            name, self.bench, own, self.crowd.place(index), debug=self.crowd.debug, gate=self._gate, folders=folder_of
-        )
+            name, self.bench, own, self.crowd.place(index), debug=self.crowd.debug, gate=self._gate, folders=folder_of,
+            take_base=self._bases.take,
+        )  # fmt: skip
         self._awake[index] = session, made
         return self._awake[index]
 

@@ -157,10 +157,10 @@ class RunFolder:
         return Entry(head, int(row["round"]), _plain(row["file"]) if row["file"] else "")
 
     def _whole(self, entry: Entry) -> bool:
-        if not entry.file:
+        if (path := self.path(entry)) is None:
             return True
         try:
-            data = (self.folder / entry.file).read_bytes()
+            data = path.read_bytes()
         except OSError:
             return False
         at = 0

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from thinwire.client.state import RunFolder, RunState, run_folder, write_unsynced
-from thinwire.core.home import private_folder
+from thinwire.client.state import Entry, RunFolder, RunState, run_folder, write_unsynced
 
 
 class HeldFolder(RunFolder):
-    """Law: what `load` gives after `put_down` is what was committed last. Answers' parts are files from the start."""
+    """Law: what `load` gives after `put_down` is what was committed last.
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, write_unsynced)
+    Answers' parts are files from the start. They stand beside the clients' own folders, which are made for those only
+    that are put down: a thousand folders take longer to make and to remove than a round.
+    """
+
+    def __init__(self, own: Path, run: str) -> None:
+        super().__init__(run_folder(own, run).folder, write_unsynced)
+        self._beside, self._called = own.parent, f"{own.name}.{run}"
         self._answers: frozenset[str] = frozenset()
         self._held: RunState | None = None  # committed, and not on disk yet
 
@@ -22,13 +26,14 @@ class HeldFolder(RunFolder):
         self._answers = _answers(state)
         return state, said
 
+    def path(self, entry: Entry) -> Path | None:
+        return self._place(entry.file) if entry.file else None
+
     def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
-        if parts:
-            private_folder(self.folder)
         for file, data in (parts or {}).items():
-            write_unsynced(self.folder / file, data)
+            write_unsynced(self._place(file), data)
         for file in self._answers - _answers(state):
-            (self.folder / file).unlink(missing_ok=True)
+            self._place(file).unlink(missing_ok=True)
         self._answers, self._held = _answers(state), state
 
     def put_down(self) -> None:
@@ -36,9 +41,8 @@ class HeldFolder(RunFolder):
             super().commit(self._held)
             self._held = None
 
-
-def held_folder(folder: Path, run: str) -> HeldFolder:
-    return HeldFolder(run_folder(folder, run).folder)
+    def _place(self, file: str) -> Path:
+        return self._beside / f"{self._called}.{file}"
 
 
 def _answers(state: RunState) -> frozenset[str]:

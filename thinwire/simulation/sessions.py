@@ -15,8 +15,7 @@ from thinwire.client.gate import Gate
 from thinwire.client.session import Reply, Session
 from thinwire.client.state import RunFolder
 from thinwire.core.fleet import Delivery
-from thinwire.core.home import private_folder
-from thinwire.simulation.held import HeldFolder, held_folder
+from thinwire.simulation.held import HeldFolder
 from thinwire.simulation.shared import shared_folder
 
 AWAKE_BYTES = 256 << 20  # of residuals and the like that may stay in memory; the rest lies on disk
@@ -82,13 +81,12 @@ class Sessions:
         name, made = self.crowd.name(index), list[RunFolder]()
 
         def folder_of(own: Path, run: str) -> RunFolder:
-            made.append(shared_folder(own, run) if self.shared else held_folder(own, run))
+            made.append(shared_folder(own, run) if self.shared else HeldFolder(own, run))
             return made[-1]
 
-        own = private_folder(self.crowd.folder / name)
         session = Session(
-            name, self.bench, own, self.crowd.place(index), debug=self.crowd.debug, gate=self._gate, folders=folder_of,
-            take_base=self._bases.take,
+            name, self.bench, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
+            gate=self._gate, folders=folder_of, take_base=self._bases.take,
         )  # fmt: skip
         self._awake[index] = session, made
         return self._awake[index]

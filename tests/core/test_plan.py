@@ -85,6 +85,8 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[secure]\npost_quantum = true", "[secure] post_quantum = true"),
         ("[downlink]\ncodec = 'powersgd(2)'", "cannot carry the downlink"),
         ("[local.overlap]\nmax_delay = 2", "[local] overlap"),
+        ("min_steps = 4", "[local] min_steps = 4 without partial work"),
+        ("partial = true\nmin_steps = 9\nsteps = 8", "[local] min_steps = 9 with steps = 8"),
         ("[uplink]\nfeedback = 'ef21'", "late updates that count less"),
         ("[uplink]\nfeedback = 'ef21'\ncodec = 'twobit(1)'", "ef21 around 'twobit(1)'"),
         ("[server]\noptimizer = 'fedsgd'", "no server optimizer 'fedsgd'"),

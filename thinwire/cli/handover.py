@@ -17,10 +17,11 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
     """Import the task here, where it was typed, make or fetch the first model, and queue the run; gives its id."""
     from thinwire.cli.first_model import first_model
     from thinwire.client.initial import initial_model
-    from thinwire.client.task import report
+    from thinwire.client.task import report, require_own_loop
     from thinwire.server.submit import submit
 
     code = load(plan.run.task, file, task)
+    require_own_loop(plan, code)
     made = initial_model(code, plan.run.seed)
     place = aggregator_home(home)
     vector, buffers, counters = first_model(store, home, plan, file, made)

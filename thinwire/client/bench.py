@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.order import Done, Order
 from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
@@ -44,10 +45,16 @@ class Bench(Protocol):
 
 
 class Here:
-    """In this process, where nothing can be taken back: whoever hangs, hangs it. Clients that take turns share one."""
+    """In this process, where nothing can be taken back: whoever hangs, hangs it.
 
-    def __init__(self, task: LoadedTask, device: str = "cpu") -> None:
-        self.task, self.device = task, device
+    Clients that take turns share one; `at` gives it to one of them with a clock of its own.
+    """
+
+    def __init__(self, task: LoadedTask, device: str = "cpu", clock: Clock = REAL, shared: Here | None = None) -> None:
+        self.task, self.device, self.clock, self._shared = task, device, clock, shared
+
+    def at(self, clock: Clock) -> Here:
+        return Here(self.task, self.device, clock, self)
 
     @property
     def name(self) -> str:
@@ -61,6 +68,8 @@ class Here:
     def inner(self) -> bench.Bench:
         from thinwire.client.compute.bench import Bench as Inner
 
+        if self._shared is not None:
+            return self._shared.inner
         return Inner(self.task, self.device)
 
     @cached_property
@@ -82,4 +91,4 @@ class Here:
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> Done:
-        return self.inner.do(order, site, params, buffers, tell, cancelled)
+        return self.inner.do(order, site, params, buffers, tell, cancelled, self.clock)

@@ -142,20 +142,29 @@ class Loop:
             return
         self._push(session, reply, bundle)
         if isinstance(reply, ReplyHead) and reply.parts:
-            self.say(sent(ask, reply, time.monotonic() - came_at))
+            self.say(sent(ask, reply, delivery.download_s + time.monotonic() - came_at))
 
     def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> None:
         """Until it has arrived: the answer is on disk, the next process would go on with it."""
+        begun: list[float] = []
+
+        def push() -> None:
+            begun.append(time.monotonic())
+            self.link.push(reply, bundle)
+
         try:
-            self.calls.until_done(lambda: self.link.push(reply, bundle))
+            self.calls.until_done(push)
         except NotTaken as error:  # this answer is lost, the device is not
             self.say(error.text())
-        if session is not None:
-            session.delivered(reply)
+        if session is not None:  # an upload that was cut says nothing of how long one takes
+            session.delivered(reply, time.monotonic() - begun[0] if len(begun) == 1 else None)
 
 
 def sent(ask: Ask, head: ReplyHead, took_s: float) -> str:
-    """One line on what was sent, and when it came after its deadline on what took longest."""
+    """One line on what was sent, and when it came after its deadline on what took longest.
+
+    `took_s` counts from the download on.
+    """
     line = f"round {ask.round}: sent {head.payload_bytes:,} bytes"
     if not ask.deadline_s or took_s <= ask.deadline_s:
         return line

@@ -27,6 +27,7 @@ from thinwire.client.encoding import encode
 from thinwire.client.failures import place
 from thinwire.client.initial import initial_model
 from thinwire.client.state import RunState
+from thinwire.client.task import require_own_loop
 from thinwire.core import keys
 from thinwire.core.errors import TaskError, ThinwireError
 
@@ -64,6 +65,7 @@ class Rehearsal:
 
 def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
     """Do it; `TaskError` says what is wrong with the task and at which of its lines."""
+    require_own_loop(plan, task)
     initial = initial_model(task, plan.run.seed)
     try:
         split = batches.as_split(task.module.data(site))

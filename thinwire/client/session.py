@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from thinwire.client import exchange, failures, outbox
+from thinwire.client.afterwards import Afterwards
 from thinwire.client.bench import Bench, Here
+from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.errors import Cancelled, NotFinite
 from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
@@ -53,14 +56,18 @@ class Session:
         gate: Gate | None = None,
         folders: Callable[[Path, str], RunFolder] | None = None,
         take_base: TakeBase = exchange.take_base,
+        clock: Clock = REAL,
+        may_stop: bool = True,
     ) -> None:
         self.gate = gate or Gate()
         self.name, self.folder, self.site = name, folder, site
         self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
         self.slow_step_s, self.debug = slow_step_s, debug
+        self.clock, self.may_stop = clock, may_stop  # may_stop: whether a deadline may end training, as the plan allows
         self._folders, self._take_base = folders or partial(run_folder, write=write), take_base
         self.seen: dict[str, int] = {}  # run -> the highest sequence that the aggregator has seen
         self._runs: dict[str, tuple[RunFolder, RunState]] = {}
+        self._afterwards: defaultdict[str, Afterwards] = defaultdict(Afterwards)
 
     @property
     def held_bytes(self) -> int:
@@ -88,6 +95,7 @@ class Session:
 
     def stop(self, ask: Ask, say: Say) -> None:
         """The run is over: nobody waits for an answer, and nothing of it is needed any more but the sequence."""
+        self._afterwards.pop(ask.run, None)
         try:
             folder, state = self._state(ask.run, say)
             self._keep(ask.run, folder, outbox.over(state))
@@ -106,8 +114,10 @@ class Session:
             found += [(entry.head, folder.path(entry)) for entry in state.outbox]
         return found
 
-    def delivered(self, reply: Reply) -> None:
-        """The other end has it."""
+    def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
+        """The other end has it; `upload_s` where it went there in one go."""
+        if isinstance(reply, ReplyHead) and reply.parts and upload_s is not None:
+            self._afterwards[reply.update_id.run].sent(reply, upload_s)
         if isinstance(reply, ReplyHead) and reply.update_id.run in self._runs:
             folder, state = self._runs[reply.update_id.run]
             self._runs[reply.update_id.run] = folder, outbox.delivered(state, reply)
@@ -133,8 +143,10 @@ class Session:
             self._keep(ask.run, folder, settled)  # a verdict counts even if the work after it fails
         if ask.kind == "train" and _feedback(ask) == "ef21":
             self._require_reference(ask.run, settled)
-        job = Job(delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s)
-        job.may_measure, job.take_base = self.gate.allows("evaluate"), self._take_base
+        job = Job(
+            delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s,
+            self.gate.allows("evaluate"), self._take_base, self.may_stop, self._afterwards[ask.run], self.clock,
+        )  # fmt: skip
         return self._commit(ask, folder, work(job, head, settled, self.bench, self.site))
 
     def _require_reference(self, run: str, state: RunState) -> None:
@@ -190,10 +202,12 @@ class Session:
 
     def _commit(self, ask: Ask, folder: RunFolder, result: Result) -> Answer:
         """From here on the answer exists: whatever happens, it is this one that is sent."""
-        head = result.head
+        head, begun = result.head, self.clock.now()
         entry = Entry(head, ask.round, f"{head.update_id.sequence}.parts" if head.parts else "")
         state = outbox.append(result.state, entry)
         self._keep(ask.run, folder, state, {entry.file: result.body} if entry.file else {})
+        if head.parts:
+            self._afterwards[ask.run].encoded(head, self.clock.now() - begun)
         return head, folder.path(entry)
 
     def _keep(self, run: str, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:

@@ -9,10 +9,12 @@ from thinwire.client.compute import task
 from thinwire.client.compute.failures import place
 from thinwire.client.compute.task import LoadedTask
 from thinwire.client.refusals import in_our_words
+from thinwire.core.errors import PlanError
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
 
-__all__ = ["GROUP", "LoadedTask", "as_task", "installed_tasks", "load_task", "report"]
+__all__ = ["GROUP", "LoadedTask", "as_task", "installed_tasks", "load_task", "report", "require_own_loop"]
 
 GROUP = "thinwire.tasks"
 
@@ -23,6 +25,16 @@ as_task = in_our_words()(task.as_task)
 def installed_tasks() -> dict[str, str]:
     """Name and module of everything that is installed under the entry-point group `thinwire.tasks`."""
     return {entry.name: entry.value for entry in entry_points(group=GROUP)}
+
+
+def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
+    """`PlanError` where the plan says how to train and the task has a train() of its own: the whole loop is theirs."""
+    if plan.local.partial and loaded.optional("train") is not None:
+        raise PlanError(
+            f"[local] partial = true with the task {loaded.name}, which has its own train()",
+            why="the whole loop is the task's: nobody else can end it early, or say what was done of it",
+            hint="[local] partial = false, or leave train() out of the task",
+        )
 
 
 def report(loaded: LoadedTask) -> TaskReport:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.downlink import Shadow
 from thinwire.aggregation.native.threads import cores, planned_threads
 from thinwire.client import exchange
+from thinwire.client.afterwards import Afterwards
 from thinwire.client.compute import keys
+from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.order import Order
 from thinwire.client.compute.schedule import Schedule
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
 SAY_EVERY_S = 1.0
+MARGIN = 0.1  # of the deadline, that partial work leaves for what cannot be foreseen
 
 
 @dataclass
@@ -46,9 +48,12 @@ class Job:
     slow_step_s: float = 0.0
     may_measure: bool = True
     take_base: TakeBase = exchange.take_base
+    may_stop: bool = True  # whether the deadline may end its training, where the plan allows it
+    afterwards: Afterwards = field(default_factory=Afterwards)
+    clock: Clock = REAL
 
     def __post_init__(self) -> None:
-        self.until = time.monotonic() - self.queue_s + self.ask.deadline_s
+        self.until = self.clock.now() - self.queue_s - self.delivery.download_s + self.ask.deadline_s
         self._said_at = 0.0
 
     @property
@@ -72,14 +77,22 @@ class Job:
     @property
     def left_s(self) -> float | None:
         """To the deadline, where there is one."""
-        return self.until - time.monotonic() if self.ask.deadline_s else None
+        return self.until - self.clock.now() if self.ask.deadline_s else None
+
+    def train_within_s(self, dense_bytes: int) -> float | None:
+        """How long training and what comes before it may take, where partial work sees to it."""
+        if not (self.plan.local.partial and self.may_stop) or (left_s := self.left_s) is None:
+            return None
+        asked = sum(part.length for part in self.ask.parts)
+        after_s = self.afterwards.lasts_s(self.ask.codec, dense_bytes, asked, self.delivery.download_s)
+        return left_s - MARGIN * self.ask.deadline_s - after_s
 
     def tell(self, what: str, done: int, total: int) -> None:
         """One line a second."""
         if what == "measure":
             self.say(f"round {self.ask.round}: measure" if self.ask.kind == "train" else "measure the last model")
             return
-        now = time.monotonic()
+        now = self.clock.now()
         if now - self._said_at < SAY_EVERY_S and done != total:
             return
         self._said_at = now
@@ -114,7 +127,7 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -
         measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",
         local=Local.of(local.model_dump(mode="json") | ({"clip_grad": ask.work.clip} if ask.work.clip else {})),
         work=Work(ask.work.steps, ask.work.batch), key=job.train_key, counters=state.counters,
-        slow_step_s=job.slow_step_s, schedule=job.schedule,
+        slow_step_s=job.slow_step_s, schedule=job.schedule, within_s=job.train_within_s(4 * layout.size),
     )  # fmt: skip
     buffers = state.buffers if own else shared
     done = bench.do(order, site, shadow.params, buffers, job.tell, job.cancelled, job.left_s)
@@ -124,11 +137,15 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -
         examples = int(max((count for _, count in metrics.values()), default=0))
         return Result(replace(head, examples=examples, metrics=metrics, timings=spent), state)
 
-    begun, change = time.perf_counter(), done.params
+    begun, change = job.clock.now(), done.params
     change -= shadow.params
     if done.loss[1]:
         metrics["train/loss"] = done.loss
     head = replace(head, examples=done.examples, steps=done.steps, a=done.a, norm=exchange.norm(change))
+    if order.within_s is not None and done.steps != done.planned:
+        head = replace(head, planned=done.planned)
+        of = f" of {done.planned}" if done.planned else ""
+        job.say(f"round {ask.round}: stopped after {done.steps}{of} steps, to send them in time")
     change /= change.dtype.type(done.a)
     with planned_threads(local.codec_threads or cores()):
         payloads, state = encode(
@@ -138,7 +155,7 @@ def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -
     parts, body = exchange.packed(payloads, layout, done.buffers if averaged else None)
     head = replace(
         head, metrics=metrics, parts=parts, codec=ask.codec, residual_norm=exchange.norm(state.residual),
-        counters=done.counters if averaged else {}, timings=replace(spent, encode_s=time.perf_counter() - begun),
+        counters=done.counters if averaged else {}, timings=replace(spent, encode_s=job.clock.now() - begun),
     )  # fmt: skip
     kept: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
     return Result(

@@ -112,7 +112,7 @@ class Worker:
         cancelled: Callable[[], bool],
         left_s: float | None,
     ) -> Done:
-        layout, until = self.layout(task), self.patience.until(left_s)
+        layout, until, began = self.layout(task), self.patience.until(left_s), self._clock()
         try:
             child = self._child if self._child is not None and self._child.alive else self._started(until)
             if self.layout(task).digest != layout.digest:
@@ -120,6 +120,7 @@ class Worker:
             if cancelled():
                 raise Cancelled
             self._number += 1
+            order = order.after(self._clock() - began)
             head = {
                 "do": "work", "id": self._number, "task": task, "order": order.to_json(),
                 "buffers": buffers is not None, "site": {**vars(site), "data": str(site.data) if site.data else None},

@@ -65,7 +65,7 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
 UNBUILT = {
     "run": ("eval_cohort",),
     "cohort": ("mode", "buffer", "max_concurrency", "selection", "requires"),
-    "local": ("min_steps", "partial", "overlap", "durability"),
+    "local": ("overlap", "durability"),
     "uplink": ("ladder",),
     "server": ("reduce",),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
@@ -108,6 +108,7 @@ def _work(plan: RunPlan) -> Iterator[Refusal]:
         yield Refusal(
             "[local] steps and epochs are both given", "each says how long a device trains", "leave one of them out"
         )
+    yield from _partial(plan)
     if plan.local.momentum and plan.local.optimizer != "sgd":
         yield Refusal(
             f"[local] momentum with optimizer = {plan.local.optimizer!r}",
@@ -135,6 +136,22 @@ def _work(plan: RunPlan) -> Iterator[Refusal]:
             f"[cohort] min_replies = {plan.cohort.min_replies} cannot be",
             "up to 1 it is a share, above it a count",
             "[cohort] min_replies = 2",
+        )
+
+
+def _partial(plan: RunPlan) -> Iterator[Refusal]:
+    local = plan.local
+    if local.min_steps != 1 and not local.partial:
+        yield Refusal(
+            f"[local] min_steps = {local.min_steps} without partial work",
+            "it is the fewest steps after which a deadline may end training",
+            "[local] partial = true, or leave min_steps out",
+        )
+    if isinstance(local.steps, int) and local.min_steps > local.steps:
+        yield Refusal(
+            f"[local] min_steps = {local.min_steps} with steps = {local.steps}",
+            "a device makes no more steps than it is asked for",
+            f"[local] min_steps = {local.steps}",
         )
 
 

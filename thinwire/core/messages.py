@@ -56,6 +56,8 @@ def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
     raw = plainly(reply)
     if isinstance(reply, ReplyHead):
         raw["update_id"] = str(reply.update_id)
+        if not reply.planned:
+            del raw["planned"]
     raw["type"] = "reply" if isinstance(reply, ReplyHead) else "failure"
     return raw
 
@@ -90,7 +92,7 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
         )
         _name(head.ask_id), _name(str(head.update_id))
         _printable(head.codec)
-        if min(head.examples, head.steps, head.a, head.base_version, head.update_id.sequence) < 0:
+        if min(head.examples, head.steps, head.planned, head.a, head.base_version, head.update_id.sequence) < 0:
             raise ValueError("counts must not be negative")
         if not all(0 <= seconds <= MAX_SECONDS for seconds in dataclasses.astuple(head.timings)):
             raise ValueError("a stage took less than no time, or for ever")

@@ -110,7 +110,7 @@ class LocalSection(Section):
     epochs: Positive | None = Field(
         default=None, description="passes over the device's data a round; default 1 where no steps are given"
     )
-    min_steps: Count = Field(default=1, description="fewest steps of partial work that count")
+    min_steps: Count = Field(default=1, description="steps that are made even after the time of partial work is up")
     codec_threads: Annotated[int, Field(ge=0)] = Field(
         default=0, description="threads that encode and decode on a device; 0: as many as cores"
     )
@@ -133,7 +133,9 @@ class LocalSection(Section):
     buffers: Literal["average", "local", "frozen"] = Field(
         default="average", description="BatchNorm statistics and the like"
     )
-    partial: bool = Field(default=False, description="send what was done when the deadline comes")
+    partial: bool = Field(
+        default=False, description="train no longer than leaves time to encode and send before the deadline"
+    )
     overlap: Overlap | None = Field(default=None, description="delayed averaging: train on while updates travel")
     durability: Literal["round", "exit"] = Field(default="round", description="when a device makes its state durable")
 

@@ -138,7 +138,8 @@ class ReplyHead:
     """All of an answer but its frames, which follow in `parts` (`frame/SEGMENT` each, then `buffers`).
 
     `a` is the normaliser that the change was divided by (0 for an evaluation); `norm` the L2 norm of the change;
-    `counters` the largest values of integer buffers. `transfer` is filled in where the answer arrives.
+    `counters` the largest values of integer buffers. `planned` are the steps that were asked for, where partial work
+    made fewer; else 0. `transfer` is filled in where the answer arrives.
     """
 
     ask_id: str
@@ -156,6 +157,7 @@ class ReplyHead:
     residual_norm: float = 0.0
     protocol: int = PROTOCOL
     transfer: Transfer | None = None
+    planned: int = 0
 
     @property
     def payload_bytes(self) -> int:

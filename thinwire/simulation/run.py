@@ -7,7 +7,7 @@ import importlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from thinwire.client.bench import Here
 from thinwire.client.compute.site import Site
 from thinwire.client.initial import Initial, initial_model
-from thinwire.client.task import LoadedTask, as_task, load_task, report
+from thinwire.client.task import LoadedTask, as_task, load_task, report, require_own_loop
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError, ThinwireError, UsageError
 from thinwire.core.events import Event
@@ -88,11 +88,13 @@ def simulate(
     seed: int | None = None,
     debug: bool = False,
     processes: int = 1,
+    step_s: Sequence[float] = (),
 ) -> History:
     """Run a plan over simulated clients and give its history; nothing is left on disk.
 
     `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `seed` replaces the plan's.
-    With several `processes` clients train side by side, to the same bits; the task is then NAME=MODULE.
+    With several `processes` clients train side by side, to the same bits; the task is then NAME=MODULE. `step_s` are
+    the seconds that a step takes on each client: what the run's clock goes by instead of this machine's speed.
 
     >>> simulate("digits=examples/digits/task.py", "examples/digits/plan.toml", clients=8)  # doctest: +SKIP
     """
@@ -107,7 +109,7 @@ def simulate(
             site = Site(data=data, split=split, seed=read.run.seed)
             run_id = run_sim(
                 read, loaded(task, read), store=store, home=home, clients=clients, site=site, debug=debug,
-                processes=processes, spec=task if isinstance(task, str) else "",
+                processes=processes, spec=task if isinstance(task, str) else "", step_s=step_s,
             )  # fmt: skip
             return History(store.run(run_id), store.rounds(run_id))
     finally:
@@ -145,6 +147,7 @@ def run_sim(
     on_begin: Callable[[str], None] = lambda run_id: None,
     processes: int = 1,
     spec: str = "",
+    step_s: Sequence[float] = (),
 ) -> str:
     """Submit a plan as a simulated run and drive it to its end; gives the run's id.
 
@@ -152,6 +155,13 @@ def run_sim(
     it happens, else it is a client's failure as on a device. `spec` is where several `processes` find the task.
     """
     require_processes(processes, spec, debug)
+    if step_s and (len(step_s) != clients or min(step_s) < 0):
+        raise UsageError(
+            f"step_s gives {len(step_s)} clients their seconds a step",
+            why=f"there are {clients} clients, and none is faster than at once",
+            hint=f"[0.1] * {clients}",
+        )
+    require_own_loop(plan, task)
     made = first or initial_model(task, plan.run.seed)
     run_id = submit(
         store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
@@ -160,7 +170,7 @@ def run_sim(
     with _work_folder() as folder, store.gathering(run_id):
         clock = VirtualClock(origin=time.time())
         fleet = LocalFleet(HeldSpool(folder / "spool"), clock)
-        crowd = Crowd(folder, site, clients, debug)
+        crowd = Crowd(folder, site, clients, debug, tuple(step_s))
         with answering(task, crowd, processes, spec) as workers:
             fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers).step
             drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event, simulated=True)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.client.bases import Bases
-from thinwire.client.bench import Bench
+from thinwire.client.bench import Here
+from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.site import Site
 from thinwire.client.gate import Gate
 from thinwire.client.session import Reply, Session
 from thinwire.client.state import RunFolder
+from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery
 from thinwire.simulation.held import HeldFolder
 from thinwire.simulation.shared import shared_folder
@@ -31,12 +33,17 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True)
 class Crowd:
-    """What simulated clients have in common: client `index` is `name(index)` with part `index` of `count`."""
+    """What simulated clients have in common: client `index` is `name(index)` with part `index` of `count`.
+
+    `step_s` are seconds that a step takes on each of them, by a script: then all that is measured on a client comes of
+    it, and partial work ends where it says. Without it this machine's own speed ends nobody's training.
+    """
 
     folder: Path
     site: Site
     count: int
     debug: bool = False
+    step_s: tuple[float, ...] = ()
 
     def name(self, index: int) -> str:
         return f"sim-{index:0{len(str(self.count - 1))}}"
@@ -51,7 +58,7 @@ class Sessions:
     With `shared` other processes work for the same clients: each commit is on disk at once, whole.
     """
 
-    def __init__(self, crowd: Crowd, bench: Bench, shared: bool = False) -> None:
+    def __init__(self, crowd: Crowd, bench: Here, shared: bool = False) -> None:
         self.crowd, self.bench, self.shared = crowd, bench, shared
         self._gate, self._bases = Gate(), Bases()  # the plan and the model that is sent are the same for all
         self._awake: OrderedDict[int, tuple[Session, list[RunFolder]]] = OrderedDict()
@@ -60,8 +67,9 @@ class Sessions:
     def answer(self, index: int, delivery: Delivery) -> Answered:
         began = time.perf_counter()
         session, _ = self._awake.get(index) or self._wake(index)
+        script_at = session.clock.now()
         reply, bundle = session.answer(delivery, lambda: False, _nothing)
-        took_s = time.perf_counter() - began
+        took_s = session.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
         session.delivered(reply)  # nothing is lost on the way
         self._awake.move_to_end(index)
         self._bytes[index] = session.held_bytes
@@ -84,12 +92,21 @@ class Sessions:
             made.append(shared_folder(own, run) if self.shared else HeldFolder(own, run))
             return made[-1]
 
+        scripted = bool(self.crowd.step_s)
+        clock, step_s = (_script(), self.crowd.step_s[index]) if scripted else (REAL, 0.0)
         session = Session(
-            name, self.bench, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
-            gate=self._gate, folders=folder_of, take_base=self._bases.take,
+            name, self.bench.at(clock), self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
+            gate=self._gate, folders=folder_of, take_base=self._bases.take, slow_step_s=step_s, clock=clock,
+            may_stop=scripted,
         )  # fmt: skip
         self._awake[index] = session, made
         return self._awake[index]
+
+
+def _script() -> Clock:
+    """A clock that moves by what is slept on it."""
+    virtual = VirtualClock()
+    return Clock(virtual.now, virtual.advance)
 
 
 def _nothing(line: str) -> None: ...

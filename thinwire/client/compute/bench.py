@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,10 +11,12 @@ import torch
 from torch import nn
 
 from . import batches, tensors
+from .clock import REAL, Clock
 from .errors import BadUsage
 from .evaluate import evaluate, never
 from .initial import build
 from .order import Done, Order
+from .partial import Partial
 from .places import Places
 from .site import Site, Split
 from .task import LoadedTask
@@ -76,29 +77,34 @@ class Bench:
         buffers: Vector | None,
         tell: Tell = silent,
         cancelled: Callable[[], bool] = never,
+        clock: Clock = REAL,
     ) -> Done:
         """Measuring comes before training: its figures are of the model as it was given.
 
         `Cancelled` and `NotFinite` as they come; whatever the task's code raises passes through.
         """
+        until = None if order.within_s is None else clock.now() + order.within_s
         split, done = self.split(site), Done()
         module = self.set_up(params, buffers, order.counters)
-        begun = time.perf_counter()
+        begun = clock.now()
         if order.measure and split.test is not None:
             tell("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
-        done.measure_s = time.perf_counter() - begun
+        done.measure_s = clock.now() - begun
         if order.train:
-            begun = time.perf_counter()
-            trainer = TorchTrainer(self.task, order.local, self.device, order.slow_step_s, order.schedule)
+            begun = clock.now()
+            partial = None if until is None else Partial(until, order.local.min_steps, clock)
+            trainer = TorchTrainer(
+                self.task, order.local, self.device, order.slow_step_s, order.schedule, partial, clock
+            )
             trained = trainer.train(
                 module, split.train, order.work, order.key, lambda at, total: tell("train", at, total), cancelled
             )
-            done.examples, done.steps, done.a, done.loss = trained
+            done.examples, done.steps, done.a, done.loss, done.planned = trained
             done.params = tensors.read(module, self.places)
             done.buffers = tensors.read_buffers(module, self.places)
             done.counters = tensors.read_counters(module, self.places)
-            done.train_s = time.perf_counter() - begun
+            done.train_s = clock.now() - begun
         return done
 
 

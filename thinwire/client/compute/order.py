@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .keys import Key
@@ -31,12 +31,17 @@ class Order:
     counters: Mapping[str, int] = field(default_factory=dict)
     slow_step_s: float = 0.0  # the demo's slow client
     schedule: Schedule = CONSTANT
+    within_s: float | None = None  # training ends so long after this order was taken up, with what was done by then
+
+    def after(self, seconds: float) -> Order:
+        """The same order, so much later."""
+        return self if self.within_s is None else replace(self, within_s=self.within_s - seconds)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
             "key": list(self.key), "counters": dict(self.counters), "slow_step_s": self.slow_step_s,
-            "schedule": vars(self.schedule),
+            "schedule": vars(self.schedule), "within_s": self.within_s,
         }  # fmt: skip
 
     @classmethod
@@ -44,6 +49,7 @@ class Order:
         return cls(
             bool(raw["measure"]), bool(raw["train"]), Local.of(raw["local"]), Work(*raw["work"]), Key(*raw["key"]),
             dict(raw["counters"]), float(raw["slow_step_s"]), Schedule(**raw["schedule"]),
+            None if raw["within_s"] is None else float(raw["within_s"]),
         )  # fmt: skip
 
 
@@ -51,7 +57,8 @@ class Order:
 class Done:
     """What came of it. `params` and `buffers` are the trained model's, `sums` the given one's: {name: (sum, count)}.
 
-    `loss` is (sum, count) over the batches trained on; `a` the normaliser. Seconds by this machine's clock.
+    `loss` is (sum, count) over the batches trained on; `a` the normaliser; `planned` the steps of the whole work, 0
+    where that is not known. Seconds by this machine's clock.
     """
 
     sums: Sums = field(default_factory=dict)
@@ -61,6 +68,7 @@ class Done:
     steps: int = 0
     a: float = 0.0
     loss: tuple[float, float] = (0.0, 0.0)
+    planned: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     params: Vector | None = None
     buffers: Vector | None = None
@@ -77,5 +85,5 @@ class Done:
         loss = (float(raw["loss"][0]), float(raw["loss"][1]))
         return cls(
             sums, float(raw["measure_s"]), float(raw["train_s"]), int(raw["examples"]), int(raw["steps"]),
-            float(raw["a"]), loss, counters,
+            float(raw["a"]), loss, int(raw["planned"]), counters,
         )  # fmt: skip

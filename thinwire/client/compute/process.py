@@ -111,10 +111,10 @@ class Served:
     def work(self, head: Mapping[str, Any]) -> None:
         bench, number = self.benches[head["task"]], head["id"]
         order, site = Order.from_json(head["order"]), replace(_site(head["site"]), device=self.device)
-        places = bench.places
+        places, began = bench.places, time.monotonic()
         sizes = [places.size, places.buffer_size] if head["buffers"] else [places.size]
         vectors = self.wire.vectors(head, sizes)
-        told_at = 0.0
+        order, told_at = order.after(time.monotonic() - began), 0.0
 
         def tell(what: str, done: int, total: int) -> None:
             nonlocal told_at

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from . import batches
+from .clock import REAL, Clock
 from .descent import Descent
 from .errors import BadTask, Cancelled, NotFinite
 from .evaluate import as_loss, never
@@ -20,6 +20,7 @@ from .keys import Key, derive
 from .local import Local, Work
 from .losses import Losses
 from .normaliser import Normaliser
+from .partial import Partial, weight
 from .proximal import Proximal
 from .schedule import CONSTANT, Schedule
 from .seeding import seed_all, seeded
@@ -33,12 +34,16 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """What was done: `examples` weigh the change, `a` divides it, `loss` is (sum, count) over the batches seen."""
+    """What was done: `examples` weigh the change, `a` divides it, `loss` is (sum, count) over the batches seen.
+
+    `planned` are the steps of the whole work; 0: not known.
+    """
 
     examples: int
     steps: int
     a: float
     loss: tuple[float, float]
+    planned: int = 0
 
 
 def nothing(done: int, total: int) -> None: ...
@@ -53,6 +58,8 @@ class TorchTrainer:
     device: str = "cpu"
     slow_step_s: float = 0.0  # the demo's slow client
     schedule: Schedule = CONSTANT
+    partial: Partial | None = None
+    clock: Clock = REAL
 
     def train(
         self,
@@ -69,6 +76,8 @@ class TorchTrainer:
             _hold_statistics(module)
         with seeded(key):
             if (whole := self.task.optional("train")) is not None:
+                if self.local.partial:
+                    raise BadTask("[local] partial = true with a task that has its own train()")
                 return self._theirs(whole(module, data, self.local))
             return self._steps(module, data, work, key, progress, cancelled)
 
@@ -88,6 +97,7 @@ class TorchTrainer:
         proximal = Proximal(params, self.local.prox) if self.local.prox else None
         drawn, total = self._batches(data, work, derive(key, "data"))
         losses, steps, factor = Losses(self.device), 0, 1.0
+        begun = self.clock.now()
         for group in _groups(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
             if cancelled():
                 raise Cancelled
@@ -110,11 +120,23 @@ class TorchTrainer:
             steps += 1
             progress(steps, total)
             if self.slow_step_s:
-                time.sleep(self.slow_step_s)
+                self.clock.sleep(self.slow_step_s)
+            if self.partial is not None:
+                float(loss.detach())  # a GPU's step has ended only then
+                last, begun = begun, self.clock.now()
+                if self.partial.over(steps, begun - last):
+                    break
         summed, seen = losses.total()
         if not math.isfinite(summed):
             raise NotFinite("the loss became NaN or infinity", why="training diverged", hint="a smaller [local] lr")
-        return Trained(batches.count(data) or seen, steps, counted.a, (summed, float(seen)))
+        examples = self._weight(batches.count(data), seen, steps, work.steps, total)
+        return Trained(examples, steps, counted.a, (summed, float(seen)), total)
+
+    def _weight(self, size: int | None, seen: int, steps: int, wanted: int, total: int) -> int:
+        """The examples that weigh the change: all of the data's, where the work was not cut short."""
+        if self.partial is None or steps == total or not size:
+            return size or seen
+        return weight(size, steps / wanted if wanted else seen / ((self.local.epochs or 1.0) * size))
 
     def _normaliser(self) -> Normaliser:
         """The recurrence holds for SGD; of others every step counts as its share of the learning rate."""

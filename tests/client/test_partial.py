@@ -1,0 +1,186 @@
+"""Partial work: training ends in time to send what was done, and is averaged and weighed as what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from tests.client.small import Aggregator, examples, linear, local_of, plan_of, task_of
+from tests.client.trained_elsewhere import Elsewhere
+from thinwire.client.afterwards import ENCODES, SLOWER, Afterwards, p90
+from thinwire.client.compute import tensors
+from thinwire.client.compute.clock import Clock
+from thinwire.client.compute.errors import BadTask
+from thinwire.client.compute.keys import Key
+from thinwire.client.compute.local import Work
+from thinwire.client.compute.partial import Partial
+from thinwire.client.compute.schedule import Schedule
+from thinwire.client.compute.trainer import TorchTrainer
+from thinwire.client.task import require_own_loop
+from thinwire.core.clock import VirtualClock
+from thinwire.core.errors import PlanError
+from thinwire.core.types import ReplyHead, Timings
+
+PARTIAL = "partial = true"
+ODD = "momentum = 0.9\nprox = 0.3\naccumulate = 2"
+
+
+def scripted() -> Clock:
+    virtual = VirtualClock()
+    return Clock(virtual.now, virtual.advance)
+
+
+def trained(text: str, work: Work, until: float | None = None, least: int = 1, step_s: float = 1.0, data=None):
+    """A module after training on a clock on which only steps take time."""
+    torch.manual_seed(0)
+    module, clock = linear(), scripted()
+    partial = None if until is None else Partial(until, least, clock)
+    trainer = TorchTrainer(task_of(), local_of(plan_of(text)), slow_step_s=step_s, partial=partial, clock=clock)
+    done = trainer.train(module, examples() if data is None else data, work, Key(7))
+    return tensors.read(module, tensors.places_of(module)), done, clock.now()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    until=st.floats(0.5, 30.0), step_s=st.floats(0.5, 5.0), least=st.integers(1, 12), steps=st.integers(1, 12),
+    text=st.sampled_from(["", ODD, 'optimizer = "adam"']),
+)  # fmt: skip
+def test_training_that_is_stopped_is_training_of_so_many_steps(until, step_s, least, steps, text):
+    params, done, took_s = trained(text, Work(steps, 8), until, least, step_s)
+    assert done.steps >= min(least, steps)
+    if done.steps > least:
+        assert took_s <= until
+    if least <= done.steps < steps:
+        assert took_s + step_s > until
+    same, whole, _ = trained(text, Work(done.steps, 8))
+    assert params.tobytes() == same.tobytes()
+    assert (done.a, done.loss, done.planned) == (whole.a, whole.loss, steps)
+    assert done.examples == max(1, round(24 * done.steps / steps))
+
+
+def test_with_time_enough_nothing_is_other_than_without():
+    for text in ("", ODD, "epochs = 2.5"):
+        work = Work(0 if "epochs" in text else 5, 8)
+        (params, done, _), (same, whole, _) = trained(text, work, until=1e9), trained(text, work)
+        assert params.tobytes() == same.tobytes()
+        assert done == whole
+
+
+@pytest.mark.parametrize(("epochs", "until", "counted"), [(1.0, 2.0, 16), (3.0, 3.0, 8), (3.0, 8.0, 21)])
+def test_of_epochs_only_the_batches_that_were_seen_count(epochs, until, counted):
+    _, done, _ = trained(f"epochs = {epochs}", Work(0, 8), until)
+    assert (done.steps, done.examples, done.planned) == (int(until), counted, round(3 * epochs))
+
+
+def test_a_loader_whose_length_nobody_knows_counts_what_it_gave():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            return iter([tuple(examples()[at]) for at in range(24)])
+
+    _, done, _ = trained("", Work(0, 8), until=2.0, data=DataLoader(Endless(), 8))
+    assert (done.steps, done.examples, done.planned) == (2, 16, 0)
+
+
+def test_the_learning_rate_falls_as_over_the_whole_work():
+    def train(steps: int, until: float | None) -> tuple[float, bytes]:
+        torch.manual_seed(0)
+        module, clock = linear(), scripted()
+        partial = None if until is None else Partial(until, 1, clock)
+        schedule = Schedule("linear", begin=0.0, until=0.5 * steps / 8)
+        trainer = TorchTrainer(task_of(), local_of(plan_of()), "cpu", 1.0, schedule, partial, clock)
+        done = trainer.train(module, examples(), Work(steps, 8), Key(7))
+        return done.a, tensors.read(module, tensors.places_of(module)).tobytes()
+
+    assert train(8, until=4.0) == train(4, until=None)
+
+
+def answered(folder: Path, text: str, **changed):
+    """A device's answer where a step takes a second, to an ask of 20 steps."""
+    plan, clock = plan_of(text), scripted()
+    aggregator = Aggregator(folder, task_of(), plan, steps=20)
+    session = aggregator.session(clock=clock, slow_step_s=1.0)
+    session.bench = session.bench.at(clock)  # type: ignore[attr-defined]  # it works in this process
+    delivery = aggregator.ask(**{"deadline_s": 10.0, **changed})
+    return aggregator, session, delivery
+
+
+def test_a_device_stops_so_early_that_a_tenth_of_the_deadline_is_left(tmp_path):
+    aggregator, session, delivery = answered(tmp_path, PARTIAL)
+    head, _ = aggregator.answer(session, delivery)
+    assert (head.steps, head.planned, head.examples, head.a) == (8, 20, 10, 8.0)  # 9 s, less a guess of the encode
+    assert "round 1: stopped after 8 of 20 steps, to send them in time" in aggregator.said
+    whole, _ = aggregator.answer(session, aggregator.ask(2, deadline_s=60.0))
+    assert (whole.steps, whole.planned, whole.examples) == (20, 0, 24)
+
+
+def test_without_partial_work_a_deadline_stops_nobody(tmp_path):
+    aggregator, session, delivery = answered(tmp_path, "")
+    head, _ = aggregator.answer(session, delivery)
+    assert (head.steps, head.planned) == (20, 0)
+
+
+def test_min_steps_are_made_when_the_time_is_up_already(tmp_path):
+    aggregator, session, delivery = answered(tmp_path, PARTIAL + "\nmin_steps = 3", deadline_s=0.5)
+    head, _ = aggregator.answer(session, delivery)
+    assert (head.steps, head.a) == (3, 3.0)
+
+
+def test_what_came_before_the_training_is_taken_off(tmp_path):
+    aggregator, session, delivery = answered(tmp_path, PARTIAL)
+    session._afterwards["small-1"].sending["identity"].append(0.0)
+    head, _ = session.answer(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
+    assert head.steps == 3
+
+
+def test_what_encoding_and_sending_took_before_is_taken_off(tmp_path):
+    aggregator, session, delivery = answered(tmp_path, PARTIAL)
+    head, _ = aggregator.answer(session, delivery)
+    session.delivered(head, upload_s=4.0)
+    after, _ = aggregator.answer(session, aggregator.ask(2, deadline_s=10.0))
+    session.delivered(after)  # cut on its way: it says nothing of the link
+    again, _ = aggregator.answer(session, aggregator.ask(3, deadline_s=10.0))
+    assert [head.steps, after.steps, again.steps] == [8, 5, 5]
+
+
+def test_a_first_guess_goes_by_the_download_and_is_replaced_by_what_is_known():
+    after = Afterwards()
+    head = ReplyHead("a", None, 0, 1, codec="int8", timings=Timings(encode_s=0.5))  # type: ignore[arg-type]
+    assert after.lasts_s("int8", 4000, 2000, 3.0) == pytest.approx(4000 / ENCODES + SLOWER * 6.0)
+    after.encoded(head, commit_s=0.25)
+    after.sent(head, 2.0)
+    assert after.lasts_s("int8", 4000, 2000, 3.0) == 2.75
+    assert after.lasts_s("fp16", 4000, 2000, 0.0) == 2.75  # another codec was dearer than the guess
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=40))
+def test_nine_of_ten_are_within_the_p90(seconds):
+    assert sum(each <= p90(seconds) for each in seconds) >= 0.9 * len(seconds)
+    assert p90(seconds) in seconds
+
+
+def test_a_task_with_its_own_loop_is_refused_where_it_is_typed_and_on_the_device(tmp_path):
+    own = task_of(train=lambda model, data, local: 3)
+    with pytest.raises(PlanError, match="has its own train"):
+        require_own_loop(plan_of(PARTIAL), own)
+    require_own_loop(plan_of(), own)
+    with pytest.raises(BadTask, match="own train"):
+        TorchTrainer(own, local_of(plan_of(PARTIAL))).train(linear(), examples(), Work(), Key(1))
+
+
+def test_the_process_that_trains_knows_the_time_that_is_left(tmp_path):
+    elsewhere = Elsewhere(tmp_path, plan=plan_of(PARTIAL + "\nmin_steps = 2", codec="int8"), threads=1)
+    elsewhere.worker.describe()
+    try:
+        session = elsewhere.session()
+        short = elsewhere.answer(session, 1, deadline_s=1e-6)
+        whole = elsewhere.answer(session, 2, deadline_s=1e6)
+    finally:
+        elsewhere.worker.close()
+    assert (short.steps, short.planned, whole.steps, whole.planned) == (2, 3, 3, 0)

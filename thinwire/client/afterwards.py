@@ -1,0 +1,59 @@
+"""What comes after training: how long encoding and sending will take, by what they took before."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from thinwire.core.types import ReplyHead
+
+KEPT = 20  # the last ones of each codec
+SHARE = 0.9
+ENCODES = 50e6  # bytes of the model a second: the guess before anything was encoded, far under what a small board does
+SLOWER = 4.0  # a way up is taken to be this much slower than the way down until it was gone
+
+
+def p90(seconds: Iterable[float]) -> float:
+    """The least that 9 of 10 do not exceed.
+
+    >>> p90([1.0, 9.0]), p90(range(1, 11))
+    (9.0, 9)
+    """
+    ordered = sorted(seconds)
+    return ordered[math.ceil(SHARE * len(ordered)) - 1]
+
+
+def _kept() -> defaultdict[str, deque[float]]:
+    return defaultdict(lambda: deque(maxlen=KEPT))
+
+
+@dataclass
+class Afterwards:
+    """Of one run on this device. Kept in memory: a new process begins with the guess."""
+
+    encoding: defaultdict[str, deque[float]] = field(default_factory=_kept)  # codec -> seconds
+    sending: defaultdict[str, deque[float]] = field(default_factory=_kept)
+
+    def encoded(self, head: ReplyHead, commit_s: float) -> None:
+        """An answer was made, and was on disk so long after."""
+        self.encoding[head.codec].append(head.timings.encode_s + commit_s)
+
+    def sent(self, head: ReplyHead, upload_s: float) -> None:
+        self.sending[head.codec].append(upload_s)
+
+    def lasts_s(self, codec: str, dense_bytes: int, asked_bytes: int, download_s: float) -> float:
+        """What must be left when training ends: the p90 of what both took, or a guess that errs on the long side.
+
+        The guess is for a whole model of `dense_bytes`, on a way up that is `SLOWER` than the ask of `asked_bytes` came
+        down in `download_s`. What another codec took counts where it is more.
+        """
+        down_s = SLOWER * download_s * dense_bytes / asked_bytes if asked_bytes else 0.0
+        return _expected(self.encoding, codec, dense_bytes / ENCODES) + _expected(self.sending, codec, down_s)
+
+
+def _expected(known: defaultdict[str, deque[float]], codec: str, guess: float) -> float:
+    if codec in known:
+        return p90(known[codec])
+    return max([guess, *(p90(seconds) for seconds in known.values())])

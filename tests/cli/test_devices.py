@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.cli.story import told
 from thinwire.cli import inviting
 from thinwire.cli.places import operator
-from thinwire.core.fleet import Joining
+from thinwire.core.equipment import Equipment
+from thinwire.core.fleet import Hello, Joining
 from thinwire.core.home import AggregatorHome, hold
 from thinwire.store import Store
 
@@ -266,6 +267,21 @@ def test_the_list_shows_how_a_device_came_and_its_fingerprint(thinwire, home, st
     assert KEY not in said.out
     (document,) = thinwire("devices", "list", "--json", "--home", home).document
     assert (document["fingerprint"], document["how"], document["state"]) == (KEY, "loopback", "approved")
+
+
+def test_a_device_is_shown_with_what_it_has_and_what_nobody_knows_is_called_unknown(thinwire, home, store, device):
+    has = Equipment(4, 4 * 2**30, 2**30, mains=True)
+    store.roster.seen(Hello("pi-01", "p1", versions={"python": "3.11"}, has=has), at=50.0)
+    assert "4 cores, 1.0 of 4.0 GiB free, mains" in thinwire("devices", "list", "--home", home).out
+    said = thinwire("devices", "show", "pi-01", "--home", home).out
+    for name, value in (("cores", "4"), ("memory free", "1.0 GiB of 4.0 GiB"), ("power", "mains"), ("link", "unknown")):
+        assert f"  {name:<12} {value}\n" in said
+    document = thinwire("devices", "show", "pi-01", "--json", "--home", home).document
+    assert document["has"] == {
+        "cores": 4, "memory_bytes": 4 * 2**30, "free_bytes": 2**30, "mains": True, "metered": None,
+    }  # fmt: skip
+    assert document["versions"] == {"python": "3.11"}
+    assert thinwire("devices", "show", "pi-02", "--home", home).code == 9
 
 
 def test_who_came_over_loopback_waits_while_the_door_has_tls(thinwire, home, store, device):

@@ -13,8 +13,9 @@ import pytest
 from tests.flower.certificates import Authority
 from tests.flower.doubles import place
 from tests.flower.test_joining import joined, listening
+from thinwire.core.equipment import Equipment
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable
-from thinwire.core.fleet import Welcome
+from thinwire.core.fleet import Hello, Welcome
 from thinwire.core.messages import ask_from_bytes, ask_to_bytes
 from thinwire.core.types import Ask
 from thinwire.flower import device_key
@@ -135,3 +136,19 @@ def test_an_answer_to_a_join_that_is_none_is_said_in_words(
     monkeypatch.setattr(JoinRoute, "_said", lambda *_: said)
     with place(tmp_path, tls=True) as here, pytest.raises(Unreachable, match="cannot read the answer"):
         joined(here, "pi-1")
+
+
+@pytest.mark.parametrize("has", [{}, {"cores": 4, "free_bytes": 0}, {"mains": True, "metered": False, "gpu": "?"}])
+def test_a_hello_says_what_a_device_has_and_else_nothing(has: dict[str, Any]) -> None:
+    raw = json.loads(hellos.to_bytes(Hello("pi-1", "p")))
+    assert "has" not in raw
+    read = hellos.hello_from_bytes(json.dumps({**raw, "has": has}).encode())
+    assert read.has == Equipment(**{name: value for name, value in has.items() if name != "gpu"})
+    assert hellos.hello_from_bytes(hellos.to_bytes(read)) == read
+
+
+@pytest.mark.parametrize("has", [{"cores": -1}, {"free_bytes": 1e300}, {"mains": "yes"}, {"metered": 1}, [], "x"])
+def test_a_hello_with_what_cannot_be_had_is_refused(has: Any) -> None:
+    raw = json.loads(hellos.to_bytes(Hello("pi-1", "p")))
+    with pytest.raises(BadPayload):
+        hellos.hello_from_bytes(json.dumps({**raw, "has": has}).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ class Device:
 def begin(device: Device) -> int:
     """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
     from thinwire.client import Site
+    from thinwire.client.equipment import Having
     from thinwire.client.gate import Gate
     from thinwire.client.interpreter import Interpreter
     from thinwire.client.logbook import Logbook
@@ -93,6 +95,7 @@ def begin(device: Device) -> int:
             worker=worker,
             reload=reload,
             reread=policy,
+            has=Having(lambda: gate.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]),
         )
 
 

@@ -40,6 +40,23 @@ def list_(
 
 
 @app.command()
+def show(name: Device, json: Json = False, home: Home = None) -> None:
+    """Show what is known of one device: what it has, what it runs, what it did."""
+    from thinwire.cli import shown_devices
+    from thinwire.cli.places import alive, known
+    from thinwire.core.errors import NotFound
+
+    with known(home, read_only=True) as store:
+        rows = list(store.devices())
+    found = next((info for info in rows if info.row.name == name), None)
+    if found is None:
+        called = ", ".join(info.row.name for info in rows)
+        raise NotFound(f"no device {name!r}", why=f"known: {called or 'none'}", hint="thinwire devices list")
+    about = alive(home)
+    shown_devices.one(found, bool((about or {}).get("pin")), json, about is not None)
+
+
+@app.command()
 def invite(
     count: Annotated[int | None, typer.Option("--count", help="how many; default 1")] = None,
     names: Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 from thinwire.cli.inviting import DoorPlace
+from thinwire.core.equipment import GIB
 
 if TYPE_CHECKING:
     from thinwire.core.fleet import DeviceRow
@@ -38,8 +39,10 @@ def devices(found: Sequence[DeviceInfo], tls: bool, json: bool, alive: bool = Tr
     elif not found:
         nothing(json, tls)
     else:
-        header = ("device", "state", "how", "fingerprint", "online", "seen", "tasks", "updates", "payload up", "last")
-        say.table(header, [_row(info, tls, alive) for info in found], right=header[7:9])
+        header = (
+            "device", "state", "how", "fingerprint", "online", "seen", "has", "tasks", "updates", "payload up", "last",
+        )  # fmt: skip
+        say.table(header, [_row(info, tls, alive) for info in found], right=header[8:10])
         for row in (info.row for info in found if counts_as(info.row, tls) == "pending"):
             say.line(f"{row.name} waits to be approved; the fingerprint of its key: {say.grouped(row.fingerprint)}")
 
@@ -52,11 +55,36 @@ def document(info: DeviceInfo) -> dict[str, Any]:
         "fingerprint": info.row.fingerprint,
         "online": info.online,
         "seen_at": info.seen_at,
+        "has": dataclasses.asdict(info.has),
         "tasks": list(info.tasks),
         "updates": info.updates,
         "payload_up": info.payload_up,
         "last_outcome": info.last_outcome,
     }
+
+
+def one(info: DeviceInfo, tls: bool, json: bool, alive: bool = True) -> None:
+    """All that is known of a device. What it has and does not say is called unknown."""
+    if json:
+        say.document(
+            document(info) | {"versions": info.hello.get("versions", {})} | ({} if alive else {"online": None})
+        )
+        return
+    has, unknown = info.has, "unknown"
+    power = {None: unknown, True: "mains", False: "battery"}[has.mains]
+    link = {None: unknown, True: "metered", False: "unmetered"}[has.metered]
+    memory = [unknown if count is None else f"{count / GIB:.1f} GiB" for count in (has.free_bytes, has.memory_bytes)]
+    rows = {
+        "state": f"{counts_as(info.row, tls)} ({info.row.how})", "fingerprint": say.grouped(info.row.fingerprint),
+        "online": ("yes" if info.online else "no") if alive else unknown, "seen": say.ago(info.seen_at),
+        "cores": unknown if has.cores is None else str(has.cores), "memory free": f"{memory[0]} of {memory[1]}",
+        "power": power, "link": link,
+        "runs": ", ".join(f"{name} {version}" for name, version in info.hello.get("versions", {}).items()),
+        "tasks": _tasks(info), "updates": f"{info.updates}, {say.size(info.payload_up)}", "last": info.last_outcome,
+    }  # fmt: skip
+    say.line(info.row.name)
+    for name, value in rows.items():
+        say.line(f"  {name:<12} {value}")
 
 
 def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) -> None:
@@ -131,9 +159,13 @@ def moment(wall: float | None) -> str:
 
 
 def _row(info: DeviceInfo, tls: bool, alive: bool) -> tuple[str, ...]:
-    tasks = ", ".join(task["name"] + (" (broken)" if task.get("error") else "") for task in info.tasks)
+    tasks = _tasks(info)
     state, online = counts_as(info.row, tls), ("yes" if info.online else "no") if alive else ""
     return (
-        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], online, say.ago(info.seen_at), tasks,
-        str(info.updates), say.size(info.payload_up), info.last_outcome,
+        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], online, say.ago(info.seen_at),
+        info.has.sentence, tasks, str(info.updates), say.size(info.payload_up), info.last_outcome,
     )  # fmt: skip
+
+
+def _tasks(info: DeviceInfo) -> str:
+    return ", ".join(task["name"] + (" (broken)" if task.get("error") else "") for task in info.tasks)

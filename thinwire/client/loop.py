@@ -15,6 +15,7 @@ from thinwire.client.calls import Calls, Ending
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.session import Reply, Session
 from thinwire.client.upkeep import Upkeep
+from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import NotTaken
 from thinwire.core.fleet import Delivery, Hello, Link, TaskReport
 from thinwire.core.types import Ask, Failure, ReplyHead
@@ -39,12 +40,13 @@ class Loop:
         calls: Calls,
         plans: tuple[str, ...] = (),
         upkeep: Upkeep | None = None,
+        has: Callable[[], Equipment] = lambda: NOTHING_SAID,
     ) -> None:
         self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
-        self.say, self.calls, self._versions, self._upkeep = say, calls, versions, upkeep
+        self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s = 25.0
-        self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans)
+        self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has())
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
 
     def run(self) -> int:
@@ -84,7 +86,7 @@ class Loop:
         if self._upkeep is None:
             return
         self._upkeep.look(self.say)
-        hello = replace(self.hello, tasks=self._reports(), versions=self._versions())
+        hello = replace(self.hello, tasks=self._reports(), versions=self._versions(), has=self._has())
         if hello != self.hello:
             self.hello = hello
             self._warn()

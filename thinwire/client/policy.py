@@ -66,6 +66,9 @@ class Policy(Section):
     link: Literal["auto", "metered", "unmetered"] = Field(
         default="auto", description="what the link is; auto: as NetworkManager says, where there is one"
     )
+    power: Literal["auto", "mains", "battery"] = Field(
+        default="auto", description="where power comes from, for plans that require mains; auto: as Linux says"
+    )
 
     @field_validator("hours")
     @classmethod

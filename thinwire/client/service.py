@@ -23,6 +23,7 @@ from thinwire.client.policy import Policy
 from thinwire.client.session import Session
 from thinwire.client.upkeep import Upkeep
 from thinwire.client.worker import Worker
+from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import Link
 
@@ -42,13 +43,14 @@ def serve(
     worker: Worker | None = None,
     reload: threading.Event | None = None,
     reread: Callable[[], Policy] | None = None,
+    has: Callable[[], Equipment] = lambda: NOTHING_SAID,
 ) -> int:
     """Answer asks until `stop` is set, SIGTERM or Ctrl-C; gives the exit code.
 
     `folder` is this client's own (core.home.client_home). While the aggregator does not answer it keeps trying and
     says so once a minute; with `once` it ends instead (4), and it ends after a run (0). Who is refused ends with 5.
     `worker` is where the tasks are worked on, unless that is here. `reload` has it begin anew between two asks, and the
-    policy be what `reread` gives then.
+    policy be what `reread` gives then. `has` gives what the aggregator is told of this device.
     """
     where = replace(site or Site(), name=name)
     gate = gate or Gate(folder=folder)
@@ -60,7 +62,7 @@ def serve(
         def said() -> Mapping[str, str]:
             return versions(gate.policy, worker.versions if worker is not None else here)
 
-        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, upkeep)
+        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, upkeep, has)
         if worker is not None:
             worker.stopping = ending.is_set
         try:

@@ -64,7 +64,7 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
 # What the plan's format has and this version does not: such a key must keep its default, and is never ignored.
 UNBUILT = {
     "run": ("eval_cohort",),
-    "cohort": ("mode", "buffer", "max_concurrency", "selection", "requires"),
+    "cohort": ("mode", "buffer", "max_concurrency", "selection"),
     "local": ("overlap", "durability"),
     "uplink": ("ladder",),
     "server": ("reduce",),

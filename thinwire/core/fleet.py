@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.types import PROTOCOL, Arrived, Ask, Failure, ReplyHead, UpdateId
 
 
@@ -31,7 +32,8 @@ class Hello:
     """A device's first words. `process` is drawn anew at each start: two live ones of one name are refused.
 
     `link` is what it measured on its way here: `rtt_s` (one round trip) and `skew_s` (how far its clock is behind).
-    `holds` are the pins of the CAs that it trusts; `plans` the digests of the resolved plans that it keeps.
+    `holds` are the pins of the CAs that it trusts; `plans` the digests of the resolved plans that it keeps; `has` is
+    what there is of memory, power and the like.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Hello:
     link: Mapping[str, float] = field(default_factory=dict)
     holds: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
+    has: Equipment = NOTHING_SAID
 
 
 @dataclass(frozen=True)

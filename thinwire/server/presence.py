@@ -22,7 +22,8 @@ class Presence:
         if not isinstance(arrival, NodeJoined):
             return False
         self.hellos[arrival.device] = arrival.hello
-        said = replace(arrival.hello, link={}, holds=(), plans=())  # these say nothing about what it can do
+        has = replace(arrival.hello.has, free_bytes=None)
+        said = replace(arrival.hello, link={}, holds=(), plans=(), has=has)  # what says nothing about what it can do
         before, self._last[arrival.device] = self._last.get(arrival.device), said
         return said != before
 

@@ -9,7 +9,7 @@ from thinwire.aggregation import with_layers
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
 from thinwire.core.events import AskedInFull, ClientFailed, Event, RunStatus, RunStatusChanged
-from thinwire.core.fleet import Arrival, Envelope, Fleet, NodeJoined
+from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello, NodeJoined
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
@@ -19,6 +19,7 @@ from thinwire.server.cohort import mismatch
 from thinwire.server.holders import Holders
 from thinwire.server.past import Past
 from thinwire.server.presence import Presence
+from thinwire.server.requires import lacking
 from thinwire.server.sending import Sending
 from thinwire.server.step import Model
 from thinwire.server.versions import Versions
@@ -178,10 +179,15 @@ class Running:
 
     def unable(self) -> dict[str, str]:
         """Devices that are there and cannot take part, with the reason."""
-        found = {name: mismatch(self.plan, self.report, hello) for name, hello in self.presence.hellos.items()}
+        found = {name: self._unfit(hello) for name, hello in self.presence.hellos.items()}
         return {name: why for name, why in found.items() if why} | {
             name: why for name, why in self.past.bars(self.elapsed).items() if name in self.presence.hellos
         }
+
+    def _unfit(self, hello: Hello) -> str:
+        """Why the plan's work is not for this device; a simulated client is no machine, and lacks nothing."""
+        why = mismatch(self.plan, self.report, hello)
+        return why if why or self.simulated else lacking(self.plan.cohort.requires, hello.has)
 
     def envelope(self, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float) -> Envelope:
         """An ask on the newest model for one device, with its verdicts and what it needs of the model."""

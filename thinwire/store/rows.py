@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from thinwire.core.equipment import Equipment
 from thinwire.core.events import RunStatus
 from thinwire.core.fleet import DeviceRow, TaskReport
 
@@ -180,6 +181,11 @@ class DeviceInfo:
     @property
     def tasks(self) -> list[dict[str, Any]]:
         return list(self.hello.get("tasks", ()))
+
+    @property
+    def has(self) -> Equipment:
+        said = self.hello.get("has", {})
+        return Equipment(**{field.name: said.get(field.name) for field in fields(Equipment)})
 
 
 InvitationState = Literal["open", "used", "expired", "withdrawn"]

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+from thinwire.core.equipment import Equipment
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Hello, TaskReport, Welcome
 from thinwire.core.texts import plain
@@ -17,11 +18,17 @@ MAX_PLANS = 64
 MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
 MAX_SEQUENCE = 2**62
+MOST_HAD = 2.0**60  # of cores or bytes
 LATEST = 253_402_300_799.0  # 9999-12-31
 
 
 def to_bytes(said: Hello | Welcome) -> bytes:
-    return json.dumps(dataclasses.asdict(said), separators=(",", ":")).encode()
+    raw = dataclasses.asdict(said)
+    if isinstance(said, Hello):
+        raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
+        if not raw["has"]:
+            del raw["has"]
+    return json.dumps(raw, separators=(",", ":")).encode()
 
 
 def hello_from_bytes(data: bytes) -> Hello:
@@ -40,9 +47,10 @@ def hello_from_bytes(data: bytes) -> Hello:
         link = {_text(k, 64): _finite(v) for k, v in list(raw.get("link", {}).items())[:16]}
         holds = tuple(_text(pin, 64) for pin in raw.get("holds", ())[:8])
         plans = tuple(_text(digest, 64) for digest in raw.get("plans", ())[:MAX_PLANS])
+        has = _equipment(raw.get("has", {}))
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
-    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans)
+    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans, has)
 
 
 def welcome_from_bytes(data: bytes) -> Welcome:
@@ -61,6 +69,23 @@ def welcome_from_bytes(data: bytes) -> Welcome:
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error
+
+
+def _equipment(raw: Any) -> Equipment:
+    """What it says that it has; what this version does not know is left out."""
+    cores, memory, free = (_count(raw.get(name)) for name in ("cores", "memory_bytes", "free_bytes"))
+    mains, metered = (_flag(raw.get(name)) for name in ("mains", "metered"))
+    return Equipment(cores, memory, free, mains, metered)
+
+
+def _count(raw: Any) -> int | None:
+    return None if raw is None else int(_within(raw, MOST_HAD))
+
+
+def _flag(raw: Any) -> bool | None:
+    if not isinstance(raw, bool | None):
+        raise ValueError(f"{str(raw)[:80]!r} is neither yes nor no")
+    return raw
 
 
 def _finite(raw: Any) -> float:

@@ -1,0 +1,58 @@
+"""What a plan requires of a device: who lacks it or does not say is not asked, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.server.scripted import Device, ScriptedFleet
+from tests.server.test_run import Bench
+from thinwire.core.equipment import GIB, Equipment
+from thinwire.core.events import RoundOpened
+from thinwire.core.fleet import Hello, NodeJoined
+from thinwire.core.sections import Requires
+from thinwire.server.presence import Presence
+from thinwire.server.requires import lacking
+
+ALL = Requires(memory_gb=2, mains=True, unmetered=True)
+RICH = Equipment(4, int(8 * GIB), int(3 * GIB), mains=True, metered=False)
+
+
+@pytest.mark.parametrize(
+    ("has", "lacks"),
+    [
+        (RICH, ""),
+        (replace(RICH, free_bytes=int(1.5 * GIB)), "lacks 2 GiB of free memory (it has 1.5)"),
+        (replace(RICH, mains=False), "lacks mains power (it runs on a battery)"),
+        (replace(RICH, metered=True), "lacks an unmetered link (its link is metered)"),
+        (replace(RICH, mains=None, metered=None),
+         "lacks mains power (it does not say) and an unmetered link (it does not say)"),
+        (replace(RICH, free_bytes=None), "lacks 2 GiB of free memory (it does not say)"),
+    ],
+)  # fmt: skip
+def test_what_a_device_does_not_say_it_does_not_have(has, lacks):
+    assert lacking(ALL, has) == lacks
+    assert lacking(Requires(), has) == ""
+
+
+def test_who_lacks_it_is_not_asked_and_the_reason_stands_in_the_round(tmp_path, monkeypatch):
+    said = {"a": replace(RICH, mains=False), "b": Equipment(), "c": RICH}
+    hello = ScriptedFleet.hello
+    monkeypatch.setattr(ScriptedFleet, "hello", lambda fleet, one: replace(hello(fleet, one), has=said[one.name]))
+    cohort = {"wait_for": 1, "requires": {"mains": True}}
+    bench = Bench(tmp_path, [Device(name) for name in "abc"], run={"rounds": 1}, cohort=cohort)
+    assert bench.drive().status == "done"
+    (opened,) = bench.events(RoundOpened)
+    assert list(opened.asks) == ["c"]
+    assert opened.reasons == {
+        "a": "lacks mains power (it runs on a battery)", "b": "lacks mains power (it does not say)",
+    }  # fmt: skip
+
+
+def test_memory_that_comes_and_goes_lets_nobody_in_who_was_shut_out_for_what_it_is():
+    presence = Presence()
+    assert presence.take(NodeJoined("a", Hello("a", "p", has=RICH)))
+    assert not presence.take(NodeJoined("a", Hello("a", "p", has=replace(RICH, free_bytes=7))))
+    assert presence.hellos["a"].has.free_bytes == 7
+    assert presence.take(NodeJoined("a", Hello("a", "p", has=replace(RICH, metered=True))))

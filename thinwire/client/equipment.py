@@ -1,0 +1,118 @@
+"""What this device has, read where Linux keeps it; its owner says what cannot be measured (`client.toml`)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from thinwire.aggregation.native.threads import cores
+from thinwire.client import metered
+from thinwire.client.policy import Policy
+from thinwire.core.equipment import Equipment
+
+AGAIN_S = 600.0  # between two looks
+NEWS = 0.25  # by how much free memory must have changed to be told anew
+ROOT = Path("/")
+
+
+class Having:
+    """What is told: looked at again every `AGAIN_S`, and free memory only told anew when it is another by a quarter.
+
+    `mine` gives the processes of this client, whose memory a task of its own may have.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[[], Policy],
+        mine: Callable[[], Iterable[int]] = lambda: (os.getpid(),),
+        root: Path = ROOT,
+        now: Callable[[], float] = time.monotonic,
+        link_is: Callable[..., bool | None] = metered.metered,
+    ) -> None:
+        self._policy, self._mine, self._root, self._now, self._link_is = policy, mine, root, now, link_is
+        self._told: Equipment | None = None
+        self._looked_at, self._by = 0.0, Policy()
+
+    def __call__(self) -> Equipment:
+        policy = self._policy()
+        if self._told is None or policy != self._by or self._now() - self._looked_at >= AGAIN_S:
+            self._looked_at, self._by = self._now(), policy
+            self._told = _worth_telling(self._told, self._look(policy))
+        return self._told
+
+    def _look(self, policy: Policy) -> Equipment:
+        total, free = memory(self._root, self._mine())
+        powered = on_mains(self._root) if policy.power == "auto" else policy.power == "mains"
+        return Equipment(cores(), total, free, powered, self._link_is(policy.link))
+
+
+def _worth_telling(told: Equipment | None, seen: Equipment) -> Equipment:
+    """What was told, where the news is no more than that a little memory came or went."""
+    if told is None or told.free_bytes is None or seen.free_bytes is None:
+        return seen
+    little = abs(seen.free_bytes - told.free_bytes) <= NEWS * told.free_bytes
+    kept = Equipment(seen.cores, seen.memory_bytes, told.free_bytes, seen.mains, seen.metered)
+    return kept if little else seen
+
+
+def memory(root: Path = ROOT, mine: Iterable[int] = ()) -> tuple[int | None, int | None]:
+    """(all, free) bytes: of the machine, or of the control group that this process is in, where that has less."""
+    fields = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
+    total, free = (_kilobytes(fields.get(name, "")) for name in ("MemTotal", "MemAvailable"))
+    if total is None or free is None:
+        return total, None
+    for limit, used in _limits(root):
+        total, free = min(total, limit), min(free, max(0, limit - used))
+    own = sum(_kilobytes(_field(_text(root / f"proc/{pid}/status"), "VmRSS")) or 0 for pid in mine)
+    return total, min(total, free + own)
+
+
+def on_mains(root: Path = ROOT) -> bool | None:
+    """Whether power comes from the wall; None where no supply of this machine says so.
+
+    A supply that says so is online; what only charges a mouse (scope Device) is none. Machines without a battery often
+    list no supply at all: then nobody knows.
+    """
+    supplies = [
+        {name: _text(path / name).strip() for name in ("type", "scope", "online", "status")}
+        for path in sorted((root / "sys/class/power_supply").glob("*"))
+    ]
+    own = [one for one in supplies if one["scope"] != "Device"]
+    walls = [one["online"] for one in own if one["type"] in ("Mains", "USB") and one["online"]]
+    if any(online != "0" for online in walls):
+        return True
+    batteries = [one["status"] for one in own if one["type"] == "Battery"]
+    if "Discharging" in batteries or (walls and batteries):
+        return False
+    return None
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(most, used) bytes of every control group around this process that has a limit (version 2 only)."""
+    path = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), None)
+    if path is None:
+        return
+    base = root / "sys/fs/cgroup"
+    here = base / path.strip().lstrip("/")
+    for group in (here, *(up for up in here.parents if up == base or base in up.parents)):
+        most, used = (_text(group / f"memory.{name}").strip() for name in ("max", "current"))
+        if most.isdigit() and used.isdigit():
+            yield int(most), int(used)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _field(text: str, name: str) -> str:
+    return next((line.partition(":")[2] for line in text.splitlines() if line.startswith(f"{name}:")), "")
+
+
+def _kilobytes(text: str) -> int | None:
+    number = text.strip().removesuffix("kB").strip()
+    return int(number) * 1024 if number.isdigit() else None

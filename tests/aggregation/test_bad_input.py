@@ -138,6 +138,19 @@ def test_what_is_no_vector_of_this_size_is_refused(spec: str, path: str) -> None
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_what_is_held_and_is_no_vector_of_this_size_is_refused_before_a_kernel_reads_it(spec: str, path: str) -> None:
+    """As a state is that was kept for another model: whoever has its address alone would read what is not its own."""
+    x = GIVEN[:300].copy()
+    wrong: tuple[Any, ...] = (
+        x[:-1].copy(), x[:1].copy(), np.append(x, x[:1]), GIVEN[:600:2], x.astype(np.float64), x.reshape(1, 300),
+    )  # fmt: skip
+    for codec in (*bound(spec, layout_of(x.size, spec)), feedback(parse(spec), 0.9).bind(layout_of(x.size, spec))):
+        for name in codec.init().keys() & {"residual", "reference", "momentum"}:
+            for bad in wrong:
+                refused(codec, x.copy(), {**codec.init(), name: bad}, ValueError)
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_memory_that_may_not_be_written_is_never_written(spec: str, path: str) -> None:
     """A plain encoder only reads; one that gives the vector's memory to its residual refuses what it may not have."""
     given = GIVEN[:300].tobytes()

@@ -101,6 +101,7 @@ class Bound:
     def encode_held(self, x: Vector, held: Held, state: State, key: Key, segment: int = 0) -> Encoded:
         """Encode x with what is held, and x becomes what is to be held; nothing is read back from the frame."""
         require_writable(x, self._size(segment))
+        require_vector(held.vector, self._size(segment))  # a kernel has its address alone, too
         if self._whole(segment) and (chain := self.groups[segment][0].chain).apart:
             state = dict(state)
             return Encoded(chain.held(x, key, segment, self._hashes[segment], held, state), state, Everything.SENT)

@@ -36,7 +36,7 @@ from thinwire.aggregation.codec import (
 )
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.shrunk import Shrunk
-from thinwire.aggregation.vectors import require_writable
+from thinwire.aggregation.vectors import require_vector, require_writable
 from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
@@ -135,8 +135,10 @@ class BoundFeedback(Around):
 
     def _velocity(self, x: Vector, state: State) -> Vector:
         """U' = m u + x, which also takes x's place."""
-        held = state.get(MOMENTUM)
-        velocity: Vector = np.zeros_like(x) if held is None else held * np.float32(self.momentum)
+        velocity: Vector = np.zeros_like(x)
+        if (held := state.get(MOMENTUM)) is not None:
+            require_vector(held, x.size)
+            np.multiply(held, np.float32(self.momentum), out=velocity)
         with np.errstate(over="ignore", invalid="ignore"):
             velocity += x
         x[:] = velocity

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from thinwire.aggregation import Contractive, ResidualOnly, Unbiased, codecs, feedback, parse, with_layers
@@ -18,6 +20,7 @@ from thinwire.core.errors import CodecError
         ("topk(1e-2)>identity", "topk(0.01)"),
         (" topk( 0.0100 ) >int8> delta > pack >zstd ", "topk(0.01) > int8 > zstd"),
         ("layers(*.bias = fp16;*=int8)", 'layers("*.bias"=fp16; *=int8)'),
+        ("layers ('*.bias' = fp16; *=int8)", 'layers("*.bias"=fp16; *=int8)'),
     ],
 )
 def test_a_spec_has_one_canonical_form(written: str, canonical: str) -> None:
@@ -28,27 +31,31 @@ def test_a_spec_has_one_canonical_form(written: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "what", "hint"),
     [
-        ("topq(0.1)", "no codec 'topq'", "topk or twobit"),
+        ("topq(0.1)", "no codec 'topq'", "topk or twobit or fedpaq"),
         ("", "cannot read ''", "topk(0.01) > int8 > zstd"),
         ("topk", "topk() has no ratio", "topk(0.01)"),
         ("topk(x)", "topk(x) has no ratio", "topk(0.01)"),
-        ("topk(2)", "topk(2) cannot be", "topk(0.01)"),
+        ("topk(2)", "topk(2) cannot be", "topk(0.02)"),
+        ("topk(1e-400)", "topk(1e-400) cannot be", "topk(0.01)"),
+        ("gzip", "no codec 'gzip'", ""),
+        ("TOPK(0.1)", "no codec 'TOPK'", "topk or pack or twobit"),
+        ("signsgd(3)", "signsgd takes no argument", "signsgd"),
+        ("int8 > layers(*=int8)", "layers within a chain", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'),
         ("topk(0)", "topk(0) cannot be", "topk(0.01)"),
         ("topk(-0.1)", "topk(-0.1) cannot be", "topk(0.01)"),
         ("topk(nan)", "topk(nan) cannot be", "topk(0.01)"),
         ("topk(inf)", "topk(inf) cannot be", "topk(0.01)"),
-        ("topk(1e-400)", "topk(1e-400) cannot be", "topk(0.01)"),
         ("int8(3)", "int8 takes no argument", "int8"),
         ("int8 > topk(0.1)", "no sensible order", "topk(0.1) > int8"),
         ("int8 > fp16", "no sensible order", "int8"),
         ("topk(0.1) > topk(0.2)", "no sensible order", "topk(0.1)"),
         ("zstd > int8", "no sensible order", "int8 > zstd"),
-        ("int8 > zstd > pack", "no sensible order", "int8 > pack > zstd"),
+        ("int8 > zstd > pack", "no sensible order", "int8 > zstd"),
         ("int8 > zstd > zstd", "no sensible order", "int8 > zstd"),
         ("int8 > delta", "has nothing to code", "int8"),
         ("int8 >", "cannot read ''", "topk(0.01) > int8 > zstd"),
         ("layers(*.bias=fp16)", "the last rule must be for *", "; *=topk(0.01) > int8"),
-        ("layers(*=fp16; *=int8)", "two rules for *", ""),
+        ("layers(*=fp16; *=int8)", "two rules for *", "leave one of them out"),
         ("layers()", "cannot read the rule", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'),
         ("layers(*=layers(*=int8))", "cannot read the rule", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'),
         ("x" * 5000, "a codec of 5000 characters", ""),
@@ -110,13 +117,19 @@ def test_an_alias_is_what_it_stands_for(alias: str, stands_for: str) -> None:
         ("qsgd(4, l3)", "qsgd(4, l2)"),
         ("eden(5)", "eden(4)"),
         ("sign(x)", "sign(scaled)"),
-        ("twobit(3)", "twobit(1)"),
+        ("qsgd(1, l2)", "qsgd(2, l2)"),
+        ("sign()", "sign"),
+        ("twobit(3)", "twobit(2)"),
+        ("threshold(2000)", "threshold(1000)"),
+        ("threshold(nan)", "threshold(2.5)"),
+        ("identity > int8", "int8"),
+        ("int8 > powersgd(4)", "powersgd(4) > fp16"),
+        ("rice > fp16", "fp16"),
         ("threshold", "threshold(2.5)"),
         ("fp16 > rice", "fp16"),
         ("randk(0.1) > fp16 > rice", "randk(0.1) > fp16"),
         ("topk(0.1) > delta > rice", "topk(0.1) > rice"),
         ("randk(0.1) > delta", "randk(0.1)"),
-        ("stc", "topk(0.01)"),
     ],
 )
 def test_a_senseless_chain_is_answered_with_the_nearest_valid_one(spec: str, hint: str) -> None:
@@ -124,3 +137,44 @@ def test_a_senseless_chain_is_answered_with_the_nearest_valid_one(spec: str, hin
         codecs.parse(spec)
     assert refused.value.hint == hint
     assert codecs.parse(hint).spec == hint
+
+
+@pytest.mark.parametrize(
+    ("spec", "stands_for", "hint"),
+    [
+        ("stc", "topk(_) > sign > rice", "stc(0.01)"),
+        ("stc(4)", "topk(_) > sign > rice", "stc(0.04)"),
+        ("dgc(x)", "topk(_)", "dgc(0.01)"),
+        ("fedpaq(1) > zstd", "qsgd(_)", "fedpaq(2)"),
+    ],
+)
+def test_an_alias_that_cannot_be_is_refused_by_its_own_name(spec: str, stands_for: str, hint: str) -> None:
+    with pytest.raises(CodecError) as refused:
+        codecs.parse(spec)
+    assert refused.value.what == f"{spec.removesuffix(' > zstd')} cannot be"
+    assert f"it stands for {stands_for}: " in refused.value.why
+    assert refused.value.hint == hint
+    codecs.parse(hint)
+
+
+STEPS = (
+    "identity", "fp16", "qsgd(4)", "sign", "topk(0.1)", "randk(0.1)", "powersgd(4)", "pack", "delta", "rice", "zstd",
+    "stc(0.1)", "signsgd",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("first", STEPS)
+def test_every_chain_of_three_steps_is_canonical_or_refused_with_one_that_is(first: str) -> None:
+    for rest in itertools.chain.from_iterable(itertools.product(STEPS, repeat=n) for n in (0, 1, 2)):
+        spec = " > ".join((first, *rest))
+        try:
+            assert parse(parse(spec).spec) == parse(spec)
+        except CodecError as refused:
+            assert refused.why, spec
+            assert parse(refused.hint).spec == refused.hint, spec
+
+
+@pytest.mark.parametrize(("spec", "layers"), [("layers(*=int8)", {"a": "fp16"}), ("int8", {"a": "layers(*=fp16)"})])
+def test_rules_by_layer_stand_in_no_other_rules(spec: str, layers: dict[str, str]) -> None:
+    with pytest.raises(CodecError, match="within rules by layer"):
+        with_layers(spec, layers)

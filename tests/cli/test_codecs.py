@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.aggregation import codecs
-from thinwire.aggregation.parse import ALIASES
+from thinwire.aggregation.aliases import ALIASES
 
 
 def test_every_name_is_listed_with_its_role_kind_and_bits(thinwire):

@@ -88,3 +88,23 @@ def test_a_warm_up_of_a_codec_without_a_ratio_is_refused():
 
 def test_a_plan_with_dgc_holds():
     assert RunPlan.parse(DGC.format(1, "clip_grad = 1.0", "dgc(0.01) > int8")).check(codecs) == []
+
+
+@pytest.mark.parametrize(
+    ("uplink", "what"),
+    [
+        ("codec = 'layers(\"*.bias\"=fp16; *=dgc(0.01))'", "dgc in a rule by layer"),
+        ("layers = { a = 'dgc (0.01)' }", "dgc in a rule by layer"),
+        ("codec = 'int8'\n[downlink]\ncodec = 'dgc(0.01)'", "[downlink] codec = 'dgc(0.01)'"),
+        ("codec = 'layers(*=int8)'\nlayers = { a = 'fp16' }", "rules by layer within rules by layer"),
+    ],
+)
+def test_what_would_be_dgc_by_name_alone_and_rules_within_rules_are_refused_before_a_run(uplink, what):
+    """The macro's other three parts are of the whole way up: in a rule or on the way down it would be plain top-k."""
+    plan = RunPlan.parse(f"[run]\ntask = 't'\n[local]\nlr = 0.1\nsteps = 1\nclip_grad = 1.0\n[uplink]\n{uplink}")
+    assert what in [refusal.what for refusal in plan.check(codecs)]
+
+
+def test_a_codec_of_another_name_that_begins_alike_is_not_dgc():
+    assert not UplinkSection(codec="dgcx(0.01)").dgc
+    assert UplinkSection(codec=" dgc (0.01) > int8").dgc

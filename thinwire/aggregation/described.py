@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from thinwire.aggregation.aliases import ALIASES
 from thinwire.aggregation.codec import Contractive, Kind, Step, Unbiased
 from thinwire.aggregation.feedback import feedback
-from thinwire.aggregation.parse import ALIASES, parse
+from thinwire.aggregation.parse import parse
 from thinwire.aggregation.registry import codecs
 from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key

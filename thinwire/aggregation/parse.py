@@ -10,11 +10,12 @@ that are always there left out (`delta` on indices, `pack` on symbols). `parse(p
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
+from thinwire.aggregation.aliases import ALIASES, expanded, said_of
 from thinwire.aggregation.chain import PLAIN, Chain
 from thinwire.aggregation.codec import Quantizer, Sparsifier, Step
 from thinwire.aggregation.coded import Coded
@@ -29,16 +30,12 @@ from thinwire.aggregation.registry import codecs
 from thinwire.core.errors import CodecError
 
 STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
-RULE = re.compile(r'\s*(?:"([^"]+)"|([^"=;]+?))\s*=([^"=;]+)(?:;|$)')
-ALIASES = {
-    "stc": ("topk({}) > sign > rice", "sparse ternary compression (Sattler et al. 2019)"),
-    "dgc": ("topk({})", "deep gradient compression; in a plan with all its four parts (Lin et al. 2018)"),
-    "fedpaq": ("qsgd({})", "FedPAQ (Reisizadeh et al. 2020)"),
-    "signsgd": ("sign(scaled)", "signSGD with a scale (Bernstein et al. 2018; Karimireddy et al. 2019)"),
-}
+LAYERS = re.compile(r"layers\s*\((.*)\)", re.DOTALL)
+RULE = re.compile(r"""\s*(?:"([^"]+)"|'([^'"]+)'|([^"'=;]+?))\s*=([^"=;]+)(?:;|$)""")
 ORDER = {"sparsifier": 0, "lowrank": 0, "quantizer": 1, "coder": 2}
 CASTS = ("identity", "fp16", "bf16")
 LONGEST = 4096  # characters of a spec: one comes with every ask
+EXAMPLE, RULES = "topk(0.01) > int8 > zstd", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'
 
 
 @lru_cache(maxsize=64)  # a codec never changes, and one comes with every ask
@@ -51,28 +48,29 @@ def parse(spec: str) -> Chain | LowRank | Layers:
     text = spec.strip()
     if len(text) > LONGEST:
         raise CodecError(f"a codec of {len(text)} characters", why=f"at most {LONGEST} are read")
-    if text.startswith("layers(") and text.endswith(")"):
-        return _layers(text[len("layers(") : -1])
+    if rules := LAYERS.fullmatch(text):
+        return _layers(rules[1])
     return _chain(text)
 
 
 def _chain(spec: str) -> Chain | LowRank:
-    steps = [_step(stage, spec) for written in spec.split(">") for stage in _expanded(written).split(">")]
+    steps = [step for written in spec.split(">") for step in _steps(written, spec)]
     ranks = [ORDER[step.role] for step in steps]
     coders = [step for step in steps if step.role == "coder"]
     codes = [step.spec for step in coders]
-    last = next((step for step in coders if isinstance(step, Last)), None)
     if (
         ranks != sorted(ranks)
         or max(map(ranks.count, (0, 1))) > 1
         or len(set(codes)) < len(codes)
         or any(isinstance(step, Last) for step in coders[:-1])
     ):
-        raise _senseless(spec, steps)
-    sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
-    quantizer = next((step for step in steps if step.role == "quantizer"), PLAIN)
-    coded = Coded(Rice.spec in codes, last)
-    chain = Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), coded)
+        raise CodecError(
+            f"the steps of {spec!r} stand in no sensible order",
+            why="a chain picks coordinates or takes a low rank, makes symbols, then codes those: each at most once, a "
+            "compressor last",
+            hint=_nearest(steps).spec,
+        )
+    chain = _gathered(steps)
     low = next((step for step in steps if step.role == "lowrank"), None)
     if low is not None:
         return _low_rank(spec, cast("PowerSgd", low), chain, codes)
@@ -80,64 +78,89 @@ def _chain(spec: str) -> Chain | LowRank:
     return chain
 
 
+def _gathered(steps: Sequence[Step]) -> Chain:
+    """The first of each kind in a chain's order; of quantizers the first that makes anything smaller."""
+    sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
+    quantizer = next((step for step in steps if step.role == "quantizer" and step != PLAIN), PLAIN)
+    last = next((step for step in steps if isinstance(step, Last)), None)
+    rice = any(isinstance(step, Rice) for step in steps)
+    return Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Coded(rice, last))
+
+
+def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
+    """A chain that can be, of steps that cannot stand as they do."""
+    chain = _gathered(steps)
+    low = next((step for step in steps if step.role == "lowrank"), None)
+    if low is not None:
+        return LowRank(cast("PowerSgd", low), _cast(replace(chain, sparsifier=None)))
+    return _without_idle_rice(chain)
+
+
 def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowRank:
     """CodecError unless factors are cast at most: they multiply, and so do their errors."""
     last = inner.coded.last
     if inner.quantizer.spec not in CASTS or set(codes) - ({last.spec} if last else set()):
-        inner = replace(inner, quantizer=Fp16(), coded=Coded(last=last))
         raise CodecError(
             f"{spec!r} cannot be",
             why="the factors of a low rank may be cast, and pass through a compressor, but no more",
-            hint=LowRank(step, inner).spec,
+            hint=LowRank(step, _cast(inner)).spec,
         )
     return LowRank(step, inner)
 
 
+def _cast(inner: Chain) -> Chain:
+    """What the factors of a low rank may pass through, of what was written."""
+    quantizer = inner.quantizer if inner.quantizer.spec in CASTS else Fp16()
+    return replace(inner, quantizer=quantizer, coded=Coded(last=inner.coded.last))
+
+
+def _sends_places(chain: Chain) -> bool:
+    return chain.sparsifier is not None and not chain.sparsifier.seeded
+
+
+def _rice_works(chain: Chain) -> bool:
+    """Whether there is anything for it to code, where it stands in the chain."""
+    return not chain.coded.rice or _sends_places(chain) or chain.quantizer.bits <= 8
+
+
+def _without_idle_rice(chain: Chain) -> Chain:
+    return chain if _rice_works(chain) else replace(chain, coded=replace(chain.coded, rice=False))
+
+
 def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
     """CodecError where a coder has nothing to code."""
-    places = chain.sparsifier is not None and not chain.sparsifier.seeded
+    places = _sends_places(chain)
     if Delta.spec in codes and (chain.coded.rice or not places):
         why = "rice codes the places already" if places else "it codes the places that a sparsifier sends"
-        raise CodecError(f"delta in {spec!r} has nothing to code", why=why, hint=chain.spec)
-    if chain.coded.rice and not places and chain.quantizer.bits > 8:
+        raise CodecError(f"delta in {spec!r} has nothing to code", why=why, hint=_without_idle_rice(chain).spec)
+    if not _rice_works(chain):
         why = "it codes places that a sparsifier sends, and symbols of at most 8 bits"
-        plain = replace(chain, coded=replace(chain.coded, rice=False))
-        raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=plain.spec)
+        raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=_without_idle_rice(chain).spec)
 
 
-def _expanded(stage: str) -> str:
-    """What an alias stands for; everything else as it is.
-
-    >>> _expanded("stc(0.01)")
-    'topk(0.01) > sign > rice'
-    """
-    match = STAGE.fullmatch(stage)
-    return ALIASES[match[1]][0].format(match[2] or "") if match and match[1] in ALIASES else stage
-
-
-def _step(stage: str, spec: str) -> Step:
-    match = STAGE.fullmatch(stage)
+def _steps(written: str, spec: str) -> list[Step]:
+    """One step, or those that an alias stands for."""
+    match = STAGE.fullmatch(written)
     if match is None:
-        raise CodecError(f"cannot read {stage.strip()!r} in the codec {spec!r}", hint="topk(0.01) > int8 > zstd")
+        why = f"a chain is names with > between them, as in {EXAMPLE}"
+        raise CodecError(f"cannot read {written.strip()!r} in the codec {spec!r}", why=why, hint=EXAMPLE)
     name, argument = match.groups()
-    kind = codecs.find(name)
+    if name not in ALIASES:
+        return [_step(name, argument)]
+    parts = [STAGE.fullmatch(stage) for stage in expanded(name, argument).split(">")]
+    try:
+        return [_step(*part.groups()) for part in parts if part]
+    except CodecError as error:
+        raise said_of(name, argument, error) from None
+
+
+def _step(name: str, argument: str | None) -> Step:
+    if name == "layers":
+        raise CodecError("layers within a chain", why="rules by layer are of a whole update", hint=RULES)
+    kind = codecs.find(name, also=ALIASES)
     if argument is not None and not any(re.search(rf"\b{name}\(", example) for example in kind.examples):
         raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
     return kind.read(argument)
-
-
-def _senseless(spec: str, steps: list[Step]) -> CodecError:
-    found: dict[str, Step] = {}
-    for step in steps:
-        found.setdefault(step.spec if step.role == "coder" else step.role, step)
-    if "lowrank" in found:
-        found.pop("sparsifier", None)
-    in_order = sorted(found.values(), key=lambda step: (ORDER[step.role], isinstance(step, Last)))
-    return CodecError(
-        f"the steps of {spec!r} stand in no sensible order",
-        why="a chain picks coordinates, makes symbols of them, then codes those: each at most once, a compressor last",
-        hint=" > ".join(step.spec for step in in_order),
-    )
 
 
 def _layers(inside: str) -> Layers:
@@ -148,15 +171,16 @@ def _layers(inside: str) -> Layers:
             raise CodecError(
                 f"cannot read the rule {inside[at:].strip()!r}",
                 why="a rule is PATTERN = CODEC, and rules stand apart by ;",
-                hint='layers("*.bias"=fp16; *=topk(0.01) > int8)',
+                hint=RULES,
             )
-        rules.append(Rule(match[1] or match[2], _chain(match[3].strip())))
+        rules.append(Rule(match[1] or match[2] or match[3], _chain(match[4].strip())))
         at = match.end()
     patterns = [rule.pattern for rule in rules]
     if patterns[-1] != "*":
         raise CodecError("the last rule must be for *", why="every tensor needs a codec", hint="; *=topk(0.01) > int8")
     if twice := {pattern for pattern in patterns if patterns.count(pattern) > 1}:
-        raise CodecError(f"two rules for {twice.pop()}", why="the first one that names a tensor decides")
+        why, hint = "the first one that names a tensor decides", "leave one of them out"
+        raise CodecError(f"two rules for {twice.pop()}", why=why, hint=hint)
     return Layers(tuple(rules))
 
 
@@ -168,5 +192,8 @@ def with_layers(spec: str, layers: Mapping[str, str]) -> str:
     """
     if not layers:
         return parse(spec).spec
+    if any(LAYERS.fullmatch(chain.strip()) for chain in (spec, *layers.values())):
+        why, hint = "each rule is a chain", f"all of them in one place: [uplink] codec = '{RULES}'"
+        raise CodecError("rules by layer within rules by layer", why=why, hint=hint)
     rules = [f'"{pattern}"={chain}' for pattern, chain in layers.items()]
     return parse(f"layers({'; '.join([*rules, f'*={spec}'])})").spec

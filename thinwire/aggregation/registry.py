@@ -80,16 +80,16 @@ class Codecs(Registry[type[Step]]):
 
         server_optimizer(server)
 
-    def require_ratio(self, uplink: UplinkSection) -> None:
-        """`CodecError` when there is a warm-up and no ratio that could be milder."""
+    def require_uplink(self, uplink: UplinkSection) -> None:
+        """`CodecError` when rules by layer cannot stand beside the codec, or a warm-up finds no ratio."""
         from thinwire.aggregation.warmup import codec_of
 
         try:
-            self.parse(uplink.codec)
+            for spec in (uplink.codec, *uplink.layers.values()):
+                self.parse(spec)
         except CodecError:
-            return
-        if uplink.warming is not None:
-            codec_of(uplink, 0)
+            return  # it is refused by itself
+        codec_of(uplink, 0)
 
 
 NEEDED = ("role", "examples", "read")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.core.errors import CodecError, PlanError
+from thinwire.core.sections import DGC
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
     from thinwire.core.sections import ServerSection, UplinkSection
+
+DGC_STEP = re.compile(rf"\b{DGC}\s*\(")
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class CodecBook(Protocol):
     def require_contraction(self, spec: str, feedback: str) -> None: ...  # CodecError when it would diverge around it
     def require_downlink(self, spec: str) -> None: ...  # CodecError when it cannot carry the model to the devices
     def require_optimizer(self, server: ServerSection) -> None: ...  # CodecError for one that cannot be
-    def require_ratio(self, uplink: UplinkSection) -> None: ...  # CodecError for a warm-up of a codec without one
+    def require_uplink(self, uplink: UplinkSection) -> None: ...  # CodecError for rules or a warm-up that cannot be
 
 
 def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
@@ -188,11 +192,17 @@ def _feedback(plan: RunPlan) -> Iterator[Refusal]:
             f"{uplink.codec} with feedback = {uplink.feedback!r}", "its momentum is of the residual",
             '[uplink] feedback = "classic"',
         )  # fmt: skip
-    if any(spec.strip().startswith("dgc") for spec in uplink.layers.values()):
+    if any(DGC_STEP.search(spec) for spec in (*uplink.layers.values(), "" if uplink.dgc else uplink.codec)):
         yield Refusal(
             "dgc in a rule by layer",
             "its momentum and its mask are of the whole update",
-            "[uplink] codec = the dgc chain",
+            "[uplink] codec = the dgc chain, and the other rules in [uplink.layers]; or topk in place of dgc",
+        )
+    if DGC_STEP.search(plan.downlink.codec):
+        yield Refusal(
+            f"[downlink] codec = {plan.downlink.codec!r}",
+            "dgc's momentum, mask, clip and warm-up are of gradients on their way up",
+            f"[downlink] codec = {DGC_STEP.sub('topk(', plan.downlink.codec)!r}",
         )
     if uplink.momentum and not uplink.dgc and plan.local.steps != 1:
         yield Refusal(
@@ -219,7 +229,7 @@ def _feedback(plan: RunPlan) -> Iterator[Refusal]:
 def _server(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
     try:
         codecs.require_optimizer(plan.server)
-        codecs.require_ratio(plan.uplink)
+        codecs.require_uplink(plan.uplink)
     except CodecError as error:
         yield Refusal(error.what, error.why, error.hint)
 

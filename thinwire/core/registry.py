@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
@@ -65,12 +65,13 @@ class Registry(Mapping[str, T], Generic[T]):
 
         return keep
 
-    def find(self, name: str) -> T:
-        """The thing of that name; `CodecError` with the nearest names when there is none."""
+    def find(self, name: str, also: Iterable[str] = ()) -> T:
+        """The thing of that name; `CodecError` with the nearest names, of `also` too, when there is none."""
         if name in self._named or name in self._installed:
             return self[name]
-        near = difflib.get_close_matches(name, list(self), n=3, cutoff=0.4) or sorted(self)
-        raise CodecError(f"no {self.kind} {name!r}", why=f"known: {', '.join(sorted(self))}", hint=" or ".join(near))
+        known = sorted({*self, *also})
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+        raise CodecError(f"no {self.kind} {name!r}", why=f"known: {', '.join(known)}", hint=" or ".join(near))
 
     def __getitem__(self, name: str) -> T:
         if name not in self._named and name in self._installed:

@@ -147,6 +147,7 @@ class Warmup(Section):
     ratios: list[Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, description="ratios on the way there")
 
 
+DGC = "dgc"
 DGC_MOMENTUM = 0.9
 DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
 
@@ -173,7 +174,7 @@ class UplinkSection(Section):
     @property
     def dgc(self) -> bool:
         """Whether the codec is the macro of deep gradient compression: top-k with all its four parts."""
-        return self.codec.strip().startswith("dgc")
+        return self.codec.partition("(")[0].strip() == DGC
 
     @property
     def velocity(self) -> float:

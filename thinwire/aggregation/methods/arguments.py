@@ -21,8 +21,18 @@ def read_ratio(name: str, argument: str | None) -> Decimal:
     exponent = ratio.as_tuple().exponent
     if not (isinstance(exponent, int) and exponent >= -DECIMALS and 0 < ratio <= 1):
         why = f"a ratio is a share over 0 and at most 1, of at most {DECIMALS} decimals"
-        raise CodecError(f"{name}({said}) cannot be", why=why, hint=f"{name}(0.01)")
+        raise CodecError(f"{name}({said}) cannot be", why=why, hint=f"{name}({_as_percent(ratio):f})")
     return ratio
+
+
+def _as_percent(number: Decimal) -> Decimal:
+    """The share that somebody may have meant by it.
+
+    >>> _as_percent(Decimal("2.5")), _as_percent(Decimal("nan"))
+    (Decimal('0.025'), Decimal('0.01'))
+    """
+    meant = (number / 100).normalize() if number.is_finite() and 1 < number <= 100 else Decimal("0.01")
+    return meant if meant == round(meant, DECIMALS) else Decimal("0.01")
 
 
 def read_number(name: str, argument: str | None, most: Decimal, example: str) -> Decimal:
@@ -35,7 +45,8 @@ def read_number(name: str, argument: str | None, most: Decimal, example: str) ->
     exponent = number.as_tuple().exponent
     if not (isinstance(exponent, int) and exponent >= -DECIMALS and 0 < number <= most):
         why = f"its number is over 0 and at most {most}, of at most {DECIMALS} decimals"
-        raise CodecError(f"{name}({said}) cannot be", why=why, hint=f"{name}({example})")
+        nearest = f"{most:f}" if number.is_finite() and number > most else example
+        raise CodecError(f"{name}({said}) cannot be", why=why, hint=f"{name}({nearest})")
     return number
 
 

@@ -40,7 +40,11 @@ class Qsgd(Levelled):
         width, comma, norm = (argument or "").partition(",")
         if comma and norm.strip() != "l2":
             raise CodecError(f"qsgd({argument}) cannot be", why="its norm is the maximum, or l2", hint="qsgd(4, l2)")
-        return cls(read_whole("qsgd", width, 2, 8, 4), bool(comma))
+        try:
+            return cls(read_whole("qsgd", width, 2, 8, 4), bool(comma))
+        except CodecError as error:
+            hint = error.hint.replace(")", ", l2)") if comma else error.hint
+            raise CodecError(f"qsgd({argument or ''}) cannot be", why=error.why, hint=hint) from None
 
     @property
     def spec(self) -> str:

@@ -37,7 +37,8 @@ class Sign(Whole):
     @classmethod
     def read(cls, argument: str | None) -> Sign:
         if argument is not None and argument.strip() != "scaled":
-            raise CodecError(f"sign({argument}) cannot be", why="it sends two means, or one", hint="sign(scaled)")
+            hint = "sign(scaled)" if argument.strip() else "sign"
+            raise CodecError(f"sign({argument}) cannot be", why="it sends two means, or one", hint=hint)
         return cls(argument is not None)
 
     @property

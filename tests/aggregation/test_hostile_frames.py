@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from tests.aggregation.examples import layout_of, made
-from thinwire.aggregation import frame, parse
+from thinwire.aggregation import frame, native, parse
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.frame import Stream
 from thinwire.core import Key, Layout
@@ -145,3 +145,19 @@ def test_a_frame_has_at_most_24_bytes_of_its_own_and_4_for_each_further_stream(n
         payload = codec.encode(x, {}, Key(1)).payload
         read = frame.unpack(payload, frame.codec_hash(spec, codec.layout.digest, 0), streams)
         assert len(payload) - sum(len(stream.data) for stream in read) <= 24 + 4 * (streams - 1)
+
+
+@pytest.mark.parametrize("path", native.available())
+@pytest.mark.parametrize("spec", ["threshold(2) > rice", "threshold(2)", "threshold(2) > int8 > rice"])
+def test_a_number_of_places_that_a_short_frame_claims_takes_no_memory(spec: str, path: str) -> None:
+    codec = parse(spec).bind(Layout.of({"w": (1 << 24,)}))
+    for places in (bytes(10), bytes(4096) + b"\x01" * 2000, b"\xff" * 5000):
+        others = [Stream(b"")] * (codec.groups[0][0].chain.streams(1) - 1)
+        streams = [Stream(struct.pack("<I", 1 << 24) + places), *others]
+        with native.using(path):
+            tracemalloc.start()
+            with pytest.raises(BadPayload):
+                codec.check(forged(codec, streams))
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 1 << 20

@@ -50,6 +50,7 @@ class Rice:
         return _written(np.diff(indices, prepend=-1) - 1, 0) if done is None else done
 
     def unpack_indices(self, data: bytes | memoryview, items: int, size: int) -> Indices:
+        _require_room(data, items)
         done = native.rice_read_places(data, items, size)
         if done is not None:
             return done
@@ -68,6 +69,7 @@ class Rice:
         return _written((wide << 1) ^ (wide >> 63), bits)
 
     def unpack_symbols(self, data: bytes | memoryview, items: int, bits: int) -> Symbols:
+        _require_room(data, items)
         done = native.rice_read_symbols(data, items, bits)
         if done is not None:
             return done
@@ -80,6 +82,13 @@ class Rice:
 
     def max_symbol_bytes(self, items: int, bits: int) -> int:
         return -(-items // BLOCK) + -(-items * bits // 8) + 1
+
+
+def _require_room(data: bytes | memoryview, items: int) -> None:
+    """BadPayload for fewer bytes than so many numbers take: a bit each, and their parameters. Nothing was allocated."""
+    least = -(-items // BLOCK) + -(-items // 8)
+    if len(data) < least:
+        raise BadPayload(f"a stream of {len(data)} bytes", why=f"{items} numbers take {least} at least")
 
 
 def _written(numbers: Numbers, raw: int) -> bytes:
@@ -119,8 +128,6 @@ def _read(data: bytes | memoryview, items: int, raw: int, limit: int) -> Numbers
     """`items` numbers under `limit`, or `BadPayload`."""
     view = np.frombuffer(data, np.uint8)
     count = -(-items // BLOCK)
-    if view.size < count:
-        raise BadPayload(f"a stream of {view.size} bytes", why=f"{items} numbers have {count} parameters alone")
     parameters = view[:count].astype(np.int64)
     coded = parameters != RAW
     if (parameters[coded] > MOST).any() or not (raw or coded.all()):

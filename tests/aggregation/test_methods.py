@@ -12,6 +12,7 @@ from thinwire.aggregation import Unbiased, parse
 from thinwire.aggregation.coders.pack import packed, packed_bytes, unpacked
 from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.methods.eden import ERRORS, LEVELS, Drive, Eden
+from thinwire.aggregation.methods.qsgd import Qsgd
 from thinwire.aggregation.methods.randk import RandK
 from thinwire.aggregation.methods.sign import Sign
 from thinwire.aggregation.methods.ternary import Ternary
@@ -174,6 +175,14 @@ def test_under_feedback_qsgd_rounds_to_nearest_and_its_largest_value_is_exact() 
     assert np.array_equal(first, second)
     assert np.abs(first).max() == np.abs(x).max()
     assert np.all(np.abs(first - x) <= np.abs(x))
+
+
+def test_without_feedback_the_l2_form_of_qsgd_has_the_norm_of_its_bucket_as_scale() -> None:
+    """The paper's; the mean would be right for any scale that no value is larger than."""
+    x = made(5000, 3, "normal", 0)
+    _, scales = Qsgd.read("4, l2").quantize(x, 77)
+    norms = [np.linalg.norm(bucket.astype(np.float64)) for bucket in (x[:4096], x[4096:])]
+    assert np.allclose(scales, np.array(norms) / 7, rtol=1e-6)
 
 
 # Sparsifiers

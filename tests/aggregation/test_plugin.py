@@ -48,6 +48,37 @@ def test_one_that_says_too_much_of_itself_fails_by_that_law(mypkg: Path) -> None
     assert "test_the_error_keeps_within_its_kind[cut]" in done.stdout
 
 
+SENDS_NOTHING = """
+    def dequantize(self, symbols, scales, span, word):
+        return np.zeros(span.stop - span.start, np.float32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        ("Contractive(1 / 4096)", "test_the_error_keeps_within_its_kind[cut]"),
+        ("Unbiased(500.0)", "test_the_mean_of_many_encodings_is_the_vector[cut]"),
+    ],
+)
+def test_one_that_sends_nothing_fails_however_little_it_says_of_itself(mypkg: Path, kind: str, law: str) -> None:
+    mine = mypkg.read_text().replace("Contractive(1 - 2**-14)", kind)
+    mine = mine.replace("import Contractive", "import Contractive, Unbiased")
+    mypkg.write_text(mine.rstrip() + "\n" + SENDS_NOTHING)
+    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "-k", "keeps_within_its_kind or mean_of_many", "-x")
+    assert done.returncode == 1
+    assert law in done.stdout
+
+
+def test_what_other_packages_brought_does_not_stand_in_the_way(mypkg: Path) -> None:
+    info = mypkg.parent / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[thinwire.codecs]\ngone = other:Gone\n")
+    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "--collect-only")
+    assert "test_zero_stays_zero[cut]" in done.stdout, done.stderr
+
+
 def test_paths_that_are_named_are_run_too(mypkg: Path) -> None:
     done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "--collect-only", "test_of_mine.py")
     assert "test_of_mine" in done.stdout

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from thinwire.aggregation import codecs
 from thinwire.aggregation.aliases import ALIASES
+from thinwire.aggregation.described import described
+from thinwire.aggregation.methods.fp16 import Fp16
 
 
 def test_every_name_is_listed_with_its_role_kind_and_bits(thinwire):
@@ -57,3 +62,43 @@ def test_what_cannot_be_tried_is_refused_with_what_can(thinwire, words, code, sa
     answer = thinwire("codecs", "try", *words)
     assert (answer.code, answer.out) == (code, "")
     assert said in answer.err
+
+
+@dataclass(frozen=True)
+class Boom(Fp16):
+    """What somebody has not got to run yet."""
+
+    examples = ("boom",)
+    spec = "boom"
+
+    def scales_count(self, size):
+        raise RuntimeError("not yet")
+
+
+@dataclass(frozen=True)
+class Astray(Fp16):
+    examples = ("astray > nowhere",)
+
+
+class Half:
+    role, examples, spec = "quantizer", ("half",), "half"
+
+    @classmethod
+    def read(cls, argument):
+        return cls()
+
+
+def test_what_another_package_brings_and_does_not_hold_hides_nothing_else(monkeypatch):
+    ours = {row.name: row for row in described()}
+    found = {name: EntryPoint(name, f"{__name__}:{at}", "thinwire.codecs")
+             for name, at in (("boom", "Boom"), ("astray", "Astray"), ("half", "Half"), ("gone", "Gone"))}  # fmt: skip
+    monkeypatch.setattr(codecs, "_installed", found)
+    monkeypatch.setattr(codecs, "_named", dict(codecs._named))
+    rows = {row.name: row for row in described()}
+    broken = {name: rows.pop(name) for name in found}
+    assert rows == ours
+    assert {row.role for row in broken.values()} == {"broken"}
+    assert broken["boom"].what == "RuntimeError: not yet"
+    assert "no codec 'nowhere'" in broken["astray"].what
+    assert "has no kind, bits, seeded" in broken["half"].what
+    assert "cannot be imported" in broken["gone"].what

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.aggregation.aliases import ALIASES
-from thinwire.aggregation.codec import Contractive, Kind, Step, Unbiased
+from thinwire.aggregation.codec import Contractive, Kind, Unbiased
 from thinwire.aggregation.feedback import feedback
 from thinwire.aggregation.parse import parse
 from thinwire.aggregation.registry import codecs
@@ -44,22 +44,31 @@ class Described:
 
 
 def described() -> list[Described]:
-    """All names that a chain may be made of: codecs and coders in the order of their roles, then aliases."""
-    found, broken = dict[str, type[Step]](), list[Described]()
+    """All names that a chain may be made of: codecs and coders in the order of their roles, then aliases.
+
+    What another package brings and does not hold hides nothing else: it is a row that says why.
+    """
+    rows, broken = list[Described](), list[Described]()
     for name in codecs:
         try:
-            found[name] = codecs[name]
-        except CodecError as error:  # another package's, which does not hide the others
-            broken.append(Described(name, "broken", "", error.what, "", 0.0, "", error.why))
-    rows = []
-    for name, step in sorted(found.items(), key=lambda item: ROLES.index(item[1].role)):
-        text = inspect.getdoc(step) or ""
-        rows.append(_row(name, step.role, parse(step.examples[0]).spec, papers(text), text.split("\n", maxsplit=1)[0]))
+            step = codecs[name]
+            text = inspect.getdoc(step) or ""
+            example = parse(step.examples[0]).spec
+            rows.append(_row(name, step.role, example, papers(text), text.split("\n", maxsplit=1)[0]))
+        except CodecError as error:
+            broken.append(_broken(name, f"{error.what}: {error.why}"))
+        except Exception as error:  # whatever its code raises
+            broken.append(_broken(name, f"{type(error).__name__}: {error}"))
+    rows.sort(key=lambda row: ROLES.index(row.role))
     rows += broken
     for name, (stands_for, text) in ALIASES.items():
         example = ALIAS_EXAMPLES.get(name, name)
         rows.append(_row(name, "alias", example, papers(text), text, stands_for.format("_")))
     return rows
+
+
+def _broken(name: str, why: str) -> Described:
+    return Described(name, "broken", "", "", "", 0.0, "", why)
 
 
 def _row(name: str, role: str, example: str, paper: str, what: str, stands_for: str = "") -> Described:

@@ -37,8 +37,9 @@ class Codecs(Registry[type[Step]]):
 
     def admit(self, name: str, thing: Any) -> type[Step]:
         """A sparsifier, a quantizer, or a compressor that stands last; its own name stands in its examples."""
-        missing = [part for part in NEEDED if not hasattr(thing, part)]
-        if missing := missing + sorted(getattr(thing, "__abstractmethods__", ())):
+        needed = (*NEEDED, *PARTS.get(getattr(thing, "role", ""), ()))
+        missing = [part for part in needed if not _has(thing, part)]
+        if missing := missing + sorted(set(getattr(thing, "__abstractmethods__", ())) - set(missing)):
             raise CodecError(
                 f"{name!r} is no step of a chain",
                 why=f"{_called(thing)} has no {', '.join(missing)}",
@@ -92,7 +93,19 @@ class Codecs(Registry[type[Step]]):
         codec_of(uplink, 0)
 
 
-NEEDED = ("role", "examples", "read")
+NEEDED = ("role", "examples", "read", "spec")
+PARTS = {
+    "quantizer": (
+        "kind", "bits", "seeded", "symbols_dtype", "scales_dtype", "scales_count", "under_feedback", "over", "quantize",
+        "dequantize", "check",
+    ),
+    "sparsifier": ("kind", "fixed", "seeded", "looks", "count", "select"),
+}  # fmt: skip
+
+
+def _has(thing: Any, part: str) -> bool:
+    """Whether a class has it, or its instances will."""
+    return hasattr(thing, part) or part in getattr(thing, "__dataclass_fields__", {})
 
 
 def _called(thing: Any) -> str:

@@ -56,7 +56,7 @@ def specs(named: str) -> list[str]:
     place = -1 if getattr(thing, "role", "") == "coder" else 0
     name = _stage(str(next(iter(getattr(thing, "examples", ())), "?")), place).partition("(")[0]
     try:
-        if dict(codecs.items()).get(name) is not thing:
+        if name not in codecs or codecs[name] is not thing:
             codecs.add(name, codecs.admit(name, thing))
         found = [parse(example).spec for example in thing.examples]
         alone = [_stage(spec, place) for spec in found if place or ">" not in spec]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.aggregation.examples import layout_of, made
-from thinwire.aggregation import Unbiased, parse
+from thinwire.aggregation import Unbiased, native, parse
 from thinwire.aggregation.coders.pack import packed, packed_bytes, unpacked
 from thinwire.aggregation.coders.rice import Rice
 from thinwire.aggregation.methods.eden import ERRORS, LEVELS, Drive, Eden
@@ -17,6 +20,7 @@ from thinwire.aggregation.methods.randk import RandK
 from thinwire.aggregation.methods.sign import Sign
 from thinwire.aggregation.methods.ternary import Ternary
 from thinwire.aggregation.methods.threshold import Threshold
+from thinwire.aggregation.methods.topk import TopK
 from thinwire.aggregation.methods.twobit import TwoBit
 from thinwire.aggregation.rotation import block_sizes, hadamard, rotate, rotate_back, signs
 from thinwire.aggregation.sums import bucket_sums, in_order
@@ -140,9 +144,18 @@ def test_ternary_clips_a_tensor_at_two_and_a_half_sigma_and_scales_each_by_itsel
 
 def test_ternary_is_unbiased_where_nothing_is_clipped() -> None:
     x = np.clip(made(3000, 4, "normal", 0), -0.3, 0.3)
-    symbols = [Ternary().quantize(x, word * 7919) for word in range(400)]
-    mean = sum(Ternary().dequantize(*each, slice(0, 3000), 0).astype(np.float64) for each in symbols) / 400
-    assert np.abs(mean - x).max() <= 5 * 0.3 / np.sqrt(400)
+    sent = [Ternary().quantize(x, word * 7919) for word in range(400)]
+    found = np.array([Ternary().dequantize(*each, slice(0, 3000), 0) for each in sent])
+    noise = found.astype(np.float64).var(axis=0).sum() / 400
+    assert ((found.mean(axis=0, dtype=np.float64) - x) ** 2).sum() <= 1.3 * noise
+
+
+def test_what_natural_sends_of_the_smallest_is_right_in_the_mean() -> None:
+    """Under 2^-126 of the bucket's largest there is no power left: the last one at times, else 0."""
+    x = np.full(4096, 2.0**-90, np.float32) * np.linspace(0.1, 0.9, 4096, dtype=np.float32)
+    x[0] = 2.0**36
+    mean = np.mean([decoded("natural", x, key)[1:].astype(np.float64) for key in range(400)], axis=0)
+    assert mean.sum() == pytest.approx(x[1:].astype(np.float64).sum(), rel=0.02)
 
 
 def test_sign_sends_the_mean_of_either_side() -> None:
@@ -151,8 +164,9 @@ def test_sign_sends_the_mean_of_either_side() -> None:
     for bucket in (slice(0, 4096), slice(4096, 5000)):
         for side in (x[bucket] >= 0, x[bucket] < 0):
             assert np.allclose(found[bucket][side], x[bucket][side].astype(np.float64).mean(), rtol=1e-6)
-    scaled = decoded("sign(scaled)", x)[:4096]
-    assert np.allclose(np.abs(scaled), np.abs(x[:4096].astype(np.float64)).mean(), rtol=1e-6)
+    scaled = decoded("sign(scaled)", x)
+    for bucket in (slice(0, 4096), slice(4096, 5000)):
+        assert np.allclose(np.abs(scaled[bucket]), np.abs(x[bucket].astype(np.float64)).mean(), rtol=1e-6)
 
 
 def test_a_side_without_values_has_the_mean_0() -> None:
@@ -185,7 +199,29 @@ def test_without_feedback_the_l2_form_of_qsgd_has_the_norm_of_its_bucket_as_scal
     assert np.allclose(scales, np.array(norms) / 7, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("spec", "bits"), [("fp16", 11), ("bf16", 8)])
+def test_a_cast_rounds_to_nearest(spec: str, bits: int) -> None:
+    x = made(5000, 3, "normal", 0)
+    x = x[np.abs(x) > 1e-3]  # in half precision with the bucket's power of two what is larger has all its bits
+    lost = np.abs(decoded(spec, x).astype(np.float64) - x)
+    assert np.all(lost <= 2.0**-bits * np.abs(x))
+    assert (lost > 2.0 ** -(bits + 1) * np.abs(x)).any()
+
+
 # Sparsifiers
+
+
+@pytest.mark.parametrize("path", native.available())
+@pytest.mark.parametrize("size", [1, 2, 99, 101, 5000, 300_001])
+@pytest.mark.parametrize("ratio", ["0.001", "0.01", "0.3", "0.999"])
+@pytest.mark.parametrize("shape", ["normal", "ties", "sparse"])
+def test_topk_is_what_sorting_all_of_them_gives(path: str, size: int, ratio: str, shape: str) -> None:
+    """The largest first, of equal ones the lower place: of 300 001 values a threshold is guessed from a sample."""
+    x, count = made(size, 5, shape, 0), max(1, ceil(Fraction(ratio) * size))
+    with native.using(path):
+        places, values = TopK.read(ratio).select(x, 0)
+    assert np.array_equal(places, np.sort(np.argsort(-np.abs(x), kind="stable")[:count]))
+    assert np.array_equal(values, x[places])
 
 
 def test_a_threshold_sends_what_is_over_it_and_always_the_largest() -> None:

@@ -39,9 +39,11 @@ def layout_of(n: int, spec: str = "") -> Layout:
 
 
 def made(n: int, seed: int, shape: str, exponent: int) -> Vector:
-    """A vector whose largest magnitude is about 2^exponent."""
+    """A vector whose largest magnitude is about 2^exponent; in all shapes but `equal` it is a power of two."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(n)
+    if shape == "equal":  # the worst of roundings for all of them at once
+        return np.copysign((1 + rng.random()) * 2.0 ** (exponent - 1), x).astype(np.float32)
     if shape == "ties":
         x = np.round(x)
     elif shape == "spike":
@@ -61,6 +63,6 @@ def vectors(draw: st.DrawFn, most: int = 5000, furthest: int = 100) -> Vector:
     return made(
         n=draw(st.integers(1, most)),
         seed=draw(st.integers(0, 2**32)),
-        shape=draw(st.sampled_from(["normal", "ties", "spike", "steep", "sparse"])),
+        shape=draw(st.sampled_from(["normal", "equal", "ties", "spike", "steep", "sparse"])),
         exponent=draw(st.integers(-furthest, furthest)),
     )

@@ -25,8 +25,8 @@ INFINITE, LARGEST = np.uint16(0x7F80), np.uint16(0x7F7F)
 class Bf16(Whole):
     """Sends every value as bfloat16, rounded to nearest, ties to even.
 
-    A value loses at most 2^-9 of itself, so delta = 1 - 2^-18; float32's very largest values become bfloat16's
-    largest finite one instead of infinity.
+    It has eight bits, so a value loses at most 2^-8 of itself, and delta = 1 - 2^-16; float32's very largest values
+    become bfloat16's largest finite one instead of infinity.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("bf16",)
@@ -35,7 +35,7 @@ class Bf16(Whole):
     bits: ClassVar[int] = 16
 
     def kind(self) -> Kind:
-        return Contractive(1 - 2.0**-18)
+        return Contractive(1 - 2.0**-16)
 
     def scales_count(self, size: int) -> int:
         return 0

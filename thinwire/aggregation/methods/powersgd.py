@@ -28,10 +28,11 @@ DEPENDENT = 1e-6  # of a column's norm: less than this left over is rounding (fl
 class PowerSgd:
     """Sends P and Q for each matrix: P = orthonormal(M Q_before), Q = M^T P, and P Q^T is decoded.
 
-    PowerSGD (Vogels et al. 2019): a warm start from the last call's Q lets a single power step do. A tensor is a
-    matrix of its first dimension by all others; one on which two factors save nothing is sent as it is. Nothing is
-    promised of one call, so it needs feedback. BLAS makes the factors, so their bits are this machine's: it never
-    carries the downlink. What they decode to is the same everywhere.
+    PowerSGD (Vogels et al. 2019): a warm start from the last call's Q lets a single power step do. There all workers
+    average P, then Q, in the middle of a step, and have one subspace together; here each device has its own, and the
+    products are averaged. A tensor is a matrix of its first dimension by all others; one on which two factors save
+    nothing is sent as it is. Nothing is promised of one call, so it needs feedback. BLAS makes the factors, so their
+    bits are this machine's: it never carries the downlink. What they decode to is the same everywhere.
     """
 
     role: ClassVar[Role] = "lowrank"

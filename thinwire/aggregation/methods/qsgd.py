@@ -24,7 +24,8 @@ class Qsgd(Levelled):
     """Sends every value as one of 2^b - 1 levels between -scale and scale of its bucket, rounded at random.
 
     QSGD (Alistarh et al. 2017) with s = 2^(b-1) - 1 levels a side and the bucket's maximum as norm; `qsgd(b, l2)` takes
-    its Euclidean norm, as the paper does. Unbiased: a value's variance is at most (scale/s)^2 / 4, so with the maximum
+    its Euclidean norm, as the paper does. Symbols have b bits each; the paper's Elias code is not here, `> rice` or
+    `> zstd` behind it does that work. Unbiased: a value's variance is at most (scale/s)^2 / 4, so with the maximum
     omega = 4096 / (4 s^2), and with the Euclidean norm min(4096 / s^2, 64 / s), the paper's bound. Inside a residual
     it rounds to nearest, ties to even, on the maximum: no error is larger than its value and the largest value is
     exact, so delta is at least 1/4096 for every b, where random rounding would diverge.

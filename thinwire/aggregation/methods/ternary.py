@@ -28,8 +28,9 @@ SIGMAS = 2.5  # root mean squares: beyond, a tensor is clipped
 class Ternary(Whole):
     """Sends every value as -1, 0 or 1 times the largest magnitude of its tensor, clipped at 2.5 sigma, at random.
 
-    TernGrad (Wen et al. 2017): not 0 with probability |x| / scale. Its mean is exact but for the clip, which keeps the
-    noise small and moves what lies beyond, so nothing is promised of one call. The frame repeats the scale for each
+    TernGrad (Wen et al. 2017): not 0 with probability |x| / scale. Sigma is the root of the mean square, as if the mean
+    were 0, and each device has its own scale where the paper's workers share the largest. Its mean is exact but for the
+    clip, which keeps the noise small and moves what lies beyond, so nothing is promised of one call. The frame repeats the scale for each
     4096 values of a tensor: inside a residual each of those has its own maximum and rounds to nearest, delta >= 1/4096.
     """
 

@@ -30,8 +30,9 @@ class Ternary(Whole):
 
     TernGrad (Wen et al. 2017): not 0 with probability |x| / scale. Sigma is the root of the mean square, as if the mean
     were 0, and each device has its own scale where the paper's workers share the largest. Its mean is exact but for the
-    clip, which keeps the noise small and moves what lies beyond, so nothing is promised of one call. The frame repeats the scale for each
-    4096 values of a tensor: inside a residual each of those has its own maximum and rounds to nearest, delta >= 1/4096.
+    clip, which keeps the noise small and moves what lies beyond, so nothing is promised of one call. The frame repeats
+    the scale for each 4096 values of a tensor: inside a residual each of those has its own maximum and rounds to
+    nearest, delta >= 1/4096.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("ternary",)

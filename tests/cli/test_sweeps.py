@@ -57,6 +57,8 @@ def test_a_group_is_made_compared_and_drawn(thinwire, plan, home, tmp_path):
     assert drawing.read_text().count("<polyline") == 4
     assert "2/2" in thinwire(*ask).out
     assert "never" in thinwire("runs", "compare", "--group", "codecs", "--to", "accuracy=2", "--home", home).out
+    mistyped = thinwire("runs", "compare", "--group", "codecs", "--to", "accurcy=0.01", "--home", home)
+    assert (mistyped.code, "no run has a metric 'accurcy': there is accuracy, loss" in mistyped.err) == (2, True)
 
 
 def test_stored_runs_are_compared_too(thinwire, plan, home):
@@ -94,6 +96,7 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_run(thinwire, plan, 
         ([], 2),
         (["tiny-1", "--group", "codecs"], 2),
         (["--group", "codecs", "--to", "accuracy"], 2),
+        (["--group", "codecs", "--to", "accuracy=nan"], 2),
         (["--group", "codecs", "--plot", "x.png"], 2),
     ],
 )

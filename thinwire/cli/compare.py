@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,6 +44,7 @@ def compare(
     if plot is not None and plot.suffix != ".svg":
         raise typer.BadParameter(f"{plot} cannot be drawn: --plot writes SVG, so its name ends in .svg")
     cells = _cells(ids or [], group, home)
+    _require_measured(metric, cells)
     metric = metric or cells[0].plan.run.metric
     rows = compared(cells, metric, target, Link(mbps, rtt_ms))
     if csv is not None:
@@ -58,10 +61,18 @@ def _target(to: str | None) -> tuple[str, float | None]:
     if to is None:
         return "", None
     metric, _, value = to.partition("=")
-    try:
-        return metric.strip(), float(value)
-    except ValueError:
-        raise typer.BadParameter(f"{to!r} is no target: --to metric=value, as in --to accuracy=0.9") from None
+    with contextlib.suppress(ValueError):
+        if math.isfinite(target := float(value)):
+            return metric.strip(), target
+    raise typer.BadParameter(f"{to!r} is no target: --to metric=value, as in --to accuracy=0.9")
+
+
+def _require_measured(metric: str, cells: Sequence[Cell]) -> None:
+    """A usage error for a metric that no run has: `never` would stand beside it as if it had been looked at."""
+    known = {name for cell in cells for name in cell.metrics}
+    known |= {name for cell in cells for each in cell.rounds for name in each.metrics}
+    if metric and known and metric not in known:
+        raise typer.BadParameter(f"no run has a metric {metric!r}: there is {', '.join(sorted(known))}")
 
 
 def _cells(ids: list[str], group: str | None, home: Path | None) -> Sequence[Cell]:

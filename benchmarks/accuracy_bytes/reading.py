@@ -13,8 +13,16 @@ Curve = dict[int, float]  # round -> points, of the rounds whose model was measu
 
 
 def accuracy(cell: Cell) -> float:
-    """Points of the last model; a run that failed has none."""
-    return POINTS * cell.metrics.get(METRIC, 0.0) if cell.status == "done" else 0.0
+    """Points, as the mean over the models of the last quarter of the rounds; a run that failed has none.
+
+    One model's accuracy jumps by points with who was asked in its round: that of the last one alone tells chains apart
+    that are the same (docs/evidence/accuracy-bytes.md, "The first verdict").
+    """
+    if cell.status != "done":
+        return 0.0
+    rounds = len(cell.rounds)
+    late = over(curve(cell), rounds - rounds // 4 + 1, rounds)
+    return POINTS * cell.metrics.get(METRIC, 0.0) if late is None else late
 
 
 def accuracies(cells: Sequence[Cell]) -> list[float]:

@@ -37,14 +37,7 @@ class Codecs(Registry[type[Step]]):
 
     def admit(self, name: str, thing: Any) -> type[Step]:
         """A sparsifier, a quantizer, or a compressor that stands last; its own name stands in its examples."""
-        needed = (*NEEDED, *PARTS.get(getattr(thing, "role", ""), ()))
-        missing = [part for part in needed if not _has(thing, part)]
-        if missing := missing + sorted(set(getattr(thing, "__abstractmethods__", ())) - set(missing)):
-            raise CodecError(
-                f"{name!r} is no step of a chain",
-                why=f"{_called(thing)} has no {', '.join(missing)}",
-                hint="thinwire/aggregation/codec.py says what a Quantizer and a Sparsifier have",
-            )
+        self._require(name, thing, NEEDED)
         last = thing.role == "coder" and all(hasattr(thing, part) for part in ("shrink", "grow"))
         if thing.role not in ("quantizer", "sparsifier") and not last:
             why = f"{_called(thing)} is a {thing.role}: how indices and symbols are coded is part of the frame"
@@ -53,8 +46,18 @@ class Codecs(Registry[type[Step]]):
         if not thing.examples or any(name not in example for example in thing.examples):
             why = f"{_called(thing)} has the examples {list(thing.examples)}"
             raise CodecError(f"{name!r} stands in none of its examples", why=why, hint=f'examples = ("{name}",)')
+        self._require(name, thing, ("spec", *PARTS.get(thing.role, ())))
         step: type[Step] = thing
         return step
+
+    def _require(self, name: str, thing: Any, parts: tuple[str, ...]) -> None:
+        missing = [part for part in parts if not _has(thing, part)]
+        if missing := missing + sorted(set(getattr(thing, "__abstractmethods__", ())) - set(missing)):
+            raise CodecError(
+                f"{name!r} is no step of a chain",
+                why=f"{_called(thing)} has no {', '.join(missing)}",
+                hint="thinwire/aggregation/codec.py says what a Quantizer and a Sparsifier have",
+            )
 
     def parse(self, spec: str) -> Codec:
         from thinwire.aggregation.parse import parse
@@ -93,7 +96,7 @@ class Codecs(Registry[type[Step]]):
         codec_of(uplink, 0)
 
 
-NEEDED = ("role", "examples", "read", "spec")
+NEEDED = ("role", "examples", "read")
 PARTS = {
     "quantizer": (
         "kind", "bits", "seeded", "symbols_dtype", "scales_dtype", "scales_count", "under_feedback", "over", "quantize",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tests.client.small import Aggregator, examples, linear, local_of, plan_of, task_of
 from tests.client.trained_elsewhere import Elsewhere
-from thinwire.client.afterwards import ENCODES, SLOWER, Afterwards, p90
+from thinwire.client.afterwards import ENCODES, SLOWER, Afterwards
 from thinwire.client.compute import tensors
 from thinwire.client.compute.clock import Clock
 from thinwire.client.compute.errors import BadTask
@@ -26,6 +26,7 @@ from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.task import require_own_loop
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError
+from thinwire.core.quantile import p90
 from thinwire.core.types import ReplyHead, Timings
 
 PARTIAL = "partial = true"
@@ -169,6 +170,8 @@ def test_a_task_with_its_own_loop_is_refused_where_it_is_typed_and_on_the_device
     own = task_of(train=lambda model, data, local: 3)
     with pytest.raises(PlanError, match="has its own train"):
         require_own_loop(plan_of(PARTIAL), own)
+    with pytest.raises(PlanError, match="auto"):
+        require_own_loop(plan_of('steps = "auto"\n[cohort]\ndeadline_s = 60'), own)
     require_own_loop(plan_of(), own)
     with pytest.raises(BadTask, match="own train"):
         TorchTrainer(own, local_of(plan_of(PARTIAL))).train(linear(), examples(), Work(), Key(1))

@@ -86,6 +86,8 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[downlink]\ncodec = 'powersgd(2)'", "cannot carry the downlink"),
         ("[local.overlap]\nmax_delay = 2", "[local] overlap"),
         ("min_steps = 4", "[local] min_steps = 4 without partial work"),
+        ("steps = 'auto'", '[local] steps = "auto" with deadline_s = "auto"'),
+        ("steps = 'auto'\nepochs = 2\n[cohort]\ndeadline_s = 60", "[local] steps and epochs are both given"),
         ("partial = true\nmin_steps = 9\nsteps = 8", "[local] min_steps = 9 with steps = 8"),
         ("[uplink]\nfeedback = 'ef21'", "late updates that count less"),
         ("[uplink]\nfeedback = 'ef21'\ncodec = 'twobit(1)'", "ef21 around 'twobit(1)'"),

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from thinwire.core.quantile import p90
 from thinwire.core.types import ReplyHead
 
 KEPT = 20  # the last ones of each codec
-SHARE = 0.9
 ENCODES = 50e6  # bytes of the model a second: the guess before anything was encoded, far under what a small board does
 SLOWER = 4.0  # a way up is taken to be this much slower than the way down until it was gone
-
-
-def p90(seconds: Iterable[float]) -> float:
-    """The least that 9 of 10 do not exceed.
-
-    >>> p90([1.0, 9.0]), p90(range(1, 11))
-    (9.0, 9)
-    """
-    ordered = sorted(seconds)
-    return ordered[math.ceil(SHARE * len(ordered)) - 1]
 
 
 def _kept() -> defaultdict[str, deque[float]]:

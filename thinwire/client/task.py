@@ -29,11 +29,12 @@ def installed_tasks() -> dict[str, str]:
 
 def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
     """`PlanError` where the plan says how to train and the task has a train() of its own: the whole loop is theirs."""
-    if plan.local.partial and loaded.optional("train") is not None:
+    asked = "partial = true" if plan.local.partial else 'steps = "auto"' if plan.local.steps == "auto" else ""
+    if asked and loaded.optional("train") is not None:
         raise PlanError(
-            f"[local] partial = true with the task {loaded.name}, which has its own train()",
+            f"[local] {asked} with the task {loaded.name}, which has its own train()",
             why="the whole loop is the task's: nobody else can end it early, or say what was done of it",
-            hint="[local] partial = false, or leave train() out of the task",
+            hint="leave it out of the plan, or train() out of the task",
         )
 
 

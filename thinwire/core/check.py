@@ -79,7 +79,6 @@ UNBUILT = {
 UNBUILT_VALUES = {
     ("run", "init"): "device",
     ("run", "evaluate"): "holdout",
-    ("local", "steps"): "auto",
 }
 
 
@@ -145,11 +144,17 @@ def _work(plan: RunPlan) -> Iterator[Refusal]:
 
 def _partial(plan: RunPlan) -> Iterator[Refusal]:
     local = plan.local
-    if local.min_steps != 1 and not local.partial:
+    if local.min_steps != 1 and not local.partial and local.steps != "auto":
         yield Refusal(
             f"[local] min_steps = {local.min_steps} without partial work",
-            "it is the fewest steps after which a deadline may end training",
-            "[local] partial = true, or leave min_steps out",
+            "it is the fewest steps after which a deadline may end training, or that follow a device's speed",
+            '[local] partial = true, or steps = "auto", or leave min_steps out',
+        )
+    if local.steps == "auto" and plan.cohort.deadline_s == "auto":
+        yield Refusal(
+            '[local] steps = "auto" with deadline_s = "auto"',
+            "the steps are cut to fit the deadline, and it would follow how long the steps took: both would shrink",
+            "[cohort] deadline_s = 60",
         )
     if isinstance(local.steps, int) and local.min_steps > local.steps:
         yield Refusal(

@@ -88,7 +88,8 @@ class ClientAsked(Event):
     """An ask, before it leaves: one of those that RoundOpened decided, or, with all that follows, one decided since.
 
     Such a one asks for an answer within `deadline_s` from `base_version`, `why` says what made it needed, and
-    `instead_of` names the device whose place it takes.
+    `instead_of` names the device whose place it takes. `steps` of `batch` examples are its own work, where the plan
+    leaves that to the device's speed, and `work_reason` says why so much.
     """
 
     round: int
@@ -100,6 +101,9 @@ class ClientAsked(Event):
     deadline_s: float = 0.0
     why: str = ""
     instead_of: str = ""
+    steps: int = 0
+    batch: int = 0
+    work_reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -105,12 +105,15 @@ class LocalSection(Section):
 
     lr: Positive = Field(description="learning rate on the device")
     steps: Count | Literal["auto"] | None = Field(
-        default=None, description="optimizer steps a round; excludes `epochs`"
+        default=None,
+        description="optimizer steps a round; auto: what a device's speed allows, up to a pass; excludes `epochs`",
     )
     epochs: Positive | None = Field(
         default=None, description="passes over the device's data a round; default 1 where no steps are given"
     )
-    min_steps: Count = Field(default=1, description="steps that are made even after the time of partial work is up")
+    min_steps: Count = Field(
+        default=1, description='steps made even where time is short, with partial work or steps = "auto"'
+    )
     codec_threads: Annotated[int, Field(ge=0)] = Field(
         default=0, description="threads that encode and decode on a device; 0: as many as cores"
     )

@@ -8,8 +8,8 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.types import Work
 
 
-def work_of(plan: RunPlan, devices: int) -> Work:
-    """How much a device is asked to do in a round of so many.
+def work_of(plan: RunPlan, devices: int, own: tuple[int, int] | None = None) -> Work:
+    """How much a device is asked to do in a round of so many; `own` are its steps and batch, where it has its own.
 
     dgc clips where a gradient is accumulated, on each device by itself: N gradients, each of an L2 norm of at most
     N^(-1/2) times the threshold, add up to one of about that norm, since independent ones grow as the root of N.
@@ -20,4 +20,5 @@ def work_of(plan: RunPlan, devices: int) -> Work:
     """
     local = plan.local
     clip = local.clip_grad / math.sqrt(devices) if plan.uplink.dgc and local.clip_grad and devices else 0.0
-    return Work(local.steps if isinstance(local.steps, int) else 0, local.batch, clip)
+    steps, batch = own or (local.steps if isinstance(local.steps, int) else 0, local.batch)
+    return Work(steps, batch, clip)

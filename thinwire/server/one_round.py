@@ -7,6 +7,7 @@ in the journal (and folded again from the spool, in the same order) or the spool
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from thinwire.core.events import ClientFailed, Event, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
@@ -18,6 +19,7 @@ from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact
 from thinwire.server.folding import Folds
 from thinwire.server.moves import Closed
 from thinwire.server.opening import open_round, terms_of
+from thinwire.server.pacing import own_work
 from thinwire.server.past import ask_id_of, asked_round
 from thinwire.server.round import Round
 from thinwire.server.running import POLL_S, Running
@@ -190,7 +192,8 @@ class OneRound:
                 case moves.Lose(device, ask_id, kind, text):
                     facts.append(ClientFailed(now, number, device, ask_id, kind, text, elapsed))
                 case moves.AskNow(device, ask_id):
-                    facts.append(asked_fact(now, number, elapsed, running.sending.parcel(device).size, action))
+                    asking = asked_fact(now, number, elapsed, running.sending.parcel(device).size, action)
+                    facts.append(replace(asking, **own_work(running, device, action.deadline_s)))
                     self.deadlines[ask_id] = action.deadline_s
                     asked.append(device)
         if facts:

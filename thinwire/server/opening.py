@@ -8,6 +8,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.server.cohort import choose
 from thinwire.server.deadline import auto_deadline
 from thinwire.server.moves import Terms
+from thinwire.server.pacing import own_work
 from thinwire.server.past import ask_id_of
 from thinwire.server.round import floor_of
 from thinwire.server.running import Running
@@ -41,7 +42,10 @@ def open_round(running: Running) -> RoundOpened | None:
         references_from=_references_from(running, number),
     )
     sizes = {device: running.sending.parcel(device).size for device in opened.asks}
-    sent = [ClientAsked(opened.at, number, device, ask_id, sizes[device]) for device, ask_id in opened.asks.items()]
+    sent = [
+        ClientAsked(opened.at, number, device, ask_id, sizes[device], **own_work(running, device, opened.deadline_s))
+        for device, ask_id in opened.asks.items()
+    ]
     said = f"round {number}, step {past.steps_made + 1} of {plan.run.rounds}"
     running.record(RunStatusChanged(opened.at, "running", said), opened, *sent)
     return opened

@@ -27,6 +27,7 @@ from thinwire.core.events import (
     UpdateFolded,
 )
 from thinwire.core.types import UpdateId, Verdict
+from thinwire.server.pace import Paces
 
 PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
 PASSING_S, DAY_S = 600.0, 90_000.0  # so long at least and at most a device is left alone that declined by one of them
@@ -84,6 +85,7 @@ class Past:
     answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
     busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s, its last answers
+    paces: Paces = field(default_factory=Paces)
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
     barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
     barred_until: dict[str, float] = field(default_factory=dict)  # of those: when its reason may have passed by itself
@@ -129,11 +131,13 @@ class Past:
                     self.references_from, self.weights = event.references_from, {}
                 self._open(event)
             case ClientAsked():
+                self.paces.asked(event)
                 self._ask_since(event)
             case UpdateAccepted():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.held[event.device] = int(event.head.get("base_version", 0))
                 self.accepted.append(event)
+                self.paces.answered(event)
                 self._time(event)
             case UpdateFolded():
                 self.folded_now.add(event.update_id)

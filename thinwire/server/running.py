@@ -206,7 +206,7 @@ class Running:
             base_digest=base.digest,
             layout_digest=self.layout.digest,
             codec=opened.codec if opened else self.codec,
-            work=work_of(self.plan, len(opened.asks) if opened else 0),
+            work=work_of(self.plan, len(opened.asks) if opened else 0, self.past.paces.work(device, ask_id)),
             deadline_s=deadline_s,
             parts=parcel.parts if parcel else (),
             references_from=self.past.references_from,

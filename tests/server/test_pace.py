@@ -1,0 +1,125 @@
+"""Steps and batch that follow each device's speed: they fit the deadline, and the reason stands in the journal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+
+from tests.server.scripted import Device, ScriptedFleet
+from tests.server.test_run import Bench
+from thinwire.core.events import ClientAsked
+from thinwire.core.sections import LocalSection
+from thinwire.core.types import ReplyHead, Timings
+from thinwire.server.pace import FIRST_STEPS, HALVINGS, SHARE, Pace, given
+
+
+def local(**more: object) -> LocalSection:
+    return LocalSection(lr=1.0, steps="auto", **{"batch": 32, **more})
+
+
+@drawn(
+    example_s=st.floats(0.0, 10.0), rest_s=st.floats(0.0, 100.0), examples=st.integers(1, 10_000),
+    deadline_s=st.floats(1.0, 1000.0), batch=st.integers(1, 256), least=st.integers(1, 9), accumulate=st.integers(1, 4),
+)  # fmt: skip
+def test_what_is_asked_for_fits_or_is_the_least_there_is(
+    example_s, rest_s, examples, deadline_s, batch, least, accumulate
+):
+    section = local(batch=batch, min_steps=least, accumulate=accumulate)
+    work = given(section, Pace(example_s, rest_s, examples), deadline_s)
+    left_s, took_s = SHARE * deadline_s - rest_s, work.steps * work.batch * example_s
+    assert work.steps >= least
+    assert min(2, batch) <= work.batch <= batch
+    if took_s > max(0.0, left_s) * (1 + 1e-9):
+        assert (work.steps, work.batch) == (least, max(min(2, batch), batch >> HALVINGS))
+    if work.steps > least:
+        assert (work.steps - 1) * work.batch * accumulate < examples, "no more than a pass"
+
+
+@pytest.mark.parametrize(
+    ("pace", "steps", "batch", "why"),
+    [
+        (None, FIRST_STEPS, 32, "8 steps, since nothing is known of its speed yet"),
+        (Pace(0.001, 4.0, 320), 10, 32, "a whole pass, 10 steps, fits into 50.0 s"),
+        (Pace(0.5, 4.0, 3200), 3, 32, "3 of the 100 steps of a pass fit into 50.0 s, at 16.00 s each"),
+        (Pace(2.5, 4.0, 3200), 2, 8, "2 of the 400 steps (of 8 examples) of a pass fit into 50.0 s, at 20.00 s each"),
+        (Pace(2.0, 59.0, 3200), 2, 4, "even 2 steps of 4 examples take longer than the 0.0 s that it has"),
+    ],
+)  # fmt: skip
+def test_the_reason_says_what_it_came_from(pace, steps, batch, why):
+    work = given(local(min_steps=2), pace, 60.0)
+    assert (work.steps, work.batch, work.why) == (steps, batch, why)
+
+
+class Timed(Device):
+    """A device that takes so many seconds for one example of a step, and two more for everything else."""
+
+    def __init__(self, name: str, example_s: float, examples: int) -> None:
+        super().__init__(name, lambda ask: 2.0 + self.train_s(ask), examples=examples)
+        self.example_s = example_s
+
+    def train_s(self, ask):
+        return ask.work.steps * ask.work.batch * self.example_s
+
+    def reply(self, ask):
+        head, frames = super().reply(ask)
+        if ask.kind != "train":
+            return head, frames
+        return replace(head, steps=ask.work.steps, a=ask.work.steps, timings=Timings(train_s=self.train_s(ask))), frames
+
+
+def timed(monkeypatch):
+    """The aggregator's stopwatch over each answer, which the scripted fleet does not have."""
+    poll = ScriptedFleet.poll
+
+    def polled(fleet, wait_s):
+        def out(head):
+            assert head.transfer is not None
+            out_s = 2.0 + head.timings.train_s
+            return replace(head, transfer=replace(head.transfer, pulled_at=head.transfer.arrived_at - out_s))
+
+        return [out(one) if isinstance(one, ReplyHead) else one for one in poll(fleet, wait_s)]
+
+    monkeypatch.setattr(ScriptedFleet, "poll", polled)
+
+
+def asked(bench: Bench, name: str) -> list[tuple[int, int]]:
+    return [(event.steps, event.batch) for event in bench.events(ClientAsked) if event.device == name]
+
+
+def test_each_device_is_asked_for_what_it_can_do_in_time(tmp_path, monkeypatch):
+    timed(monkeypatch)
+    devices: list[Device] = [Timed("fast", 0.001, 640), Timed("slow", 0.1, 640), Timed("tiny", 1.0, 640)]
+    bench = Bench(
+        tmp_path, devices, run={"rounds": 8}, local={"lr": 1.0, "steps": "auto", "min_steps": 2},
+        cohort={"deadline_s": 60},
+    )  # fmt: skip
+    assert bench.drive().status == "done"
+    assert asked(bench, "fast") == [(8, 32)] + [(20, 32)] * 7
+    assert asked(bench, "slow") == [(8, 32)] + [(16, 32)] * 7
+    assert asked(bench, "tiny")[0] == (8, 32)
+    assert asked(bench, "tiny")[-1] == (3, 16), "its first answer was late; then a smaller batch lets it take part"
+    asks = [envelope.ask for envelope in bench.fleet.sent if envelope.device == "slow" and envelope.ask.kind == "train"]
+    assert [(ask.work.steps, ask.work.batch) for ask in asks] == asked(bench, "slow")
+    assert bench.reasons()[-2:] == ["all", "all"]
+
+
+def test_a_resumed_run_goes_by_what_the_journal_says(tmp_path, monkeypatch):
+    timed(monkeypatch)
+    section = {"lr": 1.0, "steps": "auto"}
+    bench = Bench(tmp_path, [Timed("a", 0.1, 640)], run={"rounds": 4}, local=section, cohort={"deadline_s": 60})
+    rounds = iter(range(100))
+    bench.drive(stop=lambda: "service" if bench.events(ClientAsked)[1:] and next(rounds) > 3 else None)
+    assert len(asked(bench, "a")) < 4
+    bench.fleet = bench.fleet.restart()
+    assert bench.drive().status == "done"
+    assert asked(bench, "a")[0] == (8, 32)
+    assert set(asked(bench, "a")[1:]) == {(16, 32)}
+
+
+def test_a_plan_that_says_how_much_leaves_nothing_to_speed(tmp_path):
+    bench = Bench(tmp_path, [Device("a")], run={"rounds": 1})
+    bench.drive()
+    assert [(event.steps, event.batch, event.work_reason) for event in bench.events(ClientAsked)] == [(0, 0, "")]

@@ -1,0 +1,125 @@
+"""How many local steps each device is asked for, and of how many examples, where the plan leaves that to its speed.
+
+A change is divided by the normaliser of its own steps, so that few steps and many can be averaged (FedNova, Wang et al.
+2020): a small device takes part with few steps, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from thinwire.core.events import ClientAsked, UpdateAccepted
+from thinwire.core.quantile import p90
+from thinwire.core.sections import LocalSection
+
+KEPT = 16  # of the last answers of a device
+FIRST_STEPS = 8  # while nothing is known of its speed
+SHARE = 0.9  # of the deadline: the rest is for what cannot be foreseen
+HALVINGS = 3  # of the batch, where even the fewest steps would take too long
+LEAST_BATCH = 2  # a normed layer needs two examples
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One device at this run's work: p90 of its last answers."""
+
+    example_s: float  # of a step, for each example of its batch
+    rest_s: float  # of everything else: download, waiting, measuring, encoding, upload
+    examples: int  # to train on, as far as it has told
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one device is asked to do, and why so much."""
+
+    steps: int
+    batch: int
+    why: str
+
+
+def given(local: LocalSection, pace: Pace | None, deadline_s: float) -> Given:
+    """So much that p90 of it fits the deadline: at most one pass over the device's data, at least `min_steps`.
+
+    >>> local = LocalSection(lr=1, steps="auto", batch=10)
+    >>> given(local, Pace(example_s=0.1, rest_s=4.0, examples=1000), 60.0)
+    Given(steps=50, batch=10, why='50 of the 100 steps of a pass fit into 50.0 s, at 1.00 s each')
+    """
+    if pace is None:
+        steps = max(FIRST_STEPS, local.min_steps)
+        return Given(steps, local.batch, f"{steps} steps, since nothing is known of its speed yet")
+    left_s = SHARE * deadline_s - pace.rest_s
+    for halvings in range(HALVINGS + 1):
+        batch = max(min(LEAST_BATCH, local.batch), local.batch >> halvings)
+        step_s = pace.example_s * batch
+        whole = max(local.min_steps, math.ceil(pace.examples / (batch * local.accumulate)))
+        fit = whole if step_s * whole <= left_s else math.floor(max(0.0, left_s) / step_s) if step_s else 0
+        if fit >= local.min_steps:
+            return Given(fit, batch, _said(fit, whole, left_s, step_s, batch, local.batch))
+    late = f"even {local.min_steps} steps of {batch} examples take longer than the {max(0.0, left_s):.1f} s that it has"
+    return Given(local.min_steps, batch, late)
+
+
+def _said(fit: int, whole: int, left_s: float, step_s: float, batch: int, planned: int) -> str:
+    smaller = f" (of {batch} examples)" if batch != planned else ""
+    if fit == whole:
+        return f"a whole pass, {whole} steps{smaller}, fits into {left_s:.1f} s"
+    return f"{fit} of the {whole} steps{smaller} of a pass fit into {left_s:.1f} s, at {step_s:.2f} s each"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one answer said."""
+
+    example_s: float
+    rest_s: float
+    examples: int
+
+
+@dataclass
+class Paces:
+    """What a run has learned of its devices' speed, as a fold over its journal: a resumed run knows the same."""
+
+    _given: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # device -> its last ask: id, steps, batch
+    _seen: dict[str, deque[Seen]] = field(default_factory=dict)
+
+    def asked(self, event: ClientAsked) -> None:
+        if event.steps:
+            self._given[event.device] = event.ask_id, event.steps, event.batch
+
+    def work(self, device: str, ask_id: str) -> tuple[int, int] | None:
+        """(steps, batch) of an ask that has its own."""
+        found = self._given.get(device)
+        return found[1:] if found is not None and found[0] == ask_id else None
+
+    def answered(self, event: UpdateAccepted) -> None:
+        """Take in an answer; nothing is learned from one whose work or times are not known."""
+        asked, seen = self.work(event.device, event.ask_id), _durations(event.head)
+        if asked is None or seen is None:
+            return
+        (_, batch), (steps, train_s, rest_s) = asked, seen
+        known = self._seen.setdefault(event.device, deque(maxlen=KEPT))
+        known.append(Seen(train_s / (steps * batch), rest_s, int(event.head.get("examples", 0))))
+
+    def of(self, device: str) -> Pace | None:
+        seen = self._seen.get(device)
+        return None if not seen else _pace(seen)
+
+
+def _pace(seen: Iterable[Seen]) -> Pace:
+    all_seen = list(seen)
+    # One that was stopped early counts fewer examples than it has.
+    examples = max(one.examples for one in all_seen)
+    return Pace(p90(one.example_s for one in all_seen), p90(one.rest_s for one in all_seen), examples)
+
+
+def _durations(head: Mapping[str, object]) -> tuple[int, float, float] | None:
+    """(steps, seconds of training, seconds of all else), each a duration by one clock; None where it was not timed."""
+    timings, transfer, steps = head.get("timings"), head.get("transfer"), head.get("steps")
+    if not isinstance(timings, Mapping) or not isinstance(transfer, Mapping) or not isinstance(steps, int) or not steps:
+        return None
+    train_s = float(timings.get("train_s", 0.0))
+    out_s = float(transfer["arrived_at"]) - float(transfer["pulled_at"])
+    return steps, train_s, max(0.0, out_s - train_s)

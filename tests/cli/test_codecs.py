@@ -10,6 +10,7 @@ import pytest
 from thinwire.aggregation import codecs
 from thinwire.aggregation.aliases import ALIASES
 from thinwire.aggregation.described import described
+from thinwire.aggregation.registry import steps
 from thinwire.aggregation.methods.fp16 import Fp16
 
 
@@ -92,8 +93,8 @@ def test_what_another_package_brings_and_does_not_hold_hides_nothing_else(monkey
     ours = {row.name: row for row in described()}
     found = {name: EntryPoint(name, f"{__name__}:{at}", "thinwire.codecs")
              for name, at in (("boom", "Boom"), ("astray", "Astray"), ("half", "Half"), ("gone", "Gone"))}  # fmt: skip
-    monkeypatch.setattr(codecs, "_installed", found)
-    monkeypatch.setattr(codecs, "_named", dict(codecs._named))
+    monkeypatch.setattr(steps, "_installed", found)
+    monkeypatch.setattr(steps, "_named", dict(steps._named))
     rows = {row.name: row for row in described()}
     broken = {name: rows.pop(name) for name in found}
     assert rows == ours

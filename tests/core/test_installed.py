@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from thinwire.aggregation.registry import STEPS, Codecs
+from thinwire.aggregation.registry import OWN, Steps
 from thinwire.core.errors import CodecError
 from thinwire.core.registry import Registry
 
@@ -64,10 +64,10 @@ def test_a_registry_without_a_group_knows_its_own_only() -> None:
 def test_what_is_no_step_of_a_chain_is_refused(elsewhere: ModuleType, parts: dict[str, object], said: str) -> None:
     elsewhere.mine = type("Mine", (), parts)  # type: ignore[attr-defined]
     with pytest.raises(CodecError) as caught:
-        Codecs("codec", group=GROUP).find("mine")
+        Steps("codec", group=GROUP).find("mine")
     assert said in caught.value.why
 
 
 def test_an_installed_step_is_one_like_ours(elsewhere: ModuleType) -> None:
-    elsewhere.mine = type("Mine", (STEPS[0],), {"examples": ("mine",)})  # type: ignore[attr-defined]
-    assert Codecs("codec", group=GROUP).find("mine").role == "quantizer"
+    elsewhere.mine = type("Mine", (OWN[0],), {"examples": ("mine",)})  # type: ignore[attr-defined]
+    assert Steps("codec", group=GROUP).find("mine").role == "quantizer"

@@ -13,7 +13,7 @@ from thinwire.aggregation.aliases import ALIASES
 from thinwire.aggregation.codec import Contractive, Kind, Unbiased
 from thinwire.aggregation.feedback import feedback
 from thinwire.aggregation.parse import parse
-from thinwire.aggregation.registry import codecs
+from thinwire.aggregation.registry import steps
 from thinwire.core.errors import CodecError
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
@@ -49,9 +49,9 @@ def described() -> list[Described]:
     What another package brings and does not hold hides nothing else: it is a row that says why.
     """
     rows, broken = list[Described](), list[Described]()
-    for name in codecs:
+    for name in steps:
         try:
-            step = codecs[name]
+            step = steps[name]
             text = inspect.getdoc(step) or ""
             example = parse(step.examples[0]).spec
             rows.append(_row(name, step.role, example, papers(text), text.split("\n", maxsplit=1)[0]))

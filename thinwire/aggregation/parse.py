@@ -26,7 +26,7 @@ from thinwire.aggregation.layers import Layers, Rule
 from thinwire.aggregation.lowrank import LowRank
 from thinwire.aggregation.methods.fp16 import Fp16
 from thinwire.aggregation.methods.powersgd import PowerSgd
-from thinwire.aggregation.registry import codecs
+from thinwire.aggregation.registry import steps
 from thinwire.core.errors import CodecError
 
 STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
@@ -157,7 +157,7 @@ def _steps(written: str, spec: str) -> list[Step]:
 def _step(name: str, argument: str | None) -> Step:
     if name == "layers":
         raise CodecError("layers within a chain", why="rules by layer are of a whole update", hint=RULES)
-    kind = codecs.find(name, also=ALIASES)
+    kind = steps.find(name, also=ALIASES)
     if argument is not None and not any(re.search(rf"\b{name}\(", example) for example in kind.examples):
         raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
     return kind.read(argument)

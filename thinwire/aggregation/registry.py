@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.aggregation.codec import Codec, Step
+from thinwire.aggregation.codec import Step
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.pack import Pack
 from thinwire.aggregation.coders.rice import Rice
@@ -27,13 +27,11 @@ from thinwire.aggregation.methods.threshold import Threshold
 from thinwire.aggregation.methods.topk import TopK
 from thinwire.aggregation.methods.twobit import TwoBit
 from thinwire.core.errors import CodecError
-from thinwire.core.layout import Layout
 from thinwire.core.registry import Registry
-from thinwire.core.sections import ServerSection, UplinkSection
 
 
-class Codecs(Registry[type[Step]]):
-    """The registry as a plan's check wants it: it parses chains and knows which of them feedback may stand around."""
+class Steps(Registry[type[Step]]):
+    """What a chain can be made of."""
 
     def admit(self, name: str, thing: Any) -> type[Step]:
         """A sparsifier, a quantizer, or a compressor that stands last; its own name stands in its examples."""
@@ -59,42 +57,6 @@ class Codecs(Registry[type[Step]]):
                 hint="thinwire/aggregation/codec.py says what a Quantizer and a Sparsifier have",
             )
 
-    def parse(self, spec: str) -> Codec:
-        from thinwire.aggregation.parse import parse
-
-        return parse(spec)
-
-    def require_contraction(self, spec: str, feedback: str = "classic") -> None:
-        """`CodecError` when this kind of feedback around this chain would diverge (design, section 4)."""
-        from thinwire.aggregation.ef21 import ef21
-        from thinwire.aggregation.feedback import feedback as classic
-
-        around = ef21 if feedback == "ef21" else classic
-        around(self.parse(spec)).bind(Layout.of({"w": (8, 8)}))
-
-    def require_downlink(self, spec: str) -> None:
-        """`CodecError` when this chain cannot carry the model to the devices (design, section 6)."""
-        from thinwire.aggregation.downlink import require_downlink
-
-        require_downlink(spec)
-
-    def require_optimizer(self, server: ServerSection) -> None:
-        """`CodecError` when there is no such server optimizer, or it does not know a key that is given."""
-        from thinwire.aggregation.optimizers import server_optimizer
-
-        server_optimizer(server)
-
-    def require_uplink(self, uplink: UplinkSection) -> None:
-        """`CodecError` when rules by layer cannot stand beside the codec, or a warm-up finds no ratio."""
-        from thinwire.aggregation.warmup import codec_of
-
-        try:
-            for spec in (uplink.codec, *uplink.layers.values()):
-                self.parse(spec)
-        except CodecError:
-            return  # it is refused by itself
-        codec_of(uplink, 0)
-
 
 NEEDED = ("role", "examples", "read")
 PARTS = {
@@ -115,10 +77,10 @@ def _called(thing: Any) -> str:
     return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
 
 
-codecs = Codecs("codec", group="thinwire.codecs")
-STEPS: tuple[type[Step], ...] = (
+steps = Steps("codec", group="thinwire.codecs")
+OWN: tuple[type[Step], ...] = (
     Identity, Fp16, Bf16, Int8, Qsgd, Natural, Ternary, Sign, TwoBit, Drive, Eden, Threshold, TopK, RandK,
     PowerSgd, Pack, Delta, Rice, Zstd,
 )  # fmt: skip
-for step in STEPS:
-    codecs.add(step.__name__.lower(), step)
+for step in OWN:
+    steps.add(step.__name__.lower(), step)

@@ -49,15 +49,16 @@ def specs(named: str) -> list[str]:
         importlib.import_module("hypothesis")
     except ImportError as error:
         raise pytest.UsageError("--thinwire-codec needs hypothesis: pip install hypothesis") from error
-    from thinwire.aggregation import codecs, parse
+    from thinwire.aggregation import parse
+    from thinwire.aggregation.registry import steps
     from thinwire.core.errors import CodecError
 
     thing = _imported(named)
     place = -1 if getattr(thing, "role", "") == "coder" else 0
     name = _stage(str(next(iter(getattr(thing, "examples", ())), "?")), place).partition("(")[0]
     try:
-        if name not in codecs or codecs[name] is not thing:
-            codecs.add(name, codecs.admit(name, thing))
+        if name not in steps or steps[name] is not thing:
+            steps.add(name, steps.admit(name, thing))
         found = [parse(example).spec for example in thing.examples]
         alone = [_stage(spec, place) for spec in found if place or ">" not in spec]
         chains = [parse(form.format(spec)).spec for spec in alone for form in BEHIND[thing.role]]

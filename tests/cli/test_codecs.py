@@ -10,8 +10,8 @@ import pytest
 from thinwire.aggregation import codecs
 from thinwire.aggregation.aliases import ALIASES
 from thinwire.aggregation.described import described
-from thinwire.aggregation.registry import steps
 from thinwire.aggregation.methods.fp16 import Fp16
+from thinwire.aggregation.registry import steps
 
 
 def test_every_name_is_listed_with_its_role_kind_and_bits(thinwire):

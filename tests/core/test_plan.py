@@ -86,6 +86,12 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[downlink]\ncodec = 'powersgd(2)'", "cannot carry the downlink"),
         ("[local.overlap]\nmax_delay = 2", "[local] overlap"),
         ("min_steps = 4", "[local] min_steps = 4 without partial work"),
+        (
+            "durability = 'exit'\n[uplink]\nfeedback = 'ef21'\n[cohort]\nlate = 'drop'",
+            '[local] durability = "exit" with [uplink] feedback',
+        ),
+        ("durability = 'exit'\n[secure]\nenabled = true", '[local] durability = "exit" with [secure]'),
+        ("durability = 'exit'\n[privacy]\nmode = 'example'", '[local] durability = "exit" with [privacy]'),
         ("steps = 'auto'", '[local] steps = "auto" with deadline_s = "auto"'),
         ("steps = 'auto'\nepochs = 2\n[cohort]\ndeadline_s = 60", "[local] steps and epochs are both given"),
         ("partial = true\nmin_steps = 9\nsteps = 8", "[local] min_steps = 9 with steps = 8"),

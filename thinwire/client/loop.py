@@ -22,6 +22,7 @@ from thinwire.core.types import Ask, Failure, ReplyHead
 
 Say = Callable[[str], None]
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
+SAVE_S = 600.0  # how long a plan may have state wait that a kill would cost
 BACK_S = 1.0  # the first pull after an outage: it is over when a call was answered, and a person may be waiting for it
 
 
@@ -45,7 +46,7 @@ class Loop:
         self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
         self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
-        self.poll_s = 25.0
+        self.poll_s, self._saved_at = 25.0, time.monotonic()
         self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has())
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
 
@@ -59,7 +60,7 @@ class Loop:
             for session in self.sessions.values():
                 session.name = welcome.name  # the row's: an operator may have renamed this device
                 session.welcomed(welcome.sequences)
-                for head, bundle in session.unsent():
+                for head, bundle in session.unsent(self.say):
                     self._push(session, head, bundle)
             self._puller.start()
             self.say("idle")
@@ -81,8 +82,16 @@ class Loop:
             if task.error:
                 self.say(f"the task {task.name} cannot be used: {task.error}")
 
+    def save(self) -> None:
+        """What plans let wait is durable from here on."""
+        self._saved_at = time.monotonic()
+        for session in self.sessions.values():
+            session.save(self.say)
+
     def _keep_up(self) -> None:
         """Between two asks; what the device has become is told, while a pull may be waiting."""
+        if time.monotonic() - self._saved_at >= SAVE_S:
+            self.save()
         if self._upkeep is None:
             return
         self._upkeep.look(self.say)

@@ -72,6 +72,7 @@ def serve(
             return error.exit_code
         finally:
             ending.set()
+            loop.save()
             link.close()
             loop.join()
             if worker is not None:

@@ -18,7 +18,8 @@ from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.gate import Gate
-from thinwire.client.state import Entry, RunFolder, RunState, Write, run_folder
+from thinwire.client.state import Entry, RunFolder, RunState, Write
+from thinwire.client.until_exit import WaitingFolder, waiting_folder
 from thinwire.client.work import Job, Result, Say, TakeBase, work
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
 from thinwire.core.fleet import Delivery
@@ -64,7 +65,7 @@ class Session:
         self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
         self.slow_step_s, self.debug = slow_step_s, debug
         self.clock, self.may_stop = clock, may_stop  # may_stop: whether a deadline may end training, as the plan allows
-        self._folders, self._take_base = folders or partial(run_folder, write=write), take_base
+        self._folders, self._take_base = folders or partial(waiting_folder, write=write), take_base
         self.seen: dict[str, int] = {}  # run -> the highest sequence that the aggregator has seen
         self._runs: dict[str, tuple[RunFolder, RunState]] = {}
         self._afterwards: defaultdict[str, Afterwards] = defaultdict(Afterwards)
@@ -98,19 +99,30 @@ class Session:
         self._afterwards.pop(ask.run, None)
         try:
             folder, state = self._state(ask.run, say)
-            self._keep(ask.run, folder, outbox.over(state))
+            state = outbox.over(state)
+            folder.commit(state)
+            self._runs[ask.run] = folder, state
         except (CannotAnswer, DataLost) as error:  # what is left on disk does no harm, and other runs go on
             say(str(error))
         else:
             say(f"{ask.run} is over")
 
-    def unsent(self) -> list[tuple[ReplyHead, Path | None]]:
+    def save(self, say: Say) -> None:
+        """Make durable what plans let wait: at the exit, and from time to time before it."""
+        for folder, _ in self._runs.values():
+            if isinstance(folder, WaitingFolder):
+                try:
+                    folder.save()
+                except (DataLost, OSError) as error:
+                    say(f"{folder.folder.name}: what waits to be saved cannot be: {error}")
+
+    def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHead, Path | None]]:
         """Everything on disk on which there is no verdict yet: what a new process sends again."""
         found = []
         for path in sorted((self.folder / "runs").glob("*/state.json")):
             if path.parent.name.rpartition("-")[0] != self.bench.name:  # a run's id is TASK-N: another session's
                 continue
-            folder, state = self._state(path.parent.name, lambda line: None)
+            folder, state = self._state(path.parent.name, say)
             found += [(entry.head, folder.path(entry)) for entry in state.outbox]
         return found
 
@@ -140,7 +152,7 @@ class Session:
         if ask.kind not in ("train", "evaluate"):
             raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
         if settled is not state:
-            self._keep(ask.run, folder, settled)  # a verdict counts even if the work after it fails
+            self._keep(ask, folder, settled)  # a verdict counts even if the work after it fails
         if ask.kind == "train" and _feedback(ask) == "ef21":
             self._require_reference(ask.run, settled)
         job = Job(
@@ -205,14 +217,19 @@ class Session:
         head, begun = result.head, self.clock.now()
         entry = Entry(head, ask.round, f"{head.update_id.sequence}.parts" if head.parts else "")
         state = outbox.append(result.state, entry)
-        self._keep(ask.run, folder, state, {entry.file: result.body} if entry.file else {})
+        self._keep(ask, folder, state, {entry.file: result.body} if entry.file else {})
         if head.parts:
             self._afterwards[ask.run].encoded(head, self.clock.now() - begun)
         return head, folder.path(entry)
 
-    def _keep(self, run: str, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
-        folder.commit(state, parts)
-        self._runs[run] = folder, state
+    def _keep(self, ask: Ask, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+        """Durable from here on, or until `save` where the plan lets it wait; a simulation's folders know better."""
+        local = {} if isinstance(ask.plan, str) else ask.plan.get("local", {})
+        if local.get("durability") == "exit" and isinstance(folder, WaitingFolder):
+            folder.hold(state, parts)
+        else:
+            folder.commit(state, parts)
+        self._runs[ask.run] = folder, state
 
     def _failure(self, error: Exception, ask: Ask) -> Failure:
         kind = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error")

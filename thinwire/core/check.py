@@ -69,7 +69,7 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
 UNBUILT = {
     "run": ("eval_cohort",),
     "cohort": ("mode", "buffer", "max_concurrency", "selection"),
-    "local": ("overlap", "durability"),
+    "local": ("overlap",),
     "uplink": ("ladder",),
     "server": ("reduce",),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
@@ -112,6 +112,7 @@ def _work(plan: RunPlan) -> Iterator[Refusal]:
             "[local] steps and epochs are both given", "each says how long a device trains", "leave one of them out"
         )
     yield from _partial(plan)
+    yield from _durability(plan)
     if plan.local.momentum and plan.local.optimizer != "sgd":
         yield Refusal(
             f"[local] momentum with optimizer = {plan.local.optimizer!r}",
@@ -162,6 +163,25 @@ def _partial(plan: RunPlan) -> Iterator[Refusal]:
             "a device makes no more steps than it is asked for",
             f"[local] min_steps = {local.steps}",
         )
+
+
+def _durability(plan: RunPlan) -> Iterator[Refusal]:
+    if plan.local.durability != "exit":
+        return
+    whys = {
+        '[uplink] feedback = "ef21"': (
+            plan.uplink.feedback == "ef21",
+            "a device that is killed would lose the reference that the aggregator's sum goes on from",
+        ),
+        "[secure] enabled = true": (plan.secure.enabled, "what was masked must be on disk before it leaves the device"),
+        f'[privacy] mode = "{plan.privacy.mode}"': (
+            plan.privacy.mode != "off",
+            "what was spent must be on disk before anything leaves the device",
+        ),
+    }
+    for other, (given, why) in whys.items():
+        if given:
+            yield Refusal(f'[local] durability = "exit" with {other}', why, '[local] durability = "round"')
 
 
 def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:

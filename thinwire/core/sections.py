@@ -140,7 +140,9 @@ class LocalSection(Section):
         default=False, description="train no longer than leaves time to encode and send before the deadline"
     )
     overlap: Overlap | None = Field(default=None, description="delayed averaging: train on while updates travel")
-    durability: Literal["round", "exit"] = Field(default="round", description="when a device makes its state durable")
+    durability: Literal["round", "exit"] = Field(
+        default="round", description="when a device's state is durable; exit: a kill costs its residual"
+    )
 
 
 class Warmup(Section):

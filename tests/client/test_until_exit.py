@@ -1,0 +1,149 @@
+"""`durability = "exit"`: nothing is synced between rounds, a kill costs the residual, and no number is used twice."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.client.small import RUN, Aggregator, plan_of, task_of
+from tests.client.test_service import Running
+from tests.fleet_laws import polled
+from thinwire.client import loop
+from thinwire.client.session import Session
+from thinwire.client.until_exit import AHEAD, MARK
+from thinwire.core.errors import DataLost
+from thinwire.core.home import write_atomically
+from thinwire.core.types import ReplyHead
+
+SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
+EXIT = 'durability = "exit"'
+
+
+class Written:
+    """Durable writes, by the files' names."""
+
+    def __init__(self) -> None:
+        self.names = list[str]()
+
+    def __call__(self, path: Path, data: bytes) -> None:
+        self.names.append(path.name)
+        write_atomically(path, data)
+
+
+def device(folder: Path, text: str = EXIT) -> Aggregator:
+    return Aggregator(folder, task_of(), plan_of(text, **SPARSE))
+
+
+def answered(aggregator: Aggregator, session: Session, *numbers: int) -> list[tuple[int, bytes]]:
+    """(sequence, bytes) of the answers to these rounds, each told that the one before it was folded."""
+    found = []
+    for number in numbers:
+        head, bundle = aggregator.answer(session, aggregator.ask(number, verdicts=[(number - 1, "folded")]))
+        found.append((head.update_id.sequence, bundle.read_bytes()))
+    return found
+
+
+def test_rounds_write_nothing_durable_but_one_mark_and_give_the_same_bytes(tmp_path):
+    written = Written()
+    lax, strict = device(tmp_path / "exit"), device(tmp_path / "round", "")
+    here = answered(lax, lax.session(write=written), 1, 2, 3)
+    assert written.names == [MARK]
+    assert here == answered(strict, strict.session(), 1, 2, 3)
+
+
+def test_what_was_saved_at_the_exit_is_gone_on_with(tmp_path):
+    lax, strict = device(tmp_path / "exit"), device(tmp_path / "round", "")
+    session = lax.session()
+    here = answered(lax, session, 1, 2)
+    session.save(lax.said.append)
+    again = lax.session()
+    assert [head.update_id.sequence for head, _ in again.unsent()] == [2]
+    here += answered(lax, again, 3)
+    assert here == answered(strict, strict.session(), 1, 2, 3)
+
+
+def test_a_kill_costs_the_residual_and_nothing_is_counted_twice(tmp_path):
+    lax = device(tmp_path)
+    session = lax.session()
+    answered(lax, session, 1)
+    session.save(lax.said.append)
+    answered(lax, session, 2)  # the save is older than this
+    killed, said = lax.session(), list[str]()
+    assert killed.unsent(said.append) == []
+    assert said == [f"{RUN}: what was not yet sent of it is lost: this client ended before it could save it"]
+    fresh = device(tmp_path / "fresh", "")
+    _, first = answered(fresh, fresh.session(), 3)[0]
+    ((sequence, body),) = answered(lax, killed, 3)
+    assert body == first, "it begins with no residual"
+    assert sequence == 1 + AHEAD + 1
+
+
+@settings(deadline=None, max_examples=15)
+@given(moves=st.lists(st.sampled_from(["answer", "save", "kill"]), max_size=12))
+def test_no_number_is_used_twice_whenever_it_is_killed(tmp_path_factory, moves):
+    lax = device(tmp_path_factory.mktemp("killed"))
+    session, used, number = lax.session(), list[int](), 0
+    for move in moves:
+        if move == "answer":
+            number += 1
+            used.append(answered(lax, session, number)[0][0])
+        elif move == "save":
+            session.save(lax.said.append)
+        else:
+            session = lax.session()
+    assert used == sorted(set(used))
+
+
+def test_the_end_of_a_run_is_durable_at_once(tmp_path):
+    lax = device(tmp_path)
+    session = lax.session()
+    answered(lax, session, 1)
+    session.stop(lax.ask(2, kind="stop").ask, lax.said.append)
+    assert [path.name for path in (tmp_path / "device" / "runs" / RUN).iterdir()] == ["state.json"]
+    assert answered(lax, lax.session(), 3)[0][0] == 2
+
+
+def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_anew(tmp_path):
+    full = [False]
+
+    def write(path: Path, data: bytes) -> None:
+        if full[0]:
+            raise DataLost("the disk is full")
+        write_atomically(path, data)
+
+    lax = device(tmp_path)
+    session = lax.session(write=write)
+    answered(lax, session, 1)
+    full[0] = True
+    session.save(lax.said.append)
+    assert lax.said[-1] == f"{RUN}: what waits to be saved cannot be: the disk is full"
+    assert answered(lax, lax.session(), 2)[0][0] == AHEAD + 2
+
+
+@pytest.mark.parametrize("how", ["exit", "timer"])
+def test_a_service_saves_when_it_ends_and_from_time_to_time(tmp_path, monkeypatch, how):
+    running = Running(tmp_path)
+    running.aggregator.plan = plan_of(EXIT, **SPARSE)
+    saved, save = threading.Event(), Session.save
+
+    def noted(session: Session, say: object) -> None:
+        save(session, say)  # type: ignore[arg-type]
+        if (tmp_path / "device" / "runs" / RUN / "state.json").exists():
+            saved.set()
+
+    monkeypatch.setattr(Session, "save", noted)
+    if how == "timer":
+        monkeypatch.setattr(loop, "SAVE_S", 0.0)
+    thread = running.start()
+    running.send(running.aggregator.ask(1))
+    polled(running.fleet, ReplyHead)
+    if how == "exit":
+        running.stop.set()
+    assert saved.wait(30)
+    assert not (tmp_path / "device" / "runs" / RUN / MARK).exists()
+    running.stop.set()
+    thread.join(10)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from thinwire.core.types import UpdateId
 from thinwire.server.moves import (
     Action,
+    AskNow,
     Closed,
     Defer,
     Drop,
@@ -20,6 +21,7 @@ from thinwire.server.moves import (
     Left,
     Lose,
     Refused,
+    Spare,
     Stop,
     Terms,
     Tick,
@@ -162,26 +164,38 @@ def test_the_floor_is_a_share_or_a_count(share: float, asked: int, floor: int) -
 
 
 events = st.one_of(
-    st.builds(lambda d, s, base: ("head", d, s, base), st.sampled_from("abcde"), st.integers(1, 3), st.integers(0, 6)),
-    st.builds(lambda d: ("left", d), st.sampled_from("abcde")),
-    st.builds(lambda d: ("joined", d), st.sampled_from("abcde")),
-    st.builds(lambda d: ("failed", d), st.sampled_from("abcde")),
+    st.builds(lambda d, s, base: ("head", d, s, base), st.sampled_from("abcdef"), st.integers(1, 3), st.integers(0, 6)),
+    st.builds(lambda d: ("left", d), st.sampled_from("abcdef")),
+    st.builds(lambda d: ("joined", d), st.sampled_from("abcdef")),
+    st.builds(lambda d: ("failed", d), st.sampled_from("abcdef")),
     st.builds(lambda bad: ("fold", bad), st.booleans()),
     st.builds(lambda s: ("wait", s), st.floats(0.1, 4)),
     st.just(("stop",)),
 )
 
 
-@given(st.lists(events, max_size=40), st.integers(1, 4), st.integers(1, 4), st.sampled_from(["fold", "drop"]))
-def test_every_answer_has_one_outcome_and_a_round_always_closes(
-    script: list[tuple[object, ...]], target: int, floor: int, late: str
+@given(
+    st.lists(events, max_size=40),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(["fold", "drop"]),
+    st.dictionaries(st.sampled_from("efg"), st.floats(0, 12)),
+)
+def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_answer(
+    script: list[tuple[object, ...]], target: int, floor: int, late: str, needs_s: dict[str, float]
 ) -> None:
     r = new_round("abcd", target=target, floor=floor, late=late)
     now, folding, outcomes, deferred = 100.0, list[UpdateId](), dict[UpdateId, str](), set[UpdateId]()
 
+    def spares(left_s: float) -> list[Spare]:
+        return [Spare(d, f"ask-{d}") for d, seconds in needs_s.items() if seconds <= left_s]
+
     def feed(event: object) -> None:
-        for action in r.on(event, now):  # type: ignore[arg-type]  # the script holds inputs
+        before = set(r.asks)
+        for action in r.on(event, now, spares):  # type: ignore[arg-type]  # the script holds inputs
             match action:
+                case AskNow(device, _, base, deadline_s):
+                    assert device not in before and needs_s[device] <= deadline_s == 110.0 - now and base == 6
                 case Fold(update_id):
                     assert update_id not in outcomes
                     outcomes[update_id] = "accepted"
@@ -191,6 +205,11 @@ def test_every_answer_has_one_outcome_and_a_round_always_closes(
                     outcomes[update_id] = "dropped"
                 case Defer(update_id):
                     deferred.add(update_id)
+        if not r.closed:
+            assert r.folding or (r.outstanding and now < 110.0), "it waits for nobody"
+            waiting = set(needs_s) - set(r.asks)
+            short = r.possible < target and bool(r.lost or r.spoiled) and not r.shut
+            assert not (short and any(needs_s[d] <= 110.0 - now for d in waiting)), "somebody could be asked"
 
     for step in [*script, ("wait", 50.0)]:
         if r.closed:
@@ -198,7 +217,7 @@ def test_every_answer_has_one_outcome_and_a_round_always_closes(
         match step:
             case ("head", str(d), int(s), int(base)):
                 if (u := update(d, s)) not in outcomes:  # the driver acks what it has decided
-                    feed(Head(u, f"ask-{d}", d, base))
+                    feed(Head(u, f"ask-{d}" if d in r.asks else f"old-{d}", d, base))
             case ("left", str(d)):
                 feed(Left(d, "gone"))
             case ("joined", str(d)):

@@ -44,7 +44,7 @@ def assert_sums_agree(store: Store, run_id: str) -> None:
 
 
 @functools.cache
-def _empty() -> bytes:
+def empty_database() -> bytes:
     """A database with its tables, made once: making them takes longer than most tests."""
     with tempfile.TemporaryDirectory() as folder:
         Store.open(Path(folder) / "empty").close()
@@ -56,7 +56,7 @@ def empty_store() -> Iterator[Store]:
     """A store that is gone afterwards; for tests that need many."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.sqlite3"
-        path.write_bytes(_empty())
+        path.write_bytes(empty_database())
         with Store.open(path) as store:
             yield store
 

@@ -41,6 +41,7 @@ class OneRound:
         self.fold_s = 0.0
         self.deadlines: dict[str, float] = {}  # ask_id -> seconds, of asks after the opening
         self.later: list[Event] = []  # facts that decide nothing: recorded with the next decision
+        self.accepted: list[tuple[ReplyHead, moves.Fold]] = []  # of this poll: recorded before whatever follows
 
     @classmethod
     def open(cls, running: Running) -> OneRound | None:
@@ -57,6 +58,8 @@ class OneRound:
         for asked in running.past.asked_now:
             again.deadlines[asked.ask_id] = asked.deadline_s
             again.machine.on(moves.Asked(asked.device, asked.ask_id, asked.instead_of), opened.elapsed_s)
+        refused = {event.update_id for event in running.past.accepted} & running.past.dropped
+        again.machine.dropped += [UpdateId.parse(u) for u in running.past.dropped_now if u not in refused]
         for event in running.past.accepted:
             head = reply_from_json(event.head)
             assert isinstance(head, ReplyHead)
@@ -103,12 +106,11 @@ class OneRound:
         return max(0.0, min(POLL_S, self.machine.deadline_at - self.running.elapsed))
 
     def _take(self, arrivals: Iterable[Arrival]) -> None:
-        """Everything that came in one poll: accepted answers share one commit, then are acked and folded."""
-        accepted: list[tuple[ReplyHead, moves.Fold]] = []
+        """Everything that came in one poll: accepted answers share one commit, then they are folded."""
         for arrival in arrivals:
             match arrival:
                 case ReplyHead():
-                    self._head(arrival, accepted)
+                    self._head(arrival)
                 case Failure(kind, text, ask_id, device):
                     self._earlier(device, kind, text, ask_id)
                     self._on(moves.Failed(device, ask_id, kind, text))
@@ -119,12 +121,8 @@ class OneRound:
                         self._withdraw(device)
                     self._earlier(device, "left", why)
                     self._on(moves.Left(device, why))
-        if not accepted:
-            return
-        now, number = self.running.clock.wall(), self.opened.round
-        self.record(*(accepted_fact(now, number, self.running.elapsed, head, action) for head, action in accepted))
-        for head, action in accepted:
-            self._begin(head, action.discount)
+        if self.accepted:
+            self.record()
 
     def _withdraw(self, device: str) -> None:
         """Drop what a device that was shut out sent and nobody has folded; what is folded stays, and is recorded so."""
@@ -142,7 +140,7 @@ class OneRound:
         if busy_with and busy_with != self.machine.asks.get(device) and ask_id in ("", busy_with):
             self.running.lose(device, kind, text)
 
-    def _head(self, head: ReplyHead, accepted: list[tuple[ReplyHead, moves.Fold]]) -> None:
+    def _head(self, head: ReplyHead) -> None:
         running, update_id = self.running, head.update_id
         if update_id in self.heads:
             return  # it comes again after a restart; it is acked when the round is closed
@@ -171,7 +169,7 @@ class OneRound:
         seen = moves.Head(update_id, head.ask_id, update_id.device, head.base_version)
         for action in self._act(seen):
             if isinstance(action, moves.Fold):
-                accepted.append((head, action))
+                self.accepted.append((head, action))
 
     def _on(self, event: moves.Input) -> None:
         if not self.machine.closed:
@@ -245,8 +243,14 @@ class OneRound:
                 self._on(moves.Folded(outcome.update_id))
 
     def record(self, *events: Event) -> None:
+        """Make facts durable in the order in which they came to be: first what was accepted before them."""
         later, self.later = self.later, []
-        self.running.record(*later, *events)
+        accepted, self.accepted = self.accepted, []
+        now, elapsed = self.running.clock.wall(), self.running.elapsed
+        facts = [accepted_fact(now, self.opened.round, elapsed, head, action) for head, action in accepted]
+        self.running.record(*later, *facts, *events)
+        for head, action in accepted:
+            self._begin(head, action.discount)
 
     def new_fold(self) -> Fold:
         return Fold(self.plan, self.running.layout, self.opened.codec, self.running.past.weights, self.running.codec_of)

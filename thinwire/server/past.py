@@ -78,6 +78,7 @@ class Past:
     accepted: list[UpdateAccepted] = field(default_factory=list)  # of the open round, in fold order
     folded_now: set[str] = field(default_factory=set)  # of the open round
     lost_now: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the open round: device -> (kind, text)
+    dropped_now: list[str] = field(default_factory=list)  # of the open round
     asked_now: list[ClientAsked] = field(default_factory=list)  # of the open round, those after its opening
     asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> ask_id -> device, of the last KEPT rounds
     decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
@@ -144,6 +145,7 @@ class Past:
             case UpdateDropped():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.dropped.add(event.update_id)
+                self.dropped_now.append(event.update_id)
                 self._tell(Verdict(UpdateId.parse(event.update_id), "dropped"))
             case ClientFailed():
                 self._fail(event)
@@ -232,7 +234,7 @@ class Past:
         if self._slowest_now:
             self.slowest.append(self._slowest_now)
         self.open_round, self.accepted, self.lost_now, self._slowest_now = None, [], {}, 0.0
-        self.folded_now, self.asked_now = set(), []
+        self.folded_now, self.asked_now, self.dropped_now = set(), [], []
 
     def bars(self, elapsed_s: float) -> dict[str, str]:
         """Devices that are not asked now, with the reason."""

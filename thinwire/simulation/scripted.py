@@ -17,6 +17,7 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, Spool, TaskReport
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings
 from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.simulation.made_up import Work
 from thinwire.simulation.scripted_device import Kept, ScriptedDevice
 from thinwire.simulation.turns import Again, Turn
 
@@ -106,7 +107,7 @@ class ScriptedFleet(LocalFleet):
             due = heapq.heappop(self._due)
             self.virtual.advance(max(0.0, due.at - self.virtual.now()))
             if due.life in (None, due.device.life):
-                self._happens(due)
+                self._happens_whole(due)
         return super().poll(max(0.0, until - self.virtual.now()))
 
     def _after(
@@ -120,6 +121,14 @@ class ScriptedFleet(LocalFleet):
     ) -> None:
         at, life = self.virtual.now() + seconds, None if always else device.life
         heapq.heappush(self._due, Due(at, next(self._numbers), step, device, life, delivery, turn or Turn()))
+
+    def _happens_whole(self, due: Due) -> None:
+        """What the aggregator's death cut off happens again, to the next one."""
+        try:
+            self._happens(due)
+        except BaseException:
+            heapq.heappush(self._due, due)
+            raise
 
     def _happens(self, due: Due) -> None:
         match due.step, due.delivery:
@@ -170,6 +179,7 @@ class ScriptedFleet(LocalFleet):
             return
         ask = delivery.ask
         if ask.kind == "stop":
+            device.hear(ask)
             device.outbox.clear()
         elif ask.ask_id in device.outbox:
             if device.outbox[ask.ask_id].pushed:
@@ -204,6 +214,7 @@ class ScriptedFleet(LocalFleet):
             return
         timings = Timings(turn.download_s, 0.0, 0.0, turn.compute_s, turn.encode_s)
         kept = device.outbox[ask.ask_id] = Kept(delivery, turn, replace(head, timings=timings), body)
+        kept.more = [_once_more(device.work, kept, again) for again in turn.again]
         if turn.held:
             due = Due(turn.sending_s(len(body)), 0, "send", device, None, delivery, turn)
             self._held.append((ask.round + turn.held, due))
@@ -224,25 +235,25 @@ class ScriptedFleet(LocalFleet):
             return
         upload_s = turn.sending_s(len(kept.body))
         self.take(device.link, kept.head, kept.body, upload_s)
-        if not kept.pushed:
-            for again in turn.again:
-                self._once_more(device, kept, again, upload_s)
+        for head, body in () if kept.pushed else kept.more:
+            self.take(device.link, head, body, upload_s)
         kept.pushed = True
         if not kept.head.parts:
             del device.outbox[ask_id]  # no verdict will come
 
-    def _once_more(self, device: ScriptedDevice, kept: Kept, again: Again, upload_s: float) -> None:
-        assert device.link is not None
-        head, body = kept.head, kept.body
-        if again == "new":
-            made, body = device.work.answer(kept.delivery, kept.turn)
-            assert isinstance(made, ReplyHead), "an ask that was answered can be answered again"
-            head = made
-        elif again == "changed":
-            body += b"!"
-            head = replace(head, parts=(Part("frame/0", len(body), hashlib.sha256(body).hexdigest()),))
-        self.take(device.link, head, body, upload_s)
-
     def _fail(self, device: ScriptedDevice, ask: Ask, kind: str, text: str) -> None:
         assert device.link is not None
         self.take(device.link, Failure(kind, text, ask.ask_id, device.name), None)
+
+
+def _once_more(work: Work, kept: Kept, again: Again) -> tuple[ReplyHead, bytes]:
+    """What a device sends beside its answer."""
+    if again == "same":
+        return kept.head, kept.body
+    if again == "changed":
+        body = kept.body + b"!"
+        parts = (Part("frame/0", len(body), hashlib.sha256(body).hexdigest()),)
+        return replace(kept.head, parts=parts), body
+    head, body = work.answer(kept.delivery, kept.turn)
+    assert isinstance(head, ReplyHead), "an ask that was answered can be answered again"
+    return head, body

@@ -21,6 +21,7 @@ class Kept:
     turn: Turn
     head: ReplyHead
     body: bytes
+    more: list[tuple[ReplyHead, bytes]] = field(default_factory=list)  # what is sent beside it
     pushed: bool = False
 
 

@@ -1,0 +1,216 @@
+"""Whole runs against drawn scripts: what an arrival, a death or a lie may change, and what never."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.store.agreement import assert_sums_agree, empty_database
+from thinwire.core import Layout, RunPlan
+from thinwire.core.clock import VirtualClock
+from thinwire.core.events import (
+    ClientAsked,
+    ClientFailed,
+    Event,
+    RoundClosed,
+    RoundOpened,
+    UpdateAccepted,
+    UpdateDropped,
+    to_json,
+)
+from thinwire.core.home import AggregatorHome
+from thinwire.core.types import Ask, UpdateId
+from thinwire.server import run as server_run
+from thinwire.server.past import Past
+from thinwire.server.running import Running
+from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
+from thinwire.store import Store
+
+LAYOUT = Layout.of({"w": (3,)})
+NAMES = "abcde"
+ROUNDS, DEADLINE_S = 4, 20.0
+
+turns = st.builds(
+    Turn,
+    download_s=st.sampled_from([0.0, 1.0]),
+    compute_s=st.sampled_from([0.0, 1.0, 3.0, 7.5, 19.5, 21.0, 47.0]),
+    upload_s=st.sampled_from([0.0, 0.5]),
+    lost=st.sampled_from(["", "", "", "", "ask", "answer"]),
+    failure=st.sampled_from([None, None, None, None, ("task-error", "x")]),
+    garbage=st.sampled_from([False, False, False, True]),
+    held=st.sampled_from([0, 0, 0, 1, 2]),
+    again=st.sampled_from([(), (), ("same",), ("new",), ("changed",), ("new", "new")]),
+)
+moments = st.lists(st.integers(1, 120), max_size=4, unique=True).map(sorted)
+lives = moments.map(lambda ts: [(a / 2, b / 2) for a, b in zip(ts[::2], ts[1::2], strict=False)])
+
+
+@dataclass
+class Story:
+    """One drawn run: its plan, and what each device does."""
+
+    plan: RunPlan
+    table: dict[tuple[str, int], Turn]
+    away: dict[str, list[tuple[float, float]]]
+    grace_s: float
+
+    def script(self, ask: Ask) -> Turn:
+        name = ask.ask_id.rsplit(".", 1)[1]
+        return self.table[name, ask.round % ROUNDS] if ask.kind == "train" else Turn(compute_s=0.5)
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    cohort = {
+        "clients": draw(st.sampled_from(["all", 2, 3])),
+        "wait_for": 2,
+        "wait_s": 100.0,
+        "min_replies": draw(st.sampled_from([0.5, 1, 1, 2])),
+        "over_select": draw(st.sampled_from([0.0, 0.5])),
+        "deadline_s": DEADLINE_S,
+        "late": draw(st.sampled_from(["fold", "drop"])),
+        "max_staleness": draw(st.integers(1, 3)),
+        "retry_limit": 3,
+    }
+    run = {"task": "toy", "rounds": ROUNDS, "seed": draw(st.integers(0, 9))}
+    raw = {"run": run, "cohort": cohort, "local": {"lr": 1.0}, "uplink": {"codec": "identity"}}
+    table = {(name, number): draw(turns) for name in NAMES for number in range(ROUNDS)}
+    return Story(
+        RunPlan.from_json(raw), table, {name: draw(lives) for name in NAMES}, draw(st.sampled_from([0.0, 4.0]))
+    )
+
+
+@dataclass
+class Told:
+    """What was recorded of a run, and how it ended."""
+
+    events: list[Event]
+    status: str
+    params: list[float]
+    devices: list[ScriptedDevice]
+    there: list[str]  # at the end
+    live: Past
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@contextlib.contextmanager
+def caught() -> Iterator[list[Running]]:
+    """The state of the runs that are driven meanwhile."""
+    found: list[Running] = []
+
+    class Caught(Running):
+        def __init__(self, *args: object, **more: object) -> None:
+            super().__init__(*args, **more)  # type: ignore[arg-type]  # passed through
+            found.append(self)
+
+    with patch.object(server_run, "Running", Caught):
+        yield found
+
+
+def told(story: Story, folder: Path) -> Told:
+    home = AggregatorHome.under(folder, durable=False)
+    home.database.write_bytes(empty_database())
+    devices = [
+        ScriptedDevice(name, MadeUp(name, LAYOUT, float(i + 1), examples=i + 1), story.script, story.away[name])
+        for i, name in enumerate(NAMES)
+    ]
+    report = reported(story.plan, LAYOUT)
+    fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), report, devices, story.grace_s)
+    with Store.open(home.database, durable=False) as store, caught() as running:
+        run_id = run_scripted(story.plan, LAYOUT, fleet, store=store, home=home)
+        assert_sums_agree(store, run_id)
+        events = [event for _, event in store.events(run_id)]
+        for _ in range(20):
+            fleet.poll(10.0)  # what was sent last is heard by all who come
+        there = list(running[0].presence.devices)
+        params = running[0].model.params.tolist()
+        return Told(events, store.run(run_id).status, params, devices, there, running[0].past)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(stories())
+def test_whatever_devices_do(story: Story) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = told(story, Path(folder))
+    assert made.status in ("done", "failed")
+    every_ask_has_one_outcome(made)
+    a_round_closes_as_soon_as_nobody_can_answer(made)
+    what_is_accepted_is_folded_or_dropped_once_and_so_is_said(made)
+    the_model_is_the_sum_of_what_was_folded(made)
+    the_journal_replays_to_the_same_past(made)
+
+
+def every_ask_has_one_outcome(made: Told) -> None:
+    opened = [ask_id for e in made.of(RoundOpened) for ask_id in e.asks.values()]
+    asked = opened + [e.ask_id for e in made.of(ClientAsked) if e.why]
+    assert len(set(asked)) == len(asked)
+    accepted = Counter(e.ask_id for e in made.of(UpdateAccepted))
+    failed = Counter(e.ask_id for e in made.of(ClientFailed))
+    assert {*accepted, *failed} <= set(asked)
+    assert set(accepted.values()) <= {1}
+    for e in made.of(ClientAsked):
+        if e.why:
+            assert 0 < e.deadline_s <= DEADLINE_S
+
+
+def a_round_closes_as_soon_as_nobody_can_answer(made: Told) -> None:
+    opened = {e.round: e for e in made.of(RoundOpened)}
+    happened = [e for e in made.events if isinstance(e, (UpdateAccepted, UpdateDropped, ClientFailed))]
+    for closed in made.of(RoundClosed):
+        last = max((e.elapsed_s for e in happened if e.round == closed.round), default=opened[closed.round].elapsed_s)
+        assert closed.seconds <= DEADLINE_S + 1e-6
+        if closed.elapsed_s > max(last, opened[closed.round].elapsed_s) + 1e-6:
+            assert closed.seconds == pytest.approx(DEADLINE_S) and closed.outstanding, "it waited for nobody"
+    assert len(opened) == len(made.of(RoundClosed))
+
+
+def what_is_accepted_is_folded_or_dropped_once_and_so_is_said(made: Told) -> None:
+    folded = Counter(u for e in made.of(RoundClosed) for u in e.folded)
+    dropped = {u for e in made.of(RoundClosed) for u in e.dropped} | {e.update_id for e in made.of(UpdateDropped)}
+    assert set(folded.values()) <= {1}
+    assert not folded.keys() & dropped
+    assert {e.update_id for e in made.of(UpdateAccepted)} <= folded.keys() | dropped
+    said = {UpdateId.parse(u): "folded" for u in folded} | {UpdateId.parse(u): "dropped" for u in dropped}
+    for device in made.devices:
+        assert {u: v.outcome for u, v in device.told.items()}.items() <= said.items()
+        if device.name in made.there:
+            assert {u for u in said if u.device == device.name} <= device.told.keys()
+
+
+def the_model_is_the_sum_of_what_was_folded(made: Told) -> None:
+    """Each device sends one constant: the model is the sum of the rounds' weighted means of them."""
+    accepted = {e.update_id: e for e in made.of(UpdateAccepted)}
+    total = 0.0
+    for closed in made.of(RoundClosed):
+        heads = [accepted[u] for u in closed.folded]
+        examples = sum(e.head["examples"] for e in heads)
+        total += sum(e.head["examples"] / examples * e.discount * (NAMES.index(e.device) + 1) for e in heads)
+    assert made.params == pytest.approx([total] * LAYOUT.size, rel=1e-5)
+    assert np.isfinite(total)
+
+
+def the_journal_replays_to_the_same_past(made: Told) -> None:
+    again = Past()
+    for event in made.events:
+        again.apply(event)
+    for field in fields(Past):
+        assert plain(getattr(again, field.name)) == plain(getattr(made.live, field.name)), field.name
+
+
+def plain(value: object) -> object:
+    """Events as their JSON: what the journal gives back has lists where there were tuples."""
+    return json.dumps(to_json(value)) if isinstance(value, Event) else value

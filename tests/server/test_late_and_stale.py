@@ -1,0 +1,71 @@
+"""Answers that come after their round: what they still count, and from when on they count no more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.server.test_scripted_rounds import NAMES, Story, Told, the_model_is_the_sum_of_what_was_folded, told
+from thinwire.core import RunPlan
+from thinwire.core.events import ClientFailed, RoundClosed, UpdateAccepted, UpdateDropped
+from thinwire.core.types import UpdateId
+from thinwire.simulation import Turn
+
+
+def story(turns: dict[tuple[str, int], Turn], **cohort: object) -> Story:
+    """Everybody is asked in each of 8 rounds; who is not in `turns` answers after a second."""
+    given = {"wait_for": len(NAMES), "deadline_s": 20.0, "min_replies": 1, **cohort}
+    raw = {"run": {"task": "toy", "rounds": 8}, "cohort": given, "local": {"lr": 1.0}, "uplink": {"codec": "identity"}}
+    table: dict[tuple[str, int], Turn] = defaultdict(Turn, turns)
+    return Story(RunPlan.from_json(raw), table, {name: [] for name in NAMES}, 0.0, rounds=99)
+
+
+def verdict(made: Told, update: str) -> str:
+    device = next(device for device in made.devices if device.name == UpdateId.parse(update).device)
+    return device.told[UpdateId.parse(update)].outcome
+
+
+@pytest.mark.parametrize(
+    ("behind", "exponent", "discount"), [(1, 0.5, 2**-0.5), (3, 0.5, 0.5), (3, 1.0, 0.25), (2, 0, 1.0)]
+)
+def test_a_late_answer_counts_less_by_its_staleness(
+    tmp_path: Path, behind: int, exponent: float, discount: float
+) -> None:
+    made = told(story({("c", 2): Turn(held=behind)}, staleness_exponent=exponent), tmp_path)
+    (late,) = [e for e in made.of(UpdateAccepted) if e.late]
+    assert (late.device, late.asked_round, late.round, late.staleness) == ("c", 2, 2 + behind, behind)
+    assert late.discount == pytest.approx(discount)
+    assert verdict(made, late.update_id) == "folded"
+    the_model_is_the_sum_of_what_was_folded(made)
+
+
+def test_an_answer_that_is_too_old_is_dropped_and_its_device_told_so(tmp_path: Path) -> None:
+    made = told(story({("c", 2): Turn(held=4)}, max_staleness=2), tmp_path)
+    assert [(e.device, e.kind, e.ask_id) for e in made.of(ClientFailed)] == [("c", "stale", "toy-1.2.c")]
+    (dropped,) = made.of(UpdateDropped)
+    assert (dropped.reason, dropped.asked_round, dropped.round) == ("stale", 2, 6)
+    assert verdict(made, dropped.update_id) == "dropped"
+    the_model_is_the_sum_of_what_was_folded(made)
+
+
+def test_an_answer_that_comes_while_a_round_is_folding_or_none_is_open_is_the_next_ones(tmp_path: Path) -> None:
+    """Three leave after the first round, so the run waits for them; what comes meanwhile waits too."""
+    slow = story({("a", 1): Turn(compute_s=30.0)}, deadline_s=20.0, min_replies=0.9)
+    slow.away = {name: [(1.5, 60.0)] if name in "cde" else [] for name in NAMES}
+    made = told(slow, tmp_path)
+    first, second = made.of(RoundClosed)[:2]
+    assert (first.reason, first.outstanding) == ("too-few", ["a"])
+    (late,) = [e for e in made.of(UpdateAccepted) if e.late]
+    assert (late.device, late.round, late.staleness, late.discount) == ("a", second.round, 0, 1.0)
+    assert 59.0 < late.elapsed_s < 61.0, "it came at 30 s"
+
+
+def test_after_too_few_what_was_folded_goes_back(tmp_path: Path) -> None:
+    lost = {(name, 1): Turn(failure=("task-error", "x")) for name in "bcde"}
+    made = told(story(lost, min_replies=2), tmp_path)
+    first = made.of(RoundClosed)[0]
+    assert (first.reason, first.folded, first.dropped) == ("too-few", [], ["toy-1/a/1"])
+    assert verdict(made, "toy-1/a/1") == "dropped"
+    the_model_is_the_sum_of_what_was_folded(made)

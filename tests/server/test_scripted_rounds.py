@@ -102,6 +102,7 @@ class Told:
     params: list[float]
     devices: list[ScriptedDevice]
     there: list[str]  # at the end
+    told_at_most: int  # verdicts, in one ask
     live: Past
 
     def of(self, kind: type[Event]) -> list[Any]:
@@ -139,7 +140,8 @@ def told(story: Story, folder: Path) -> Told:
             fleet.poll(10.0)  # what was sent last is heard by all who come
         there = list(running[0].presence.devices)
         params = running[0].model.params.tolist()
-        return Told(events, store.run(run_id).status, params, devices, there, running[0].past)
+        told_at_most = story.plan.cohort.max_staleness + 2
+        return Told(events, store.run(run_id).status, params, devices, there, told_at_most, running[0].past)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -188,8 +190,9 @@ def what_is_accepted_is_folded_or_dropped_once_and_so_is_said(made: Told) -> Non
     said = {UpdateId.parse(u): "folded" for u in folded} | {UpdateId.parse(u): "dropped" for u in dropped}
     for device in made.devices:
         assert {u: v.outcome for u, v in device.told.items()}.items() <= said.items()
-        if device.name in made.there:
-            assert {u for u in said if u.device == device.name} <= device.told.keys()
+        if device.name in made.there:  # it was told its last ones at the end, and who sends too many has older ones
+            last = made.live.verdicts_for(device.name, most=made.told_at_most)
+            assert {verdict.update_id for verdict in last} <= device.told.keys()
 
 
 def the_model_is_the_sum_of_what_was_folded(made: Told) -> None:

@@ -37,12 +37,14 @@ EXIT_CODES = {
 CLOSING = {
     "all": "every device that was asked has answered, and all that counts is folded.",
     "enough": "as many answers as were wanted are folded, or nobody is outstanding any more, at least one device that "
-    "was asked had failed or gone, and nobody could be asked in its place in time.",
+    "was asked had failed or gone, and nobody could be asked in its place in time. Of a buffer: every device that "
+    "could answer stands in it.",
     "deadline": "the deadline passed while somebody was outstanding; at least the fewest replies that make a step were "
     "folded (`[cohort] min_replies`).",
     "too-few": "fewer answers than make a step. The model stays as it was, and what had been folded goes back to its "
     "senders. After `[cohort] retry_limit` such rounds in a row the run fails with exit code 6.",
-    "buffer": "a buffer of asynchronous updates was full. Buffered runs do not exist yet, so no round closes for it.",
+    "buffer": "the buffer was full (`[cohort] buffer`): of runs whose `mode` is `buffered`. Others are at work all the "
+    "same, and their updates go into the next one.",
     "stopped": "a person stopped the run. No step is made.",
 }
 

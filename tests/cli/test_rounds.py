@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.cli.story import T, evaluated, round_events
 from thinwire.cli.rounds import Teller
-from thinwire.core.events import ClientAsked, ClientFailed, Event, RunStatusChanged
+from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RunNoted, RunStatusChanged
 
 
 def told(*events: Event) -> tuple[Teller, list[str]]:
@@ -24,6 +26,21 @@ def test_a_round_is_told_when_its_model_was_measured():
 def test_a_round_that_is_not_measured_is_told_when_the_next_one_closes():
     _, lines = told(*round_events("toy-1", 1), *round_events("toy-1", 2))
     assert [line.split()[:5] for line in lines] == [["1", "deadline", "1/2", "-", "-"]]
+
+
+def test_the_line_of_a_buffer_waits_for_the_answers_that_measure_its_model():
+    teller, lines = told(*(replace_reason(event) for number in (1, 2, 3) for event in round_events("toy-1", number)))
+    assert lines == []
+    lines = [*teller.hear(evaluated(1)), *teller.hear(evaluated(2))]
+    assert [line.split()[:4] for line in lines] == [["1", "buffer", "1/2", "0.6000"], ["2", "buffer", "1/2", "0.7000"]]
+
+
+def test_a_note_is_told_as_it_is():
+    assert told(RunNoted(T, "fewer devices than the buffer holds"))[1] == ["fewer devices than the buffer holds"]
+
+
+def replace_reason(event: Event) -> Event:
+    return replace(event, reason="buffer") if isinstance(event, RoundClosed) else event
 
 
 def test_the_end_of_a_run_tells_what_was_left():

@@ -79,7 +79,15 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[uplink.layers]\n'*.bias' = 'nope'", '[uplink.layers] "*.bias"'),
         ("[secure]\nenabled = true", "[secure] enabled"),
         ("[privacy]\nmode = 'central'", "[privacy] mode"),
-        ("[cohort]\nmode = 'buffered'", "[cohort] mode"),
+        ("[cohort]\nbuffer = 3", "[cohort] buffer = 3 with mode"),
+        ("[cohort]\nmax_concurrency = 3", "[cohort] max_concurrency = 3 with mode"),
+        ("[cohort]\nmode = 'buffered'\nclients = 3", "[cohort] clients = 3 with mode"),
+        ("[cohort]\nmode = 'buffered'\nover_select = 0.5", "[cohort] over_select = 0.5 with mode"),
+        ("[cohort]\nmode = 'buffered'\nlate = 'drop'", "[cohort] late"),
+        ("[cohort]\nmode = 'buffered'\nmin_replies = 11", "[cohort] min_replies = 11 with mode"),
+        ("[cohort]\nmode = 'buffered'\n[uplink]\nfeedback = 'ef21'", '[uplink] feedback = "ef21" with mode'),
+        ("[cohort]\nmode = 'buffered'\n[secure]\nenabled = true", "[secure] enabled = true with mode"),
+        ("[cohort]\nmode = 'buffered'\n[privacy]\nmode = 'central'", '[privacy] mode = "central" with mode'),
         ("[server]\nreduce = 'median'", "[server] reduce"),
         ("[privacy]\nnoise_multiplier = 1.0", "[privacy] noise_multiplier = 1.0"),
         ("[secure]\npost_quantum = true", "[secure] post_quantum = true"),
@@ -108,6 +116,11 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
 def test_what_cannot_hold_together_is_refused(more: str, what: str) -> None:
     found = refusals(more)
     assert any(what in refusal for refusal in found), found
+
+
+@pytest.mark.parametrize("more", ["", "buffer = 3\nmax_concurrency = 4\nmin_replies = 3\nmax_staleness = 40"])
+def test_a_buffered_plan_can_run(more: str) -> None:
+    assert refusals(f"[cohort]\nmode = 'buffered'\n{more}") == []
 
 
 def test_steps_and_epochs_exclude_each_other() -> None:

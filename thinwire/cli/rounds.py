@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 HEADER = f"{'round':>5}  {'closed':<8}  {'replies':>7}  {'accuracy':>8}  {'loss':>8}  {'payload':>8}  {'seconds':>7}"
 
+HELD = 8  # buffers: a version is measured by answers of several, and its line waits for them so long
+
 
 @dataclass
 class Round:
@@ -76,6 +78,8 @@ class Teller:
         match event:
             case events.RunStatusChanged():
                 return self._status(event)
+            case events.RunNoted():
+                return [event.text]
             case events.RoundOpened():
                 self.rounds[event.round] = Round(event.round, len(event.asks))
             case events.ClientAsked():
@@ -90,7 +94,7 @@ class Teller:
                     self.rounds[event.round].failed.append(f"{event.device} {event.kind}")
             case events.RoundClosed():
                 self.rounds.setdefault(event.round, Round(event.round, len(event.folded))).closed = event
-                lines = self._flush({}, before=event.round)
+                lines = self._flush({}, before=event.round - (HELD if event.reason == "buffer" else 0))
                 self.waiting.append(event.round)
                 return lines
             case events.Evaluated():

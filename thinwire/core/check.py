@@ -60,6 +60,7 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
         *_work(plan),
         *_codecs(plan, codecs),
         *_feedback(plan),
+        *_buffered(plan),
         *_server(plan, codecs),
         *_deadline(plan, measured),
     ]
@@ -68,7 +69,7 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
 # What the plan's format has and this version does not: such a key must keep its default, and is never ignored.
 UNBUILT = {
     "run": ("eval_cohort",),
-    "cohort": ("mode", "buffer", "max_concurrency", "selection"),
+    "cohort": ("selection",),
     "local": ("overlap",),
     "uplink": ("ladder",),
     "server": ("reduce",),
@@ -249,6 +250,41 @@ def _feedback(plan: RunPlan) -> Iterator[Refusal]:
                     "it is of the residual, and only classic feedback has one",
                     f'[uplink] feedback = "classic", or leave {key} out',
                 )
+
+
+def _buffered(plan: RunPlan) -> Iterator[Refusal]:
+    cohort, default = plan.cohort, type(plan.cohort)()
+    if cohort.mode == "sync":
+        for key in ("buffer", "max_concurrency"):
+            if getattr(cohort, key) != getattr(default, key):
+                yield Refusal(
+                    f'[cohort] {key} = {getattr(cohort, key)} with mode = "sync"',
+                    "it is of buffered runs; a round asks as many as [cohort] clients says",
+                    '[cohort] mode = "buffered"',
+                )
+        return
+    for given, what, why, hint in (
+        (cohort.clients != "all", f"[cohort] clients = {json.dumps(cohort.clients)}",
+         "no cohort is drawn: whoever is idle is asked", "[cohort] max_concurrency says how many are at work at once"),
+        (cohort.over_select, f"[cohort] over_select = {cohort.over_select:g}",
+         "nobody is waited for, so nobody is asked in excess", "leave over_select out"),
+        (cohort.late == "drop", '[cohort] late = "drop"',
+         "most answers come after the buffer in which they were asked for",
+         "[cohort] max_staleness bounds how late an answer may be"),
+        (cohort.min_replies > max(1, cohort.buffer), f"[cohort] min_replies = {cohort.min_replies:g}",
+         f"a buffer is full with {cohort.buffer}", f"[cohort] min_replies = {cohort.buffer}, or a share"),
+        (plan.uplink.feedback == "ef21", '[uplink] feedback = "ef21"',
+         "its sum is of all devices, and a buffer is the mean of those that stand in it",
+         '[uplink] feedback = "classic"'),
+        (plan.secure.enabled, "[secure] enabled = true",
+         "masks cancel out in a cohort that is known before, and nobody knows who will stand in a buffer",
+         '[cohort] mode = "sync"'),
+        (plan.privacy.mode != "off", f'[privacy] mode = "{plan.privacy.mode}"',
+         "what a run spends is counted for cohorts that are drawn, and here the quicker devices are in more often",
+         '[cohort] mode = "sync"'),
+    ):  # fmt: skip
+        if given:
+            yield Refusal(f'{what} with mode = "buffered"', why, hint)
 
 
 def _server(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:

@@ -34,6 +34,13 @@ class RunStatusChanged(Event):
 
 
 @dataclass(frozen=True)
+class RunNoted(Event):
+    """A sentence for whoever follows the run: what its plan comes to here, which may not be what was meant."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class ModelStored(Event):
     """A model version is durable in `file`, whose `parts` (name, length, SHA-256) are also what devices are sent.
 
@@ -222,7 +229,7 @@ class BudgetSpent(Event):
 KINDS: Mapping[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
-        RunStatusChanged, ModelStored, ShadowStored, RoundOpened, ClientAsked, AskedInFull, UpdateAccepted,
+        RunStatusChanged, RunNoted, ModelStored, ShadowStored, RoundOpened, ClientAsked, AskedInFull, UpdateAccepted,
         UpdateFolded, UpdateDropped, ClientFailed, RoundClosed, Evaluated, DeviceJoined, DeviceLeft, BudgetSpent,
     )
 }  # fmt: skip

@@ -82,11 +82,14 @@ class CohortSection(Section):
         default=3, description="rounds in a row with too few replies before the run fails"
     )
     mode: Literal["sync", "buffered"] = Field(
-        default="sync", description="rounds, or a buffer that fills as replies come"
+        default="sync",
+        description="rounds, or a buffer that fills as replies come while all devices are at work (FedBuff)",
     )
-    buffer: Count = Field(default=10, description='replies that fill the buffer of mode = "buffered"')
+    buffer: Count = Field(
+        default=10, description='replies that fill the buffer of mode = "buffered", at most one a device'
+    )
     max_concurrency: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="devices that may be at work at once; 0: no limit"
+        default=0, description='devices that may be at work at once in mode = "buffered"; 0: no limit'
     )
     selection: Literal["uniform", "speed", "link"] = Field(
         default="uniform", description="how a round's devices are drawn"

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thinwire.core.events import Evaluated, Event, RoundClosed
-from thinwire.server.evaluation import evaluation
+from thinwire.server.evaluation import evaluation, settled
 from thinwire.server.measured import pooled
 from thinwire.server.moves import Closed
 from thinwire.server.refold import refolded, spoilers
+from thinwire.server.round import Round
 from thinwire.server.spent import where_time_went
 from thinwire.server.step import Overflowed
 
@@ -36,8 +37,7 @@ def finish(one: OneRound) -> Closed:
         step_s, store_s = stepped - start, time.perf_counter() - stepped
     else:
         step_s = store_s = 0.0
-    if evaluated := _evaluated(one, now):
-        events.append(evaluated)
+    events += _evaluated(one, now)
     counted = [one.heads[update_id] for update_id in closed.folded]
     opened = replace(one.opened, asks=dict(one.machine.asks))
     slowest, spent = where_time_went(opened, counted, one.fold_s, step_s, store_s)
@@ -85,10 +85,13 @@ def _stepped(one: OneRound, closed: Closed) -> Closed:
     return Closed(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding)
 
 
-def _evaluated(one: OneRound, now: float) -> Evaluated | None:
-    """The base model as the devices measured it before they trained."""
+def _evaluated(one: OneRound, now: float) -> list[Evaluated]:
+    """The base model as the devices measured it before they trained; of a buffer those that are measured by now."""
+    if not isinstance(one.machine, Round):
+        return settled(one.running, now)
     base = one.opened.base_version
     if base in one.running.past.evaluated:
-        return None
+        return []
     heads = [h for u, h in one.heads.items() if u in one.machine.in_time and h.base_version == base]
-    return evaluation(one.running, base, heads, now)
+    found = evaluation(one.running, base, heads, now)
+    return [found] if found else []

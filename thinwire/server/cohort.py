@@ -15,11 +15,16 @@ from thinwire.server.round import floor_of
 
 @dataclass(frozen=True)
 class Cohort:
-    """Those who are asked, in the order of asking, and of all others the reason."""
+    """Those who are asked, in the order of asking, and of all others the reason.
+
+    `target` answers are enough; `[cohort] min_replies` may be a share of those `wanted`. `able` could take part.
+    """
 
     candidates: tuple[str, ...]
     asked: tuple[str, ...]
     target: int
+    wanted: int
+    able: int
     reasons: Mapping[str, str]
 
 
@@ -57,19 +62,51 @@ def choose(
 
     `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates) only.
     """
-    reasons = dict(unable)
-    reasons |= {device: f"busy with round {number}" for device, number in busy.items() if device not in reasons}
-    candidates = tuple(sorted(set(present) - set(reasons)))
+    candidates, reasons = _idle(present, unable, busy)
+    able = sum(device not in unable for device in present)
     count = min(wanted_count(plan, len(present)), len(candidates))
     target = count
     if plan.cohort.over_select and plan.cohort.clients != "all":
         count = min(len(candidates), math.ceil(count * (1 + plan.cohort.over_select)))
     if count == len(candidates):
-        return Cohort(candidates, candidates, target, reasons)
-    draw = random.Random(seed63(derive(Key(plan.run.seed), "cohort", round_number)))
-    asked = tuple(sorted(draw.sample(candidates, count)))
+        return Cohort(candidates, candidates, target, count, able, reasons)
+    asked = _drawn(plan, round_number, candidates, count)
     reasons |= {device: "not drawn" for device in candidates if device not in asked}
-    return Cohort(candidates, asked, target, reasons)
+    return Cohort(candidates, asked, target, count, able, reasons)
+
+
+def choose_for_buffer(
+    plan: RunPlan,
+    number: int,
+    present: Sequence[str],
+    unable: Mapping[str, str],
+    busy: Mapping[str, int],
+    at_work: int,
+) -> Cohort:
+    """All who are idle are asked when a buffer opens, as long as fewer than `max_concurrency` are at work; the others
+    when a place is free.
+    """
+    candidates, reasons = _idle(present, unable, busy)
+    limit = plan.cohort.max_concurrency
+    count = min(len(candidates), max(0, limit - at_work)) if limit else len(candidates)
+    asked = _drawn(plan, number, candidates, count)
+    reasons |= {device: f"{limit} devices may be at work at once" for device in candidates if device not in asked}
+    able = sum(device not in unable for device in present)
+    return Cohort(candidates, asked, plan.cohort.buffer, min(plan.cohort.buffer, able), able, reasons)
+
+
+def _idle(
+    present: Sequence[str], unable: Mapping[str, str], busy: Mapping[str, int]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(who could be asked, why the others could not)."""
+    reasons = dict(unable)
+    reasons |= {device: f"busy with round {number}" for device, number in busy.items() if device not in reasons}
+    return tuple(sorted(set(present) - set(reasons))), reasons
+
+
+def _drawn(plan: RunPlan, round_number: int, candidates: Sequence[str], count: int) -> tuple[str, ...]:
+    draw = random.Random(seed63(derive(Key(plan.run.seed), "cohort", round_number)))
+    return tuple(sorted(draw.sample(candidates, count)))
 
 
 def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], begun: bool = False) -> str | None:

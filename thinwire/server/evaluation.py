@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 from thinwire.core.events import Evaluated
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import Metrics, ReplyHead
 from thinwire.server.measured import better, pooled, spread
 from thinwire.server.running import Running
 
 
 def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float) -> Evaluated | None:
     """Pool what devices measured of one version; None when nobody measured anything."""
-    measured = [head.metrics for head in heads if any(name.startswith("eval/") for name in head.metrics)]
+    event = _pooled(running, version, [head.metrics for head in heads], now, running.past.best)
+    return replace(event, **_bytes(running, heads)) if event else None
+
+
+def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]:
+    """The versions that nobody measures any more, in their order: where answers come whenever they come, those of one
+    version are in several buffers. A version waits for those before it, and for nobody whose time is up; when the run
+    is `over`, for nobody at all.
+    """
+    past, best = running.past, running.past.best
+    due = [past.bases[asked] for d, (_, asked) in past.busy.items() if running.elapsed < past.due.get(d, 0.0)]
+    found = list[Evaluated]()
+    for version in sorted(past.measured):
+        if not over and version >= min(due, default=version + 1):
+            break
+        if event := _pooled(running, version, past.measured[version], now, best):
+            best = event if event.best else best
+            found.append(event)
+    return found
+
+
+def _pooled(
+    running: Running, version: int, all_metrics: Sequence[Metrics], now: float, best_yet: Evaluated | None
+) -> Evaluated | None:
+    measured = [metrics for metrics in all_metrics if any(name.startswith("eval/") for name in metrics)]
     metrics = pooled(measured, "eval/")
     if not metrics:
         return None
     metric = running.plan.run.metric
-    best = running.past.best.metrics.get(metric) if running.past.best else None
+    best = best_yet.metrics.get(metric) if best_yet else None
     examples = int(max(n for found in measured for name, (_, n) in found.items() if name.startswith("eval/")))
     total = sum(int(found.get("eval/loss", (0.0, 0.0))[1]) for found in measured) or examples
     return Evaluated(
         now, running.past.made_by.get(version, 0), version, metrics, spread(measured, "eval/"), total, len(measured),
-        best=metric in metrics and better(metric, metrics[metric], best), **_bytes(running, heads),
+        best=metric in metrics and better(metric, metrics[metric], best),
     )  # fmt: skip
 
 
-def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, int]:
+def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, Any]:
     """What answers that only measure took; those that also train are counted as updates."""
     alone = [head for head in heads if not head.parts]
     wires = [head.transfer for head in alone if head.transfer and head.transfer.sent_bytes is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,12 +56,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Head:
-    """An answer has arrived and is durable in the spool."""
+    """An answer has arrived and is durable in the spool; `again`: it was accepted before a restart."""
 
     update_id: UpdateId
     ask_id: str
     device: str
     base_version: int
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,3 +171,16 @@ class Closed:
 
 
 Action = Fold | Drop | Defer | Lose | AskNow | Closed
+
+
+def ended(
+    reason: CloseReason, folded: Sequence[UpdateId], dropped: Sequence[UpdateId], floor: int, outstanding: Sequence[str]
+) -> Closed:
+    """How a round ends that is shut for this reason: stopped, or with fewer updates than `floor`, it makes no step, and
+    all goes back to its senders.
+    """
+    if reason != "stopped" and len(folded) < floor:
+        reason = "too-few"
+    if reason in ("stopped", "too-few"):
+        folded, dropped = (), (*dropped, *folded)
+    return Closed(reason, tuple(folded), tuple(dropped), tuple(outstanding))

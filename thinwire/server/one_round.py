@@ -18,10 +18,9 @@ from thinwire.server.closing import finish
 from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact
 from thinwire.server.folding import Folds
 from thinwire.server.moves import Closed
-from thinwire.server.opening import open_round, terms_of
+from thinwire.server.opening import machine_of, open_round
 from thinwire.server.pacing import own_work
 from thinwire.server.past import ask_id_of, asked_round
-from thinwire.server.round import Round
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spares import who_could_answer
 from thinwire.server.step import Fold, Frames
@@ -34,7 +33,7 @@ class OneRound:
 
     def __init__(self, running: Running, opened: RoundOpened) -> None:
         self.running, self.opened, self.plan = running, opened, running.plan
-        self.machine = Round(terms_of(opened, running.plan))
+        self.machine = machine_of(opened, running)
         self.heads: dict[UpdateId, ReplyHead] = {}
         self.fold = self.new_fold()
         self.folds = Folds(at_once=running.simulated)
@@ -57,13 +56,13 @@ class OneRound:
         again = cls(running, opened)
         for asked in running.past.asked_now:
             again.deadlines[asked.ask_id] = asked.deadline_s
-            again.machine.on(moves.Asked(asked.device, asked.ask_id, asked.instead_of), opened.elapsed_s)
+            again.machine.on(moves.Asked(asked.device, asked.ask_id, asked.instead_of), asked.elapsed_s)
         refused = {event.update_id for event in running.past.accepted} & running.past.dropped
         again.machine.dropped += [UpdateId.parse(u) for u in running.past.dropped_now if u not in refused]
         for event in running.past.accepted:
             head = reply_from_json(event.head)
             assert isinstance(head, ReplyHead)
-            seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version)
+            seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version, again=True)
             again.machine.on(seen, opened.elapsed_s)  # it was in time: that is not judged again
             if event.device in running.revoked() and event.update_id not in running.past.folded_now:
                 again.heads[head.update_id] = head
@@ -78,9 +77,8 @@ class OneRound:
         """Send what is unanswered, take what comes, close for one reason."""
         running = self.running
         open_asks = self.machine.outstanding
-        running.ask([self._envelope(device) for device in open_asks])
-        deferred, running.deferred = running.deferred, []
-        self._take(deferred)
+        running.ask([self._envelope(device) for device in open_asks if device in self.machine.asks])
+        self._take_deferred()
         try:
             while not self.machine.closed:
                 self._take(running.poll(self._wait()))
@@ -93,6 +91,11 @@ class OneRound:
         finally:
             self.folds.close()
         return finish(self) if self.machine.closed else Closed("stopped", (), (), self.machine.outstanding)
+
+    def _take_deferred(self) -> None:
+        """What came when nothing was accepted, in its order."""
+        deferred, self.running.deferred = self.running.deferred, []
+        self._take(deferred)
 
     def _miss(self, asked: Iterable[str]) -> None:
         """Count as gone who was asked before a restart and did not come back."""
@@ -208,7 +211,7 @@ class OneRound:
     def _spares(self, left_s: float) -> Iterator[moves.Spare]:
         """Devices that are there, able and idle, and can answer in time: looked for only where one is needed."""
         running, past, opened = self.running, self.running.past, self.opened
-        idle = running.presence.hellos.keys() - self.machine.asks.keys() - past.busy.keys()
+        idle = running.presence.hellos.keys() - self.machine.passed_over - past.busy.keys()
         if idle:
             idle -= running.unable().keys()
         able = who_could_answer(idle, left_s, past.took, opened.deadline_s, self.plan.run.seed, opened.round)
@@ -236,6 +239,7 @@ class OneRound:
             self.fold_s += outcome.seconds
             if outcome.refused:
                 self._on(moves.Refused(outcome.update_id, outcome.refused))
+                self._take_deferred()  # it may accept again
             else:
                 self.later.append(
                     UpdateFolded(self.running.clock.wall(), self.opened.round, str(outcome.update_id), outcome.seconds)

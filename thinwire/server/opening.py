@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from thinwire.aggregation.warmup import codec_of
-from thinwire.core.events import ClientAsked, RoundOpened, RunStatusChanged
+from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.plan import RunPlan
-from thinwire.server.cohort import choose
+from thinwire.server.buffered import AtWork, Buffer, BufferTerms
+from thinwire.server.cohort import Cohort, choose, choose_for_buffer
 from thinwire.server.deadline import auto_deadline
+from thinwire.server.forewarned import notes
 from thinwire.server.moves import Terms
 from thinwire.server.pacing import own_work
-from thinwire.server.past import ask_id_of
-from thinwire.server.round import floor_of
+from thinwire.server.past import Past, ask_id_of
+from thinwire.server.round import Round, floor_of
 from thinwire.server.running import Running
 
 
@@ -21,9 +23,8 @@ def open_round(running: Running) -> RoundOpened | None:
     for device, (_, asked) in list(past.busy.items()):
         if number - asked > plan.cohort.max_staleness:
             running.lose(device, "stale", f"no answer for {number - asked} rounds")
-    busy = {device: asked for device, (_, asked) in past.busy.items()}
-    cohort = choose(plan, number, running.presence.devices, running.unable(), busy)
-    if not cohort.asked:
+    cohort = _cohort(running, number)
+    if not cohort.asked and not _may_fill(running):
         return None
     deadline = plan.cohort.deadline_s
     opened = RoundOpened(
@@ -37,7 +38,7 @@ def open_round(running: Running) -> RoundOpened | None:
         codec=codec_of(plan.uplink, past.steps_made),
         deadline_s=auto_deadline(past.slowest) if deadline == "auto" else deadline,
         target=cohort.target,
-        floor=floor_of(plan.cohort.min_replies, len(cohort.asked)),
+        floor=floor_of(plan.cohort.min_replies, cohort.wanted),
         reasons=dict(cohort.reasons),
         references_from=_references_from(running, number),
     )
@@ -47,8 +48,26 @@ def open_round(running: Running) -> RoundOpened | None:
         for device, ask_id in opened.asks.items()
     ]
     said = f"round {number}, step {past.steps_made + 1} of {plan.run.rounds}"
-    running.record(RunStatusChanged(opened.at, "running", said), opened, *sent)
+    noted = [RunNoted(opened.at, text) for text in notes(plan, cohort.able)] if number == 1 else []
+    running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent)
     return opened
+
+
+def _cohort(running: Running, number: int) -> Cohort:
+    past, plan, present, unable = running.past, running.plan, running.presence.devices, running.unable()
+    busy = {device: asked for device, (_, asked) in past.busy.items()}
+    if plan.cohort.mode == "sync":
+        return choose(plan, number, present, unable, busy)
+    at_work = sum(running.elapsed < past.due[device] for device in past.busy)
+    return choose_for_buffer(plan, number, present, unable, busy, at_work)
+
+
+def _may_fill(running: Running) -> bool:
+    """Whether answers can come to a buffer that asks nobody when it opens."""
+    if running.plan.cohort.mode == "sync":
+        return False
+    past = running.past
+    return bool(running.deferred) or any(running.elapsed < past.due[device] for device in past.busy)
 
 
 def _references_from(running: Running, number: int) -> int:
@@ -57,8 +76,33 @@ def _references_from(running: Running, number: int) -> int:
     return number if counted else running.past.references_from
 
 
+def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
+    """The state machine of a round that was opened, now or before a restart."""
+    if running.plan.cohort.mode == "buffered":
+        return Buffer(buffer_terms_of(opened, running.plan, running.past))
+    return Round(terms_of(opened, running.plan))
+
+
+def buffer_terms_of(opened: RoundOpened, plan: RunPlan, past: Past) -> BufferTerms:
+    """What the state machine needs of a buffer."""
+    earlier = {d: AtWork(ask_id, past.due[d]) for d, (ask_id, asked) in past.busy.items() if asked != opened.round}
+    return BufferTerms(
+        number=opened.round,
+        base_version=opened.base_version,
+        asks=opened.asks,
+        target=opened.target,
+        floor=opened.floor,
+        opened_s=opened.elapsed_s,
+        deadline_s=opened.deadline_s,
+        earlier=earlier,
+        max_concurrency=plan.cohort.max_concurrency,
+        max_staleness=plan.cohort.max_staleness,
+        staleness_exponent=plan.cohort.staleness_exponent,
+    )
+
+
 def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:
-    """What the state machine needs of a round that was opened, now or before a restart."""
+    """What the state machine needs of a round."""
     return Terms(
         number=opened.round,
         base_version=opened.base_version,

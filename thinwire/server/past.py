@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from thinwire.core.events import (
     ClientAsked,
@@ -26,7 +28,7 @@ from thinwire.core.events import (
     UpdateDropped,
     UpdateFolded,
 )
-from thinwire.core.types import UpdateId, Verdict
+from thinwire.core.types import Metrics, UpdateId, Verdict
 from thinwire.server.pace import Paces
 
 PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
@@ -68,6 +70,7 @@ class Past:
     status: RunStatus = "queued"
     status_text: str = ""
     model: ModelStored | None = None
+    models: dict[int, ModelStored] = field(default_factory=dict)  # version -> the model, of the last KEPT versions
     shadow: ShadowStored | None = None  # of the newest version; None: devices hold the model itself
     changes: dict[int, ShadowStored] = field(default_factory=dict)  # version -> the change that leads to it
     held: dict[str, int] = field(default_factory=dict)  # device -> the version that its last answer was made from
@@ -85,6 +88,8 @@ class Past:
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
     busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
+    due: dict[str, float] = field(default_factory=dict)  # device -> when its last ask should be answered, elapsed_s
+    measured: dict[int, list[Metrics]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s, its last answers
     paces: Paces = field(default_factory=Paces)
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
@@ -114,6 +119,15 @@ class Past:
         assert self.model is not None, "a run that is driven has a model"
         return self.shadow or self.model
 
+    def base_of(self, asked_round: int) -> ModelStored | ShadowStored:
+        """What the asks of a round trained from, as devices hold it."""
+        version = self.bases[asked_round]
+        return self.changes.get(version) or self.models[version]
+
+    def had_s(self, device: str) -> float:
+        """How long the device was given for its last ask."""
+        return self.due[device] - self._asked_s[device][1]
+
     def apply(self, event: Event) -> None:
         """Take in one event of the journal."""
         self.elapsed_s = max(self.elapsed_s, getattr(event, "elapsed_s", 0.0))
@@ -122,6 +136,8 @@ class Past:
                 self.status, self.status_text = event.status, event.text
             case ModelStored():
                 self.model, self.shadow = event, None
+                self.models[event.version] = event
+                self.models.pop(event.version - KEPT, None)
             case ShadowStored():
                 self.shadow = self.changes[event.version] = event
                 self.changes.pop(event.version - KEPT, None)
@@ -140,6 +156,7 @@ class Past:
                 self.accepted.append(event)
                 self.paces.answered(event)
                 self._time(event)
+                self._measure(event.head)
             case UpdateFolded():
                 self.folded_now.add(event.update_id)
             case UpdateDropped():
@@ -153,6 +170,7 @@ class Past:
                 self._close(event)
             case Evaluated():
                 self.evaluated[event.version] = event.metrics
+                self.measured.pop(event.version, None)
                 if event.best:
                     self.best = event
 
@@ -164,7 +182,7 @@ class Past:
     def _open(self, event: RoundOpened) -> None:
         self.asks[event.round] = {}
         for device, ask_id in event.asks.items():
-            self._ask(event.round, device, ask_id, event.elapsed_s)
+            self._ask(event.round, device, ask_id, event.elapsed_s, event.deadline_s)
         self.codecs[event.round] = event.codec
         self.codecs.pop(event.round - KEPT, None)
         if old := self.asks.pop(event.round - KEPT, None):
@@ -174,13 +192,14 @@ class Past:
         """Nothing new for an ask that its round opened with."""
         if self.open_round and event.ask_id not in self.asks[event.round]:
             self.asked_now.append(event)
-            self._ask(event.round, event.device, event.ask_id, event.elapsed_s)
+            self._ask(event.round, event.device, event.ask_id, event.elapsed_s, event.deadline_s)
 
-    def _ask(self, number: int, device: str, ask_id: str, elapsed_s: float) -> None:
+    def _ask(self, number: int, device: str, ask_id: str, elapsed_s: float, deadline_s: float) -> None:
         self.asks[number][ask_id] = device
         self.here.add(device)
         self.busy[device] = ask_id, number
         self._asked_s[device] = ask_id, elapsed_s
+        self.due[device] = elapsed_s + deadline_s
 
     def _time(self, event: UpdateAccepted) -> None:
         """How long this answer took, if it is one to the device's last ask."""
@@ -192,6 +211,14 @@ class Past:
         del took[:-TIMES]
         if not event.late:
             self._slowest_now = max(self._slowest_now, took[-1])
+
+    def _measure(self, head: Mapping[str, Any]) -> None:
+        """What an answer says of a version that is not evaluated yet."""
+        version, metrics = int(head.get("base_version", 0)), head.get("metrics", {})
+        if version not in self.evaluated and any(name.startswith("eval/") for name in metrics):
+            found = {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
+            self.measured.setdefault(version, []).append(found)
+            self.measured.pop(self.version - KEPT, None)
 
     def _tell(self, verdict: Verdict) -> None:
         told = self.verdicts[verdict.update_id.device]

@@ -41,6 +41,7 @@ from thinwire.server.moves import (
     Stop,
     Terms,
     Tick,
+    ended,
     nobody,
 )
 
@@ -81,6 +82,11 @@ class Round:
     def outstanding(self) -> tuple[str, ...]:
         """Devices asked that have neither answered nor been lost."""
         return tuple(d for d, ask in self.asks.items() if ask not in self.answered and d not in self.lost)
+
+    @property
+    def passed_over(self) -> frozenset[str]:
+        """Devices that this round asks no more."""
+        return frozenset(self.asks)
 
     @property
     def possible(self) -> int:
@@ -187,13 +193,7 @@ class Round:
 
     def _close(self) -> Closed:
         assert self.shut is not None
-        reason: CloseReason = self.shut
-        if reason != "stopped" and len(self.folded) < self.terms.floor:
-            reason = "too-few"
-        if reason in ("stopped", "too-few"):  # no step is made: all goes back to its senders
-            self.dropped += self.folded
-            self.folded = []
-        self.closed = Closed(reason, tuple(self.folded), tuple(self.dropped), self.outstanding)
+        self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, self.outstanding)
         return self.closed
 
 

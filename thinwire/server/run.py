@@ -12,7 +12,7 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.server.cohort import missing
 from thinwire.server.deadline import auto_deadline
-from thinwire.server.evaluation import evaluation
+from thinwire.server.evaluation import evaluation, settled
 from thinwire.server.measured import reached
 from thinwire.server.one_round import OneRound
 from thinwire.server.presence import Presence
@@ -53,6 +53,7 @@ def drive(
 
 def _rounds(running: Running) -> None:
     plan, past = running.plan, running.past
+    _ask_again(running)
     if past.open_round:
         running.status("running", f"round {past.open_round.round} goes on")
         _one(running, OneRound.resume(running))
@@ -69,6 +70,14 @@ def _rounds(running: Running) -> None:
             _wait_for_busy(running)
             continue
         _one(running, one)
+
+
+def _ask_again(running: Running) -> None:
+    """After a restart of the aggregator: what buffers before the open one asked and nobody has answered yet."""
+    past = running.past
+    number = past.open_round.round if past.open_round else 0
+    if running.plan.cohort.mode == "buffered":
+        running.ask([running.envelope_again(device) for device, (_, asked) in past.busy.items() if asked != number])
 
 
 def _one(running: Running, one: OneRound) -> None:
@@ -125,6 +134,8 @@ def _listen(running: Running, wait_s: float) -> None:
             mine = arrival.update_id.run == running.run_id and not running.wrong(arrival)
             if mine and str(arrival.update_id) not in running.past.decided:
                 running.defer(arrival)
+                if running.plan.cohort.mode == "buffered":
+                    continue  # it will stand in the next buffer, which is not to ask it before
                 if running.past.busy.get(arrival.update_id.device, ("", 0))[0] == arrival.ask_id:
                     del running.past.busy[arrival.update_id.device]
             else:
@@ -149,6 +160,8 @@ def _end(running: Running) -> None:
     if running.stopped == "run":
         running.status("stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
         return
+    if plan.cohort.mode == "buffered":
+        _let_go(running)
     if plan.run.evaluate == "clients" and past.version not in past.evaluated:
         _evaluate_last(running)
     if running.stopped == "service":
@@ -159,6 +172,12 @@ def _end(running: Running) -> None:
     elif target:
         said += f", {target.metric} did not reach {target.value:g}"
     running.status("done", said)
+
+
+def _let_go(running: Running) -> None:
+    """The last buffer is closed: nobody need finish what it works on, and no version is measured any more."""
+    running.fleet.cancel([ask_id for ask_id, _ in running.past.busy.values()])
+    running.record(*settled(running, running.clock.wall(), over=True))
 
 
 def _evaluate_last(running: Running) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from thinwire.aggregation import with_layers
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
-from thinwire.core.events import AskedInFull, ClientFailed, Event, RunStatus, RunStatusChanged
+from thinwire.core.events import AskedInFull, ClientFailed, Event, RoundOpened, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello, NodeJoined
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
@@ -206,13 +207,29 @@ class Running:
             base_digest=base.digest,
             layout_digest=self.layout.digest,
             codec=opened.codec if opened else self.codec,
-            work=work_of(self.plan, len(opened.asks) if opened else 0, self.past.paces.work(device, ask_id)),
+            work=work_of(self.plan, self._side_by_side(opened), self.past.paces.work(device, ask_id)),
             deadline_s=deadline_s,
             parts=parcel.parts if parcel else (),
             references_from=self.past.references_from,
             verdicts=self.past.verdicts_for(device, most=self.plan.cohort.max_staleness + 2),
         )
         return Envelope(device, ask, self.sending.bundle(parcel) if parcel else None)
+
+    def envelope_again(self, device: str) -> Envelope:
+        """What a device was asked in an earlier round and has not answered, for a fleet that knows nothing of it."""
+        ask_id, number = self.past.busy[device]
+        base, codec = self.past.base_of(number), self.past.codecs.get(number, self.codec)
+        parcel, made = self.sending.whole(base), self.envelope(device, ask_id, "train", number, self.past.had_s(device))
+        asked = replace(
+            made.ask, base_version=base.version, base_digest=base.digest, codec=codec, parts=parcel.parts
+        )  # fmt: skip
+        return Envelope(device, asked, self.sending.bundle(parcel))
+
+    def _side_by_side(self, opened: RoundOpened | None) -> int:
+        """How many updates are put together."""
+        if self.plan.cohort.mode == "buffered":
+            return self.plan.cohort.buffer
+        return len(opened.asks) if opened else 0
 
 
 def _length(envelope: Envelope) -> int:

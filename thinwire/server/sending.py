@@ -78,6 +78,10 @@ class Sending:
             sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}
             if (versions := way(held, base.version, sizes, _size(base.parts))) is not None:
                 return _changes(base, [log[version] for version in versions], held)
+        return self.whole(base)
+
+    def whole(self, base: ModelStored | ShadowStored) -> Parcel:
+        """A version as its file holds it."""
         return Parcel(parts_of(base), ((base.file, 0, _size(base.parts)),), base.file)
 
     def _logged(self, version: int) -> tuple[str, Sequence[Row]]:
@@ -113,9 +117,9 @@ class Sending:
         last = self._last.get(arrival.device)
         if last is None or last.ask.ask_id != arrival.ask_id or _is_full(last.ask.parts):
             return None
-        if last.ask.base_version != self.past.version:
-            return None  # its round is over, and so is what it could be told to start from
         self._lost.add(arrival.device)
+        if last.ask.base_version != self.past.version:
+            return None  # its round is over, and so is what it could be told to start from: the next ask is in full
         parcel = self.parcel(arrival.device)
         return replace(last, ask=replace(last.ask, parts=parcel.parts), bundle=self.bundle(parcel))
 

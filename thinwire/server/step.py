@@ -69,16 +69,23 @@ class Fold:
         statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
             self.buffers.check(statistics)
-        device, weight = head.update_id.device, head.examples
-        if self.shares is not None:
-            weight = self.shares.weight(device, weight)
         self.changes.codec = self._codec(head)
-        self.changes.fold(lambda: _first(frames(), segments), weight, discount, head.a)
+        self.changes.fold(lambda: _first(frames(), segments), *self._counting(head, discount))
         if self.shares is not None:
-            self.shares.fold(device, weight)
+            self.shares.fold(head.update_id.device, head.examples)
         if statistics is not None:
             self.buffers.fold(statistics, head.examples * discount)
         self.buffers.count(head.counters)
+
+    def _counting(self, head: ReplyHead, discount: float) -> tuple[int, float, float]:
+        """What an update counts: its examples, discount and a. Of a buffer each change counts alike, and as a whole, so
+        that the mean of n is 1/n of the sum of discount * a * d.
+        """
+        if self.plan.cohort.mode == "buffered":
+            return 1, discount * head.a, 1.0
+        if self.shares is not None:
+            return self.shares.weight(head.update_id.device, head.examples), discount, head.a
+        return head.examples, discount, head.a
 
     def _codec(self, head: ReplyHead) -> BoundCodec:
         """The codec that this update was asked for in."""

@@ -48,7 +48,7 @@ def why(found: RoundRow, asks: Sequence[UpdateRow] = (), parameters: int = 0) ->
     stages = {"asked" if name == "wait" else name: value for name, value in stages.items()}
     if slowest is not None and slowest.arrived_at is not None:
         stages |= along(slowest)
-    waited_for = tuple(one.device for one in asks if not _in_time(one, found))
+    waited_for = () if found.reason == "buffer" else tuple(one.device for one in asks if not _in_time(one, found))
     before = sum(stages.get(name, 0.0) for name in ALONG)
     if asks and found.closed_at is not None:
         stages["waiting"] = max(0.0, took - before - sum(stages.get(name, 0.0) for name in OWN))
@@ -104,6 +104,8 @@ def _reason(
         return _missed(found, asks, waited_for, parameters)
     device = {name: stages[name] for name in ALONG if name in stages}
     if not found.slowest or not device:
+        if found.reason == "buffer":
+            return f"its buffer was full with {len(found.folded)} updates, all asked for before it opened"
         return "no update came to wait for" if not found.folded else "nothing of it is known"
     waited = f"waited {duration(sum(device.values()))} for {found.slowest}, which {_most(device, slowest)}"
     own = {name: stages[name] for name in OWN if name in stages}

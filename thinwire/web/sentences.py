@@ -47,20 +47,22 @@ def closing(round_: RoundRow) -> str:
         "enough": _enough(round_, silent),
         "deadline": f"the deadline passed: {silent} of {asked} devices had not answered",
         "too-few": f"too few answered: {_came(round_)} of at least {round_.floor}; the model stays as it was",
-        "buffer": "the buffer was full",
+        "buffer": f"the buffer was full: {len(round_.folded)} updates",
         "stopped": "a person stopped the run",
     }
     return said.get(round_.reason, round_.reason)
 
 
 def _enough(round_: RoundRow, silent: int) -> str:
-    if silent:
+    if silent and len(round_.folded) >= round_.target:
         return f"enough answered ({round_.target}); {silent} more were still at work"
     lost = round_.failed
     return (
         f"all that could answer did; {lost} {'device' if lost == 1 else 'devices'} failed"
         if lost
         else "enough answered"
+        if len(round_.folded) >= round_.target
+        else "all that could answer did"
     )
 
 

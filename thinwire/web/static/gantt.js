@@ -61,7 +61,7 @@ const Lane = ({ update, at, span, length, open, lines, earlier }) => {
 };
 
 const detail = (update, open) => {
-  if (update.outcome === "late") return `, into round ${update.folded_round}`;
+  if (update.folded_round && update.folded_round !== update.round) return `, into round ${update.folded_round}`;
   if (update.outcome === "asked") return open ? ", at work" : ", no answer";
   if (update.reason) return `: ${update.reason}`;
   const last = update.stretches.at(-1);

@@ -1,0 +1,303 @@
+"""A buffer against lists of events: one update a device, one reason to close, and nobody is waited for in vain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.server.test_round import closed, update
+from thinwire.core.types import UpdateId
+from thinwire.server.buffered import AtWork, Buffer, BufferTerms
+from thinwire.server.moves import (
+    Action,
+    Asked,
+    AskNow,
+    Closed,
+    Defer,
+    Drop,
+    Failed,
+    Fold,
+    Folded,
+    Head,
+    Joined,
+    Left,
+    Lose,
+    Refused,
+    Spare,
+    Stop,
+    Tick,
+)  # fmt: skip
+
+
+class Idle:
+    """Who is idle, as the driver would find it: asked again only when its answer has come or its ask was lost."""
+
+    def __init__(self, devices: str) -> None:
+        self.devices = list(devices)
+
+    def __call__(self, left_s: float) -> Iterable[Spare]:
+        assert left_s == math.inf
+        return [Spare(device, f"ask-{device}") for device in self.devices]
+
+
+def new_buffer(devices: str = "abc", target: int = 2, **terms: object) -> Buffer:
+    given = {"floor": 1, "opened_s": 100.0, "deadline_s": 10.0, **terms}
+    return Buffer(BufferTerms(7, 6, {d: f"ask-{d}" for d in devices}, target, **given))  # type: ignore[arg-type]  # tests vary them
+
+
+def head(device: str, ask: str | None = None, base: int = 6, sequence: int = 1) -> Head:
+    return Head(update(device, sequence), ask or f"ask-{device}", device, base)
+
+
+def play(buffer: Buffer, *script: tuple[float, object], idle: str = "") -> list[Action]:
+    """Feed (seconds after opening, event); folds succeed at once where an answer is accepted."""
+    actions: list[Action] = []
+    for after, event in script:
+        done = buffer.on(event, 100.0 + after, Idle(idle))  # type: ignore[arg-type]  # the script holds inputs
+        for action in list(done):
+            if isinstance(action, Fold):
+                done += buffer.on(Folded(action.update_id), 100.0 + after, Idle(idle))
+        actions += done
+    return actions
+
+
+def asked(actions: Sequence[Action]) -> list[str]:
+    return [action.device for action in actions if isinstance(action, AskNow)]
+
+
+def test_it_closes_when_it_is_full_though_others_are_at_work() -> None:
+    end = closed(play(new_buffer("abc"), (1, head("a")), (2, head("c"))))
+    assert end == Closed("buffer", (update("a"), update("c")), (), ())
+
+
+def test_it_closes_with_enough_when_every_device_stands_in_it() -> None:
+    end = closed(play(new_buffer("ab", target=5), (1, head("a")), (2, head("b"))))
+    assert (end.reason, end.folded) == ("enough", (update("a"), update("b")))
+
+
+def test_it_is_never_more_than_full() -> None:
+    b = new_buffer("abc")
+    b.on(head("a"), 101.0)
+    b.on(head("b"), 102.0)
+    assert b.on(head("c"), 103.0) == [Defer(update("c"))]
+    b.on(Folded(update("a")), 104.0)
+    assert closed(b.on(Folded(update("b")), 105.0)).folded == (update("a"), update("b"))
+
+
+def test_what_cannot_be_folded_leaves_room_for_another() -> None:
+    b = new_buffer("abc")
+    b.on(head("a"), 101.0)
+    b.on(head("b"), 102.0)
+    assert b.on(Refused(update("a"), "bad-payload"), 103.0) == [Drop(update("a"), "bad-payload")]
+    end = closed(play(b, (4, Folded(update("b"))), (5, head("c"))))
+    assert (end.reason, end.folded) == ("buffer", (update("b"), update("c")))
+
+
+def test_an_update_counts_less_for_each_version_that_it_is_behind() -> None:
+    b = new_buffer("a", earlier={"z": AtWork("ask-old", 110.0)})
+    assert b.on(head("z", "ask-old", base=3), 101.0) == [Fold(update("z"), staleness=3, discount=0.5, late=False)]
+
+
+def test_an_update_that_is_too_far_behind_is_dropped_and_its_sender_asked_at_once() -> None:
+    b = new_buffer("a", max_staleness=2, earlier={"z": AtWork("ask-old", 110.0)})
+    actions = play(b, (1, head("z", "ask-old", base=3)), idle="z")
+    assert actions[0] == Drop(update("z"), "stale")
+    assert asked(actions) == ["z"]
+
+
+def test_a_second_update_of_a_device_is_kept_for_the_next_buffer() -> None:
+    b = new_buffer("ab", target=3, earlier={})
+    actions = play(b, (1, head("a", "ask-old", base=5)), (2, head("a", sequence=2)))
+    assert actions[-1] == Defer(update("a", 2))
+
+
+def test_a_second_answer_to_one_ask_is_dropped() -> None:
+    actions = play(new_buffer("ab", target=3), (1, head("a")), (2, head("a", sequence=2)))
+    assert actions[-1] == Drop(update("a", 2), "duplicate")
+
+
+def test_who_is_idle_is_asked_at_once_from_the_newest_version() -> None:
+    b = new_buffer("ab", target=3)
+    assert b.on(Tick(), 101.0, Idle("c")) == [
+        AskNow("c", "ask-c", base_version=6, deadline_s=10.0, why="it was idle, 2 were at work")
+    ]
+    assert b.on(Tick(), 102.0, Idle("c")) == [], "it is at work now"
+
+
+def test_who_stands_in_the_buffer_is_not_asked_for_it_again() -> None:
+    b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 110.0)})
+    assert asked(play(b, (1, head("z", "ask-old", base=5)), (2, head("a")), idle="az")) == []
+
+
+def test_no_more_are_at_work_than_the_plan_allows() -> None:
+    b = new_buffer("ab", target=9, max_concurrency=3)
+    assert asked(b.on(Tick(), 101.0, Idle("cde"))) == ["c"]
+    assert asked(b.on(Tick(), 101.0, Idle("de"))) == []
+    (action,) = [a for a in play(b, (2, head("a")), idle="de") if isinstance(a, AskNow)]
+    assert (action.device, action.why) == ("d", "it was idle, 2 of at most 3 were at work")
+
+
+def test_nobody_is_asked_from_an_old_version_when_the_buffer_is_full() -> None:
+    assert asked(play(new_buffer("ab", target=1, max_concurrency=2), (1, head("a")), idle="cd")) == []
+
+
+def test_a_device_that_misses_its_deadline_is_not_waited_for_and_counts_when_it_comes() -> None:
+    b = new_buffer("ab", target=3)
+    play(b, (1, head("a")))
+    end = closed(b.on(Tick(), 110.0))
+    assert (end.reason, end.folded, end.outstanding) == ("enough", (update("a"),), ("b",))
+    b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 90.0)})
+    assert play(b, (1, head("z", "ask-old", base=5)))[0].late is True  # type: ignore[union-attr]  # a Fold
+
+
+def test_each_ask_has_its_own_deadline() -> None:
+    b = new_buffer("a", target=3)
+    assert asked(b.on(Tick(), 105.0, Idle("b"))) == ["b"]
+    assert b.deadline_at == 110.0
+    assert b.on(Tick(), 110.0) == []
+    assert b.deadline_at == 115.0
+    assert closed(b.on(Tick(), 115.0)).outstanding == ("a", "b")
+
+
+def test_too_few_make_no_step_and_give_all_back() -> None:
+    end = closed(play(new_buffer("abc", target=3, floor=2), (1, head("a")), (10, Tick())))
+    assert (end.reason, end.folded, end.dropped) == ("too-few", (), (update("a"),))
+
+
+def test_a_stop_gives_all_back() -> None:
+    end = closed(play(new_buffer("ab"), (1, head("a")), (2, Stop())))
+    assert (end.reason, end.dropped) == ("stopped", (update("a"),))
+
+
+def test_who_failed_is_not_asked_again_by_the_same_buffer() -> None:
+    b = new_buffer("ab", target=3)
+    assert b.on(Failed("a", "ask-a", "task-error", "x"), 101.0, Idle("a")) == [Lose("a", "ask-a", "task-error", "x")]
+    assert b.outstanding == ("b",)
+
+
+def test_a_device_whose_earlier_ask_was_lost_is_asked_again() -> None:
+    b = new_buffer("a", target=3, earlier={"z": AtWork("ask-old", 110.0)})
+    assert b.on(Failed("z", "ask-old", "task-error", "x"), 101.0, Idle("z"))[0] == AskNow(
+        "z", "ask-z", 6, 10.0, "it was idle, 1 were at work"
+    )
+
+
+def test_a_device_that_left_and_came_back_is_waited_for_again() -> None:
+    b = new_buffer("ab", target=3)
+    assert play(b, (1, Left("a", "gone"))) == [Lose("a", "ask-a", "left", "gone")]
+    play(b, (2, Joined("a")), (3, head("b")))
+    assert not b.closed
+    assert closed(play(b, (4, head("a")))).reason == "enough"
+
+
+def test_it_does_not_wait_when_everybody_is_lost() -> None:
+    end = closed(play(new_buffer("ab"), (1, Left("a", "gone")), (1, Failed("b", "ask-b", "task-error", "x"))))
+    assert end.reason == "too-few"
+
+
+def test_what_was_decided_before_a_restart_is_not_decided_again() -> None:
+    b = new_buffer("a", target=3)
+    assert b.on(Asked("b", "ask-b"), 104.0) == []
+    assert (b.outstanding, b.at_work["b"].until_s) == (("a", "b"), 114.0)
+
+
+def test_what_was_accepted_before_a_restart_is_accepted_again_and_what_cannot_be_folded_leaves_it_full() -> None:
+    b = new_buffer("abc")
+    told = [Head(update(d), f"ask-{d}", d, 6, again=True) for d in "abc"]  # one of them was refused before
+    assert [type(action) for event in told for action in b.on(event, 100.0)] == [Fold] * 3
+    b.on(Refused(update("a"), "bad-payload"), 100.0)
+    end = closed(play(b, (1, Folded(update("b"))), (1, Folded(update("c")))))
+    assert (end.reason, end.folded) == ("buffer", (update("b"), update("c")))
+
+
+def test_nothing_goes_into_a_closed_buffer() -> None:
+    b = new_buffer("ab", target=1)
+    play(b, (1, head("a")))
+    with pytest.raises(RuntimeError, match="closed"):
+        b.on(Tick(), 200.0)
+
+
+events = st.one_of(
+    st.builds(lambda d, s: ("head", d, s), st.sampled_from("abcdefg"), st.integers(0, 8)),
+    st.builds(lambda d: ("left", d), st.sampled_from("abcdefg")),
+    st.builds(lambda d: ("joined", d), st.sampled_from("abcdefg")),
+    st.builds(lambda d: ("failed", d), st.sampled_from("abcdefg")),
+    st.builds(lambda bad: ("fold", bad), st.booleans()),
+    st.builds(lambda s: ("wait", s), st.floats(0.1, 4)),
+    st.just(("stop",)),
+)
+
+
+@given(st.lists(events, max_size=60), st.integers(1, 6), st.integers(1, 3), st.integers(0, 4))
+def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
+    script: list[tuple[object, ...]], target: int, floor: int, limit: int
+) -> None:
+    opening = "ab"[: limit or 2]
+    b = new_buffer(opening, target, floor=floor, max_concurrency=limit, earlier={"g": AtWork("ask-old-g", 104.0)})
+    if limit:
+        b.at_work.pop("g", None)  # it would be one more than the limit at the opening
+    now, folding, outcomes = 100.0, list[UpdateId](), dict[UpdateId, str]()
+    asks, back = list(opening), 0
+    working = {**{d: f"ask-{d}" for d in opening}, "g": "ask-old-g"}
+
+    def feed(event: object) -> None:
+        for action in b.on(event, now, Idle("".join(d for d in "abcdef" if d not in working))):  # type: ignore[arg-type]
+            match action:
+                case Fold(update_id, staleness, discount):
+                    assert outcomes.get(update_id) is None
+                    assert 0 <= staleness <= 5 and discount == (1.0 + staleness) ** -0.5
+                    outcomes[update_id] = "accepted"
+                    folding.append(update_id)
+                case Drop(update_id):
+                    assert outcomes.get(update_id) in (None, "accepted")
+                    outcomes[update_id] = "dropped"
+                case AskNow(device, ask_id):
+                    asks.append(device)
+                    working[device] = ask_id
+        if limit:
+            assert len(b.at_work) <= limit + back, "who comes back goes on, though others were asked meanwhile"
+        assert len(b.standing) <= target
+
+    for number, step in enumerate([*script, *[("wait", 50.0)] * 10]):
+        if b.closed:
+            break
+        match step:
+            case ("head", str(d), int(behind)) if d in working:
+                feed(Head(update(d, number), working.pop(d), d, max(0, 6 - behind)))
+            case ("left", str(d)):
+                working.pop(d, None)
+                feed(Left(d, "gone"))
+            case ("joined", str(d)):
+                if b.lost.get(d) == "left":
+                    working[d], back = f"ask-{d}", back + 1
+                feed(Joined(d))
+            case ("failed", str(d)) if d in working:
+                feed(Failed(d, working.pop(d), "task-error", "x"))
+            case ("fold", bool(bad)) if folding:
+                u = folding.pop(0)
+                feed(Refused(u, "bad-payload") if bad else Folded(u))
+            case ("wait", float(seconds)):
+                now += seconds
+                feed(Tick())
+            case ("stop",):
+                feed(Stop())
+    while folding and not b.closed:
+        feed(Folded(folding.pop(0)))
+    assert b.closed, "a buffer must close once all deadlines have passed and its folds have ended"
+    assert len(asks) == len(set(asks)), "nobody is asked twice by one buffer"
+    assert set(b.closed.folded) | set(b.closed.dropped) == set(outcomes)
+    assert not set(b.closed.folded) & set(b.closed.dropped)
+    assert len({u.device for u in b.closed.folded}) == len(b.closed.folded)
+    match b.closed.reason:
+        case "buffer":
+            assert len(b.closed.folded) == target
+        case "enough":
+            assert floor <= len(b.closed.folded) < target
+            assert not b.at_work
+        case reason:
+            assert reason in ("too-few", "stopped")
+            assert not b.closed.folded

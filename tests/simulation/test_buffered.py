@@ -1,0 +1,91 @@
+"""Buffered runs of real training: as good as rounds at as many updates, and sooner where devices are unequal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.client.small import plan_of, task_of
+from thinwire.client import Site
+from thinwire.client.bench import Here
+from thinwire.client.initial import initial_model
+from thinwire.client.task import report
+from thinwire.core import RunPlan, VirtualClock
+from thinwire.core.events import RoundClosed, UpdateAccepted
+from thinwire.core.fleet import Delivery
+from thinwire.core.home import AggregatorHome
+from thinwire.core.types import Ask
+from thinwire.server.run import drive
+from thinwire.server.submit import submit
+from thinwire.simulation import ScriptedDevice, ScriptedFleet, Turn, simulate
+from thinwire.simulation.clients import InTurn
+from thinwire.simulation.made_up import Answer
+from thinwire.simulation.sessions import Crowd
+from thinwire.simulation.spool import HeldSpool
+from thinwire.store import Store
+
+SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 20.0)
+
+
+def plan(rounds: int, **cohort: object) -> RunPlan:
+    raw = plan_of("steps = 3", codec="topk(0.5) > int8", feedback="classic", run=f"rounds = {rounds}").to_json()
+    return RunPlan.from_json({**raw, "cohort": {"wait_for": len(SPEEDS), "deadline_s": 60, **cohort}})
+
+
+@dataclass
+class Trains:
+    """A scripted device that trains as a simulated client does."""
+
+    clients: InTurn
+    index: int
+
+    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+        reply, bundle, _ = self.clients.answer(self.index, delivery)
+        return reply, bundle.read_bytes() if bundle else b""
+
+
+def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]:
+    """(loss, seconds on the virtual clock, updates of each device) of a run of unequal devices."""
+    task, home, clock = task_of(), AggregatorHome.under(folder, durable=False), VirtualClock()
+    (folder / "clients").mkdir(parents=True)
+    crowd = Crowd(folder / "clients", Site(), len(SPEEDS))
+    clients = InTurn(crowd, Here(task, "cpu"))
+
+    def device(index: int, seconds: float) -> ScriptedDevice:
+        def script(ask: Ask) -> Turn:
+            return Turn(compute_s=seconds if ask.kind == "train" else 0.0)
+
+        return ScriptedDevice(crowd.name(index), Trains(clients, index), script)
+
+    devices = [device(index, seconds) for index, seconds in enumerate(SPEEDS)]
+    fleet = ScriptedFleet(HeldSpool(folder / "spool"), clock, report(task), devices)
+    with Store.open(home.database, durable=False) as store:
+        made = initial_model(task, plan.run.seed)
+        run_id = submit(store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task))
+        row = drive(run_id, store=store, fleet=fleet, home=home, clock=clock, simulated=True)
+        assert row.status == "done", row.status_text
+        events = [event for _, event in store.events(run_id)]
+    counted = [event.device for event in events if isinstance(event, UpdateAccepted)]
+    ended = max(event.elapsed_s for event in events if isinstance(event, RoundClosed))
+    return row.metrics["loss"], ended, {name: counted.count(name) for name in counted}
+
+
+def test_unequal_devices_get_as_far_with_as_many_updates_in_a_fraction_of_the_time(tmp_path: Path) -> None:
+    sync_loss, sync_s, _ = scripted(tmp_path / "sync", plan(10))
+    loss, took_s, updates = scripted(
+        tmp_path / "buffered", plan(20, mode="buffered", buffer=3, max_staleness=50, staleness_exponent=0.5)
+    )
+    assert sum(updates.values()) == 10 * len(SPEEDS) == 20 * 3
+    assert loss < sync_loss + 0.02
+    assert took_s < sync_s / 5
+    assert set(updates) == {f"sim-{index}" for index in range(len(SPEEDS))}, "the slow one counts too"
+
+
+def test_a_simulation_of_a_buffered_plan_is_the_same_each_time() -> None:
+    small = plan(6, mode="buffered", buffer=2, max_concurrency=4, wait_for=1)
+    first, again = (simulate(task_of(), small, clients=5) for _ in range(2))
+    assert first.run.model_digest == again.run.model_digest
+    assert [row.reason for row in first.rounds] == ["buffer"] * 6
+    assert first.run.status == "done"
+    losses = [loss for loss in first.series("loss") if loss is not None]
+    assert first.metrics["loss"] < losses[0]

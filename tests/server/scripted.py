@@ -88,6 +88,7 @@ class ScriptedFleet:
     bodies: dict[UpdateId, list[bytes]] = field(default_factory=dict)
     sent: list[Envelope] = field(default_factory=list)
     acked: list[UpdateId] = field(default_factory=list)
+    pulled: dict[str, float] = field(default_factory=dict)  # ask_id -> when its device took it
     _due: list[tuple[float, int, Arrival]] = field(default_factory=list)
     _count: Iterator[int] = field(default_factory=itertools.count)
 
@@ -121,6 +122,7 @@ class ScriptedFleet:
             self.asked[envelope.ask.ask_id] = envelope
             device = next(d for d in self.devices if d.name == envelope.device)
             device.bundle = envelope.bundle
+            self.pulled[envelope.ask.ask_id] = self.clock.wall()
             answer = device.take(envelope.ask)
             if isinstance(answer, Failure):
                 del self.asked[envelope.ask.ask_id]  # it is over, and may be asked again
@@ -138,7 +140,8 @@ class ScriptedFleet:
         self.clock.advance(max(0.0, at - self.clock.now()))
         if isinstance(arrival, ReplyHead):
             wall = self.clock.wall()
-            arrival = arrival.arrived(Transfer(wall, wall, wall, 1000, 500, 2))
+            pulled = self.pulled.get(arrival.ask_id, wall)
+            arrival = arrival.arrived(Transfer(pulled, wall, wall, 1000, 500, 2))
             self.spooled.setdefault(arrival.update_id, (arrival, self.bodies.get(arrival.update_id, [])))
         return [arrival]
 

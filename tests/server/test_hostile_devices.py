@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from tests.server.test_run import Bench
 from thinwire.aggregation import feedback, parse
 from thinwire.core import Key
 from thinwire.core.errors import TooFewClients
-from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
+from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
 from thinwire.server.past import KEPT, Past
+from thinwire.store import MeasureRow
 
 Lie = Callable[[Ask, ReplyHead], ReplyHead]
 
@@ -141,9 +142,9 @@ def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None
 
     record = bench.store.record
 
-    def slow(run_id: str, events: object) -> None:
-        late = [replace(e, elapsed_s=99.0) if isinstance(e, UpdateAccepted) else e for e in events]  # type: ignore[attr-defined]  # a list
-        record(run_id, late)
+    def slow(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        late = [replace(e, elapsed_s=99.0) if isinstance(e, UpdateAccepted) else e for e in events]
+        record(run_id, late, measured)
 
     bench.store.record = slow  # type: ignore[method-assign]  # a disk that stood still
     with contextlib.suppress(Killed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask, Failure, ReplyHead
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.store import RunRow, Store
+from thinwire.store import MeasureRow, RunRow, Store
 
 T = TypeVar("T", bound=Event)
 
@@ -216,12 +216,12 @@ def drive_killed_at(bench: Bench, at: int, before: bool) -> int:
     """Drive a run to its end with one kill around its `at`-th commit (0: none); gives how many commits there were."""
     commits, record = 0, bench.store.record
 
-    def counted(run_id: str, events: object, *args: object) -> None:
+    def counted(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
         nonlocal commits
         commits += 1
         if commits == at and before:
             raise Killed
-        record(run_id, events, *args)  # type: ignore[arg-type]  # passed through
+        record(run_id, events, measured)
         if commits == at:
             raise Killed
 

@@ -7,13 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thinwire.core.events import Evaluated, Event, RoundClosed
+from thinwire.core.types import UpdateId
+from thinwire.server.durations import durations
 from thinwire.server.evaluation import evaluation, settled
+from thinwire.server.known import epochs_of, work_of
 from thinwire.server.measured import pooled
 from thinwire.server.moves import Closed
 from thinwire.server.refold import refolded, spoilers
 from thinwire.server.round import Round
 from thinwire.server.spent import where_time_went
 from thinwire.server.step import Overflowed
+from thinwire.store import MeasureRow
 
 if TYPE_CHECKING:
     from thinwire.server.one_round import OneRound
@@ -57,11 +61,25 @@ def finish(one: OneRound) -> Closed:
             slowest=slowest,
         )
     )
-    one.record(*events)
+    one.record(*events, measured=_measured(one, now))
     lost = [one.machine.asks[device] for device, kind in one.machine.lost.items() if kind == "left"]
     running.fleet.ack(list(one.heads))
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.asks.values()))
     return closed
+
+
+def _measured(one: OneRound, now: float) -> list[MeasureRow]:
+    """What is learned of devices from this round's answers, in the journal's order: a resume learns the same."""
+    running = one.running
+    work = work_of(running.plan, running.layout)
+    for event in running.past.accepted:
+        head = one.heads[UpdateId.parse(event.update_id)]
+        hello = running.presence.hellos.get(event.device)
+        if hello is not None:
+            running.known.greeted(event.device, hello.link.get("rtt_s", 0.0))
+        sent = running.past.sent.get(head.ask_id, 0)
+        running.known.learn(event.device, work, durations(head, sent, epochs_of(running.plan)))
+    return running.known.news(now)
 
 
 def _stepped(one: OneRound, closed: Closed) -> Closed:

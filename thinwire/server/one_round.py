@@ -6,7 +6,7 @@ in the journal (and folded again from the spool, in the same order) or the spool
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from thinwire.core.events import ClientFailed, Event, RoundOpened, UpdateDropped, UpdateFolded
@@ -24,6 +24,7 @@ from thinwire.server.past import ask_id_of, asked_round
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spares import who_could_answer
 from thinwire.server.step import Fold, Frames
+from thinwire.store import MeasureRow
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
 
@@ -246,13 +247,13 @@ class OneRound:
                 )
                 self._on(moves.Folded(outcome.update_id))
 
-    def record(self, *events: Event) -> None:
+    def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Make facts durable in the order in which they came to be: first what was accepted before them."""
         later, self.later = self.later, []
         accepted, self.accepted = self.accepted, []
         now, elapsed = self.running.clock.wall(), self.running.elapsed
         facts = [accepted_fact(now, self.opened.round, elapsed, head, action) for head, action in accepted]
-        self.running.record(*later, *facts, *events)
+        self.running.record(*later, *facts, *events, measured=measured)
         for head, action in accepted:
             self._begin(head, action.discount)
 

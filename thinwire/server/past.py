@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire.core.events import (
+    AskedInFull,
     ClientAsked,
     ClientFailed,
     Evaluated,
@@ -84,6 +85,7 @@ class Past:
     dropped_now: list[str] = field(default_factory=list)  # of the open round
     asked_now: list[ClientAsked] = field(default_factory=list)  # of the open round, those after its opening
     asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> ask_id -> device, of the last KEPT rounds
+    sent: dict[str, int] = field(default_factory=dict)  # ask_id -> bytes of the model that went with it last
     decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
@@ -157,6 +159,8 @@ class Past:
                 self.paces.answered(event)
                 self._time(event)
                 self._measure(event.head)
+            case AskedInFull():
+                self.sent[event.ask_id] = event.payload_bytes
             case UpdateFolded():
                 self.folded_now.add(event.update_id)
             case UpdateDropped():
@@ -187,9 +191,12 @@ class Past:
         self.codecs.pop(event.round - KEPT, None)
         if old := self.asks.pop(event.round - KEPT, None):
             self.answered.difference_update(old)
+            for ask_id in old:
+                self.sent.pop(ask_id, None)
 
     def _ask_since(self, event: ClientAsked) -> None:
-        """Nothing new for an ask that its round opened with."""
+        """Nothing new for an ask that its round opened with, but how much goes with it."""
+        self.sent[event.ask_id] = event.payload_bytes
         if self.open_round and event.ask_id not in self.asks[event.round]:
             self.asked_now.append(event)
             self._ask(event.round, event.device, event.ask_id, event.elapsed_s, event.deadline_s)

@@ -18,13 +18,14 @@ from thinwire.core.types import Ask, AskKind, ReplyHead
 from thinwire.server.clipping import work_of
 from thinwire.server.cohort import mismatch
 from thinwire.server.holders import Holders
+from thinwire.server.known import Known
 from thinwire.server.past import Past
 from thinwire.server.presence import Presence
 from thinwire.server.requires import lacking
 from thinwire.server.sending import Sending
 from thinwire.server.step import Model
 from thinwire.server.versions import Versions
-from thinwire.store import Store
+from thinwire.store import MeasureRow, Store
 
 StopOrder = Literal["run", "service"] | None
 RETURN_S = 30.0  # after a restart devices get this long to come back before anything goes on without them
@@ -63,6 +64,8 @@ class Running:
         state = self.versions.read_state(self.past.model)
         self.model = Model(self.layout, params, buffers, dict(self.past.model.counters), state)
         self.sending = Sending(self.plan, self.versions, self.past, self.model)
+        self._kept = row.source == "devices"  # what is measured of simulated devices says nothing of others
+        self.known = Known(store.measures() if self._kept else ())
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
         self.deferred: list[ReplyHead] = []  # answers that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()
@@ -73,9 +76,9 @@ class Running:
         """Seconds on the run's own clock, which stands still while the aggregator is down."""
         return self._clock_base + self.clock.now()
 
-    def record(self, *events: Event) -> None:
-        """Make events durable together, then let them be known."""
-        self.store.record(self.run_id, events)
+    def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
+        """Make events durable together, with what was measured of devices; then let them be known."""
+        self.store.record(self.run_id, events, measured if self._kept else ())
         for event in events:
             self.past.apply(event)
             self.on_event(event)

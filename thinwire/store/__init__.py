@@ -8,6 +8,7 @@ from thinwire.store.rows import (
     DoorNote,
     InvitationRow,
     Invited,
+    MeasureRow,
     ModelRow,
     Order,
     RoundRow,
@@ -18,6 +19,6 @@ from thinwire.store.spool import FileSpool
 from thinwire.store.store import Store
 
 __all__ = [
-    "ClientRow", "DeviceAction", "DeviceInfo", "DoorNote", "FileSpool", "InvitationRow", "Invited", "ModelRow", "Order",
-    "RoundRow", "RunRow", "Store", "UpdateRow", "by_todays_name",
+    "ClientRow", "DeviceAction", "DeviceInfo", "DoorNote", "FileSpool", "InvitationRow", "Invited", "MeasureRow",
+    "ModelRow", "Order", "RoundRow", "RunRow", "Store", "UpdateRow", "by_todays_name",
 ]  # fmt: skip

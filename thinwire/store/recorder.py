@@ -10,8 +10,10 @@ from sqlalchemy import insert, select, update
 
 from thinwire.core.errors import NotFound
 from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RoundClosed, RunStatusChanged, to_json
+from thinwire.store import measures
 from thinwire.store.database import Database
 from thinwire.store.projection import Facts, Projection
+from thinwire.store.rows import MeasureRow
 from thinwire.store.tables import Device, Journal, Run
 
 GATHERED_S = 0.5  # as long as whoever watches a simulation may wait for what happened
@@ -36,8 +38,8 @@ class Recorder:
             rest, self._gathered = self._gathered, None
             self.record(run_id, rest)
 
-    def record(self, run_id: str, events: Sequence[Event]) -> None:
-        """Append a run's events and show what they say; raises `DataLost`."""
+    def record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        """Append a run's events, show what they say, and keep what its answers measured; raises `DataLost`."""
         if self._gathered is not None:
             self._gathered += events
             if not _ends(events) and time.monotonic() - self._written_at < GATHERED_S:
@@ -53,6 +55,7 @@ class Recorder:
             for event in events:
                 projection.apply(event)
             projection.finish()
+            measures.keep(connection, measured)
 
     def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
         """A device came or went: journalled with no run, and shown as online or not."""

@@ -8,7 +8,7 @@ from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.types import DEVICE_NAME
 from thinwire.store.admission import next_change
 from thinwire.store.audit import WAS, act
-from thinwire.store.tables import Client, Device, Invitation, Run, Update
+from thinwire.store.tables import Client, Device, Invitation, Measure, Run, Update
 
 
 def rename(connection: Connection, old: str, new: str, who: str, at: float) -> None:
@@ -45,6 +45,7 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     for table in (Client, Update):
         mine = update(table).where(table.device == old, table.run_id.in_(on_devices))
         connection.execute(mine, {"device": new})
+    connection.execute(update(Measure).where(Measure.device == old), {"device": new})
     connection.execute(update(Invitation).where(Invitation.used_by == old), {"used_by": new})
     row = {"name": new, "change": next_change(connection)}
     connection.execute(update(Device).where(Device.name == old), row)

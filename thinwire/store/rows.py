@@ -130,6 +130,24 @@ class UpdateRow:
     wire_down: int | None
     requests: int
     metrics: dict[str, float]
+    residual_ratio: float | None = None  # norm of the residual over that of the change, both as they were encoded
+
+
+@dataclass(frozen=True)
+class MeasureRow:
+    """What is known of one device: the last `samples` (how much, seconds) of `kind`, for `work` ("" for its link).
+
+    Kinds: down, up (`p50`, `p90` in bits/s: nine of ten transfers had p90), rtt, step, evaluate, encode (seconds), pass
+    (steps of an epoch). None while the samples do not say.
+    """
+
+    device: str
+    kind: str
+    work: str
+    samples: list[list[float]]
+    p50: float | None
+    p90: float | None
+    at: float
 
 
 @dataclass(frozen=True)

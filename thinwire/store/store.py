@@ -15,7 +15,7 @@ from thinwire.core.events import DeviceJoined, DeviceLeft, Event
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.store import audit, commands, journal, repository, schema
+from thinwire.store import audit, commands, journal, measures, repository, schema
 from thinwire.store.database import Database, database_url
 from thinwire.store.invitations import Invitations
 from thinwire.store.logins import Logins
@@ -26,6 +26,7 @@ from thinwire.store.rows import (
     DeviceAction,
     DeviceInfo,
     DoorNote,
+    MeasureRow,
     ModelRow,
     Order,
     RoundRow,
@@ -104,9 +105,9 @@ class Store:
             connection.execute(insert(Run), row)
         return run_id
 
-    def record(self, run_id: str, events: Sequence[Event]) -> None:
-        """Append events to the journal and to all that is read from it, together."""
-        self._recorder.record(run_id, events)
+    def record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        """Append events to the journal and to all that is read from it, together with what was measured of devices."""
+        self._recorder.record(run_id, events, measured)
 
     def gathering(self, run_id: str) -> AbstractContextManager[None]:
         """For a run that nobody resumes: what happens in it is written half a second later, or when a round closes."""
@@ -155,6 +156,10 @@ class Store:
 
     def devices(self) -> list[DeviceInfo]:
         return repository.devices(self._database)
+
+    def measures(self) -> list[MeasureRow]:
+        """What is known of the links and the speed of all devices, over all runs on devices."""
+        return measures.all_of(self._database)
 
     def folded_rounds(self, device: str) -> list[tuple[str, list[int]]]:
         """The rounds of each run that a device's updates are part of, run by run: what stays when it is shut out."""

@@ -139,8 +139,27 @@ class Update(Traffic, Base):
     steps: Mapped[int] = mapped_column(default=0)
     norm: Mapped[float | None]
     residual_norm: Mapped[float | None]
+    residual_ratio: Mapped[float | None]
     requests: Mapped[int] = mapped_column(default=0)
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Measure(Base):
+    """What is known of a device over all runs: the last samples of one kind, and what they come to.
+
+    `work` is the model and batch that its speed is for, "" for its link. `p50` and `p90` are bits/s of `down` and `up`,
+    steps of `pass`, seconds of the others; null while the samples do not say.
+    """
+
+    __tablename__ = "measures"
+
+    device: Mapped[str] = mapped_column(String(63), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    work: Mapped[str] = mapped_column(String(64), primary_key=True)
+    samples: Mapped[list[Any]]
+    p50: Mapped[float | None]
+    p90: Mapped[float | None]
+    at: Mapped[float]
 
 
 class Journal(Base):

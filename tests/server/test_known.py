@@ -1,0 +1,154 @@
+"""What is learned of devices from their answers, kept over runs, and what it says of the time an ask takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.client.small import plan_of, task_of
+from tests.server.scripted import Device
+from tests.server.test_run import Bench, Killed
+from thinwire.client import Site
+from thinwire.core.events import Event, UpdateAccepted
+from thinwire.core.home import AggregatorHome
+from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
+from thinwire.server.durations import durations
+from thinwire.server.known import Errand, Known
+from thinwire.server.links import KEPT
+from thinwire.simulation import run_sim
+from thinwire.store import MeasureRow, Store
+
+WORK = "model/32"
+TIMINGS = Timings(download_s=2.0, queue_s=0.5, evaluate_s=1.0, train_s=5.0, encode_s=0.5)
+HEAD = ReplyHead(
+    "run.1.a", UpdateId("run", "a", 1), 0, 100, steps=10, metrics={"eval/loss": (1.0, 2.0)}, timings=TIMINGS,
+    parts=(Part("frame/0", 1000, "ff"),), transfer=Transfer(pulled_at=100.0, began_at=109.5, arrived_at=110.0),
+)  # fmt: skip
+
+
+def test_the_parts_of_an_answer_add_up_to_what_was_waited_for() -> None:
+    found = durations(HEAD, 5000, epochs=2.0)
+    assert found == {
+        "up": (1000, 1.0), "encode": (1, 0.5), "down": (5000, 2.0), "step": (10, 5.0), "pass": (2.0, 10),
+        "evaluate": (1, 1.0),
+    }  # fmt: skip
+    waited = sum(found[kind][1] for kind in ("up", "encode", "down", "step", "evaluate"))
+    assert waited + TIMINGS.queue_s == 10.0
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        replace(HEAD, timings=replace(TIMINGS, train_s=1e9)),  # longer than it was out
+        replace(HEAD, transfer=None),
+        replace(HEAD, transfer=Transfer(0.0, 109.5, 110.0)),  # handed out before a restart
+        replace(HEAD, transfer=Transfer(100.0, 90.0, 90.0)),  # the wall clock was set back
+        replace(HEAD, parts=()),
+    ],
+)
+def test_what_cannot_be_teaches_nothing(head: ReplyHead) -> None:
+    assert durations(head, 5000, 0.0) == {}
+
+
+def learned(*found: dict[str, tuple[float, float]]) -> Known:
+    known = Known()
+    for each in found:
+        known.learn("a", WORK, each)
+    return known
+
+
+ONE = durations(HEAD, 5000, 2.0)
+
+
+def test_an_ask_takes_what_its_parts_took() -> None:
+    device = learned(ONE, ONE, ONE, ONE).device("a", WORK)
+    taken = device.seconds(Errand(5000, 1000, steps=10, evaluates=True))
+    assert taken is not None and taken.p50 == pytest.approx(9.5)
+    twice = device.seconds(Errand(5000, 1000, steps=20))
+    assert twice is not None and twice.p50 == pytest.approx(2.0 + 10.0 + 0.5 + 1.0)
+    epoch = device.seconds(Errand(0, 1000, epochs=1.0))
+    assert epoch is not None and epoch.p50 == pytest.approx(2.5 + 0.5 + 1.0), "an epoch has 5 steps"
+
+
+def test_of_what_was_never_seen_nothing_is_said() -> None:
+    known = learned({"up": (1000, 1.0), "step": (10, 5.0)})
+    assert known.device("b", WORK).seconds(Errand(0, 1, steps=1)) is None
+    assert known.device("a", "another model/32").seconds(Errand(0, 1, steps=1)) is None
+    assert known.device("a", WORK).seconds(Errand(1, 1, steps=1)) is None, "it never took a model"
+    assert known.device("a", WORK).seconds(Errand(0, 1, epochs=1.0)) is None, "how many steps an epoch has"
+    assert known.device("a", WORK).seconds(Errand(0, 1, steps=1)) is not None
+
+
+def test_a_link_is_known_whatever_the_work_is() -> None:
+    known = learned(ONE)
+    other = known.device("a", "another")
+    assert other.up is not None and other.down is not None and other.step is None
+
+
+samples = st.tuples(st.floats(1, 1e9), st.floats(0, 1e6))
+found = st.dictionaries(st.sampled_from(["up", "down", "step", "evaluate", "encode"]), samples)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), found), max_size=40))
+def test_what_is_read_back_decides_as_what_wrote_it(answers: list[tuple[str, dict[str, tuple[float, float]]]]) -> None:
+    known, rows = Known(), dict[tuple[str, str, str], MeasureRow]()
+    for device, each in answers:
+        known.learn(device, WORK, each)
+        rows |= {(row.device, row.kind, row.work): row for row in known.news(1.0)}
+    assert known.news(2.0) == []
+    again = Known(MeasureRow(**json.loads(json.dumps(asdict(row)))) for row in rows.values())
+    assert all(len(row.samples) <= KEPT for row in rows.values())
+    for device in "abc":
+        assert again.device(device, WORK) == known.device(device, WORK)
+
+
+def test_a_row_says_bits_a_second_of_a_link_and_seconds_of_the_rest() -> None:
+    rows = {row.kind: row for row in learned(*[ONE] * KEPT).news(7.0)}
+    assert rows["down"].p50 == pytest.approx(8 * 5000 / 2.0) and rows["down"].work == ""
+    assert rows["step"].p50 == 0.5 and rows["step"].work == WORK and rows["step"].at == 7.0
+    assert rows["pass"].p50 == 5.0
+
+
+def test_a_round_trip_told_again_is_one_sample() -> None:
+    known = Known()
+    for rtt_s in (0.02, 0.02, 0.03, 0.02, 0.0):
+        known.greeted("a", rtt_s)
+    assert [row.samples for row in known.news(0.0)] == [[[1.0, 0.02], [1.0, 0.03]]]
+
+
+def test_a_run_keeps_what_its_answers_showed_and_the_next_one_knows_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [Device("a"), Device("b", lambda ask: 4.0)], run={"rounds": 3})
+    bench.drive()
+    rows = {(row.device, row.kind): row for row in bench.store.measures()}
+    assert rows["b", "up"].samples == [[n, pytest.approx(4.0)] for n, _ in rows["b", "up"].samples]
+    assert len(rows["b", "up"].samples) == 3
+    assert len(rows["a", "down"].samples) == 3, "the model's bytes are known of each ask"
+
+
+def test_a_resumed_run_learns_each_answer_once(tmp_path: Path) -> None:
+    def kill_in_round_2(event: Event) -> None:
+        if isinstance(event, UpdateAccepted) and event.round == 2 and event.device == "a":
+            raise Killed
+
+    devices = [Device("a"), Device("b", lambda ask: 4.0)]
+    bench = Bench(tmp_path, devices, run={"rounds": 3})
+    with pytest.raises(Killed):
+        bench.drive(on_event=kill_in_round_2)
+    bench.fleet = bench.fleet.restart()
+    bench.drive()
+    assert {(row.device, len(row.samples)) for row in bench.store.measures() if row.kind == "step"} == {
+        ("a", 3), ("b", 3),
+    }  # fmt: skip
+
+
+def test_simulated_devices_teach_nothing_about_real_ones(tmp_path: Path) -> None:
+    home = AggregatorHome.under(tmp_path)
+    with Store.open(home.database) as store:
+        plan = plan_of("steps = 2", run="rounds = 1")
+        run_sim(plan, task_of(), store=store, home=home, clients=2, site=Site())
+        assert store.measures() == []

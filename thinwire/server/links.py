@@ -1,0 +1,107 @@
+"""How long a device takes: estimates with their uncertainty, from durations that were seen. No I/O.
+
+A transfer of n bytes takes `start_s + n * byte_s`. The slope is the median over pairs of transfers (Theil 1950, Sen
+1968), which nearly a third of them may spoil; pairs of about one size say nothing of it. What the line leaves over
+is kept as ratios, seen over fitted, so that predictions at the sizes that are usual are right whatever the line is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+KEPT = 16  # of the last ones: one outlier among them is passed over, two are believed
+UNLIKE = 2.0  # how many times larger a transfer must be than another, for the two to tell a start from a rate
+START_SHARE = 0.5  # of the quickest transfer: the most that a round trip explains while all have one size
+
+Sample = tuple[float, float]  # (how much, seconds): bytes, steps, or 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds: half of all are at most `p50`, nine of ten at most `p90`."""
+
+    p50: float
+    p90: float
+
+    def __add__(self, other: Spread) -> Spread:
+        """One after the other, if one being slow says nothing about the other: what is over p50 adds as squares."""
+        middle = self.p50 + other.p50
+        return Spread(middle, middle + math.hypot(self.p90 - self.p50, other.p90 - other.p50))
+
+    def times(self, factor: float) -> Spread:
+        return Spread(self.p50 * factor, self.p90 * factor)
+
+
+NOTHING = Spread(0.0, 0.0)
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Median and p90 of what was seen; None where nothing was.
+
+    p90 is the nearest rank, but from 3 values on never the largest: one outlier decides nothing. It lies at least
+    p50 / 2n over p50: one value alone says as little of the next as the first round trip of TCP (RFC 6298, 2.2).
+
+    >>> spread([2.0]), spread([2.0, 2.1, 2.2, 90.0])
+    (Spread(p50=2.0, p90=3.0), Spread(p50=2.1500000000000004, p90=2.4187500000000006))
+    """
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    count = len(ordered)
+    rank = math.ceil(0.9 * count)
+    middle = statistics.median(ordered)
+    seen = ordered[(min(rank, count - 1) if count >= 3 else rank) - 1]
+    return Spread(middle, max(seen, middle * (1 + 0.5 / count)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """The time of a transfer by its size. `ratio`: what was seen over what the line says."""
+
+    start_s: float
+    byte_s: float
+    ratio: Spread
+
+    def seconds(self, size: float) -> Spread:
+        return self.ratio.times(self.start_s + self.byte_s * size)
+
+    @property
+    def bits_s(self) -> Spread | None:
+        """Bandwidth: half the transfers had at least p50, nine of ten at least p90; None: too fast to be seen."""
+        if not self.byte_s or not self.ratio.p50:
+            return None
+        return Spread(8 / (self.byte_s * self.ratio.p50), 8 / (self.byte_s * self.ratio.p90))
+
+
+def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> Line | None:
+    """Fit (bytes, seconds); None where there are none.
+
+    Transfers of one size cannot tell the start from the rate: then the start is a known round trip, but at most half
+    of the quickest. So little was sent says little of bandwidth, and it is rather taken to be lower than it is.
+
+    >>> line([(1e3, 0.11), (1e6, 1.1), (1e3, 0.09), (2e6, 2.1)]).bits_s.p50  # doctest: +ELLIPSIS
+    8...
+    """
+    sized = [(size, seconds) for size, seconds in transfers if size > 0]
+    if not sized:
+        return None
+    start, rate = _fit(sized, rtt_s)
+    fitted = [(seconds, start + rate * size) for size, seconds in sized]
+    ratio = spread(seconds / expected for seconds, expected in fitted if expected > 0)
+    return Line(start, rate, ratio or Spread(1.0, 1.0))
+
+
+def _fit(sized: Sequence[Sample], rtt_s: float) -> tuple[float, float]:
+    pairs = [(a, b) for a, b in combinations(sorted(sized), 2) if b[0] >= UNLIKE * a[0]]
+    if pairs:
+        rate = max(0.0, statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs))
+        start = statistics.median(seconds - rate * size for size, seconds in sized)
+        if start >= 0:
+            return start, rate
+        rtt_s = 0.0
+    start = min(rtt_s, START_SHARE * min(seconds for _, seconds in sized))
+    return start, statistics.median((seconds - start) / size for size, seconds in sized)

@@ -104,7 +104,9 @@ class ScriptedFleet:
 
     def restart(self) -> ScriptedFleet:
         """The same devices and spool in front of a new aggregator: all come back, un-acked heads come again."""
-        again = ScriptedFleet(self.clock, self.devices, self.spooled, bodies=self.bodies, sent=self.sent)
+        again = ScriptedFleet(
+            self.clock, self.devices, self.spooled, bodies=self.bodies, sent=self.sent, pulled=self.pulled
+        )
         for head, _ in self.spooled.values():
             again.later(0.0, head)
         pending = {a.ask_id for _, _, a in self._due if isinstance(a, ReplyHead)}
@@ -122,7 +124,7 @@ class ScriptedFleet:
             self.asked[envelope.ask.ask_id] = envelope
             device = next(d for d in self.devices if d.name == envelope.device)
             device.bundle = envelope.bundle
-            self.pulled[envelope.ask.ask_id] = self.clock.wall()
+            self.pulled.setdefault(envelope.ask.ask_id, self.clock.wall())
             answer = device.take(envelope.ask)
             if isinstance(answer, Failure):
                 del self.asked[envelope.ask.ask_id]  # it is over, and may be asked again

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.server.cohort import choose, mismatch, missing
-from thinwire.server.deadline import auto_deadline
+from thinwire.server.deadline import Deadline, auto_deadline, evaluation_deadline
 from thinwire.server.measured import better, pooled, reached, spread
 
 
@@ -19,6 +20,7 @@ def plan(**cohort: object) -> RunPlan:
 devices = st.lists(st.sampled_from([f"pi-{i:02}" for i in range(20)]), unique=True, min_size=1)
 
 
+@settings(deadline=None)
 @given(devices, st.integers(1, 50), st.integers(1, 8))
 def test_the_draw_depends_on_seed_round_and_candidates_only(present: list[str], number: int, count: int) -> None:
     first = choose(plan(clients=count), number, present, {}, {})
@@ -74,10 +76,53 @@ def test_a_device_is_matched_by_layout_version_or_digest() -> None:
     assert "ImportError" in why("layout", broken)
 
 
-def test_an_automatic_deadline_follows_the_slowest_reply_of_three_rounds() -> None:
-    assert auto_deadline([]) == 60.0
-    assert auto_deadline([100.0, 4.0, 6.0, 5.0]) == 18.0
-    assert auto_deadline([0.01]) == 10.0
+def test_to_measure_a_model_takes_as_long_as_the_slowest_reply_of_three_rounds_says() -> None:
+    assert evaluation_deadline([]) == 60.0
+    assert evaluation_deadline([100.0, 4.0, 6.0, 5.0]) == 18.0
+    assert evaluation_deadline([0.01]) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "wanted", "seconds", "reason"),
+    [
+        ({"a": None, "b": None}, 2, 60.0, "60 s: how long these devices take is not known yet"),
+        ({"a": 0.1, "b": 0.2}, 2, 10.0, "10 s: the least, with 0.2 s in which 2 of 2 answers are expected"),
+        ({"a": 10.0, "b": 20.0}, 2, 60.0, "60 s: three times the 20.0 s in which 2 of 2 answers are expected"),
+        ({"a": 10.0, "b": 20.0, "c": 200.0}, 2, 60.0,
+         "60 s: three times the 20.0 s in which 2 of 3 answers are expected; c (200 s) is slower"),
+        ({"a": 10.0, "b": None, "c": 20.0}, 2, 60.0,
+         "60 s: three times the 20.0 s in which 2 of 3 answers are expected; 1 not known yet count as 20.0 s"),
+        ({"a": 2.0} | dict.fromkeys("bcdefgh", 100.0), 1, 10.0,
+         ("10 s: the least, with 2.0 s in which 1 of 8 answers are expected; b (100 s), c (100 s), d (100 s), "
+          "e (100 s), f (100 s) and 2 more are slower")),
+    ],
+)  # fmt: skip
+def test_a_deadline_and_its_reason(expected: dict[str, float], wanted: int, seconds: float, reason: str) -> None:
+    assert auto_deadline(expected, wanted) == Deadline(seconds, reason)
+
+
+times = st.dictionaries(st.text("abc", min_size=1, max_size=5), st.none() | st.floats(0, 1e6), min_size=1, max_size=20)
+
+
+@settings(deadline=None)
+@given(times, st.integers(1, 25))
+def test_a_deadline_leaves_the_wanted_ones_three_times_as_long(expected: dict[str, float | None], wanted: int) -> None:
+    deadline = auto_deadline(expected, wanted)
+    in_time = [device for device, time in expected.items() if time is None or 3 * time <= deadline.seconds]
+    assert len(in_time) >= min(wanted, len(expected)) or None in expected.values()
+    assert deadline.seconds >= 10.0
+
+
+@settings(deadline=None)
+@given(times, st.integers(1, 25), st.floats(1, 1e6))
+def test_whoever_is_slower_than_the_wanted_ones_holds_nobody_up(
+    expected: dict[str, float | None], wanted: int, slower: float
+) -> None:
+    known = {device: time for device, time in expected.items() if time is not None}
+    if len(known) < wanted:
+        return
+    slow = max(known.values()) + slower
+    assert auto_deadline({**known, "slow": slow}, wanted).seconds == auto_deadline(known, wanted).seconds
 
 
 def test_metrics_are_pooled_by_their_counts() -> None:

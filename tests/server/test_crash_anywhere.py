@@ -38,7 +38,7 @@ from thinwire.server.past import Past
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported
-from thinwire.store import FileSpool, Store
+from thinwire.store import FileSpool, MeasureRow, Store
 from thinwire.store.projection import Projection
 
 SHARES = 8  # of all places: one test each
@@ -144,8 +144,8 @@ def deadly(fate: Fate, store: Store) -> Iterator[None]:
         finish(projection)
         fate.here("append")
 
-    def committed(run_id: str, events: Sequence[Event]) -> None:
-        record(run_id, events)
+    def committed(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        record(run_id, events, measured)
         fate.here("commit")
 
     with (

@@ -6,20 +6,24 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.client.small import plan_of, task_of
-from tests.server.scripted import Device
+from tests.server.scripted import LAYOUT, REPORT, Device
 from tests.server.test_run import Bench, Killed
 from thinwire.client import Site
-from thinwire.core.events import Event, UpdateAccepted
+from thinwire.core import RunPlan
+from thinwire.core.errors import PlanError
+from thinwire.core.events import DeviceJoined, Event, UpdateAccepted
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
 from thinwire.server.durations import durations
 from thinwire.server.known import Errand, Known
 from thinwire.server.links import KEPT
+from thinwire.server.submit import submit
 from thinwire.simulation import run_sim
 from thinwire.store import MeasureRow, Store
 
@@ -94,6 +98,7 @@ samples = st.tuples(st.floats(1, 1e9), st.floats(0, 1e6))
 found = st.dictionaries(st.sampled_from(["up", "down", "step", "evaluate", "encode"]), samples)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), found), max_size=40))
 def test_what_is_read_back_decides_as_what_wrote_it(answers: list[tuple[str, dict[str, tuple[float, float]]]]) -> None:
     known, rows = Known(), dict[tuple[str, str, str], MeasureRow]()
@@ -152,3 +157,25 @@ def test_simulated_devices_teach_nothing_about_real_ones(tmp_path: Path) -> None
         plan = plan_of("steps = 2", run="rounds = 1")
         run_sim(plan, task_of(), store=store, home=home, clients=2, site=Site())
         assert store.measures() == []
+
+
+def test_a_deadline_that_no_device_there_can_meet_is_refused_when_the_run_is_handed_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [Device("a", lambda ask: 40.0), Device("b", lambda ask: 50.0)], run={"rounds": 2})
+    bench.drive()
+
+    def hand_over(deadline_s: float) -> str:
+        plan = RunPlan.from_json({**bench.store.run(bench.run_id).plan, "cohort": {"deadline_s": deadline_s}})
+        params = np.zeros(LAYOUT.size, np.float32)
+        return submit(bench.store, bench.home, plan, LAYOUT, params, np.zeros(0, np.float32), {}, REPORT)
+
+    assert hand_over(5), "nobody is there: who comes may be quick"
+    for name in "ab":
+        bench.store.roster.enrol(name, name, b"key", "loopback")
+        bench.store.record_device(DeviceJoined(1.0, name))
+    with pytest.raises(PlanError, match="under what every device needs") as refused:
+        hand_over(5)
+    assert "the quickest took 3" in refused.value.why, "40 s, of an update that is a little smaller by the codec"
+    assert hand_over(60)
+    bench.store.roster.enrol("c", "c", b"key", "loopback")
+    bench.store.record_device(DeviceJoined(2.0, "c"))
+    assert hand_over(5), "nothing is known of c"

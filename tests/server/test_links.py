@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.server.links import KEPT, Spread, line, spread
@@ -25,6 +25,7 @@ def seen(drawn: random.Random, rtt_s: float, bits_s: float, sizes: tuple[int, in
     return [transfer(drawn.randint(*sizes), rtt_s, bits_s, drawn.uniform(1 - jitter, 1 + jitter)) for _ in range(count)]
 
 
+@settings(deadline=None)
 @given(st.lists(seconds, min_size=3, max_size=KEPT), st.floats(1e3, 1e9))
 def test_one_outlier_decides_nothing(values: list[float], outlier: float) -> None:
     found = spread([*values, outlier])
@@ -36,6 +37,7 @@ def test_two_of_sixteen_are_believed() -> None:
     assert found is not None and found.p50 == 1.0 and found.p90 == 9.0
 
 
+@settings(deadline=None)
 @given(st.lists(seconds, min_size=1, max_size=40))
 def test_p90_is_never_under_p50_and_the_less_was_seen_the_further_over_it(values: list[float]) -> None:
     found = spread(values)
@@ -47,6 +49,7 @@ def test_of_nothing_there_is_no_estimate() -> None:
     assert line([]) is None and line([(0, 1.0)]) is None
 
 
+@settings(deadline=None)
 @given(trips, rates)
 def test_a_steady_link_is_found_exactly_from_two_unlike_transfers(rtt_s: float, bits_s: float) -> None:
     found = line([transfer(1_000, rtt_s, bits_s), transfer(1_000_000, rtt_s, bits_s)])
@@ -54,6 +57,7 @@ def test_a_steady_link_is_found_exactly_from_two_unlike_transfers(rtt_s: float, 
     assert found.seconds(250_000).p50 == pytest.approx(rtt_s + 2e6 / bits_s, rel=1e-6)
 
 
+@settings(deadline=None)
 @given(drawn, trips, rates)
 def test_a_wavering_link_is_predicted_within_its_wavering(drawn: random.Random, rtt_s: float, bits_s: float) -> None:
     found = line(seen(drawn, rtt_s, bits_s, (10_000, 4_000_000)))
@@ -64,6 +68,7 @@ def test_a_wavering_link_is_predicted_within_its_wavering(drawn: random.Random, 
         assert found.seconds(size).p90 >= found.seconds(size).p50
 
 
+@settings(deadline=None)
 @given(drawn, trips, rates, st.floats(2, 1000))
 def test_a_transfer_that_hung_once_changes_no_prediction_much(
     drawn: random.Random, rtt_s: float, bits_s: float, hung: float
@@ -76,6 +81,7 @@ def test_a_transfer_that_hung_once_changes_no_prediction_much(
     assert found is not None and 0.5 * true_s <= found.seconds(2_000_000).p90 <= 2 * true_s
 
 
+@settings(deadline=None)
 @given(drawn, trips, rates)
 def test_transfers_of_one_size_are_predicted_at_that_size_and_never_too_quick_above_it(
     drawn: random.Random, rtt_s: float, bits_s: float

@@ -11,6 +11,7 @@ from thinwire.aggregation.feedback import feedback as classic
 from thinwire.aggregation.optimizers import server_optimizer
 from thinwire.aggregation.parse import parse
 from thinwire.aggregation.registry import steps
+from thinwire.aggregation.rungs import require_ladder
 from thinwire.aggregation.warmup import codec_of
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
@@ -46,10 +47,14 @@ class Book(Mapping[str, type[Step]]):
         """`CodecError` when there is no such server optimizer, or it does not know a key that is given."""
         server_optimizer(server)
 
+    def require_ladder(self, uplink: UplinkSection) -> None:
+        """`CodecError` where a ladder does not get smaller from codec to codec, or rules by layer do not fit one."""
+        require_ladder(uplink)
+
     def require_uplink(self, uplink: UplinkSection) -> None:
         """`CodecError` when rules by layer cannot stand beside the codec, or a warm-up finds no ratio."""
         try:
-            for spec in (uplink.codec, *uplink.layers.values()):
+            for spec in (uplink.codec, *uplink.ladder, *uplink.layers.values()):
                 parse(spec)
         except CodecError:
             return  # it is refused by itself

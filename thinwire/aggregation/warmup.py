@@ -11,7 +11,8 @@ from thinwire.aggregation.layers import Layers
 from thinwire.aggregation.lowrank import LowRank
 from thinwire.aggregation.methods.randk import RandK
 from thinwire.aggregation.methods.topk import TopK
-from thinwire.aggregation.parse import parse, with_layers
+from thinwire.aggregation.parse import parse
+from thinwire.aggregation.rungs import rungs
 from thinwire.core.errors import CodecError
 from thinwire.core.sections import UplinkSection, Warmup
 
@@ -23,7 +24,7 @@ def codec_of(uplink: UplinkSection, steps_made: int) -> str:
     >>> [codec_of(uplink, step) for step in (0, 1, 2, 4)]
     ['topk(0.25)', 'topk(0.25)', 'topk(0.0625)', 'topk(0.001)']
     """
-    spec = with_layers(uplink.codec, uplink.layers)
+    spec = rungs(uplink)[0]
     warmup = uplink.warming
     if warmup is None or steps_made >= warmup.rounds:
         return spec

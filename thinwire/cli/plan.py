@@ -60,7 +60,7 @@ def check(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
             hint="\n".join(r.hint for r in refused),
         )
     if not json:
-        say.line(f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {read.uplink.codec})")
+        say.line(f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {' | '.join(read.uplink.codecs)})")
 
 
 @app.command()

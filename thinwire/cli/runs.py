@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,6 +114,16 @@ def _show(store: Store, row: RunRow) -> None:
     say.line()
     header = ("round", "closed", "replies", "late", "failed", "accuracy", "loss", "up", "down", "seconds", "slowest")
     say.table(header, [_round(r) for r in rounds], right=header[:1] + header[2:10])
+    for line in _decided(rounds[-1]):
+        say.line(line)
+
+
+def _decided(r: RoundRow) -> Iterator[str]:
+    """What was decided of a round by what was measured, and why."""
+    if r.deadline_reason:
+        yield f"round {r.round} may take {r.deadline_reason}"
+    for device, reason in sorted(r.codec_reasons.items()):
+        yield f"  {device} is asked in {reason}"
 
 
 def _round(r: RoundRow) -> tuple[str, ...]:

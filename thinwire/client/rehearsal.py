@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from thinwire.aggregation import WeightedMean, parse, with_layers
+from thinwire.aggregation import WeightedMean, parse
 from thinwire.aggregation.downlink import Downlink
+from thinwire.aggregation.rungs import rungs
 from thinwire.client import exchange
 from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.bench import Bench
@@ -89,7 +90,7 @@ def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout:
     trained = trainer.train(module, one(batch), Work(1, plan.local.batch), Key(1))
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
-    spec, dense = with_layers(plan.uplink.codec, plan.uplink.layers), layout.size * 4
+    spec, dense = rungs(plan.uplink)[0], layout.size * 4
     news = Downlink(layout, plan.downlink.codec, base).publish(base + change)
     payloads, _ = encode(change, RunState(), spec, plan.uplink, layout, keys.Key(2))
     mean = WeightedMean(parse(spec).bind(layout), layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.core.errors import CodecError, PlanError
-from thinwire.core.sections import DGC
+from thinwire.core.sections import DGC, UplinkSection
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
-    from thinwire.core.sections import ServerSection, UplinkSection
+    from thinwire.core.sections import ServerSection
 
 DGC_STEP = re.compile(rf"\b{DGC}\s*\(")
 
@@ -51,6 +52,7 @@ class CodecBook(Protocol):
     def require_downlink(self, spec: str) -> None: ...  # CodecError when it cannot carry the model to the devices
     def require_optimizer(self, server: ServerSection) -> None: ...  # CodecError for one that cannot be
     def require_uplink(self, uplink: UplinkSection) -> None: ...  # CodecError for rules or a warm-up that cannot be
+    def require_ladder(self, uplink: UplinkSection) -> None: ...  # CodecError for one that does not get smaller
 
 
 def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
@@ -59,6 +61,7 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
         *_unbuilt(plan),
         *_work(plan),
         *_codecs(plan, codecs),
+        *_ladder(plan, codecs),
         *_feedback(plan),
         *_buffered(plan),
         *_server(plan, codecs),
@@ -71,7 +74,6 @@ UNBUILT = {
     "run": ("eval_cohort",),
     "cohort": ("selection",),
     "local": ("overlap",),
-    "uplink": ("ladder",),
     "server": ("reduce",),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
                "post_quantum"),
@@ -187,6 +189,7 @@ def _durability(plan: RunPlan) -> Iterator[Refusal]:
 
 def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
     specs = {"[uplink] codec": plan.uplink.codec, "[downlink] codec": plan.downlink.codec}
+    specs |= {f"[uplink] ladder: {spec}": spec for spec in plan.uplink.ladder}
     specs |= {f'[uplink.layers] "{pattern}"': spec for pattern, spec in plan.uplink.layers.items()}
     for place, spec in specs.items():
         try:
@@ -197,6 +200,45 @@ def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
                 codecs.require_downlink(spec)
         except CodecError as error:
             yield Refusal(f"{place} = {spec!r}: {error.what}", error.why, error.hint)
+
+
+def _ladder(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
+    uplink = plan.uplink
+    if not uplink.ladder:
+        return
+    if uplink.warmup is not None:
+        yield Refusal(
+            "[uplink] ladder with a warmup", "both say which codec a round is asked in",
+            "leave [uplink] warmup out, or the ladder",
+        )  # fmt: skip
+    if plan.cohort.mode == "buffered":
+        yield Refusal(
+            '[uplink] ladder with mode = "buffered"', "it goes by a round's deadline, and a buffer has none",
+            "[uplink] codec = one of them",
+        )  # fmt: skip
+    if plan.local.steps == "auto":
+        yield Refusal(
+            '[uplink] ladder with steps = "auto"', "each would fill the time that the other leaves",
+            "[local] epochs, or one [uplink] codec",
+        )  # fmt: skip
+    if uplink.codec not in (UplinkSection().codec, *uplink.ladder):
+        yield Refusal(
+            f"[uplink] codec = {uplink.codec!r} beside a ladder without it",
+            "each device is asked in a codec of the ladder, so nobody would be asked in this one",
+            "leave [uplink] codec out, or put it into the ladder",
+        )
+    if any(DGC_STEP.search(spec) for spec in uplink.ladder):
+        yield Refusal(
+            "dgc in a ladder", "it brings its own warm-up, momentum and mask, which are of the whole run",
+            "the topk chain in its place: topk(0.01) > int8",
+        )  # fmt: skip
+    with contextlib.suppress(CodecError):
+        for spec in uplink.ladder:
+            codecs.parse(spec)
+        try:
+            codecs.require_ladder(uplink)
+        except CodecError as error:
+            yield Refusal(error.what, error.why, error.hint)
 
 
 def _feedback(plan: RunPlan) -> Iterator[Refusal]:

@@ -74,7 +74,11 @@ class ShadowStored(Event):
 
 @dataclass(frozen=True)
 class RoundOpened(Event):
-    """Everything that was decided about a round, before any ask of it leaves."""
+    """Everything that was decided about a round, before any ask of it leaves.
+
+    `codec` is what most are asked in; with a ladder each device has its own in `codecs`, and `standings` say how far it
+    is on its way to a milder one (server/ladder.py).
+    """
 
     round: int
     elapsed_s: float
@@ -88,6 +92,10 @@ class RoundOpened(Event):
     floor: int
     reasons: dict[str, str] = field(default_factory=dict)  # device not asked -> why
     references_from: int = 0  # with ef21: the round from which the devices' references and the server's sum count
+    deadline_reason: str = ""
+    codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, where the plan has a ladder
+    codec_reasons: dict[str, str] = field(default_factory=dict)
+    standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (a milder codec, rounds it fitted)
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,8 @@ class ClientAsked(Event):
 
     Such a one asks for an answer within `deadline_s` from `base_version`, `why` says what made it needed, and
     `instead_of` names the device whose place it takes. `steps` of `batch` examples are its own work, where the plan
-    leaves that to the device's speed, and `work_reason` says why so much.
+    leaves that to the device's speed, and `work_reason` says why so much. `codec` is that of one asked since, where the
+    plan has a ladder.
     """
 
     round: int
@@ -111,6 +120,7 @@ class ClientAsked(Event):
     steps: int = 0
     batch: int = 0
     work_reason: str = ""
+    codec: str = ""
 
 
 @dataclass(frozen=True)

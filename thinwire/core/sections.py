@@ -74,7 +74,9 @@ class CohortSection(Section):
     over_select: NotNegative = Field(
         default=0.0, description="share asked beyond the number wanted; the round closes when enough came"
     )
-    deadline_s: Literal["auto"] | Seconds = Field(default="auto", description="seconds a round may take")
+    deadline_s: Literal["auto"] | Seconds = Field(
+        default="auto", description="seconds a round may take; auto: by the links and speed of its devices"
+    )
     late: Literal["fold", "drop"] = Field(default="fold", description="what becomes of a reply after its round")
     staleness_exponent: NotNegative = Field(default=0.5, description="a late reply counts (1 + staleness)^-exponent")
     max_staleness: Count = Field(default=5, description="versions behind from which a reply is dropped")
@@ -177,7 +179,15 @@ class UplinkSection(Section):
         default=0.0, description="momentum correction within the feedback, for [local] steps = 1"
     )
     warmup: Warmup | None = Field(default=None, description="milder ratios for the first rounds")
-    ladder: list[str] = Field(default=[], description="codecs to choose from by link and deadline")
+    ladder: list[str] = Field(
+        default=[],
+        description="codecs, mildest first: each device is asked in the first that its link carries in time",
+    )
+
+    @property
+    def codecs(self) -> list[str]:
+        """In which a device may be asked, mildest first: the ladder's, or the one codec."""
+        return self.ladder or [self.codec]
 
     @property
     def dgc(self) -> bool:

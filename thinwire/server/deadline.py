@@ -1,21 +1,70 @@
-"""How long a round may take when the plan says `auto`."""
+"""How long a round may take, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 FIRST_S = 60.0  # nothing is known yet: a device may have to import its task and read its data
 LEAST_S = 10.0  # a machine may stand still for a moment, and who is gone is known after 4 s: neither may cost an update
+MARGIN = 3.0  # over what nine of ten answers took: the wanted ones are to be in time together, not each by itself
+NAMED = 5  # devices in a sentence
+
 FACTOR = 3.0
 ROUNDS = 3
 
 
-def auto_deadline(slowest: Sequence[float]) -> float:
-    """Seconds: 3 times the slowest reply of the last 3 rounds; 60 while no round has had one.
+@dataclass(frozen=True)
+class Deadline:
+    seconds: float
+    reason: str
+
+
+def fixed(seconds: float) -> Deadline:
+    return Deadline(seconds, f"{seconds:g} s: the plan says so")
+
+
+def filled() -> Deadline:
+    return Deadline(FIRST_S, f'{FIRST_S:g} s: with steps = "auto" devices fill what time there is')
+
+
+def auto_deadline(expected: Mapping[str, float | None], wanted: int) -> Deadline:
+    """The quantile of the devices' own times that gives as many answers as are wanted, three times over.
+
+    `expected`: device asked -> the seconds in which nine of ten of its answers would be here; None where that is not
+    known, which counts as nine of ten of the known. Who is slower than the wanted ones does not hold the round up.
+
+    >>> print(auto_deadline({"a": 20.0, "b": 8.0, "c": 300.0}, wanted=2).reason)
+    60 s: three times the 20.0 s in which 2 of 3 answers are expected; c (300 s) is slower
+    """
+    known = sorted(seconds for seconds in expected.values() if seconds is not None)
+    if not known:
+        return Deadline(FIRST_S, f"{FIRST_S:g} s: how long these devices take is not known yet")
+    unseen = known[math.ceil(0.9 * len(known)) - 1]
+    times = sorted((unseen if seconds is None else seconds, device) for device, seconds in expected.items())
+    enough_s = times[min(max(wanted, 1), len(times)) - 1][0]
+    seconds = max(LEAST_S, math.ceil(10 * MARGIN * enough_s) / 10)
+    said = f"{seconds:g} s: " + ("three times the" if seconds > LEAST_S else "the least, with")
+    said += f" {_brief(enough_s)} in which {min(wanted, len(times))} of {len(times)} answers are expected"
+    if slower := [f"{device} ({_brief(time)})" for time, device in times if time > seconds]:
+        more = f" and {len(slower) - NAMED} more" if len(slower) > NAMED else ""
+        said += f"; {', '.join(slower[:NAMED])}{more} {'is' if len(slower) == 1 else 'are'} slower"
+    if unknown := sum(seconds is None for seconds in expected.values()):
+        said += f"; {unknown} not known yet count as {_brief(unseen)}"
+    return Deadline(seconds, said)
+
+
+def _brief(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s"
+
+
+def evaluation_deadline(slowest: Sequence[float]) -> float:
+    """Seconds for measuring a model: 3 times the slowest reply of the last 3 rounds; 60 while no round has had one.
 
     `slowest` holds for each closed round the seconds from its opening to its last reply, oldest first.
 
-    >>> auto_deadline([]), auto_deadline([40.0, 9.0, 2.0, 3.0]), auto_deadline([0.2])
+    >>> evaluation_deadline([]), evaluation_deadline([40.0, 9.0, 2.0, 3.0]), evaluation_deadline([0.2])
     (60.0, 27.0, 10.0)
     """
     recent = slowest[-ROUNDS:]

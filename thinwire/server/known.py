@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from thinwire.core.check import DeviceTimes
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.server.links import KEPT, NOTHING, Line, Sample, Spread, line, spread
@@ -73,9 +74,11 @@ class Known:
             (row.device, row.kind, row.work): deque(((n, s) for n, s in row.samples), KEPT) for row in rows
         }
         self._news: set[Key] = set()
+        self._found: dict[str, dict[str, DeviceKnown]] = {}  # device -> work -> what all that comes to, until news come
 
     def learn(self, device: str, work: str, found: Mapping[str, Sample]) -> None:
         """Take in what an answer showed."""
+        self._found.pop(device, None)
         for kind, sample in found.items():
             key = device, kind, "" if kind in LINK else work
             self._samples.setdefault(key, deque(maxlen=KEPT)).append(sample)
@@ -87,6 +90,12 @@ class Known:
             self.learn(device, "", {"rtt": (1.0, rtt_s)})
 
     def device(self, name: str, work: str) -> DeviceKnown:
+        found = self._found.setdefault(name, {})
+        if work not in found:
+            found[work] = self._fitted(name, work)
+        return found[work]
+
+    def _fitted(self, name: str, work: str) -> DeviceKnown:
         rtt = spread(s for _, s in self._of(name, "rtt"))
         rtt_s = rtt.p50 if rtt else 0.0
         each = {kind: self._each(name, kind, work) for kind in ("step", "pass", "evaluate", "encode")}
@@ -94,6 +103,19 @@ class Known:
             line(self._of(name, "down"), rtt_s), line(self._of(name, "up"), rtt_s), rtt,
             each["step"], each["pass"], each["evaluate"], each["encode"],
         )  # fmt: skip
+
+    @property
+    def devices(self) -> list[str]:
+        return sorted({device for device, _, _ in self._samples})
+
+    def best(self, name: str, work: str, errand: Errand) -> DeviceTimes | None:
+        """The least that an errand could have taken this device; None while a part of it was never seen."""
+        device = self.device(name, work)
+        steps, each = device.steps(errand), [s / n for n, s in self._of(name, "step", work) if n]
+        if device.up is None or (errand.down_bytes and device.down is None) or steps is None or not each:
+            return None
+        down_s = device.down.least_s(errand.down_bytes) if device.down and errand.down_bytes else 0.0
+        return DeviceTimes(down_s, steps * min(each), device.up.least_s(errand.up_bytes))
 
     def news(self, at: float) -> list[MeasureRow]:
         """The rows that have changed since they were asked for last, with their figures."""

@@ -60,14 +60,19 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 @dataclass(frozen=True)
 class Line:
-    """The time of a transfer by its size. `ratio`: what was seen over what the line says."""
+    """The time of a transfer by its size. `ratio`: what was seen over what the line says; `best`: the least of it."""
 
     start_s: float
     byte_s: float
     ratio: Spread
+    best: float
 
     def seconds(self, size: float) -> Spread:
         return self.ratio.times(self.start_s + self.byte_s * size)
+
+    def least_s(self, size: float) -> float:
+        """The quickest that it could have been, by the best transfer that was seen."""
+        return self.best * (self.start_s + self.byte_s * size)
 
     @property
     def bits_s(self) -> Spread | None:
@@ -91,12 +96,14 @@ def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> Line | None:
         return None
     start, rate = _fit(sized, rtt_s)
     fitted = [(seconds, start + rate * size) for size, seconds in sized]
-    ratio = spread(seconds / expected for seconds, expected in fitted if expected > 0)
-    return Line(start, rate, ratio or Spread(1.0, 1.0))
+    ratios = [seconds / expected for seconds, expected in fitted if expected > 0] or [1.0]
+    return Line(start, rate, spread(ratios) or Spread(1.0, 1.0), min(ratios))
 
 
 def _fit(sized: Sequence[Sample], rtt_s: float) -> tuple[float, float]:
-    pairs = [(a, b) for a, b in combinations(sorted(sized), 2) if b[0] >= UNLIKE * a[0]]
+    ordered = sorted(sized)
+    unlike = ordered[-1][0] >= UNLIKE * ordered[0][0]
+    pairs = [(a, b) for a, b in combinations(ordered, 2) if b[0] >= UNLIKE * a[0]] if unlike else []
     if pairs:
         rate = max(0.0, statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs))
         start = statistics.median(seconds - rate * size for size, seconds in sized)

@@ -14,6 +14,7 @@ from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
+from thinwire.server.asking import own_codec
 from thinwire.server.closing import finish
 from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact
 from thinwire.server.folding import Folds
@@ -194,8 +195,9 @@ class OneRound:
                 case moves.Lose(device, ask_id, kind, text):
                     facts.append(ClientFailed(now, number, device, ask_id, kind, text, elapsed))
                 case moves.AskNow(device, ask_id):
-                    asking = asked_fact(now, number, elapsed, running.sending.parcel(device).size, action)
-                    facts.append(replace(asking, **own_work(running, device, action.deadline_s)))
+                    size, left_s = running.sending.parcel(device).size, action.deadline_s
+                    own = {**own_work(running, device, left_s), **own_codec(running, number, device, size, left_s)}
+                    facts.append(replace(asked_fact(now, number, elapsed, size, action), **own))
                     self.deadlines[ask_id] = action.deadline_s
                     asked.append(device)
         if facts:

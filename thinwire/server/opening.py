@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from thinwire.aggregation.warmup import codec_of
+from collections.abc import Sequence
+
 from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.plan import RunPlan
+from thinwire.server.asking import codecs_of, deadline_of, expected, most_common, rungs_of
 from thinwire.server.buffered import AtWork, Buffer, BufferTerms
 from thinwire.server.cohort import Cohort, choose, choose_for_buffer
-from thinwire.server.deadline import auto_deadline
 from thinwire.server.forewarned import notes
 from thinwire.server.moves import Terms
 from thinwire.server.pacing import own_work
@@ -26,7 +27,13 @@ def open_round(running: Running) -> RoundOpened | None:
     cohort = _cohort(running, number)
     if not cohort.asked and not _may_fill(running):
         return None
-    deadline = plan.cohort.deadline_s
+    floor = floor_of(plan.cohort.min_replies, cohort.wanted)
+    timed, wanted = _timed(running, cohort, floor)
+    sizes = {device: running.sending.parcel(device).size for device in timed}
+    codecs = codecs_of(running)
+    times = expected(running, number, sizes, codecs)
+    deadline = deadline_of(plan, times, wanted)
+    chosen = rungs_of(running, times, codecs, deadline.seconds)
     opened = RoundOpened(
         at=running.clock.wall(),
         round=number,
@@ -35,14 +42,17 @@ def open_round(running: Running) -> RoundOpened | None:
         base_digest=base.digest,
         candidates=list(cohort.candidates),
         asks={device: ask_id_of(running.run_id, number, device) for device in cohort.asked},
-        codec=codec_of(plan.uplink, past.steps_made),
-        deadline_s=auto_deadline(past.slowest) if deadline == "auto" else deadline,
+        codec=most_common(chosen, codecs),
+        deadline_s=deadline.seconds,
         target=cohort.target,
-        floor=floor_of(plan.cohort.min_replies, cohort.wanted),
+        floor=floor,
         reasons=dict(cohort.reasons),
         references_from=_references_from(running, number),
+        deadline_reason=deadline.reason,
+        codecs={device: choice.standing.codec for device, choice in chosen.items()},
+        codec_reasons={device: choice.reason for device, choice in chosen.items()},
+        standings={device: (choice.standing.milder, choice.standing.rounds) for device, choice in chosen.items()},
     )
-    sizes = {device: running.sending.parcel(device).size for device in opened.asks}
     sent = [
         ClientAsked(opened.at, number, device, ask_id, sizes[device], **own_work(running, device, opened.deadline_s))
         for device, ask_id in opened.asks.items()
@@ -60,6 +70,18 @@ def _cohort(running: Running, number: int) -> Cohort:
         return choose(plan, number, present, unable, busy)
     at_work = sum(running.elapsed < past.due[device] for device in past.busy)
     return choose_for_buffer(plan, number, present, unable, busy, at_work)
+
+
+def _timed(running: Running, cohort: Cohort, floor: int) -> tuple[Sequence[str], int]:
+    """(devices whose times the deadline follows from, how many of their answers are wanted).
+
+    In a buffer it is each ask's own deadline, and whoever is idle is asked later: all who can take part count.
+    """
+    if running.plan.cohort.mode == "sync":
+        return cohort.asked, max(cohort.target, floor)
+    unable = running.unable()
+    able = [device for device in running.presence.devices if device not in unable]
+    return able, len(able)
 
 
 def _may_fill(running: Running) -> bool:

@@ -30,6 +30,7 @@ from thinwire.core.events import (
     UpdateFolded,
 )
 from thinwire.core.types import Metrics, UpdateId, Verdict
+from thinwire.server.asked_codecs import AskedCodecs
 from thinwire.server.pace import Paces
 
 PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
@@ -99,7 +100,7 @@ class Past:
     barred_until: dict[str, float] = field(default_factory=dict)  # of those: when its reason may have passed by itself
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
-    codecs: dict[int, str] = field(default_factory=dict)  # round -> its codec, of the last KEPT rounds
+    codecs: AskedCodecs = field(default_factory=lambda: AskedCodecs(KEPT))
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted it
     references_from: int = 0  # the round since which `weights` are collected
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
@@ -149,8 +150,7 @@ class Past:
                 if event.references_from != self.references_from:
                     self.references_from, self.weights = event.references_from, {}
                 self._open(event)
-            case ClientAsked():
-                self.paces.asked(event)
+            case ClientAsked() | AskedInFull():
                 self._ask_since(event)
             case UpdateAccepted():
                 self._answer(event.device, event.ask_id, event.update_id)
@@ -159,8 +159,7 @@ class Past:
                 self.paces.answered(event)
                 self._time(event)
                 self._measure(event.head)
-            case AskedInFull():
-                self.sent[event.ask_id] = event.payload_bytes
+                self.codecs.answered(event)
             case UpdateFolded():
                 self.folded_now.add(event.update_id)
             case UpdateDropped():
@@ -187,16 +186,19 @@ class Past:
         self.asks[event.round] = {}
         for device, ask_id in event.asks.items():
             self._ask(event.round, device, ask_id, event.elapsed_s, event.deadline_s)
-        self.codecs[event.round] = event.codec
-        self.codecs.pop(event.round - KEPT, None)
+        self.codecs.opened(event)
         if old := self.asks.pop(event.round - KEPT, None):
             self.answered.difference_update(old)
             for ask_id in old:
                 self.sent.pop(ask_id, None)
 
-    def _ask_since(self, event: ClientAsked) -> None:
-        """Nothing new for an ask that its round opened with, but how much goes with it."""
+    def _ask_since(self, event: ClientAsked | AskedInFull) -> None:
+        """How much goes with an ask; nothing else is new for one that its round opened with."""
         self.sent[event.ask_id] = event.payload_bytes
+        if isinstance(event, AskedInFull):
+            return
+        self.codecs.asked(event)
+        self.paces.asked(event)
         if self.open_round and event.ask_id not in self.asks[event.round]:
             self.asked_now.append(event)
             self._ask(event.round, event.device, event.ask_id, event.elapsed_s, event.deadline_s)

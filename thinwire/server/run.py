@@ -11,7 +11,7 @@ from thinwire.core.fleet import Fleet, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.server.cohort import missing
-from thinwire.server.deadline import auto_deadline
+from thinwire.server.deadline import evaluation_deadline
 from thinwire.server.evaluation import evaluation, settled
 from thinwire.server.measured import reached
 from thinwire.server.one_round import OneRound
@@ -183,7 +183,7 @@ def _let_go(running: Running) -> None:
 def _evaluate_last(running: Running) -> None:
     """Have the last model measured: every other one was measured by the round after it."""
     version = running.past.version
-    deadline = auto_deadline(running.past.slowest)
+    deadline = evaluation_deadline(running.past.slowest)
     asks = {d: f"{running.run_id}.eval{version}.{d}" for d in running.presence.devices if d not in running.unable()}
     running.status("running", f"measuring the last model on {len(asks)} devices")
     running.ask([running.envelope(d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from thinwire.aggregation import with_layers
+from thinwire.aggregation.rungs import rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
 from thinwire.core.events import AskedInFull, ClientFailed, Event, RoundOpened, RunStatus, RunStatusChanged
@@ -53,7 +53,7 @@ class Running:
         row = store.run(run_id)
         self.plan, self.layout, self.report = RunPlan.from_json(row.plan), Layout.from_json(row.layout), row.task_report
         self.holders = Holders(self.plan.to_json(), self.plan.digest)
-        self.codec = with_layers(self.plan.uplink.codec, self.plan.uplink.layers)
+        self.codec = rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable)
         self.past = Past()
         for _, event in store.events(run_id):
@@ -64,8 +64,8 @@ class Running:
         state = self.versions.read_state(self.past.model)
         self.model = Model(self.layout, params, buffers, dict(self.past.model.counters), state)
         self.sending = Sending(self.plan, self.versions, self.past, self.model)
-        self._kept = row.source == "devices"  # what is measured of simulated devices says nothing of others
-        self.known = Known(store.measures() if self._kept else ())
+        self.teaches = row.source == "devices"  # what is measured of simulated devices says nothing of others
+        self.known = Known(store.measures() if self.teaches else ())
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
         self.deferred: list[ReplyHead] = []  # answers that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()
@@ -78,7 +78,7 @@ class Running:
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Make events durable together, with what was measured of devices; then let them be known."""
-        self.store.record(self.run_id, events, measured if self._kept else ())
+        self.store.record(self.run_id, events, measured)
         for event in events:
             self.past.apply(event)
             self.on_event(event)
@@ -154,9 +154,9 @@ class Running:
         return None
 
     def codec_of(self, head: ReplyHead) -> str:
-        """The codec of the round in which this was asked: a late answer is of another one than the open round's."""
-        asked = self.past.round_of(head.update_id.device, head.ask_id)
-        return self.past.codecs.get(asked, self.codec)
+        """The codec that this was asked in: a late answer's, and another device's, may be another than most have."""
+        device = head.update_id.device
+        return self.past.codecs.of(self.past.round_of(device, head.ask_id), device) or self.codec
 
     def revoked(self) -> set[str]:
         """Devices that were shut out: of theirs only what is folded counts."""
@@ -209,7 +209,7 @@ class Running:
             base_version=base.version,
             base_digest=base.digest,
             layout_digest=self.layout.digest,
-            codec=opened.codec if opened else self.codec,
+            codec=self.past.codecs.of(round_number, device) if opened else self.codec,
             work=work_of(self.plan, self._side_by_side(opened), self.past.paces.work(device, ask_id)),
             deadline_s=deadline_s,
             parts=parcel.parts if parcel else (),
@@ -221,7 +221,7 @@ class Running:
     def envelope_again(self, device: str) -> Envelope:
         """What a device was asked in an earlier round and has not answered, for a fleet that knows nothing of it."""
         ask_id, number = self.past.busy[device]
-        base, codec = self.past.base_of(number), self.past.codecs.get(number, self.codec)
+        base, codec = self.past.base_of(number), (self.past.codecs.of(number, device) or self.codec)
         parcel, made = self.sending.whole(base), self.envelope(device, ask_id, "train", number, self.past.had_s(device))
         asked = replace(
             made.ask, base_version=base.version, base_digest=base.digest, codec=codec, parts=parcel.parts

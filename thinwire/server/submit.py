@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from thinwire.aggregation import codecs
+from thinwire.core.check import DeviceTimes
 from thinwire.core.errors import PlanError
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import TaskReport
@@ -14,6 +15,8 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Vector
+from thinwire.server.errands import best_times
+from thinwire.server.known import Known
 from thinwire.server.versions import Versions
 from thinwire.store import Store
 
@@ -35,7 +38,10 @@ def submit(
 
     A crash in between leaves a row that is still `preparing`: it is never begun.
     """
-    if found := plan.check(codecs):
+    found = plan.check(codecs)
+    if not found and source == "devices":
+        found = plan.check(codecs, _measured(store, plan, layout))
+    if found:
         raise found[0].error()
     if layout.size > LARGEST:
         raise PlanError(
@@ -48,3 +54,10 @@ def submit(
     stored = Versions(home.run(run_id), layout, home.durable).write(0, params, buffers, counters, now)
     store.record(run_id, [stored, RunStatusChanged(now, "queued", "in the queue")])
     return run_id
+
+
+def _measured(store: Store, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
+    """The best of each device that is there; of none while one was never seen at such work: it may be the quickest."""
+    there = {info.row.name for info in store.devices() if info.online and info.row.state == "approved"}
+    best = best_times(Known(store.measures()), plan, layout)
+    return {name: best[name] for name in there} if there <= best.keys() else {}

@@ -109,9 +109,12 @@ class Projection:
     def _opened(self, event: RoundOpened) -> None:
         row = {
             name: getattr(event, name)
-            for name in ("round", "base_version", "deadline_s", "codec", "target", "floor", "candidates")
-        }
+            for name in (
+                "round", "base_version", "deadline_s", "deadline_reason", "codec", "target", "floor", "candidates"
+            )
+        }  # fmt: skip
         row |= {"opened_at": event.at, "asked": list(event.asks), "not_asked": dict(event.reasons)}
+        row |= {"codecs": dict(event.codecs), "codec_reasons": dict(event.codec_reasons)}
         self.sums.opened.append(row)
 
     def _asked(self, event: ClientAsked) -> None:
@@ -127,9 +130,11 @@ class Projection:
         known = self.sums.told_of(event.round)
         if "asked" not in known:
             where = (Round.run_id == self.facts.run_id, Round.round == event.round)
-            known = dict(self.connection.execute(select(Round.asked, Round.not_asked).where(*where)).mappings().one())
+            wanted = select(Round.asked, Round.not_asked, Round.codecs).where(*where)
+            known = dict(self.connection.execute(wanted).mappings().one())
         not_asked = {device: why for device, why in known["not_asked"].items() if device != event.device}
-        self._round(event.round, asked=[*known["asked"], event.device], not_asked=not_asked)
+        codecs = {**known["codecs"], **({event.device: event.codec} if event.codec else {})}
+        self._round(event.round, asked=[*known["asked"], event.device], not_asked=not_asked, codecs=codecs)
 
     def _asked_in_full(self, event: AskedInFull) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from thinwire.core.equipment import Equipment
@@ -93,6 +93,9 @@ class RoundRow:
     train_metrics: dict[str, float]
     spent: dict[str, float]
     slowest: str
+    deadline_reason: str = ""
+    codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, where the plan has a ladder
+    codec_reasons: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

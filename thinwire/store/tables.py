@@ -81,7 +81,10 @@ class Round(Traffic, Outcomes, Base):
     base_version: Mapped[int]
     version: Mapped[int | None]
     deadline_s: Mapped[float]
+    deadline_reason: Mapped[str] = mapped_column(default="", server_default="")
     codec: Mapped[str]
+    codecs: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    codec_reasons: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     target: Mapped[int]
     floor: Mapped[int]
     candidates: Mapped[list[Any]]

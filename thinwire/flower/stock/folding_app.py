@@ -54,6 +54,12 @@ def _possible(plan: RunPlan) -> RunPlan:
             why="this app keeps no log of changes, no note of what a node holds: each message has the whole model",
             hint='[downlink] codec = "identity", or our own client: thinwire run',
         )
+    if plan.uplink.ladder:
+        raise PlanError(
+            "[uplink] ladder over stock nodes",
+            why="this app measures no links, and asks all nodes in one codec",
+            hint="[uplink] codec = one of them, or our own client: thinwire run",
+        )
     return plan
 
 

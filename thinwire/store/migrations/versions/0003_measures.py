@@ -1,4 +1,4 @@
-"""What is measured of each device's link and speed, and how large its residual is beside its change."""
+"""What is measured of devices, why rounds have their deadlines and codecs, and how large residuals are."""
 
 from __future__ import annotations
 
@@ -21,4 +21,7 @@ def upgrade() -> None:
         sa.Column("at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("device", "kind", "work", name="pk_measures"),
     )
+    op.add_column("rounds", sa.Column("deadline_reason", sa.Text(), nullable=False, server_default=""))
+    op.add_column("rounds", sa.Column("codecs", sa.JSON(), nullable=False, server_default="{}"))
+    op.add_column("rounds", sa.Column("codec_reasons", sa.JSON(), nullable=False, server_default="{}"))
     op.add_column("updates", sa.Column("residual_ratio", sa.Double(), nullable=True))

@@ -1,0 +1,190 @@
+"""The ladder: harsher at once, milder with patience, decoded by what each was asked in, and the same after a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.scripted import Device
+from tests.server.test_run import Bench, drive_killed_at
+from thinwire.aggregation import codecs
+from thinwire.core import RunPlan
+from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted, UpdateDropped
+from thinwire.core.types import Ask, Failure
+from thinwire.server.ladder import PATIENCE, SHARE, Standing, choose
+
+LADDER = ["identity", "int8", "topk(0.05) > int8"]
+MILD, MIDDLE, HARSH = LADDER
+
+
+@pytest.mark.parametrize(
+    ("expected", "before", "after", "reason"),
+    [
+        ([None, None, None], None, Standing(HARSH), "its link is not known yet"),
+        ([None, None, None], Standing(MIDDLE, MILD, 1), Standing(MIDDLE, MILD, 1), "its link is not known yet"),
+        ([9.0, 3.0, 1.0], None, Standing(MILD), "identity: 9.0 s fit 9.0 s"),
+        ([9.1, 3.0, 1.0], None, Standing(MIDDLE), "int8: 3.0 s fit 9.0 s; identity would take 9.1 s"),
+        ([50.0, 20.0, 9.5], None, Standing(HARSH), "even that takes 9.5 s, 9.0 s are left"),
+        ([5.0, 2.0, 1.0], Standing(HARSH), Standing(MILD), "identity: 5.0 s fit 9.0 s"),
+        ([50.0, 20.0, 5.0], Standing(MILD), Standing(HARSH, "", 0), "topk(0.05) > int8: 5.0 s fit 9.0 s; int8 would"),
+        ([50.0, 20.0, 15.0], Standing(MILD), Standing(HARSH, "", 0), "even that takes 15.0 s"),
+        ([5.0, 2.0, 1.0], Standing(HARSH, "", 0), Standing(HARSH, MILD, 1), "(5.0 s of 9.0 s), and did for 0 of 3"),
+        ([10.0, 2.0, 1.0], Standing(HARSH, MILD, 2), Standing(HARSH, MIDDLE, 3), "int8 would fit"),
+        ([5.0, 2.0, 1.0], Standing(HARSH, MIDDLE, 3), Standing(MIDDLE), "int8: 2.0 s fit 9.0 s"),
+        ([5.0, 2.0, 1.0], Standing(HARSH, MILD, 3), Standing(MILD), "identity: 5.0 s fit 9.0 s"),
+        ([50.0, 20.0, 5.0], Standing(HARSH, MIDDLE, 2), Standing(HARSH, "", 0), "int8 would take 20.0 s"),
+        ([50.0, 20.0, 5.0], Standing(HARSH), Standing(HARSH), "int8 would take 20.0 s"),
+    ],
+)
+def test_a_choice_and_its_reason(
+    expected: list[float | None], before: Standing | None, after: Standing, reason: str
+) -> None:
+    choice = choose(LADDER, expected, 10.0, before)
+    assert choice.standing == after
+    assert reason in choice.reason
+
+
+falling = st.lists(st.floats(0.01, 100.0), min_size=3, max_size=3).map(lambda times: sorted(times, reverse=True))
+
+
+@settings(deadline=None)
+@given(st.lists(falling, min_size=1, max_size=20), st.floats(1.0, 100.0))
+def test_nobody_is_asked_in_what_does_not_fit_while_something_does(rounds: list[list[float]], deadline: float) -> None:
+    standing: Standing | None = None
+    fitted: list[int] | None = None  # since it was made harsher
+    for expected in rounds:
+        fits = next((i for i, seconds in enumerate(expected) if seconds <= SHARE * deadline), len(LADDER) - 1)
+        before, standing = standing, choose(LADDER, expected, deadline, standing).standing
+        now, was = LADDER.index(standing.codec), LADDER.index(before.codec) if before else len(LADDER)
+        assert now >= fits, "never milder than what fits"
+        if now > was:
+            fitted = []
+        elif now < was and fitted is not None:
+            assert len(fitted) >= PATIENCE and max(fitted[-PATIENCE:]) <= now, "only after rounds that would fit"
+            fitted = None
+        elif fitted is not None:
+            fitted.append(fits)
+
+
+def seconds(**of: float) -> dict[str, float]:
+    return dict(zip(LADDER, (of["mild"], of["middle"], of["harsh"]), strict=True))
+
+
+SLOW = seconds(mild=150.0, middle=38.0, harsh=5.0)
+
+
+def bench(folder: Path, slow: Device, rounds: int = 7) -> Bench:
+    uplink, cohort = {"ladder": LADDER}, {"deadline_s": 30, "min_replies": 2}
+    quick = [Device(name, lambda ask: 0.1) for name in "ab"]
+    return Bench(folder, [*quick, slow], run={"rounds": rounds}, uplink=uplink, cohort=cohort)
+
+
+def test_a_slow_client_alone_is_asked_in_the_harsher_codec_and_the_reason_is_told(tmp_path: Path) -> None:
+    made = bench(tmp_path, Device("slow", lambda ask: SLOW[ask.codec]))
+    assert made.drive().status == "done"
+    opened = made.events(RoundOpened)
+    assert set(opened[0].codecs.values()) == {HARSH}
+    assert opened[0].codec_reasons["a"] == f"{HARSH}: its link is not known yet"
+    assert all(round_.codecs == {"a": MILD, "b": MILD, "slow": HARSH} for round_ in opened[1:4])
+    assert all(round_.codec == MILD for round_ in opened[1:4]), "what most were asked in"
+    assert "s fit 27.0 s; int8 would take" in opened[1].codec_reasons["slow"]
+    assert made.reasons() == ["all"] * 7, "nobody was late"
+    assert made.events(UpdateDropped) == [], "each was decoded by its own codec"
+    row = made.store.rounds(made.run_id)[1]
+    assert row.codecs["slow"] == HARSH and row.codec_reasons == opened[1].codec_reasons
+    assert row.deadline_reason == "30 s: the plan says so"
+
+
+def test_who_was_too_slow_is_asked_milder_again_only_after_three_rounds_that_would_have_fitted(tmp_path: Path) -> None:
+    made = bench(tmp_path, Device("slow", lambda ask: 28.0 if ask.round in (3, 4) else 0.1), rounds=26)
+    made.drive()
+    asked = [round_.codecs["slow"] for round_ in made.events(RoundOpened)]
+    told = [round_.codec_reasons["slow"] for round_ in made.events(RoundOpened)]
+    assert asked[:4] == [HARSH, MILD, MILD, MILD], "one answer that hung is passed over"
+    assert asked[4] != MILD, "two are believed"
+    rungs = [LADDER.index(codec) for codec in asked]
+    milder = next(i for i in range(5, len(rungs)) if rungs[i] < rungs[i - 1])
+    assert [f"did for {n} of 3 rounds" in told[milder - 3 + n] for n in range(3)] == [True] * 3
+    assert asked[-1] == MILD
+
+
+def test_a_late_answer_is_decoded_by_the_codec_of_its_ask_and_so_after_a_kill(tmp_path: Path) -> None:
+    def script(ask: Ask) -> float:
+        return 30.05 if ask.round == 2 else 0.1
+
+    undisturbed = bench(tmp_path / "undisturbed", Device("slow", script))
+    commits = drive_killed_at(undisturbed, 0, before=False)
+    late = [event for event in undisturbed.events(UpdateAccepted) if event.late]
+    opened = {round_.round: round_ for round_ in undisturbed.events(RoundOpened)}
+    assert [(event.asked_round, event.round) for event in late] == [(2, 3)]
+    assert opened[2].codecs["slow"] == MILD and undisturbed.events(UpdateDropped) == []
+    for at in range(5, commits, 4):
+        killed = bench(tmp_path / str(at), Device("slow", script))
+        drive_killed_at(killed, at, before=at % 8 == 1)
+        assert killed.events(UpdateDropped) == []
+        killed.store.close()
+
+
+def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None:
+    def decided(made: Bench) -> list[object]:
+        return [
+            (e.codecs, e.codec_reasons, {d: tuple(s) for d, s in e.standings.items()}, e.deadline_s, e.deadline_reason)
+            for e in made.events(RoundOpened)
+        ]
+
+    def script(ask: Ask) -> float:
+        return SLOW[ask.codec] / (1 if ask.round < 4 else 20)
+
+    undisturbed = bench(tmp_path / "undisturbed", Device("slow", script))
+    commits = drive_killed_at(undisturbed, 0, before=False)
+    for at in range(4, commits, 3):
+        killed = bench(tmp_path / str(at), Device("slow", script))
+        drive_killed_at(killed, at, before=at % 2 == 0)
+        assert decided(killed) == decided(undisturbed), f"killed at commit {at}"
+        killed.store.close()
+
+
+def test_a_device_asked_in_the_place_of_another_is_asked_in_its_own_codec(tmp_path: Path) -> None:
+    def fails(ask: Ask) -> float | Failure:
+        return Failure("task-error", "x", ask.ask_id) if ask.round == 4 else SLOW[ask.codec]
+
+    made = Bench(
+        tmp_path, [Device("a", fails), Device("b", fails), Device("c", lambda ask: SLOW[ask.codec])],
+        run={"rounds": 5}, uplink={"ladder": LADDER}, cohort={"clients": 2, "deadline_s": 30, "min_replies": 1},
+    )  # fmt: skip
+    made.drive()
+    spares = {event.ask_id: event.codec for event in made.events(ClientAsked) if event.why}
+    assert spares and set(spares.values()) == {HARSH}
+    assert {e.ask.codec for e in made.fleet.sent if e.ask.ask_id in spares} == {HARSH}
+    assert made.store.rounds(made.run_id)[3].codecs.keys() == set(made.store.rounds(made.run_id)[3].asked)
+
+
+PLAN = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = 1\nclip_grad = 1.0\n[uplink]\n{}\n[cohort]\n{}'
+
+
+@pytest.mark.parametrize(
+    ("uplink", "cohort", "what"),
+    [
+        ('ladder = ["int8"]', "", "has one codec"),
+        ('ladder = ["topk(0.01)", "int8"]', "", "'int8' behind 'topk(0.01)'"),
+        ('ladder = ["int8", "int8"]', "", "'int8' behind 'int8'"),
+        ('ladder = ["fp16", "nothing(3)"]', "", "nothing"),
+        ('ladder = ["fp16", "topk(0.01)"]\nwarmup = {rounds = 2, ratios = [0.5]}', "", "ladder with a warmup"),
+        ('codec = "sign"\nladder = ["fp16", "topk(0.01)"]', "", "beside a ladder"),
+        ('ladder = ["fp16", "dgc(0.01)"]', "", "dgc in a ladder"),
+        ('ladder = ["fp16", "topk(0.01)"]', 'mode = "buffered"', "ladder with mode"),
+    ],
+)  # fmt: skip
+def test_what_cannot_hold_with_a_ladder_is_refused(uplink: str, cohort: str, what: str) -> None:
+    found = RunPlan.parse(PLAN.format(uplink, cohort)).check(codecs)
+    assert any(what in refusal.what for refusal in found), found
+    assert all(refusal.why or refusal.hint for refusal in found)
+
+
+def test_a_plan_with_a_ladder_holds() -> None:
+    assert (
+        RunPlan.parse(PLAN.format('ladder = ["fp16", "topk(0.1) > int8", "topk(0.01) > sign"]', "")).check(codecs) == []
+    )

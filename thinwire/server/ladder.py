@@ -1,0 +1,71 @@
+"""Which codec a device is asked in: the mildest that its link carries in time, as its last rounds have shown it.
+
+Harsher at once, for a late answer costs a round; then milder again only when that would have fitted for some rounds,
+for links that waver would be late every time that they are good for once. Who was never too slow needs no patience.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHARE = 0.9  # of the deadline that nine of ten answers must fit
+PATIENCE = 3  # rounds in which a milder codec would have fitted before it is asked for
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a device stands on the ladder.
+
+    `rounds`: in so many in a row `milder` would have fitted since the device was asked in a harsher codec than before.
+    With PATIENCE of them, as in the beginning, nothing speaks against a milder one.
+    """
+
+    codec: str
+    milder: str = ""
+    rounds: int = PATIENCE
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A device's codec for a round, with the reason as it is shown."""
+
+    standing: Standing
+    reason: str
+
+
+def choose(
+    ladder: Sequence[str], expected: Sequence[float | None], deadline_s: float, before: Standing | None
+) -> Choice:
+    """The first codec whose answer is expected in SHARE of the deadline, as patiently as the module says.
+
+    `expected`: for each codec the seconds in which nine of ten of the device's answers would be here, None where they
+    are not known: then it is asked in the smallest, or stays where it stood.
+
+    >>> choose(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 30.0, None).reason
+    'int8: 25.0 s fit 27.0 s; fp16 would take 50.0 s'
+    """
+    left_s, known = SHARE * deadline_s, [seconds for seconds in expected if seconds is not None]
+    if len(known) < len(ladder):
+        stays = before or Standing(ladder[-1])
+        return Choice(stays, f"{stays.codec}: its link is not known yet")
+    fits = next((i for i, seconds in enumerate(known) if seconds <= left_s), len(ladder) - 1)
+    if before is None:
+        return Choice(Standing(ladder[fits]), _said(ladder, known, fits, left_s))
+    now, patient = ladder.index(before.codec), before.rounds >= PATIENCE
+    if fits >= now:
+        rounds = PATIENCE if patient and not before.milder and fits == now else 0
+        return Choice(Standing(ladder[fits], rounds=rounds), _said(ladder, known, fits, left_s))
+    toward = max(fits, ladder.index(before.milder)) if before.milder else fits  # what would have fitted in all of them
+    if patient:
+        return Choice(Standing(ladder[toward]), _said(ladder, known, toward, left_s))
+    said = f"{before.codec}: {ladder[toward]} would fit ({known[toward]:.1f} s of {left_s:.1f} s)"
+    said += f", and did for {before.rounds} of {PATIENCE} rounds"
+    return Choice(Standing(before.codec, ladder[toward], before.rounds + 1), said)
+
+
+def _said(ladder: Sequence[str], known: Sequence[float], fits: int, left_s: float) -> str:
+    if known[fits] > left_s:
+        return f"{ladder[fits]}: even that takes {known[fits]:.1f} s, {left_s:.1f} s are left"
+    said = f"{ladder[fits]}: {known[fits]:.1f} s fit {left_s:.1f} s"
+    return said if fits == 0 else f"{said}; {ladder[fits - 1]} would take {known[fits - 1]:.1f} s"

@@ -217,4 +217,6 @@ def the_journal_replays_to_the_same_past(made: Told) -> None:
 
 def plain(value: object) -> object:
     """Events as their JSON: what the journal gives back has lists where there were tuples."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
     return json.dumps(to_json(value)) if isinstance(value, Event) else value

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.store.agreement import assert_sums_agree, empty_database
@@ -144,7 +144,10 @@ def told(story: Story, folder: Path) -> Told:
         return Told(events, store.run(run_id).status, params, devices, there, told_at_most, running[0].past)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # making a whole run smaller takes longer than a test may
+)  # fmt: skip
 @given(stories())
 def test_whatever_devices_do(story: Story) -> None:
     with tempfile.TemporaryDirectory() as folder:

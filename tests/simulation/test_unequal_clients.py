@@ -23,13 +23,13 @@ def steps_made(monkeypatch: pytest.MonkeyPatch, **given: object) -> tuple[Histor
     """A simulation of three clients, and of each the steps that it made in its rounds."""
     heads, keep = list[ReplyHead](), Store.record
 
-    def record(store: Store, run_id: str, events: list[object]) -> None:
+    def record(store: Store, run_id: str, events: list[object], *measured: object) -> None:
         for event in events:
             if type(event).__name__ == "UpdateAccepted":
                 head = reply_from_json(event.head)  # type: ignore[attr-defined]
                 assert isinstance(head, ReplyHead)
                 heads.append(head)
-        keep(store, run_id, events)  # type: ignore[arg-type]
+        keep(store, run_id, events, *measured)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Store, "record", record)
     history = simulate(task_of(), plan(), clients=3, **given)  # type: ignore[arg-type]

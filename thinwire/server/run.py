@@ -115,7 +115,7 @@ def _wait_for_busy(running: Running) -> None:
     running.status("running", f"waiting for {len(past.busy)} devices that are busy with earlier rounds")
     _listen(running, POLL_S)
     waited = running.elapsed - past.elapsed_s
-    if not running.deferred and waited > past.deadline_s * (running.plan.cohort.max_staleness + 1):
+    if waited > past.deadline_s * (running.plan.cohort.max_staleness + 1):
         for device in list(past.busy):
             running.lose(device, "stale", f"no answer for {waited:.0f} s after its round")
 

@@ -80,7 +80,7 @@ const Said = ({ round }) => {
   const waitedFor = Object.entries(round.not_asked);
   return html`
     <p class="why">${round.reason ? round.why : html`Round ${round.round} is open: ${round.folded_count + round.dropped + round.failed} of ${round.asked.length} have answered, ${round.target} are enough.`}</p>
-    ${round.reason && html`<p class="closing faint">Where it went${round.slowest && `, along ${round.slowest}`}: ${stages(round.stages)}.</p>`}
+    ${round.reason && html`<p class="went faint">Where it went${round.slowest && `, along ${round.slowest}`}: ${stages(round.stages)}.</p>`}
     <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}Codec <code>${round.codec}</code>, deadline ${seconds(round.deadline_s)}, at least ${round.floor} of ${round.asked.length} must answer.${waitedFor.length ? html` Not asked: ${waitedFor.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
 };
 

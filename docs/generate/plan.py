@@ -105,7 +105,7 @@ class _AnyCodec:
 
 
 def _refused(place: str, name: str, field: Any) -> str:
-    """What of a key's values `core/check.py` refuses because it is not built, found by trying some."""
+    """What of a key's values `core/unbuilt.py` refuses, found by trying some."""
     tried = {
         _toml(value): _unbuilt(place, name, value) for value in _samples(field.annotation) if value != field.default
     }

@@ -15,9 +15,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from thinwire.core.check import CodecBook, DeviceTimes, Refusal, refusals
+from thinwire.core.check import DeviceTimes, refusals
+from thinwire.core.check_codecs import CodecBook
 from thinwire.core.errors import PlanError
 from thinwire.core.explain import explain
+from thinwire.core.refusal import Refusal
 from thinwire.core.sections import (
     CohortSection,
     DownlinkSection,

@@ -38,6 +38,7 @@ from thinwire.server.moves import (
     Spare,
     Spares,
     Stop,
+    Terms,
     Tick,
     ended,
     nobody,
@@ -53,22 +54,14 @@ class AtWork:
 
 
 @dataclass(frozen=True)
-class BufferTerms:
-    """What was decided about a buffer when it opened. `asks`: device -> ask_id; `earlier`: who is still at work on an
-    ask of a buffer before. Times on the run's clock, seconds.
+class BufferTerms(Terms):
+    """The terms of a buffer: `target` updates fill it, and `deadline_s` is each ask's own, from when it is made.
+
+    `earlier`: who is still at work on an ask of a buffer before; `max_concurrency` 0: no limit.
     """
 
-    number: int
-    base_version: int
-    asks: Mapping[str, str]
-    target: int  # updates that fill it
-    floor: int  # fewest that make a step
-    opened_s: float
-    deadline_s: float  # of each ask, from when it is made
     earlier: Mapping[str, AtWork] = field(default_factory=dict)
-    max_concurrency: int = 0  # 0: no limit
-    max_staleness: int = 5
-    staleness_exponent: float = 0.5
+    max_concurrency: int = 0
 
 
 @dataclass

@@ -108,19 +108,7 @@ def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
 def buffer_terms_of(opened: RoundOpened, plan: RunPlan, past: Past) -> BufferTerms:
     """What the state machine needs of a buffer."""
     earlier = {d: AtWork(ask_id, past.due[d]) for d, (ask_id, asked) in past.busy.items() if asked != opened.round}
-    return BufferTerms(
-        number=opened.round,
-        base_version=opened.base_version,
-        asks=opened.asks,
-        target=opened.target,
-        floor=opened.floor,
-        opened_s=opened.elapsed_s,
-        deadline_s=opened.deadline_s,
-        earlier=earlier,
-        max_concurrency=plan.cohort.max_concurrency,
-        max_staleness=plan.cohort.max_staleness,
-        staleness_exponent=plan.cohort.staleness_exponent,
-    )
+    return BufferTerms(**vars(terms_of(opened, plan)), earlier=earlier, max_concurrency=plan.cohort.max_concurrency)
 
 
 def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:

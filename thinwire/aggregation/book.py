@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from thinwire.aggregation.codec import Codec, Step
+from thinwire.aggregation.codec import Codec, ResidualOnly, Step
 from thinwire.aggregation.downlink import require_downlink
 from thinwire.aggregation.ef21 import ef21
 from thinwire.aggregation.feedback import feedback as classic
+from thinwire.aggregation.layers import chains
 from thinwire.aggregation.optimizers import server_optimizer
 from thinwire.aggregation.parse import parse
 from thinwire.aggregation.registry import steps
@@ -38,6 +39,18 @@ class Book(Mapping[str, type[Step]]):
         """`CodecError` when this kind of feedback around this chain would diverge (design, section 4)."""
         around = ef21 if feedback == "ef21" else classic
         around(parse(spec)).bind(Layout.of({"w": (8, 8)}))
+
+    def require_alone(self, spec: str) -> None:
+        """`CodecError` for a chain of whose updates only feedback makes a sum that is right (design, section 4).
+
+        What has a way of its own inside a residual may stand alone: of ternary, which is TernGrad, the clip is all
+        that moves the mean.
+        """
+        for chain in chains(parse(spec)):
+            if isinstance(chain.under_feedback().kind, ResidualOnly):
+                why = "nothing is promised of one update: what it does not send has to wait in a residual, or is lost"
+                hint = '[uplink] feedback = "classic", or a chain that is right by itself: int8'
+                raise CodecError(f"{chain.spec!r} without feedback", why=why, hint=hint)
 
     def require_downlink(self, spec: str) -> None:
         """`CodecError` when this chain cannot carry the model to the devices (design, section 6)."""

@@ -10,7 +10,8 @@ import struct
 from dataclasses import dataclass
 from typing import cast
 
-from thinwire.aggregation.codec import Adds, Indices, Quantizer, Scales, Sparsifier, Symbols
+from thinwire.aggregation.by_kernel import Adds
+from thinwire.aggregation.codec import Indices, Quantizer, Scales, Sparsifier, Symbols
 from thinwire.aggregation.coders.compressor import Last
 from thinwire.aggregation.coders.delta import Delta
 from thinwire.aggregation.coders.pack import Pack, packed_bytes

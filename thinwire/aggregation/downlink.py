@@ -18,7 +18,7 @@ import numpy as np
 
 from thinwire.aggregation.codec import BoundCodec, ResidualOnly, contraction
 from thinwire.aggregation.feedback import inside
-from thinwire.aggregation.layers import Layers
+from thinwire.aggregation.layers import chains
 from thinwire.aggregation.lowrank import LowRank
 from thinwire.aggregation.model_file import FULL, digest
 from thinwire.aggregation.parse import parse
@@ -34,8 +34,7 @@ Named = tuple[str, Payload]  # "full/SEGMENT" or "VERSION/SEGMENT", and its fram
 
 def require_downlink(spec: str) -> None:
     """CodecError for a codec that cannot carry the downlink, with the reason: whatever tensors its rules are for."""
-    codec = parse(spec)
-    for chain in [rule.chain for rule in codec.rules] if isinstance(codec, Layers) else [codec]:
+    for chain in chains(parse(spec)):
         kind = chain.under_feedback().kind
         if isinstance(chain, LowRank):
             why = "it multiplies matrices, and another BLAS rounds another way: devices would not hold the same bits"

@@ -44,5 +44,10 @@ class Layers:
         return [_group(self.rules[rule].chain, found) for rule, found in sorted(pieces.items())]
 
 
+def chains(codec: Chain | LowRank | Layers) -> list[Chain | LowRank]:
+    """Those that a codec is made of: one, or one a rule."""
+    return [rule.chain for rule in codec.rules] if isinstance(codec, Layers) else [codec]
+
+
 def _group(chain: Chain | LowRank, pieces: list[Slice]) -> Group:
     return Group(chain.placed(pieces), tuple(slice(piece.at, piece.at + piece.size) for piece in pieces))

@@ -14,10 +14,10 @@ from thinwire.aggregation.chain import Chain
 from thinwire.aggregation.codec import Everything, Kind, ResidualOnly, Support
 from thinwire.aggregation.frame import Stream
 from thinwire.aggregation.held import Held
-from thinwire.aggregation.methods.powersgd import MOST, ROOM, Matrix, PowerSgd
-from thinwire.aggregation.native import parts
+from thinwire.aggregation.methods.powersgd import MOST, ROOM, PowerSgd
+from thinwire.aggregation.product import Product, add_part
 from thinwire.aggregation.read import Read
-from thinwire.aggregation.vectors import BLOCK, require_finite
+from thinwire.aggregation.vectors import require_finite
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout, Slice
@@ -48,32 +48,6 @@ class Factored:
 
     def apart_from(self, x: Vector) -> Factored:
         return self
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix that stands at `at` of the vector, as its factors; `turned` is Q with its columns as rows."""
-
-    step: PowerSgd
-    at: int
-    left: Matrix
-    turned: Matrix
-
-    def added(self, first: int, last: int, factor: np.float32, adds: bool, into: Vector) -> bool:
-        """As `Adds.add`, for the vector's first .. last."""
-        rank, cols = self.turned.shape
-        span = slice(first - self.at, last - self.at)
-        return parts.add("lowrank_add", (self.left, self.turned, cols, rank), span, factor, adds, into)
-
-    def blocks(self, first: int, last: int) -> Iterator[tuple[int, Vector]]:
-        """(place, values) of the vector's first .. last, counted from `first`, some rows at a time."""
-        cols = self.turned.shape[1]
-        rows = max(1, BLOCK // cols)
-        for row in range((first - self.at) // cols, -(-(last - self.at) // cols), rows):
-            at = self.at + row * cols
-            block = self.step.product(self.left[row : row + rows], self.turned.T)
-            a, b = max(first, at), min(last, at + block.size)
-            yield a - first, block[a - at : b - at]
 
 
 @dataclass(frozen=True)
@@ -154,7 +128,7 @@ class LowRank:
             held.before(x, span)
             parts.append(self._part(piece, x[span] if self._saves(piece) else x[span].copy(), state))
             held.after(x, span)
-            _add(parts[-1], piece.at, piece.stop, np.float32(held.weight), True, x[span])
+            add_part(parts[-1], piece.at, piece.stop, np.float32(held.weight), True, x[span])
             held.settled(x, span)
         return frame.pack(bound, self._sent(parts, key, segment, 0)[0])
 
@@ -223,7 +197,7 @@ class LowRank:
         """As `Chain.add`: in work proportional to the span."""
         factor, adds = np.float32(1 if weight is None else weight), weight is not None
         for first, last, part in self._decoded(read.values, start, stop):
-            _add(part, first, last, factor, adds, into[first - shift : last - shift])
+            add_part(part, first, last, factor, adds, into[first - shift : last - shift])
 
     def _decoded(self, values: Vector, start: int, stop: int) -> Iterator[tuple[int, int, Vector | Product]]:
         """(from, to, what they are) of start .. stop, tensor by tensor."""
@@ -242,15 +216,3 @@ class LowRank:
             left_at, right_at = left_at + left.size, right_at + right.size
             if first < last:
                 yield first, last, Product(self.step, piece.at, left, np.ascontiguousarray(right.T))
-
-
-def _add(part: Vector | Product, first: int, last: int, factor: np.float32, adds: bool, into: Vector) -> None:
-    """into[0 ..] gets the vector's first .. last, which are this part or of it."""
-    if isinstance(part, Product) and part.added(first, last, factor, adds, into):
-        return
-    for at, values in part.blocks(first, last) if isinstance(part, Product) else [(0, part)]:
-        scaled = values if factor == 1 else values * factor
-        if adds:
-            into[at : at + values.size] += scaled
-        else:
-            into[at : at + values.size] = scaled

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from thinwire.aggregation.codec import Adds, Indices, Quantizer, Scales, Symbols
+from thinwire.aggregation.by_kernel import Adds
+from thinwire.aggregation.codec import Indices, Quantizer, Scales, Symbols
 from thinwire.aggregation.native import gaps as native
 from thinwire.aggregation.vectors import blocks
 from thinwire.core.types import Vector

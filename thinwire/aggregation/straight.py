@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation import frame
-from thinwire.aggregation.codec import Feeds, Quantizer, Scales, Writes
+from thinwire.aggregation.by_kernel import Feeds, Writes
+from thinwire.aggregation.codec import Quantizer, Scales
 from thinwire.aggregation.coded import WORD, Coded
 from thinwire.aggregation.coders.pack import packed_bytes
 from thinwire.aggregation.frame import Stream

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from thinwire.aggregation.chain import Chain
-from thinwire.aggregation.layers import Layers
+from thinwire.aggregation.layers import Layers, chains
 from thinwire.aggregation.lowrank import LowRank
 from thinwire.aggregation.methods.randk import RandK
 from thinwire.aggregation.methods.topk import TopK
@@ -52,8 +52,7 @@ def _milder(chain: Chain | LowRank, ratio: Decimal) -> Chain | LowRank:
 
 
 def _has_ratio(codec: Chain | LowRank | Layers) -> bool:
-    chains = [rule.chain for rule in codec.rules] if isinstance(codec, Layers) else [codec]
-    return any(isinstance(chain, Chain) and isinstance(chain.sparsifier, TopK | RandK) for chain in chains)
+    return any(isinstance(chain, Chain) and isinstance(chain.sparsifier, TopK | RandK) for chain in chains(codec))
 
 
 __all__ = ["Warmup", "codec_of", "milder"]

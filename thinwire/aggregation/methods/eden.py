@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
 from thinwire.aggregation.held import Held
+from thinwire.aggregation.methods import eden_scales
 from thinwire.aggregation.methods.arguments import read_whole
-from thinwire.aggregation.methods.fp16 import Fp16
+from thinwire.aggregation.methods.eden_scales import MOST
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import rotation as native
 from thinwire.aggregation.native.path import NUMPY, chosen
-from thinwire.aggregation.rotation import block_sizes, rotate, rotate_back, rotated_blocks, signs
+from thinwire.aggregation.rotation import rotate, rotate_back, rotated_blocks, signs
 from thinwire.aggregation.sums import in_order, lane_sums
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
@@ -29,8 +30,6 @@ LEVELS = {
     4: (0.12839504, 0.38804829, 0.65675914, 0.94234043, 1.25623119, 1.61804640, 2.06901717, 2.73258948),
 }
 ERRORS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
-MOST = np.float32(2.0**108)  # 2^16 levels of at most 2.74, added up and times this, are finite
-TAIL = Fp16()
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,8 @@ class Eden(Whole):
         return replace(self, shrunk=True)
 
     def scales_count(self, size: int) -> int:
-        """Bytes: a float32 for each block, then the tail's exponent and halves."""
-        sizes = block_sizes(size)
-        tail = size - sum(sizes)
-        return 4 * len(sizes) + (1 + 2 * tail) * (tail > 0)
+        """Bytes of them, see eden_scales."""
+        return eden_scales.count(size)
 
     @property
     def levels(self) -> Vector:
@@ -97,28 +94,21 @@ class Eden(Whole):
         self, values: Vector, word: int, bits: int, symbols: NDArray[np.uint8], scales: Scales, first: int
     ) -> None:
         native.write(values, word, self.levels, self.divisor, MOST, bits, symbols, scales, first)
-        self._write_tail(values[sum(block_sizes(values.size)) :], scales)
-
-    def _write_tail(self, tail: Vector, scales: Scales) -> None:
-        if tail.size:
-            halves, exponents = TAIL.quantize(tail, 0)
-            scales[-1 - halves.nbytes] = exponents.view(np.uint8)[0]
-            scales[-halves.nbytes :] = halves.view(np.uint8)
+        eden_scales.write_tail(values[eden_scales.rotated(values.size) :], scales)
 
     @property
     def feeds(self) -> bool:
         return self.writes
 
     def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
-        sizes = block_sizes(values.size)
-        tail = slice(sum(sizes), values.size)
+        tail = slice(eden_scales.rotated(values.size), values.size)
         symbols[tail.start * self.bits // 8 :] = 0
         native.write_held(values, held, word, self.levels, self.divisor, MOST, self.bits, symbols, scales)
         held.before(values, tail)
-        self._write_tail(values[tail], scales)
+        eden_scales.write_tail(values[tail], scales)
         held.after(values, tail)
         if values[tail].size:
-            values[tail] += self._tail(scales, 4 * len(sizes)) * np.float32(held.weight)
+            values[tail] += eden_scales.tail_of(scales, values.size) * np.float32(held.weight)
         held.settled(values, tail)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
@@ -129,13 +119,11 @@ class Eden(Whole):
         return self._quantize(values, word)
 
     def _quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        symbols, scales, rotated = np.zeros(values.size, np.int8), [], 0
+        symbols, factors, rotated = np.zeros(values.size, np.int8), list[float](), 0
         for start, rotated in rotated_blocks(values.size):
-            symbols[start:rotated], scale = self._block(values[start:rotated], signs(start, rotated, word))
-            scales.append(scale)
-        halves, exponents = TAIL.quantize(values[rotated:], 0)
-        parts = [np.array(scales, "<f4").view(np.uint8), exponents.view(np.uint8), halves.view(np.uint8)]
-        return symbols, np.concatenate(parts)
+            symbols[start:rotated], factor = self._block(values[start:rotated], signs(start, rotated, word))
+            factors.append(factor)
+        return symbols, eden_scales.joined(factors, values[rotated:])
 
     def _block(self, values: Vector, drawn: NDArray[np.uint32]) -> tuple[Symbols, float]:
         _, exponent = np.frexp(np.abs(values).max())  # brought to about 1, so that no sum overflows
@@ -154,9 +142,9 @@ class Eden(Whole):
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         out = np.empty(span.stop - span.start, np.float32)
-        factors = scales[: 4 * len(block_sizes(symbols.size))].view("<f4")
         levels = self.levels
         rotated = 0
+        factors = eden_scales.factors_of(scales, symbols.size)
         for (start, rotated), factor in zip(rotated_blocks(symbols.size), factors, strict=True):
             a, b = max(start, span.start), min(rotated, span.stop)
             if a < b:
@@ -166,37 +154,25 @@ class Eden(Whole):
                 out[a - span.start : b - span.start] = back * factor
         if rotated < span.stop:
             first = max(rotated, span.start)
-            tail = self._tail(scales, factors.size * 4)[first - rotated : span.stop - rotated]
-            out[first - span.start :] = tail
+            out[first - span.start :] = eden_scales.tail_of(scales, symbols.size)[first - rotated : span.stop - rotated]
         return out
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        sizes = block_sizes(symbols.size)
-        rotated = sum(sizes)
         if not native.add(symbols, scales, span, word, self.levels, factor, adds, into):
             return False
+        rotated = eden_scales.rotated(symbols.size)
         first = max(rotated, span.start)
         if first < span.stop:
-            tail = self._tail(scales, 4 * len(sizes))[first - rotated : span.stop - rotated] * factor
+            tail = eden_scales.tail_of(scales, symbols.size)[first - rotated : span.stop - rotated] * factor
             into[first - span.start :] = into[first - span.start :] + tail if adds else tail
         return True
 
-    def _tail(self, scales: Scales, at: int) -> Vector:
-        halves = scales[at + 1 :].view("<f2")
-        return TAIL.dequantize(halves, scales[at : at + 1].view(np.int8), slice(0, halves.size), 0)
-
     def check(self, symbols: Symbols, scales: Scales) -> None:
-        sizes = block_sizes(symbols.size)
-        factors = scales[: 4 * len(sizes)].view("<f4")
-        if not ((factors >= 0) & (factors <= MOST)).all():
-            raise BadPayload(f"a scale that {self.spec} never makes", why="it is negative, not finite or out of range")
-        if symbols[sum(sizes) : symbols.size].any():
+        eden_scales.check(self.spec, scales, symbols.size)
+        if symbols[eden_scales.rotated(symbols.size) : symbols.size].any():
             raise BadPayload("a symbol in the tail", why="the tail is sent as fp16")
-        if sum(sizes) < symbols.size:
-            rest = scales[4 * len(sizes) :]
-            TAIL.check(rest[1:].view("<f2"), rest[:1].view(np.int8))
 
 
 @dataclass(frozen=True)

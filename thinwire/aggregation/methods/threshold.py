@@ -8,9 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from thinwire.aggregation.buckets import maxima
 from thinwire.aggregation.codec import Contractive, Indices, Kind, Role
 from thinwire.aggregation.methods.arguments import read_number
+from thinwire.aggregation.reaching import reaching
 from thinwire.aggregation.sums import rms
+from thinwire.aggregation.vectors import not_finite
 from thinwire.core.types import Vector
 
 LARGEST_SEGMENT = 1 << 24  # values
@@ -28,7 +31,7 @@ class Threshold:
     examples: ClassVar[tuple[str, ...]] = ("threshold(2.5)", "threshold(0.5)")
     fixed: ClassVar[bool] = False
     seeded: ClassVar[bool] = False
-    looks: ClassVar[bool] = False
+    looks: ClassVar[bool] = True  # NaN and infinity are in the mean
     times: Decimal
 
     @classmethod
@@ -46,14 +49,16 @@ class Threshold:
         return size
 
     def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
-        places = self._places(values)
-        return places, values[places]
-
-    def _places(self, values: Vector) -> Indices:
         if not values.size:
-            return np.zeros(0, np.int64)
-        magnitudes = np.abs(values)
-        largest = int(np.argmax(magnitudes))
+            return np.zeros(0, np.int64), values.copy()
+        with np.errstate(invalid="ignore"):  # NaN that signals
+            mean = rms(values)  # squares of float32 are finite in float64
+        if not np.isfinite(mean):
+            raise not_finite()
         with np.errstate(over="ignore"):
-            least = min(np.float32(float(self.times) * rms(values)), magnitudes[largest])
-        return np.flatnonzero(magnitudes >= least) if least else np.array([largest])
+            least = min(np.float32(float(self.times) * mean), maxima(values).max())
+        if not least:
+            largest = np.array([np.argmax(np.abs(values))])
+            return largest, values[largest]
+        places, bits = reaching(values, least.view(np.uint32), min(1.0, float(self.times) ** -2))  # Chebyshev's share
+        return places.astype(np.int64, copy=False), bits.view(np.float32)

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Contractive, Indices, Kind, Role
 from thinwire.aggregation.methods.arguments import read_ratio
-from thinwire.aggregation.native import topk as native
+from thinwire.aggregation.reaching import MAGNITUDE, reaching
 from thinwire.aggregation.vectors import not_finite, require_finite
 from thinwire.core.types import Vector
 
-MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign's
 INFINITE = np.uint32(0x7F800000)  # from here on they are infinity and NaN
 SAMPLED = 1 << 16  # magnitudes that a first guess at the threshold looks at
 
@@ -60,13 +59,13 @@ class TopK:
         if count == values.size:
             require_finite(values)
             return np.arange(count, dtype=np.int64), values.copy()
-        near, bits = reaching(values, count)
-        candidates = bits & MAGNITUDE
-        if candidates.max() >= INFINITE:
+        near, bits = candidates(values, count)
+        magnitudes = bits & MAGNITUDE
+        if magnitudes.max() >= INFINITE:
             raise not_finite()
-        least = np.partition(candidates, near.size - count)[near.size - count]
-        sent = candidates > least
-        ties = np.flatnonzero(candidates == least)
+        least = np.partition(magnitudes, near.size - count)[near.size - count]
+        sent = magnitudes > least
+        ties = np.flatnonzero(magnitudes == least)
         sent[ties[: count - np.count_nonzero(sent)]] = True
         return near[sent].astype(np.int64), bits[sent].view(np.float32)
 
@@ -81,16 +80,9 @@ def share(ratio: Decimal, size: int) -> int:
     return min(size, max(1, math.ceil(Fraction(ratio) * size)))
 
 
-def reaching(values: Vector, count: int) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
-    """Places and bits of all values whose magnitude reaches a threshold which at least `count` of them do.
-
-    As integers, magnitudes of floats sort like the floats, and equal ones are equal bits.
-    """
-    least, share = guessed(values, count)
-    found = native.reaching(values, least, share)
-    if found is None:
-        places = np.flatnonzero(values.view(np.uint32) & MAGNITUDE >= least)
-        return (places, values.view(np.uint32)[places]) if places.size >= count else _all(values)
+def candidates(values: Vector, count: int) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
+    """Places and bits of all values that reach a threshold which at least `count` of them do."""
+    found = reaching(values, *guessed(values, count))
     return found if found[0].size >= count else _all(values)
 
 

@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr int MOST_LEVELS = 8, FAR_EXPONENT = 100;
+constexpr int MOST_LEVELS = 8;
 constexpr int64_t ROOM = PITCH * (LARGEST_BLOCK / CHUNK);  // floats that one block needs
 
 struct Levels {
@@ -21,103 +21,6 @@ inline Levels levels_of(const float* levels, int32_t width) {
 
 inline float* lined(float* room) {  // to the begin of a cache line
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room) + 63) & ~static_cast<uintptr_t>(63));
-}
-
-// Into the second-level cache; where that is beyond the vector's end nothing happens.
-inline void ahead(const float* values) { __builtin_prefetch(values, 0, 2); }
-
-// What is to be known of a block before it is rotated; `least` is the least magnitude's bits but for 0, less one.
-struct Seen {
-    uint32_t largest = 0, least = ~0u;
-    double squares = 0;
-};
-
-#ifdef __AVX512F__
-// Of `BUCKETS` buckets together: a sum waits for itself, not for the others.
-template <int BUCKETS>
-inline void see(const float* values, int64_t size, __m512i& largest, __m512i& least, double* squares) {
-    __m512d sum[BUCKETS];
-    for (int n = 0; n < BUCKETS; ++n) sum[n] = _mm512_setzero_pd();
-    for (int64_t i = 0; i < size; i += WIDE)
-#pragma GCC unroll 4
-        for (int n = 0; n < BUCKETS; ++n) {
-            const float* from = values + n * BUCKET + i;
-            const __m512i bits = _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32(MAGNITUDE));
-            largest = _mm512_max_epu32(largest, bits);
-            least = _mm512_min_epu32(least, _mm512_sub_epi32(bits, _mm512_set1_epi32(1)));
-            // The square of a float is exact in a double: fused or not, one rounding.
-            const __m512d low = _mm512_cvtps_pd(_mm256_loadu_ps(from));
-            const __m512d high = _mm512_cvtps_pd(_mm256_loadu_ps(from + 8));
-            sum[n] = _mm512_fmadd_pd(low, low, sum[n]);
-            sum[n] = _mm512_fmadd_pd(high, high, sum[n]);
-        }
-    for (int n = 0; n < BUCKETS; ++n) {
-        double lane[LANES];
-        _mm512_storeu_pd(lane, sum[n]);
-        *squares += folded(lane);
-    }
-}
-#endif
-
-inline Seen seen(const float* values, int64_t size) {
-    Seen found;
-#ifdef __AVX512F__
-    __m512i largest = _mm512_setzero_si512(), least = _mm512_set1_epi32(-1);
-    int64_t at = 0;
-    for (; at + 4 * BUCKET <= size; at += 4 * BUCKET) see<4>(values + at, BUCKET, largest, least, &found.squares);
-    for (; at < size; at += BUCKET) see<1>(values + at, at_most(BUCKET, size - at), largest, least, &found.squares);
-    found.largest = _mm512_reduce_max_epu32(largest);
-    found.least = _mm512_reduce_min_epu32(least);
-#else
-    for (int64_t at = 0; at < size; at += BUCKET) {
-        const int64_t end = at + at_most(BUCKET, size - at);
-        for (int64_t i = at; i < end; ++i) {
-            const uint32_t bits = bits_of(values[i]) & MAGNITUDE;
-            found.largest = bits > found.largest ? bits : found.largest;
-            found.least = bits - 1 < found.least ? bits - 1 : found.least;
-        }
-        found.squares += sum_of_squares(values + at, end - at);
-    }
-#endif
-    return found;
-}
-
-// The power of two that brings a block near 1, as numpy does to every block, or 0 where that would change no bit: sums
-// stay finite, and no value becomes so small that it loses bits.
-inline int needed_exponent(const Seen& seen) {
-    int exponent = 0;
-    (void)frexp(static_cast<double>(float_of(seen.largest)), &exponent);
-    const bool loses = exponent > 0 && seen.least < (static_cast<uint32_t>(exponent + 1) << 23) - 1;
-    return loses || exponent > FAR_EXPONENT || exponent < -FAR_EXPONENT ? exponent : 0;
-}
-
-// The values times 2^-exponent, rotated inside each chunk; gives the sum of their squares.
-inline double turned_near(
-    const float* values, int64_t size, int exponent, const Seen& seen, const Signs& signs, float* block) {
-    Words products[RADIX];
-    for (int r = 0; r < RADIX; ++r) products[r] = signs.below(static_cast<uint32_t>(r * WIDE), GROUP);
-    double squares = 0;
-    for (int64_t at = 0; at < size; at += CHUNK) {
-        const float* from = values + at;
-        const int64_t here = at_most(CHUNK, size - at);
-        float* chunk = block + at / CHUNK * PITCH;
-        if (exponent) {
-            for (int64_t i = 0; i < here; ++i)
-                chunk[i] = static_cast<float>(ldexp(static_cast<double>(from[i]), -exponent));
-            from = chunk;
-            squares += sum_of_squares(from, here);
-        }
-        const auto value = [&](int64_t i, int r) {
-            const Words product = products[r] + signs.above(static_cast<uint32_t>(at + i), GROUP);
-            if (r % 2 == 0) ahead(values + size + (at + i + r * WIDE) / 2);
-            return within(Signs::on(loaded(from + i + r * WIDE), product));
-        };
-        if (here == CHUNK)
-            turn_chunk(chunk, value);
-        else
-            turn_small(chunk, here, value);
-    }
-    return exponent ? squares : seen.squares;
 }
 
 #ifdef __AVX512F__

@@ -31,5 +31,6 @@
 #include "ternary.hpp"
 #include "held.hpp"
 #include "rotation.hpp"
+#include "eden_block.hpp"
 #include "eden.hpp"
 #include "eden_add.hpp"

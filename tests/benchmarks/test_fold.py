@@ -27,7 +27,7 @@ def test_it_runs_and_the_document_has_its_shape():
     assert [row["codec"] for row in made["rows"]] == ["fp16", "int8", "topk(0.01) > int8 > rice"]
     for row in made["rows"]:
         moved = (row["payload_bytes"] + 8 * row["params"]) / row["add_ms"] / (8 * row["params"] / row["memcpy_ms"])
-        assert abs(row["bandwidth_share"] / moved - 1) < 1e-6
+        assert abs(row["bandwidth_share"] / moved - 1) < 1e-4  # each has six figures
 
 
 def test_a_hundred_updates_of_a_resnet_50_are_what_the_full_preset_folds():

@@ -18,7 +18,7 @@ def test_our_side_runs_and_the_document_has_its_shape():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
-    assert set(made) == {"benchmark", "preset", "machine", "rows", "figures"}
+    assert set(made) == {"benchmark", "preset", "commit", "at", "machine", "rows", "figures"}
     assert (made["benchmark"], made["preset"]) == ("round_overhead", "tiny")
     assert {"cpu", "cores", "memory_gb", "versions"} <= set(made["machine"])
     assert {(row["side"], row["kind"]) for row in made["rows"]} == {("ours", "noop"), ("ours", "big")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -74,6 +75,26 @@ class Boom(Fp16):
 
     def scales_count(self, size):
         raise RuntimeError("not yet")
+
+
+def test_what_the_code_of_another_package_raises_is_not_called_ours(thinwire, monkeypatch):
+    entry = EntryPoint("boom", f"{__name__}:Boom", "thinwire.codecs")
+    monkeypatch.setattr(steps, "_installed", {"boom": entry})
+    monkeypatch.setattr(steps, "_named", dict(steps._named))
+    answer = thinwire("codecs", "try", "boom", "--params", 100)
+    assert answer.code == 3
+    assert "error: the codec 'boom' of tests raised RuntimeError: not yet" in answer.err
+    assert "test_codecs.py:" in answer.err
+    assert f"pytest --thinwire-codec {__name__}:Boom" in answer.err
+    assert "defect of Thinwire" not in answer.err
+
+
+def test_what_our_own_code_raises_is_called_ours_though_another_package_is_there(thinwire, monkeypatch):
+    monkeypatch.setattr(steps, "_installed", {"boom": EntryPoint("boom", f"{__name__}:Boom", "thinwire.codecs")})
+    monkeypatch.setattr("thinwire.aggregation.trial.trials", partial(int, "not a number"))
+    answer = thinwire("codecs", "try", "int8")
+    assert answer.code == 1
+    assert "a defect of Thinwire: TypeError" in answer.err
 
 
 @dataclass(frozen=True)

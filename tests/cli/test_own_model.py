@@ -69,6 +69,17 @@ def test_check_says_what_is_wrong_with_a_task(thinwire, mine, code, said):
     assert answer.err.startswith("error: ")
 
 
+@pytest.mark.parametrize("command", ["check", "sim"])
+def test_a_rule_for_tensors_that_the_model_does_not_have_is_refused_with_their_names(thinwire, mine, home, command):
+    plan = mine / "plan.toml"
+    plan.write_text(plan.read_text() + '\n[uplink.layers]\n"*.bais" = "fp16"\n')
+    check, sim = ("task", "check", mine / "task.py", "--plan", plan), ("sim", plan, "--clients", 2, "--home", home)
+    said = thinwire(*(check if command == "check" else sim))
+    assert said.code == 3
+    assert 'the rule "*.bais"=fp16 is for nothing' in said.err
+    assert "there are 0.weight, 0.bias, " in said.err
+
+
 def test_simulated_taken_and_loaded_without_us_the_model_gives_the_recorded_metric(thinwire, mine, home, tmp_path):
     done = thinwire("sim", mine / "plan.toml", "--clients", 2, "--set", "run.rounds=2", "--json", "--home", home)
     assert done.code == 0

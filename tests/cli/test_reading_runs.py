@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.cli.story import PARAMS, told
+from tests.cli.story import PARAMS, T, round_events, told
+from thinwire.core.events import ClientAsked, RoundOpened, RunNoted
 from thinwire.core.home import AggregatorHome
 from thinwire.store import Store
 
@@ -37,6 +40,40 @@ def test_a_run_is_shown_round_by_round(thinwire, home):
     assert first["wire_bytes"] is None
     assert first["metrics"] == {"accuracy": 0.6, "loss": 1.0}
     assert "deadline" in thinwire("runs", "show", "toy", "--home", home).out
+
+
+def test_bytes_stand_beside_dense_ones_only_where_they_are_fewer(thinwire, home):
+    run_id = told(home)
+    row = thinwire("runs", "show", "toy", "--json", "--home", home).document
+    assert row["payload_up"] > row["dense_up"] > 0, "a frame has a head, and this model has nine numbers"
+    assert "times less" not in thinwire("runs", "show", "toy", "--home", home).out
+    with Store.open(AggregatorHome.under(home).database) as store:
+        store.record(run_id, [ClientAsked(T, 2, "pi-03", f"{run_id}.2.pi-03", 12)])
+    lines = thinwire("runs", "show", "toy", "--home", home).out.splitlines()
+    assert [line for line in lines if "times less" in line] == [
+        "down    12 B payload, - on the wire, 3.0 times less than dense float32"
+    ]
+
+
+def test_what_a_run_has_to_say_stands_below_its_name(thinwire, home):
+    run_id = told(home)
+    with Store.open(AggregatorHome.under(home).database) as store:
+        store.record(run_id, [RunNoted(T, "fewer devices than the buffer holds")])
+    assert "note    fewer devices than the buffer holds" in thinwire("runs", "show", "toy", "--home", home).out
+    assert thinwire("runs", "show", "toy", "--json", "--home", home).document["notes"] == [
+        "fewer devices than the buffer holds"
+    ]
+
+
+def test_how_a_round_was_drawn_is_said(thinwire, home):
+    run_id = told(home)
+    with Store.open(AggregatorHome.under(home).database) as store:
+        (opened,) = (event for event in round_events(run_id, 3) if isinstance(event, RoundOpened))
+        drawn = "drawn by speed: 0.10 s to 2.00 s a step, odds from 1 to 0.12"
+        store.record(run_id, [replace(opened, drawn=drawn)])
+    assert "round 3 was drawn by speed: 0.10 s" in thinwire("runs", "show", "toy", "--home", home).out
+    rounds = thinwire("runs", "show", "toy", "--json", "--home", home).document["rounds"]
+    assert [one["drawn"][:5] for one in rounds] == ["", "", "drawn"]
 
 
 def test_a_run_says_where_its_time_went(thinwire, home):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.story import T, evaluated, round_events
 from thinwire.cli.rounds import Teller
-from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RunNoted, RunStatusChanged
+from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RunNoted, RunStatusChanged, StateLost
 
 
 def told(*events: Event) -> tuple[Teller, list[str]]:
@@ -54,6 +54,12 @@ def test_failures_stand_beside_their_round():
     events = round_events("toy-1", 1)
     _, lines = told(*events[:-1], failed, events[-1], evaluated(1))
     assert lines[0].endswith("pi-02 task-error")
+
+
+def test_a_device_that_began_anew_stands_beside_its_round():
+    events = round_events("toy-1", 1)
+    _, lines = told(*events[:-1], StateLost(T, 1, "pi-02", "toy-1/pi-02/9", "older"), events[-1], evaluated(1))
+    assert lines[0].endswith("pi-02 began anew: its state was older")
 
 
 def test_while_a_round_is_open_its_replies_are_counted():

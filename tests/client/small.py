@@ -68,9 +68,10 @@ class Aggregator:
         self.first: Initial = initial_model(task, 0)
         self.said: list[str] = []
 
-    def session(self, **options: Any) -> Session:
+    def session(self, home: Path | None = None, **options: Any) -> Session:
         """The device as a new process would find it."""
-        return Session("pi-01", self.task, private_folder(self.folder / "device"), Site("pi-01"), **options)
+        folder = private_folder(home or self.folder / "device")
+        return Session("pi-01", self.task, folder, Site("pi-01"), **options)
 
     def ask(
         self,

@@ -66,10 +66,10 @@ def test_with_ef21_a_reference_of_an_earlier_ask_begins_anew_and_what_was_sent_o
     fresh = Aggregator(tmp_path / "fresh", task_of(), aggregator.plan)
     _, expected = fresh.answer(fresh.session(), fresh.ask(3))
     assert bundle.read_bytes() == expected.read_bytes()
-    state = session._runs[RUN][1]
+    state = session.kept[RUN][1]
     assert (state.references_from, [entry.round for entry in state.outbox]) == (3, [3])
     aggregator.answer(session, aggregator.ask(4, references_from=3))
-    assert [entry.round for entry in session._runs[RUN][1].outbox] == [3, 4]
+    assert [entry.round for entry in session.kept[RUN][1].outbox] == [3, 4]
 
 
 def test_with_ef21_a_device_that_lost_what_it_sent_says_so_and_does_not_begin_anew(tmp_path):

@@ -73,8 +73,9 @@ class Device(RuleBasedStateMachine):
         return refund(self.run_folder.path(entry), entry.head.parts, CODEC, LAYOUT, None)
 
     def settled(self, verdicts: list[Verdict]) -> RunState:
-        def back(entry: Entry, residual: Vector | None) -> Vector:
-            return refund(self.run_folder.path(entry), entry.head.parts, CODEC, LAYOUT, residual)
+        def back(entry: Entry, state: RunState) -> RunState:
+            path = self.run_folder.path(entry)
+            return replace(state, residual=refund(path, entry.head.parts, CODEC, LAYOUT, state.residual))
 
         return outbox.settle(self.state, verdicts, back)
 
@@ -190,7 +191,7 @@ ELSEWHERE = b'{"sequence":1,"layout_digest":"","counters":{},"outbox":[{"head":{
 def test_a_damaged_state_begins_anew_and_says_so(tmp_path, damage):
     (tmp_path / "state.json").write_bytes(damage)
     state, said = RunFolder(tmp_path).load()
-    assert state == RunState()
+    assert state == RunState(lost="damaged")
     assert "begins anew" in said[0]
 
 

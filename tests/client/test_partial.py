@@ -172,6 +172,8 @@ def test_a_task_with_its_own_loop_is_refused_where_it_is_typed_and_on_the_device
         require_own_loop(plan_of(PARTIAL), own)
     with pytest.raises(PlanError, match="auto"):
         require_own_loop(plan_of('steps = "auto"\n[cohort]\ndeadline_s = 60'), own)
+    with pytest.raises(PlanError, match="scaffold"):
+        require_own_loop(plan_of(run='algorithm = "scaffold"'), own)
     require_own_loop(plan_of(), own)
     with pytest.raises(BadTask, match="own train"):
         TorchTrainer(own, local_of(plan_of(PARTIAL))).train(linear(), examples(), Work(), Key(1))

@@ -90,9 +90,7 @@ def test_once_ends_with_the_run(running: Running) -> None:
 
 
 def test_an_answer_that_was_not_sent_is_sent_by_the_next_process(running: Running) -> None:
-    left = running.aggregator.session()
-    left.folder = running.folder / "device"
-    left.folder.mkdir()
+    left = running.aggregator.session(running.folder / "device")
     head = running.aggregator.answer(left, running.aggregator.ask(1))[0]
     running.start()
     assert polled(running.fleet, ReplyHead).update_id == head.update_id

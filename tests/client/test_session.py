@@ -38,7 +38,7 @@ def decoded(aggregator: Aggregator, head: ReplyHead, bundle) -> np.ndarray:
 
 
 def residual(session: Session) -> np.ndarray:
-    found = session._runs[RUN][1].residual
+    found = session.kept[RUN][1].residual
     assert found is not None
     return found
 
@@ -173,7 +173,7 @@ def test_statistics_that_are_not_averaged_stay_here(tmp_path, buffers):
     session = aggregator.session()
     head, _ = aggregator.answer(session, aggregator.ask())
     assert ([part.name for part in head.parts], head.counters) == (["frame/0"], {})
-    kept = session._runs[RUN][1].buffers
+    kept = session.kept[RUN][1].buffers
     assert (kept is not None) == (buffers == "local")
 
 

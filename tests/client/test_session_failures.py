@@ -71,11 +71,11 @@ def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     session = aggregator.session()
     aggregator.answer(session, aggregator.ask())
-    before = session._runs[RUN][1]
+    before = session.kept[RUN][1]
     broken = Session("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.site)
     failure, _ = aggregator.answer(broken, aggregator.ask(2))
     assert failure.kind == "non-finite"
-    assert broken.unsent() == [(e.head, session._runs[RUN][0].path(e)) for e in before.outbox]
+    assert broken.unsent() == [(e.head, session.kept[RUN][0].path(e)) for e in before.outbox]
 
 
 def test_a_change_that_is_not_finite_is_a_failure(tmp_path):

@@ -37,7 +37,7 @@ class Sender(Aggregator):
 
 
 def shadow(session: Session) -> tuple[Vector, int]:
-    state = session._runs[RUN][1]
+    state = session.kept[RUN][1]
     assert state.shadow is not None
     return state.shadow, state.shadow_version
 

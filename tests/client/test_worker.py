@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,14 +14,18 @@ import pytest
 import torch
 
 from tests.client.small import Aggregator, plan_of
+from tests.client.test_following import Other
 from tests.client.trained_elsewhere import Elsewhere
+from thinwire.aggregation import parse
 from thinwire.client import load_task, patience
 from thinwire.client import worker as workers
 from thinwire.client.child import Broken
 from thinwire.client.compute.errors import Cancelled
+from thinwire.client.initial import initial_model
 from thinwire.client.patience import Patience
 from thinwire.core.clock import VirtualClock
 from thinwire.core.home import private_folder
+from thinwire.core.keys import Key
 from thinwire.core.types import Failure, ReplyHead, Timings, Work
 
 ENDLESS = "time.sleep(3600)"
@@ -64,8 +69,7 @@ def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
     plan = plan_of(f'momentum = 0.9\nbuffers = "{buffers}"', codec, "classic" if "topk" in codec else "none")
     found = []
     here = Aggregator(tmp_path, load_task(elsewhere.spec), plan)
-    there = elsewhere.session()
-    there.folder = private_folder(tmp_path / "there")
+    there = elsewhere.session(private_folder(tmp_path / "there"))
     for session in (here.session(), there):
         for at in (1, 2):
             head, bundle = session.answer(here.ask(at), lambda: False, here.said.append)
@@ -74,6 +78,17 @@ def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
             found.append((untimed(head), bundle.read_bytes()))
     assert found[:2] == found[2:]
     assert found[0][0].metrics["eval/accuracy"][1] == 24
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+def test_a_devices_drift_is_corrected_elsewhere_as_it_is_here(
+    tmp_path: Path, elsewhere: Elsewhere, one_thread: None, algorithm: str
+) -> None:
+    plan = plan_of(codec="topk(0.1) > int8", feedback="classic", run=f'algorithm = "{algorithm}"')
+    other = Other(tmp_path, load_task(elsewhere.spec), plan)
+    there = elsewhere.session(private_folder(tmp_path / "there"))
+    found = [[other.answer(session, other.ask(at))[1] for at in (1, 2)] for session in (other.session(), there)]
+    assert [body.read_bytes() for body in found[0]] == [body.read_bytes() for body in found[1]]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +219,18 @@ def test_a_loss_that_is_no_number_is_told_as_that(elsewhere: Elsewhere, number: 
     session = elsewhere.session()
     elsewhere.wish("batch[0].fill_(float('nan'))")
     assert elsewhere.answer(session, number).kind == "non-finite"
+
+
+def test_the_first_model_of_a_run_is_what_its_seed_makes_in_the_other_process_too(
+    elsewhere: Elsewhere, number: int
+) -> None:
+    head = elsewhere.answer(elsewhere.session(), number, kind="init")
+    assert [part.name for part in head.parts] == ["frame/0", "buffers"], head
+    first = initial_model(load_task(elsewhere.spec), elsewhere.aggregator.plan.run.seed)
+    codec = parse("identity").bind(first.layout)
+    frame = codec.encode(first.vector, codec.init(), Key(0)).payload
+    assert head.parts[0].sha256 == hashlib.sha256(frame).hexdigest()
+    assert head.counters == first.counters
 
 
 def test_what_the_task_prints_goes_to_a_bounded_log(elsewhere: Elsewhere, number: int) -> None:

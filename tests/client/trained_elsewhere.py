@@ -64,9 +64,9 @@ class Elsewhere:
         self.aggregator = Aggregator(folder / "asks", load_task(self.spec), plan or plan_of(codec="int8"))
         self.said: list[str] = []
 
-    def session(self) -> Session:
+    def session(self, home: Path | None = None) -> Session:
         (bench,) = self.worker.benches()
-        return Session("pi-01", bench, self.folder, Site("pi-01"))
+        return Session("pi-01", bench, home or self.folder, Site("pi-01"))
 
     def answer(self, session: Session, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
         return session.answer(self.aggregator.ask(number, **changed), cancelled, self.said.append)[0]

@@ -33,7 +33,7 @@ heads = st.builds(
     metrics=st.dictionaries(names, st.tuples(st.floats(-1e99, 1e99), st.just(0.0) | st.floats(1e-9, 1e30)), max_size=3),
     timings=st.builds(Timings, *[st.floats(0, 1e9)] * 5),
     parts=st.lists(parts, max_size=3).map(tuple), counters=st.dictionaries(names, int64, max_size=2),
-    residual_norm=positive,
+    residual_norm=positive, lost=st.sampled_from(["", "older"]),
     transfer=st.none() | st.builds(Transfer, positive, positive, positive, st.none() | int64, int64),
 )  # fmt: skip
 
@@ -68,7 +68,8 @@ def test_arbitrary_bytes_are_bad_payload(data: bytes) -> None:
      ("parts", [{"name": "f", "length": 1, "sha256": "", "offset": 8}]), ("timings", None),
      ("examples", 1e400), ("examples", 2**41), ("a", 1e10), ("base_version", -1), ("steps", 2**63),
      ("update_id", f"r/d/{2**63}"), ("update_id", "r/d/-1"), ("ask_id", "a" * 2000), ("ask_id", "a\n"),
-     ("ask_id", "\ud800"), ("timings", {"train_s": float("nan")}), ("counters", {"n": 10**30}),
+     ("ask_id", "\ud800"), ("lost", "a\n"), ("timings", {"train_s": float("nan")}),
+     ("counters", {"n": 10**30}), ("lost", None),
      ("metrics", {"loss": [1e101, 1]}), ("metrics", {"loss": [1, -1]}), ("metrics", {"loss": [1, 1e-300]}),
      ("metrics", {str(i): [1, 1] for i in range(1025)}), ("metrics", {"\x1b[31m": [1, 1]}),
      ("parts", [{"name": "f" * 2000, "length": 1, "sha256": "", "offset": 0}]),

@@ -21,7 +21,7 @@ def refusals(more: str) -> list[str]:
 def test_two_lines_make_a_valid_plan() -> None:
     plan = RunPlan.parse(TWO_LINES)
     assert plan.check(codecs) == []
-    assert (plan.run.rounds, plan.uplink.codec, plan.cohort.late) == (20, "topk(0.01) > int8 > zstd", "fold")
+    assert (plan.run.rounds, plan.uplink.codec, plan.cohort.late) == (20, "stc(0.04)", "fold")
 
 
 def test_a_resolved_plan_comes_back_with_its_digest() -> None:
@@ -80,7 +80,10 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[secure]\nenabled = true", "[secure] enabled"),
         ("[privacy]\nmode = 'central'", "[privacy] mode"),
         ("[cohort]\nbuffer = 3", "[cohort] buffer = 3 with mode"),
-        ("[cohort]\nmax_concurrency = 3", "[cohort] max_concurrency = 3 with mode"),
+        ("[cohort]\nselection = 'speed'", '[cohort] selection = "speed" with clients = "all"'),
+        ("[cohort]\nselection = 'link'\nmode = 'buffered'", '[cohort] selection = "link" with mode = "buffered"'),
+        ("[cohort]\nmax_concurrency = 3\nover_select = 0.5\nclients = 6", "in rounds, with over_select = 0.5"),
+        ("partial = true\n[cohort]\nmax_concurrency = 3", "in rounds, with [local] partial = true"),
         ("[cohort]\nmode = 'buffered'\nclients = 3", "[cohort] clients = 3 with mode"),
         ("[cohort]\nmode = 'buffered'\nover_select = 0.5", "[cohort] over_select = 0.5 with mode"),
         ("[cohort]\nmode = 'buffered'\nlate = 'drop'", "[cohort] late"),
@@ -92,7 +95,16 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[privacy]\nnoise_multiplier = 1.0", "[privacy] noise_multiplier = 1.0"),
         ("[secure]\npost_quantum = true", "[secure] post_quantum = true"),
         ("[downlink]\ncodec = 'powersgd(2)'", "cannot carry the downlink"),
-        ("[local.overlap]\nmax_delay = 2", "[local] overlap"),
+        ("[local.overlap]\n[cohort]\nmax_concurrency = 3", "[cohort] max_concurrency = 3 with [local] overlap"),
+        ("partial = true\n[local.overlap]", "[local] partial = true with [local] overlap"),
+        ("steps = 'auto'\n[local.overlap]\n[cohort]\ndeadline_s = 9", '[local] steps = "auto" with [local] overlap'),
+        ("[local.overlap]\n[cohort]\nmode = 'buffered'", '[cohort] mode = "buffered" with [local] overlap'),
+        ("[local.overlap]\n[secure]\nenabled = true", "[secure] enabled = true with [local] overlap"),
+        ("[local.overlap]\n[privacy]\nmode = 'central'", '[privacy] mode = "central" with [local] overlap'),
+        (
+            "[local.overlap]\n[uplink]\nfeedback = 'ef21'\n[cohort]\nlate = 'drop'",
+            '[uplink] feedback = "ef21" with [local] overlap',
+        ),
         ("min_steps = 4", "[local] min_steps = 4 without partial work"),
         (
             "durability = 'exit'\n[uplink]\nfeedback = 'ef21'\n[cohort]\nlate = 'drop'",
@@ -105,6 +117,10 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("partial = true\nmin_steps = 9\nsteps = 8", "[local] min_steps = 9 with steps = 8"),
         ("[uplink]\nfeedback = 'ef21'", "late updates that count less"),
         ("[uplink]\nfeedback = 'ef21'\ncodec = 'twobit(1)'", "ef21 around 'twobit(1)'"),
+        ("[uplink]\nfeedback = 'none'\ncodec = 'powersgd(2) > fp16'", "'powersgd(2) > fp16' without feedback"),
+        ("[uplink]\nfeedback = 'none'\nladder = ['fp16', 'twobit(1)']", "'twobit(1)' without feedback"),
+        ("[uplink]\nfeedback = 'none'\nlayers = {a = 'twobit(1)'}", "'twobit(1)' without feedback"),
+        ("[uplink]\nfeedback = 'none'\ncodec = 'layers(a=powersgd(1); *=fp16)'", "'powersgd(1)' without feedback"),
         ("[server]\noptimizer = 'fedsgd'", "no server optimizer 'fedsgd'"),
         ("[server]\noptimizer = 'fedavgm'\ntau = 0.1", "[server] tau with optimizer = 'fedavgm'"),
         ("[uplink]\nmomentum = 0.9", "[uplink] momentum = 0.9 with several local steps"),
@@ -116,6 +132,11 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
 def test_what_cannot_hold_together_is_refused(more: str, what: str) -> None:
     found = refusals(more)
     assert any(what in refusal for refusal in found), found
+
+
+@pytest.mark.parametrize("codec", ["ternary", "qsgd(2)", "topk(0.1) > sign", "eden(2)", "randk(0.1)"])
+def test_what_promises_something_of_each_update_needs_no_feedback(codec: str) -> None:
+    assert refusals(f"[uplink]\nfeedback = 'none'\ncodec = '{codec}'") == []
 
 
 @pytest.mark.parametrize("more", ["", "buffer = 3\nmax_concurrency = 4\nmin_replies = 3\nmax_staleness = 40"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.server.cohort import choose, mismatch, missing
-from thinwire.server.deadline import Deadline, auto_deadline, evaluation_deadline
+from thinwire.server.deadline import auto_deadline, evaluation_deadline
 from thinwire.server.measured import better, pooled, reached, spread
 
 
@@ -98,7 +98,8 @@ def test_to_measure_a_model_takes_as_long_as_the_slowest_reply_of_three_rounds_s
     ],
 )  # fmt: skip
 def test_a_deadline_and_its_reason(expected: dict[str, float], wanted: int, seconds: float, reason: str) -> None:
-    assert auto_deadline(expected, wanted) == Deadline(seconds, reason)
+    found = auto_deadline(expected, wanted)
+    assert (found.seconds, found.reason) == (seconds, reason)
 
 
 times = st.dictionaries(st.text("abc", min_size=1, max_size=5), st.none() | st.floats(0, 1e6), min_size=1, max_size=20)

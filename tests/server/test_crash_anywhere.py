@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.store.agreement import assert_sums_agree, empty_database
+from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import (
     ClientAsked,
@@ -90,13 +91,15 @@ class Fate:
 class World:
     """Devices, their clock, and the disk: all that outlives an aggregator."""
 
-    def __init__(self, folder: Path, fate: Fate) -> None:
-        self.fate, self.home, self.clock = fate, AggregatorHome.under(folder), VirtualClock()
+    def __init__(self, folder: Path, fate: Fate, plan: RunPlan = PLAN) -> None:
+        self.fate, self.home, self.clock, self.plan = fate, AggregatorHome.under(folder), VirtualClock(), plan
         self.home.database.write_bytes(empty_database())
         self.dead = ""  # who died last
         self.roles: dict[int, list[str]] = {}  # round -> ask_ids in the order in which they were taken up
-        devices = [ScriptedDevice(name, MadeUp(name, LAYOUT, partial(change, name)), self.turn) for name in "abcde"]
-        self.fleet = ScriptedFleet(FileSpool(self.home.spool), self.clock, reported(PLAN, LAYOUT), devices)
+        travels = carried(algorithm_of(plan), LAYOUT)
+        works = [MadeUp(name, travels, partial(change, name, travels.size)) for name in "abcde"]
+        devices = [ScriptedDevice(work.name, work, self.turn) for work in works]
+        self.fleet = ScriptedFleet(FileSpool(self.home.spool), self.clock, reported(plan, LAYOUT), devices)
 
     def turn(self, ask: Ask) -> Turn:
         """The script of a round's first, second, third ask; the third device of rounds 1 and 5 dies of it."""
@@ -120,7 +123,7 @@ class World:
         """The whole run, with one death at most."""
         nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
         with Store.open(self.home.database, durable=False) as store:  # of a run it keeps in memory what never changes
-            run_id = submit(store, self.home, PLAN, LAYOUT, first, nothing, {}, reported(PLAN, LAYOUT))
+            run_id = submit(store, self.home, self.plan, LAYOUT, first, nothing, {}, reported(self.plan, LAYOUT))
             with deadly(self.fate, store):
                 try:
                     drive(run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock)
@@ -130,8 +133,8 @@ class World:
             return Outcome(store, run_id, self.fleet)
 
 
-def change(name: str, ask: Ask) -> Vector:
-    drawn: Vector = np.random.default_rng([ord(name), ask.round]).standard_normal(LAYOUT.size).astype(np.float32)
+def change(name: str, size: int, ask: Ask) -> Vector:
+    drawn: Vector = np.random.default_rng([ord(name), ask.round]).standard_normal(size).astype(np.float32)
     return drawn
 
 

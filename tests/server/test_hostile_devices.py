@@ -15,7 +15,7 @@ from tests.server.test_run import Bench
 from thinwire.aggregation import feedback, parse
 from thinwire.core import Key
 from thinwire.core.errors import TooFewClients
-from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
+from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
 from thinwire.server.past import KEPT, Past
 from thinwire.store import MeasureRow
@@ -77,6 +77,15 @@ def test_one_ask_is_answered_once_also_in_later_rounds_and_fills_no_journal(tmp_
     assert len(folded) == len(set(folded)) == 4
     assert len(bench.events(UpdateDropped)) <= 4 * 4
     assert bench.fleet.spooled == {}
+
+
+def test_a_device_that_says_it_began_anew_is_recorded_with_the_update_that_says_so(tmp_path: Path) -> None:
+    forgot = liar("a", lambda ask, head: replace(head, lost="older" if ask.round == 2 else ""))
+    bench = Bench(tmp_path, [forgot, Device("b")], run={"rounds": 3})
+    assert bench.drive().status == "done"
+    (lost,) = bench.events(StateLost)
+    (told,) = [e for e in bench.events(UpdateAccepted) if e.update_id == lost.update_id]
+    assert (lost.round, lost.device, lost.why, told.asked_round) == (2, "a", "older", 2)
 
 
 def test_a_model_that_does_not_exist_yet_is_no_base(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Ask, Failure
-from thinwire.server.ladder import PATIENCE, SHARE, Standing, choose
+from thinwire.server.deadline import SHARE, auto_deadline, fixed
+from thinwire.server.ladder import PATIENCE, Standing, choose
 
 LADDER = ["identity", "int8", "topk(0.05) > int8"]
 MILD, MIDDLE, HARSH = LADDER
@@ -42,7 +43,7 @@ MILD, MIDDLE, HARSH = LADDER
 def test_a_choice_and_its_reason(
     expected: list[float | None], before: Standing | None, after: Standing, reason: str
 ) -> None:
-    choice = choose(LADDER, expected, 10.0, before)
+    choice = choose(LADDER, expected, 9.0, before)
     assert choice.standing == after
     assert reason in choice.reason
 
@@ -57,7 +58,7 @@ def test_nobody_is_asked_in_what_does_not_fit_while_something_does(rounds: list[
     fitted: list[int] | None = None  # since it was made harsher
     for expected in rounds:
         fits = next((i for i, seconds in enumerate(expected) if seconds <= SHARE * deadline), len(LADDER) - 1)
-        before, standing = standing, choose(LADDER, expected, deadline, standing).standing
+        before, standing = standing, choose(LADDER, expected, SHARE * deadline, standing).standing
         now, was = LADDER.index(standing.codec), LADDER.index(before.codec) if before else len(LADDER)
         assert now >= fits, "never milder than what fits"
         if now > was:
@@ -67,6 +68,14 @@ def test_nobody_is_asked_in_what_does_not_fit_while_something_does(rounds: list[
             fitted = None
         elif fitted is not None:
             fitted.append(fits)
+
+
+def test_a_ladder_under_an_automatic_deadline_makes_no_round_longer() -> None:
+    times = {"thin": [90.0, 40.0, 12.0], "broad": [11.0, 5.0, 2.0]}
+    deadline = auto_deadline({device: own[-1] for device, own in times.items()}, wanted=2)
+    assert (deadline.seconds, deadline.fits_s, fixed(30.0).fits_s) == (36.0, 12.0, 27.0)
+    chosen = {device: choose(LADDER, own, deadline.fits_s, None).standing.codec for device, own in times.items()}
+    assert chosen == {"thin": HARSH, "broad": MILD}
 
 
 def seconds(**of: float) -> dict[str, float]:
@@ -158,8 +167,10 @@ def test_a_device_asked_in_the_place_of_another_is_asked_in_its_own_codec(tmp_pa
     made.drive()
     spares = {event.ask_id: event.codec for event in made.events(ClientAsked) if event.why}
     assert spares and set(spares.values()) == {HARSH}
+    assert all(event.codec_reason.startswith(f"{HARSH}: ") for event in made.events(ClientAsked) if event.why)
     assert {e.ask.codec for e in made.fleet.sent if e.ask.ask_id in spares} == {HARSH}
-    assert made.store.rounds(made.run_id)[3].codecs.keys() == set(made.store.rounds(made.run_id)[3].asked)
+    row = made.store.rounds(made.run_id)[3]
+    assert row.codecs.keys() == row.codec_reasons.keys() == set(row.asked)
 
 
 PLAN = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = 1\nclip_grad = 1.0\n[uplink]\n{}\n[cohort]\n{}'

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.client.small import plan_of, task_of
 from thinwire.client import Site
-from thinwire.client.bench import Here
 from thinwire.client.initial import initial_model
 from thinwire.client.task import report
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import RoundClosed, UpdateAccepted
-from thinwire.core.fleet import Delivery
 from thinwire.core.home import AggregatorHome
-from thinwire.core.types import Ask
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.simulation import ScriptedDevice, ScriptedFleet, Turn, simulate
-from thinwire.simulation.clients import InTurn
-from thinwire.simulation.made_up import Answer
+from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training, simulate
 from thinwire.simulation.sessions import Crowd
 from thinwire.simulation.spool import HeldSpool
 from thinwire.store import Store
 
-SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 20.0)
+SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 20.0)  # seconds for an ask
+STEPS = 3
 
 
 def plan(rounds: int, **cohort: object) -> RunPlan:
-    raw = plan_of("steps = 3", codec="topk(0.5) > int8", feedback="classic", run=f"rounds = {rounds}").to_json()
+    raw = plan_of(f"steps = {STEPS}", codec="topk(0.5) > int8", feedback="classic", run=f"rounds = {rounds}").to_json()
     return RunPlan.from_json({**raw, "cohort": {"wait_for": len(SPEEDS), "deadline_s": 60, **cohort}})
-
-
-@dataclass
-class Trains:
-    """A scripted device that trains as a simulated client does."""
-
-    clients: InTurn
-    index: int
-
-    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
-        reply, bundle, _ = self.clients.answer(self.index, delivery)
-        return reply, bundle.read_bytes() if bundle else b""
 
 
 def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]:
@@ -49,13 +32,10 @@ def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]
     task, home, clock = task_of(), AggregatorHome.under(folder, durable=False), VirtualClock()
     (folder / "clients").mkdir(parents=True)
     crowd = Crowd(folder / "clients", Site(), len(SPEEDS))
-    clients = InTurn(crowd, Here(task, "cpu"))
+    training = Training(task, crowd)
 
     def device(index: int, seconds: float) -> ScriptedDevice:
-        def script(ask: Ask) -> Turn:
-            return Turn(compute_s=seconds if ask.kind == "train" else 0.0)
-
-        return ScriptedDevice(crowd.name(index), Trains(clients, index), script)
+        return ScriptedDevice(crowd.name(index), training.client(index, lambda ask: seconds / STEPS))
 
     devices = [device(index, seconds) for index, seconds in enumerate(SPEEDS)]
     fleet = ScriptedFleet(HeldSpool(folder / "spool"), clock, report(task), devices)

@@ -21,7 +21,16 @@ from tests.store.story import (
     status,
 )
 from thinwire.core.errors import NotFound
-from thinwire.core.events import ClientAsked, ClientFailed, Evaluated, Event, ModelStored, UpdateFolded, to_json
+from thinwire.core.events import (
+    ClientAsked,
+    ClientFailed,
+    Evaluated,
+    Event,
+    ModelStored,
+    RunNoted,
+    UpdateFolded,
+    to_json,
+)
 from thinwire.store import Store
 
 
@@ -93,6 +102,37 @@ def test_an_ask_is_shown_before_it_is_answered_and_with_its_numbers_after(store:
     assert (row.download_s, row.queue_s, row.evaluate_s, row.train_s, row.encode_s) == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert (row.payload_up, row.wire_up, row.wire_down, row.requests) == (101, 600, 500, 3)
     assert row.metrics == {"train/loss": 1.5}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_who_is_asked_in_the_middle_of_a_round_stands_there_with_all_its_reasons(store: Store, together: bool) -> None:
+    run_id = new_run(store)
+    since = [
+        ClientAsked(
+            12.0, 1, device, f"{run_id}.1.{device}", 1000, 2.0, 0, 50.0, "2 of 3 answers could still come", "pi-01",
+            steps=4, batch=8, work_reason="4 of 9 steps fit", codec="sign", codec_reason=f"sign fits {device}",
+        )
+        for device in ("pi-08", "pi-09")
+    ]  # fmt: skip
+    events: list[Event] = [*opened(run_id, 1), *since]
+    for batch in [events] if together else [[event] for event in events]:
+        store.record(run_id, batch)
+    (row,) = store.rounds(run_id)
+    assert row.asked == [*DEVICES, "pi-08", "pi-09"]
+    assert row.codecs == {"pi-08": "sign", "pi-09": "sign"}
+    assert row.codec_reasons == {"pi-08": "sign fits pi-08", "pi-09": "sign fits pi-09"}
+    first, *_, last = store.updates(run_id)
+    assert (first.asked_why, first.instead_of, first.work_reason) == ("", "", "")
+    assert (last.asked_why, last.instead_of) == ("2 of 3 answers could still come", "pi-01")
+    assert last.work_reason == "4 of 9 steps fit"
+
+
+def test_what_a_run_has_to_say_is_kept_in_its_order(store: Store) -> None:
+    run_id = new_run(store)
+    assert store.run(run_id).notes == []
+    store.record(run_id, [RunNoted(2.0, "first"), RunNoted(2.0, "second")])
+    store.record(run_id, [RunNoted(3.0, "third")])
+    assert store.run(run_id).notes == ["first", "second", "third"]
 
 
 def test_bytes_are_summed_beside_what_dense_ones_would_be(store: Store) -> None:

@@ -12,7 +12,8 @@ from thinwire.aggregation import parse
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.store import RoundRow, UpdateRow
-from thinwire.store.why import ALONG, SMALLER, along, in_all, why
+from thinwire.store.stages import ALONG, STAGES, along, within
+from thinwire.store.why import SMALLER, in_all, why
 
 PARAMETERS = 2_300_000
 ROUND = RoundRow(
@@ -85,6 +86,45 @@ def test_of_a_run_the_most_of_its_time_and_the_slowest_client_are_told():
     assert found.stages["upload"] == pytest.approx(2 * 36.4)
 
 
+def test_who_was_asked_in_the_middle_of_a_round_is_told_with_when_and_in_whose_place():
+    spare = replace(
+        ASK, asked_at=104.0, pulled_at=104.5, began_at=108.3, asked_why="1 of 2 could still come", instead_of="pi-9"
+    )
+    found = why(ROUND, [QUICK, spare])
+    assert found.stages["before"] == 4.0
+    assert sum(found.stages.values()) == pytest.approx(41.0, abs=0.01)
+    assert found.sentence.endswith("which uploaded 9.1 MB at 2.25 Mb/s in 32 s (asked after 4.0 s instead of pi-9).")
+
+
+BUFFER = replace(
+    ROUND, reason="buffer", asked=["pi-2"], folded=["ecg-1/pi-2/12", "ecg-1/pi-3/11"], seconds=5.0, closed_at=105.0,
+    spent={"fold_s": 0.1}, slowest="pi-2",
+)  # fmt: skip
+EARLIER = replace(
+    ASK, round=10, update_id="ecg-1/pi-3/11", outcome="late", folded_round=12, staleness=2, asked_at=60.0,
+    pulled_at=60.5, began_at=101.5, arrived_at=104.5, train_s=40.0,
+)  # fmt: skip
+OWN = replace(QUICK, update_id="ecg-1/pi-2/12")
+
+
+def test_a_buffer_says_what_of_it_was_asked_for_before_and_what_filled_it():
+    found = why(BUFFER, [OWN], earlier=[EARLIER])
+    assert found.sentence == (
+        "Round 12 took 5.0 s: its buffer was full with 2 updates, 1 of them asked for before it opened (pi-3's 2 "
+        "versions behind); the last came from pi-3, which then uploaded 9.1 MB at 24.3 Mb/s in 3.0 s."
+    )
+    assert (found.device, found.waited_for) == ("pi-3", ())
+    assert found.stages["train"] == pytest.approx(0.8), "what it had done before the buffer opened is not of this one"
+    assert found.stages["waiting"] == pytest.approx(0.4)
+    assert sum(found.stages.values()) == pytest.approx(5.0)
+
+
+def test_a_buffer_of_whose_asks_nothing_is_known_claims_nothing():
+    assert why(BUFFER).sentence == "Round 12 took 5.0 s: its buffer was full with 2 updates."
+    only = replace(BUFFER, folded=["ecg-1/pi-3/11"], slowest="")
+    assert "full with 1 update, all asked for before it opened (pi-3's" in why(only, earlier=[EARLIER]).sentence
+
+
 maybe = st.none() | st.floats(0, 50)
 
 
@@ -97,6 +137,16 @@ def test_no_stage_is_negative_whatever_the_clocks_say(took, pulled_at, began_at,
     stages = along(ask)
     assert set(stages) == set(ALONG)
     assert min(stages.values()) >= 0.0
+
+
+@given(st.lists(maybe, min_size=5, max_size=5), st.floats(90, 160), st.floats(90, 160), st.floats(60, 180))
+def test_what_a_round_saw_of_an_ask_is_all_of_it_from_the_rounds_opening_on(took, began_at, arrived_at, opened_at):
+    names = ("download_s", "queue_s", "evaluate_s", "train_s", "encode_s")
+    ask = replace(ASK, began_at=began_at, arrived_at=arrived_at, **dict(zip(names, took, strict=True)))
+    seen, asked_at = within(ask, opened_at), min(ASK.asked_at, arrived_at)
+    assert set(seen) <= set(STAGES)
+    assert min(seen.values()) >= 0.0
+    assert sum(seen.values()) == pytest.approx(max(0.0, sum(along(ask).values()) + asked_at - opened_at), abs=1e-6)
 
 
 @pytest.mark.parametrize(("spec", "bits"), SMALLER.items())

@@ -29,14 +29,14 @@ def why_not() -> str:
     if shutil.which("ip") is None:
         return "there is no ip command (iproute2)"
     name = f"tw{os.getpid()}x"
-    made = _ip("netns", "add", name)
+    made = ip("netns", "add", name)
     if made.returncode:
         return f"network namespaces are not allowed here: {made.stderr.strip()}"
     try:
-        veth = _ip("-n", name, "link", "add", "name", "one", "type", "veth", "peer", "name", "two")
+        veth = ip("-n", name, "link", "add", "name", "one", "type", "veth", "peer", "name", "two")
         return f"veth pairs are not allowed here: {veth.stderr.strip()}" if veth.returncode else ""
     finally:
-        _ip("netns", "delete", name)
+        ip("netns", "delete", name)
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Network:
 
     def link(self, state: str) -> None:
         """`down` is a cable that is pulled out between the router and the device; `up` puts it back."""
-        _do("-n", self.router, "link", "set", "device", state)
+        do("-n", self.router, "link", "set", "device", state)
 
     def readdress(self, address: str) -> None:
         """The device gets another address, as from another network's DHCP: the old one is gone with its routes."""
-        _do("-n", self.device, "address", "flush", "dev", "router")
+        do("-n", self.device, "address", "flush", "dev", "router")
         self._address(address)
 
     def peers(self, pid: int) -> set[str]:
@@ -72,30 +72,23 @@ class Network:
 
     def build(self) -> None:
         for name in (self.aggregator, self.router, self.device):
-            _do("netns", "add", name)
-            _do("-n", name, "link", "set", "lo", "up")
+            do("netns", "add", name)
+            do("-n", name, "link", "set", "lo", "up")
         for name, other, mine, its in (
             (self.aggregator, "aggregator", AGGREGATOR, ROUTER[0]),
             (self.device, "device", DEVICE, ROUTER[1]),
         ):
-            _do(
-                "-n", name, "link", "add", "name", "router", "type", "veth", "peer", "name", other, "netns", self.router
-            )
-            _do("-n", self.router, "address", "add", f"{its}/24", "dev", other)
-            _do("-n", self.router, "link", "set", other, "up")
-            _do("-n", name, "address", "add", f"{mine}/24", "dev", "router")
-            _do("-n", name, "link", "set", "router", "up")
-            _do("-n", name, "route", "add", "default", "via", its)
-        _do("netns", "exec", self.router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+            plug(name, self.router, other, mine, its)
+        do("netns", "exec", self.router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
 
     def remove(self) -> None:
         """Its veth pairs go with the namespaces, once no process is in them."""
         for name in (self.aggregator, self.router, self.device):
-            _ip("netns", "delete", name)
+            ip("netns", "delete", name)
 
     def _address(self, address: str) -> None:
-        _do("-n", self.device, "address", "add", f"{address}/24", "dev", "router")
-        _do("-n", self.device, "route", "add", "default", "via", ROUTER[1])
+        do("-n", self.device, "address", "add", f"{address}/24", "dev", "router")
+        do("-n", self.device, "route", "add", "default", "via", ROUTER[1])
 
 
 @contextlib.contextmanager
@@ -114,11 +107,21 @@ def _dotted(found: str) -> str:
     return socket.inet_ntoa(bytes.fromhex(found.partition(":")[0])[::-1])
 
 
-def _ip(*words: str) -> subprocess.CompletedProcess[str]:
+def plug(name: str, router: str, other: str, mine: str, its: str) -> None:
+    """A cable from a machine, where its end is called `router`, to the router, where its end is called `other`."""
+    do("-n", name, "link", "add", "name", "router", "type", "veth", "peer", "name", other, "netns", router)
+    do("-n", router, "address", "add", f"{its}/24", "dev", other)
+    do("-n", router, "link", "set", other, "up")
+    do("-n", name, "address", "add", f"{mine}/24", "dev", "router")
+    do("-n", name, "link", "set", "router", "up")
+    do("-n", name, "route", "add", "default", "via", its)
+
+
+def ip(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=False, timeout=20)
 
 
-def _do(*words: str) -> None:
-    done = _ip(*words)
+def do(*words: str) -> None:
+    done = ip(*words)
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")

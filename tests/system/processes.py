@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from thinwire.core.events import Event
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 90.0  # nothing takes that long: it only ends a test that would hang
+THINWIRE = ("thinwire.cli",)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 
 
@@ -26,27 +27,35 @@ class Site:
     def __init__(self, home: Path, inside: tuple[str, ...] = ()) -> None:
         self.home, self.inside = home, inside
         self.listen = f"127.0.0.1:{free_port()}"
+        self.example = EXAMPLE  # the folder of the task and its plan
+        self.page: tuple[str, ...] = ("--no-page",)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.aggregator: subprocess.Popen[bytes] | None = None
 
     def start_aggregator(self) -> subprocess.Popen[bytes]:
         self.aggregator = self.start(
-            "aggregator", "start", "--listen", self.listen, "--no-page", inside=self.inside
+            "aggregator", "start", "--listen", self.listen, *self.page, inside=self.inside
         )  # fmt: skip
         self.until(lambda: _status(self).get("pid") == self.aggregator.pid if self.aggregator else False)
         return self.aggregator
 
-    def start_client(self, name: str, part: int = 0, parts: int = 1, *more: str) -> subprocess.Popen[bytes]:
+    def start_client(
+        self, name: str, part: int = 0, parts: int = 1, *more: str, at: str = "", program: Sequence[str] = THINWIRE
+    ) -> subprocess.Popen[bytes]:
+        """`at` is the way to the door where that is not the door itself."""
         return self.start(
-            "client", "start", "--aggregator", f"http://{self.listen}", "--task", f"digits={EXAMPLE / 'task.py'}",
-            "--name", name, "--partition", f"{part}/{parts}", *more,
+            "client", "start", "--aggregator", f"http://{at or self.listen}", "--name", name,
+            "--task", f"digits={self.example / 'task.py'}", "--partition", f"{part}/{parts}", *more,
+            program=program,
         )  # fmt: skip
 
-    def start(self, *arguments: str, inside: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    def start(
+        self, *arguments: str, inside: tuple[str, ...] = (), home: Path | None = None, program: Sequence[str] = THINWIRE
+    ) -> subprocess.Popen[bytes]:
         """A process of `thinwire`; `inside` is what its command is begun with where it runs on another machine."""
         log = open(self.home.parent / f"log-{len(self.processes)}.txt", "wb")  # noqa: SIM115  # the process holds it
         process = subprocess.Popen(
-            [*inside, sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)],
+            [*inside, sys.executable, "-m", *program, *arguments, "--home", str(home or self.home)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment(),
         )  # fmt: skip
         log.close()
@@ -64,7 +73,7 @@ class Site:
     def begin(self, *sets: str) -> str:
         """Hand over the example's plan; gives the run's id."""
         chosen = [word for each in sets for word in ("--set", each)]
-        done = self.call("run", str(EXAMPLE / "plan.toml"), "--detach", "--json", *chosen)
+        done = self.call("run", str(self.example / "plan.toml"), "--detach", "--json", *chosen)
         assert done.returncode == 0, done.stderr
         return str(json.loads(done.stdout)["run_id"])
 

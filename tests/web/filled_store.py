@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from thinwire.core.events import (
     ClientAsked,
@@ -59,6 +60,7 @@ class Told:
     opened_at: float = 0.0
     openings: dict[int, float] = field(default_factory=dict)
     round: int = 0
+    asked_after: dict[str, float] = field(default_factory=dict)  # ask_id -> seconds into its round
     folded: list[str] = field(default_factory=list)
     answered: dict[str, ReplyHead] = field(default_factory=dict)
 
@@ -72,8 +74,8 @@ class Told:
         self.status("queued", "queued")
         self.say(ModelStored(self.now, 0, "a1" * 32, "v000000.model", [("full/0", DENSE, "00" * 32)]))
 
-    def open(self, deadline_s: float = 60.0, without: dict[str, str] | None = None) -> None:
-        """A round opens and everybody but `without` is asked."""
+    def open(self, deadline_s: float = 60.0, without: dict[str, str] | None = None, **decided: Any) -> None:
+        """A round opens and everybody but `without` is asked; `decided`: further fields of `RoundOpened`."""
         self.round += 1
         self.opened_at = self.openings[self.round] = self.now
         self.folded, self.answered = [], {}
@@ -84,15 +86,22 @@ class Told:
             RunStatusChanged(self.now, "running", f"round {self.round} of {self.rounds}"),
             RoundOpened(
                 self.now, self.round, self.elapsed, self.version, f"{self.version:064x}", asked, self.asks,
-                "topk(0.01) > int8 > zstd", deadline_s, len(asked), math.ceil(len(asked) / 2), without,
+                "topk(0.01) > int8 > zstd", deadline_s, decided.pop("target", len(asked)), math.ceil(len(asked) / 2),
+                without, **decided,
             ),
             *(ClientAsked(self.now, self.round, device, ask_id, DENSE) for device, ask_id in self.asks.items()),
         )  # fmt: skip
 
+    def ask(self, device: str, after_s: float, why: str, **decided: Any) -> None:
+        """A device is asked in the middle of the round."""
+        ask_id = self.asks[device] = f"{self.run_id}.{self.round}.{device}"
+        self.asked_after[ask_id] = after_s
+        self.say(ClientAsked(self.opened_at + after_s, self.round, device, ask_id, DENSE, why=why, **decided))
+
     def head(self, device: str, seconds: float, round_number: int | None = None) -> ReplyHead:
         """The answer of a device that took `seconds` from being asked to its last byte."""
         number = round_number or self.round
-        asked_at = self.openings[number]
+        asked_at = self.openings[number] + self.asked_after.get(f"{self.run_id}.{number}.{device}", 0.0)
         self.sequence[device] = self.sequence.get(device, 0) + 1
         shares = {"download_s": 0.07, "queue_s": 0.02, "evaluate_s": 0.1, "train_s": 0.62, "encode_s": 0.05}
         times = {name: share * seconds * self.draw.uniform(0.85, 1.1) for name, share in shares.items()}
@@ -111,7 +120,7 @@ class Told:
                 "train/loss": (n * (0.08 + 2.1 * (1 - quality)), n),
             },
             timings=Timings(**times), parts=(Part("frame/0", size, "00" * 32),), codec="topk(0.01) > int8 > zstd",
-            residual_norm=self.draw.uniform(0.4, 0.9),
+            residual_norm=self.draw.uniform(0.4, 0.9) / 50.0,
             transfer=Transfer(asked_at + seconds * 0.03, began, asked_at + seconds, sent, received, 2),
         )  # fmt: skip
 
@@ -119,13 +128,13 @@ class Told:
         """In time: accepted and folded."""
         head = self.head(device, seconds)
         self.answered[device] = head
-        self._fold(head, late=False, staleness=0)
+        self.fold(head, late=False, staleness=0)
 
     def late(self, device: str, from_round: int, seconds: float) -> None:
         """An answer to an earlier round's ask is folded into the open one."""
-        self._fold(self.head(device, seconds, from_round), late=True, staleness=self.round - from_round)
+        self.fold(self.head(device, seconds, from_round), late=True, staleness=self.round - from_round)
 
-    def _fold(self, head: ReplyHead, late: bool, staleness: int) -> None:
+    def fold(self, head: ReplyHead, late: bool, staleness: int) -> None:
         assert head.transfer is not None
         update_id, at = str(head.update_id), head.transfer.arrived_at
         asked_round = int(head.ask_id.split(".")[1])
@@ -192,9 +201,11 @@ class Told:
         self.close("all", seconds + 0.04)
 
 
-def new_run(store: Store, *, rounds: int = 12, at: float | None = None, source: str = "devices") -> Told:
-    """A queued run of the digits task on eight devices."""
-    plan = RunPlan.parse(f'[run]\ntask = "digits"\nrounds = {rounds}\n[local]\nlr = 0.5\nsteps = 50')
+def new_run(
+    store: Store, *, rounds: int = 12, at: float | None = None, source: str = "devices", more: str = ""
+) -> Told:
+    """A queued run of the digits task on eight devices; `more` is added to its plan."""
+    plan = RunPlan.parse(f'[run]\ntask = "digits"\nrounds = {rounds}\n[local]\nlr = 0.5\nsteps = 50\n{more}')
     run_id = store.create_run("digits", plan, LAYOUT, REPORT, source=source)  # type: ignore[arg-type]  # "sim"
     told = Told(store, run_id, at or time.time(), rounds, list(DEVICES), wire=source == "devices")
     told.begin()

@@ -21,7 +21,7 @@ Rest = Annotated[
 @app.command(context_settings=TAKES_REST)
 def install(options: Rest = None, printed: Print = False, system: System = False, home: Home = None) -> None:
     """Keep `aggregator start` going with the words that it was last started with, or those given here."""
-    from thinwire.cli import aggregator, service
+    from thinwire.cli import service
     from thinwire.cli.addresses import Address
     from thinwire.cli.systemd import Systemd
     from thinwire.cli.typed import understood
@@ -30,7 +30,7 @@ def install(options: Rest = None, printed: Print = False, system: System = False
     at, manager = service.home_of(home, system), Systemd(system)
     state = at / "aggregator"
     typed = service.words_of(options or (), state)
-    meant = understood(aggregator.app, "start", typed.words)
+    meant = understood("aggregator", "start", typed.words)
     if meant["background"]:
         raise UsageError("a service runs in the foreground of its unit", hint="drop --background")
     if not meant["no_page"]:

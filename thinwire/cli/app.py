@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 
 from thinwire.cli import aggregator, client, codecs, demo, devices, init, plan, run, runs, sim, task
+
+if TYPE_CHECKING:
+    from thinwire.core.blame import Blame
 
 INTERRUPTED = 130
 USAGE = 2
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception) -> int:
-    from thinwire.core.errors import ThinwireError
+    from thinwire.core.errors import PlanError, ThinwireError
     from thinwire.core.texts import plain
 
     if isinstance(error, ThinwireError):
@@ -84,11 +87,28 @@ def _failed(error: Exception) -> int:
             code=1,
         )
     traceback.print_exc()
+    if blame := _blamed(error):
+        return _say(
+            plain(f"error: {blame.said(error)}"),
+            f"why:   {blame.place} is code of {blame.package}, which is installed here, and not Thinwire's",
+            f"try:   pytest --thinwire-codec {blame.entry} looks for more; its authors want to know",
+            code=PlanError.exit_code,
+        )
     return _say(
         f"error: a defect of Thinwire: {type(error).__name__}: {error}",
         "try:   the lines above say where; please report them",
         code=1,
     )
+
+
+def _blamed(error: Exception) -> Blame | None:
+    """Whose installed codec raised it; where no codec was in use, nobody's."""
+    registry = sys.modules.get("thinwire.aggregation.registry")
+    if registry is None:
+        return None
+    from thinwire.core.blame import blamed
+
+    return blamed(error, registry.steps)
 
 
 def _say(*lines: str, code: int) -> int:

@@ -23,12 +23,11 @@ BYTES_A_PARAMETER = 4 * 3  # the model that came, the residual, and the answer t
 
 def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[Finding]:
     """`aggregator` and `tasks`: as typed, else those of the last start, else what was joined and what is installed."""
-    from thinwire.cli import client
     from thinwire.cli.typed import Typed, understood
     from thinwire.core.errors import ThinwireError
 
     typed = Typed.remembered(folder) or Typed((), Path.cwd())
-    last = understood(client.app, "start", typed.words)
+    last = understood("client", "start", typed.words)
     try:
         url, trust = trusted(aggregator or last["aggregator"], folder)
     except ThinwireError as error:

@@ -22,7 +22,7 @@ def install(
     options: Rest = None, name: ClientName = None, printed: Print = False, system: System = False, home: Home = None
 ) -> None:
     """Keep `client start` going with the words that it was last started with, or those given here."""
-    from thinwire.cli import client, service
+    from thinwire.cli import service
     from thinwire.cli.joined import chosen, trusted
     from thinwire.cli.systemd import Systemd
     from thinwire.cli.typed import understood
@@ -32,7 +32,7 @@ def install(
     called = chosen(name, at)
     state = at / "clients" / called
     typed = service.words_of(options or (), state)
-    meant = understood(client.app, "start", typed.words)
+    meant = understood("client", "start", typed.words)
     if meant["once"]:
         raise UsageError(
             "a service goes on", why="--once ends it, and systemd would start it again", hint="drop --once"

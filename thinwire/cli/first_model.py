@@ -1,4 +1,4 @@
-"""Where a run's first model comes from: the task, a file, or another run ([run] init)."""
+"""Where a run's first model comes from: the task, a file, another run, or later a device ([run] init)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def first_model(
     from thinwire.core.errors import TaskError
 
     init = plan.run.init
-    if not init:
+    if init in ("", "device"):  # the device's own is asked for when the run begins
         return made.vector, made.buffers, made.counters
     if init.startswith("run:"):
         name, _, which = init.removeprefix("run:").partition("@")

@@ -50,13 +50,12 @@ def leave(name: str, home: Path | None, force: bool) -> None:
 
 def aggregator_of(folder: Path) -> str | None:
     """The aggregator that was joined, else the one that the last start was typed with."""
-    from thinwire.cli import client
     from thinwire.cli.typed import Typed, understood
 
     if (url := joined_url(folder)) is not None:
         return url
     typed = Typed.remembered(folder)
-    found: Any = understood(client.app, "start", typed.words)["aggregator"] if typed else None
+    found: Any = understood("client", "start", typed.words)["aggregator"] if typed else None
     return str(found) if found else None
 
 

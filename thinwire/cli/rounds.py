@@ -25,6 +25,7 @@ class Round:
     late: int = 0
     failed: list[str] = field(default_factory=list)
     instead: list[str] = field(default_factory=list)  # asked in the middle of the round
+    anew: list[str] = field(default_factory=list)  # devices whose state was lost
     payload_up: int = 0
     closed: RoundClosed | None = None
 
@@ -33,7 +34,7 @@ class Round:
         assert closed is not None
         notes = [f"late {self.late}"] if self.late else []
         notes += [f"waits for {', '.join(closed.outstanding)}"] if closed.outstanding else []
-        notes += [*self.failed, *self.instead]
+        notes += [*self.failed, *self.instead, *self.anew]
         cells = (
             f"{self.number:>5}",
             f"{closed.reason:<8}",
@@ -68,7 +69,7 @@ class Teller:
     def now(self) -> str:
         open_rounds = [r for r in self.rounds.values() if r.closed is None]
         if open_rounds and self.status == "running":
-            return f"round {open_rounds[-1].number}: {open_rounds[-1].accepted} of {open_rounds[-1].asked} replies"
+            return f"round {open_rounds[0].number}: {open_rounds[0].accepted} of {open_rounds[0].asked} replies"
         return self.text or self.status
 
     def hear(self, event: Event) -> list[str]:
@@ -89,6 +90,9 @@ class Teller:
                         self.rounds[event.round].instead.append(f"{event.device} instead of {event.instead_of}")
             case events.UpdateAccepted():
                 self._accept(event)
+            case events.StateLost():
+                if event.round in self.rounds:
+                    self.rounds[event.round].anew.append(f"{event.device} began anew: its state was {event.why}")
             case events.ClientFailed():
                 if event.round in self.rounds:
                     self.rounds[event.round].failed.append(f"{event.device} {event.kind}")

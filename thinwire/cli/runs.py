@@ -95,6 +95,8 @@ def standing(row: RunRow) -> str:
 
 def _head(row: RunRow) -> None:
     say.line(f"{row.run_id}  {standing(row)}")
+    for note in row.notes:
+        say.line(f"note    {note}")
 
 
 def _show(store: Store, row: RunRow) -> None:
@@ -106,7 +108,7 @@ def _show(store: Store, row: RunRow) -> None:
         ("up", row.payload_up, row.wire_up, row.dense_up),
         ("down", row.payload_down, row.wire_down, row.dense_down),
     ):
-        ratio = f", {dense / payload:.1f} times less than dense float32" if payload and dense else ""
+        ratio = f", {dense / payload:.1f} times less than dense float32" if 0 < payload < dense else ""
         say.line(f"{way:<7} {say.size(payload)} payload, {say.size(wire)} on the wire{ratio}")
     rounds = store.rounds(row.run_id)
     if not rounds:
@@ -120,6 +122,8 @@ def _show(store: Store, row: RunRow) -> None:
 
 def _decided(r: RoundRow) -> Iterator[str]:
     """What was decided of a round by what was measured, and why."""
+    if r.drawn:
+        yield f"round {r.round} was {r.drawn}"
     if r.deadline_reason:
         yield f"round {r.round} may take {r.deadline_reason}"
     for device, reason in sorted(r.codec_reasons.items()):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A version with everything that it consists of."""
+    """A version with everything that a model consists of: what an algorithm keeps behind it is left out."""
 
     run: RunRow
     row: ModelRow
@@ -47,7 +47,8 @@ class StoredModel:
 
 def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> StoredModel:
     """`which` is "last", "best" or a round's number (0: the first model)."""
-    from thinwire.core import Layout
+    from thinwire.aggregation.algorithms import algorithm_of, carried
+    from thinwire.core import Layout, RunPlan
     from thinwire.core.errors import NotFound
     from thinwire.core.events import ModelStored
     from thinwire.server.versions import Versions
@@ -56,7 +57,8 @@ def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> St
     version = _version(store, run, which)
     row = next((m for m in store.models(run.run_id) if m.version == version), None)
     layout = Layout.from_json(run.layout)
-    folder = Versions(aggregator_home(home).run(run.run_id), layout)
+    travels = carried(algorithm_of(RunPlan.from_json(run.plan)), layout)
+    folder = Versions(aggregator_home(home).run(run.run_id), travels)
     if row is None or not folder.path(version).exists():
         raise NotFound(
             f"{run.run_id} no longer has the model of round {which}",
@@ -65,7 +67,7 @@ def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> St
         )
     stored = ModelStored(row.at, row.version, row.digest, row.file, row.parts, row.counters)
     params, buffers = folder.read(stored)
-    return StoredModel(run, row, layout, params, buffers, _metrics(store, run, version))
+    return StoredModel(run, row, layout, params[: layout.size], buffers, _metrics(store, run, version))
 
 
 def _version(store: Store, run: RunRow, which: str) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import typer
 
 from thinwire.core.home import write_atomically
 
@@ -50,7 +49,11 @@ class Typed:
         return cls(tuple(said or ())[2:], Path.cwd())
 
 
-def understood(app: typer.Typer, verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """What the command `verb` would make of these words; they are refused now, not at the next boot."""
-    group: Any = typer.main.get_command(app)  # typer's own click: its types are its own
-    return dict(group.commands[verb].make_context(f"thinwire {group.name} {verb}", list(words)).params)
+def understood(noun: str, verb: str, words: Sequence[str]) -> dict[str, Any]:
+    """What `thinwire NOUN VERB` would make of these words; they are refused now, not at the next boot.
+
+    It is looked for from the command that runs, so that a command needs to import no other.
+    """
+    root: Any = click.get_current_context().find_root().command
+    command = root.commands[noun].commands[verb]
+    return dict(command.make_context(f"thinwire {noun} {verb}", list(words)).params)

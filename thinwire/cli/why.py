@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 def whys(store: Store, row: RunRow) -> list[Why]:
     """Of all closed rounds, in their order."""
+    from thinwire.store.stages import turns
     from thinwire.store.why import why
 
-    asks = defaultdict[int, list["UpdateRow"]](list)
+    asks, earlier = defaultdict[int, list["UpdateRow"]](list), defaultdict[int, list["UpdateRow"]](list)
     for one in store.updates(row.run_id):
         asks[one.round].append(one)
-    return [why(found, asks[found.round], row.size) for found in store.rounds(row.run_id) if found.reason]
+        if one.folded_round not in (None, one.round):
+            earlier[one.folded_round or 0].append(one)
+    rounds = store.rounds(row.run_id)
+    since, closed = turns(rounds), [found for found in rounds if found.reason]
+    return [why(one, asks[one.round], row.size, earlier[one.round], since[one.round]) for one in closed]
 
 
 def document(found: list[Why]) -> dict[str, Any]:
@@ -30,8 +35,9 @@ def document(found: list[Why]) -> dict[str, Any]:
 
 
 def show(found: list[Why]) -> None:
-    """One sentence for the run, a row of seconds a round, then a sentence for each of them."""
-    from thinwire.store.why import STAGES, in_all
+    """One sentence for the run, a row of seconds a round in the stages that there were, a sentence for each of them."""
+    from thinwire.store.stages import STAGES
+    from thinwire.store.why import in_all
 
     if not found:
         say.line("no round of it has closed yet")
@@ -39,9 +45,10 @@ def show(found: list[Why]) -> None:
     all_of_it = in_all(found)
     say.line(all_of_it.sentence)
     say.line()
-    header = ("round", "seconds", *STAGES, "slowest", "not in time")
-    rows = [(str(one.round), *_row(one, STAGES)) for one in found]
-    say.table(header, [*rows, ("all", *_row(all_of_it, STAGES))], right=header[: 2 + len(STAGES)])
+    there = tuple(name for name in STAGES if any(name in one.stages for one in found))
+    header = ("round", "seconds", *there, "slowest", "not in time")
+    rows = [(str(one.round), *_row(one, there)) for one in found]
+    say.table(header, [*rows, ("all", *_row(all_of_it, there))], right=header[: 2 + len(there)])
     say.line()
     for one in found:
         say.line(one.sentence)

@@ -19,7 +19,10 @@ def _kept() -> defaultdict[str, deque[float]]:
 
 @dataclass
 class Afterwards:
-    """Of one run on this device. Kept in memory: a new process begins with the guess."""
+    """How long encoding and sending took in one run on this device.
+
+    Kept in memory: a new process begins with the guess.
+    """
 
     encoding: defaultdict[str, deque[float]] = field(default_factory=_kept)  # codec -> seconds
     sending: defaultdict[str, deque[float]] = field(default_factory=_kept)

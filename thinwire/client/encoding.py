@@ -24,14 +24,14 @@ PLACES = {RESIDUAL: "residual", REFERENCE: "residual", MOMENTUM: "momentum"}  # 
 def encode(
     change: Vector, state: RunState, spec: str, uplink: UplinkSection, layout: Layout, key: Key, round_number: int = 0
 ) -> tuple[list[Payload], RunState]:
-    """Each segment's frame, and the state after it. `change` is donated; nothing of `state` is written to.
+    """The frame of each segment of the model, and the state after it. `change` is donated; `state` is only read.
 
     The residual is first aged by the rounds since the last encode. What `spec` knows of the last codec's own memory,
     by name and size, it goes on with: the rest of that is forgotten, the residual never.
     """
     codec, payloads, own = encoder(spec, uplink, layout), list[Payload](), dict[str, NDArray[Any]]()
     whole: dict[str, Vector] = {}
-    for segment in layout.segments:
+    for segment in layout.model_segments:
         held = _held(codec.init(segment.index), state, segment.index, segment.span)
         if isinstance(codec, BoundFeedback):
             held = codec.aged(held, uplink.feedback_decay, round_number - state.encoded_at)
@@ -43,7 +43,7 @@ def encode(
                 continue
             into = whole.get(PLACES[name])
             if into is None:  # the change's own memory becomes the residual or the reference: one vector less
-                into = whole[PLACES[name]] = np.empty(layout.size, np.float32) if name == MOMENTUM else change
+                into = whole[PLACES[name]] = np.empty(change.size, np.float32) if name == MOMENTUM else change
             if array.base is not into and array is not into:
                 into[segment.span] = array
     made = replace(

@@ -12,7 +12,7 @@ from thinwire.aggregation import encode_buffers, float_buffers, parse
 from thinwire.aggregation.buffers import buffer_codec
 from thinwire.aggregation.downlink import Shadow
 from thinwire.core.errors import BadPayload, NonFiniteUpdate
-from thinwire.core.layout import Layout
+from thinwire.core.layout import Layout, Segment
 from thinwire.core.types import Ask, Part, Payload, Vector
 
 BUFFERS = "buffers"
@@ -52,18 +52,27 @@ def take_base(ask: Ask, bundle: Path | None, shadow: Shadow) -> Vector | None:
 
 
 def refund(
-    bundle: Path | None, parts: Sequence[Part], spec: str, layout: Layout, residual: Vector | None, sign: float = 1.0
+    bundle: Path | None,
+    parts: Sequence[Part],
+    spec: str,
+    layout: Layout,
+    residual: Vector | None,
+    sign: float = 1.0,
+    segments: Sequence[Segment] = (),
 ) -> Vector:
     """The residual with a dropped update put back: what was decoded from its frames, and nothing of its buffers.
 
-    `sign` is -1 for ef21's reference, which was moved by what was sent.
+    `sign` is -1 for what was moved by what was sent: ef21's reference, and what SCAFFOLD or FedDyn follows. `segments`
+    are those that the vector is of; default: all.
     """
-    back: Vector = residual.copy() if residual is not None else np.zeros(layout.size, np.float32)
+    wanted = {segment.index: segment for segment in segments or layout.segments}
+    start, stop = min(s.start for s in wanted.values()), max(s.stop for s in wanted.values())
+    back: Vector = residual.copy() if residual is not None else np.zeros(stop - start, np.float32)
     codec = parse(spec).bind(layout)
     for name, data in parts_of(bundle, parts):
-        if name != BUFFERS:
-            segment = layout.segments[int(name.partition("/")[2])]
-            codec.decode_add(data, sign, back[segment.span], segment=segment.index)
+        if name == BUFFERS or (segment := wanted.get(int(name.partition("/")[2]))) is None:
+            continue
+        codec.decode_add(data, sign, back[segment.start - start : segment.stop - start], segment=segment.index)
     return back
 
 

@@ -6,6 +6,7 @@ folder: `thinwire client logs --last-error`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import traceback
@@ -13,10 +14,19 @@ from pathlib import Path
 
 import thinwire
 from thinwire.client.compute import failures
-from thinwire.core.errors import ThinwireError
+from thinwire.client.compute.errors import NotFinite
+from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate, ThinwireError
 from thinwire.core.home import write_atomically
+from thinwire.core.types import Ask, Failure
 
 LAST_ERROR = "last-error.txt"
+KINDS: tuple[tuple[type[Exception], str], ...] = (
+    (NonFiniteUpdate, "non-finite"),
+    (NotFinite, "non-finite"),
+    (BadPayload, "base-mismatch"),
+    (DataLost, "disk"),
+)
+NOT_WRONG = ("declined", "need-plan")  # nothing went wrong: the last error is still the last error
 OURS = os.path.dirname(os.path.abspath(thinwire.__file__)) + os.sep
 
 
@@ -29,6 +39,17 @@ class CannotAnswer(Exception):
     def __init__(self, kind: str, why: str, said: str = "") -> None:
         super().__init__(why)
         self.kind, self.said = kind, said or why
+
+
+def told(error: Exception, ask: Ask, device: str, file: str, folder: Path) -> Failure:
+    """What is sent of an error in a task whose code is `file`; the rest of it is kept in `folder`."""
+    kind, text = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error"), place(error, file)
+    if isinstance(error, CannotAnswer):
+        kind, text = error.kind, str(error)
+    if kind not in NOT_WRONG:
+        with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
+            remember(folder, error, f"{ask.run}, round {ask.round}: {kind}")
+    return Failure(kind, text, ask.ask_id, device)
 
 
 def place(error: BaseException, file: str) -> str:

@@ -1,4 +1,7 @@
-"""What a service does with the asks that come: one after the other, each answered and pushed before the next."""
+"""What a service does with the asks that come: one after the other, each answered and pushed before the next.
+
+Where a plan has training go on meanwhile, an answer is finished and pushed behind it (client/behind.py).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from thinwire.client.behind import Behind
 from thinwire.client.calls import Calls, Ending
 from thinwire.client.compute.errors import Cancelled
-from thinwire.client.session import Reply, Session
+from thinwire.client.kept_runs import Reply
+from thinwire.client.session import Answer, Begun, Session
 from thinwire.client.upkeep import Upkeep
 from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import NotTaken
@@ -49,6 +54,7 @@ class Loop:
         self.poll_s, self._saved_at = 25.0, time.monotonic()
         self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has())
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
+        self._behind = Behind(self.inbox.put, ending)
 
     def run(self) -> int:
         """Until the end; 0. Raises Refused, and Unreachable where giving up is allowed."""
@@ -84,14 +90,14 @@ class Loop:
 
     def save(self) -> None:
         """What plans let wait is durable from here on."""
-        self._saved_at = time.monotonic()
         for session in self.sessions.values():
             session.save(self.say)
 
     def _keep_up(self) -> None:
         """Between two asks; what the device has become is told, while a pull may be waiting."""
         if time.monotonic() - self._saved_at >= SAVE_S:
-            self.save()
+            self._saved_at = time.monotonic()
+            self._in_turn(self.save)
         if self._upkeep is None:
             return
         self._upkeep.look(self.say)
@@ -99,7 +105,18 @@ class Loop:
         if hello != self.hello:
             self.hello = hello
             self._warn()
-            self.calls.until_done(lambda: self.link.hello(hello))
+            self._in_turn(lambda: self.calls.until_done(lambda: self.link.hello(hello)))
+
+    def _in_turn(self, job: Callable[[], object]) -> None:
+        """Now, or after the answers that are still being finished: they may be under way all the time."""
+        if self._behind.idle:
+            job()
+        else:
+            self._behind.put(job)
+
+    def end_behind(self) -> None:
+        """Nothing is committed after this."""
+        self._behind.close(5.0)
 
     def join(self) -> None:
         if self._puller.is_alive():
@@ -127,13 +144,16 @@ class Loop:
         finally:
             if delivery.bundle is not None:
                 delivery.bundle.unlink(missing_ok=True)
-        if self.inbox.empty():
+        if self.inbox.empty() and self._behind.idle:
             self.say("idle")
         return delivery.ask.kind == "stop"
 
     def _answer(self, delivery: Delivery, came_at: float) -> None:
         ask = delivery.ask
         session = self.sessions.get(ask.task)
+        overlaps = session is not None and session.overlaps(ask)
+        if not overlaps and not self._behind.drained():
+            return
         if ask.kind == "stop":
             if session is not None:
                 session.stop(ask, self.say)
@@ -146,14 +166,23 @@ class Loop:
         def cancelled() -> bool:
             return self.ending.is_set() or ask.ask_id in self.link.cancelled()
 
+        taken_at = time.monotonic()
         try:
-            reply, bundle = session.answer(delivery, cancelled, self.say, time.monotonic() - came_at)
+            begun = session.begin(delivery, cancelled, self.say, taken_at - came_at)
         except Cancelled:
             self.say("stopping" if self.ending.is_set() else f"round {ask.round}: withdrawn by the aggregator")
             return
+        if overlaps:
+            self._behind.put(lambda: self._finish(session, begun, delivery, taken_at))
+        else:
+            self._finish(session, begun, delivery, came_at)
+
+    def _finish(self, session: Session, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
+        """Encode and commit what was trained, and push it; `since` is when the time of its deadline began."""
+        reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
         self._push(session, reply, bundle)
         if isinstance(reply, ReplyHead) and reply.parts:
-            self.say(sent(ask, reply, delivery.download_s + time.monotonic() - came_at))
+            self.say(sent(delivery.ask, reply, delivery.download_s + time.monotonic() - since))
 
     def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> None:
         """Until it has arrived: the answer is on disk, the next process would go on with it."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from thinwire.client.state import Entry, RunState
-from thinwire.core.types import ReplyHead, UpdateId, Vector, Verdict
+from thinwire.core.types import ReplyHead, UpdateId, Verdict
 
-Refund = Callable[[Entry, Vector | None], Vector | None]  # (dropped answer, residual) -> new residual
+Refund = Callable[[Entry, RunState], RunState]  # (dropped answer, state) -> the state with it taken back
 
 
 def find(state: RunState, ask_id: str) -> Entry | None:
@@ -25,16 +25,14 @@ def find(state: RunState, ask_id: str) -> Entry | None:
 def settle(state: RunState, verdicts: Iterable[Verdict], refund: Refund) -> RunState:
     """Carry out what became of earlier answers; ids that are not in the outbox were settled before."""
     said = {verdict.update_id: verdict.outcome for verdict in verdicts}
-    kept, residual = [], state.residual
+    kept = []
     for entry in state.outbox:
         outcome = said.get(entry.head.update_id, "unknown")
         if outcome == "unknown":
             kept.append(entry)
         elif outcome == "dropped" and entry.head.parts:
-            residual = refund(entry, residual)
-    if len(kept) == len(state.outbox):
-        return state
-    return replace(state, outbox=tuple(kept), residual=residual)
+            state = refund(entry, state)
+    return state if len(kept) == len(state.outbox) else replace(state, outbox=tuple(kept))
 
 
 def expire(state: RunState, round_number: int, max_staleness: int) -> RunState:
@@ -44,11 +42,13 @@ def expire(state: RunState, round_number: int, max_staleness: int) -> RunState:
 
 
 def begun_anew(state: RunState, references_from: int) -> RunState:
-    """With ef21, the aggregator's sum is 0 again: so is the reference, and answers to earlier asks count no more."""
+    """The aggregator's sum of what devices sent is 0 again: so is this device's, and answers to earlier asks count no
+    more.
+    """
     if references_from <= state.references_from:
         return state
     kept = tuple(entry for entry in state.outbox if entry.round >= references_from)
-    return replace(state, outbox=kept, residual=None, encoded_at=0, references_from=references_from)
+    return replace(state, outbox=kept, residual=None, own=None, encoded_at=0, references_from=references_from)
 
 
 def append(state: RunState, entry: Entry) -> RunState:

@@ -10,11 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from thinwire.aggregation import WeightedMean, parse
+from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.downlink import Downlink
+from thinwire.aggregation.idle_rules import require_rules
 from thinwire.aggregation.rungs import rungs
 from thinwire.client import exchange
 from thinwire.client.compute import batches, tensors
@@ -26,6 +29,7 @@ from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.encoding import encode
 from thinwire.client.failures import place
+from thinwire.client.following import Following
 from thinwire.client.initial import initial_model
 from thinwire.client.state import RunState
 from thinwire.client.task import require_own_loop
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from thinwire.client.compute.task import LoadedTask
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
+    from thinwire.core.types import Payload, Vector
 
 STEPS = 3  # timed; the first one also pays for what torch sets up
 
@@ -68,6 +73,7 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
     """Do it; `TaskError` says what is wrong with the task and at which of its lines."""
     require_own_loop(plan, task)
     initial = initial_model(task, plan.run.seed)
+    require_rules(plan, travels_of(plan, initial.layout))
     try:
         split = batches.as_split(task.module.data(site))
         batch = next(iter(batches.shuffled(split.train, plan.local.batch, Key(0, 1))))
@@ -90,12 +96,13 @@ def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout:
     trained = trainer.train(module, one(batch), Work(1, plan.local.batch), Key(1))
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
-    spec, dense = rungs(plan.uplink)[0], layout.size * 4
-    news = Downlink(layout, plan.downlink.codec, base).publish(base + change)
-    payloads, _ = encode(change, RunState(), spec, plan.uplink, layout, keys.Key(2))
-    mean = WeightedMean(parse(spec).bind(layout), layout)
+    spec, travels = rungs(plan.uplink)[0], travels_of(plan, layout)
+    held = np.resize(base, travels.size)  # what stands behind the model is as large as the model
+    news = Downlink(travels, plan.downlink.codec, held).publish(held + np.resize(change, travels.size))
+    payloads = _encoded(plan, spec, change, travels)
+    mean = WeightedMean(parse(spec).bind(travels), travels)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
-    parts, _ = exchange.packed(payloads, layout, tensors.read_buffers(module, bench.places))
+    parts, _ = exchange.packed(payloads, travels, tensors.read_buffers(module, bench.places))
     began = time.perf_counter()
     trainer.train(module, one(batch), Work(STEPS, plan.local.batch), Key(3))
     step_s = (time.perf_counter() - began) / STEPS
@@ -105,8 +112,23 @@ def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout:
         layout.size, len(layout.trained), len(layout.buffers), len(layout.of_role("frozen")), layout.digest,
         batches.count(split.train), batches.count(split.test) if split.test is not None else None, shapes(batch),
         before, after, {name: total / n for name, (total, n) in sums.items() if n}, step_s, peak_bytes(), spec,
-        sum(part.length for part in parts), sum(map(len, news.changes)) or dense, dense,
+        sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, layout.size * 4,
     )  # fmt: skip
+
+
+def travels_of(plan: RunPlan, layout: Layout) -> Layout:
+    return carried(algorithm_of(plan), layout)
+
+
+def _encoded(plan: RunPlan, spec: str, change: Vector, travels: Layout) -> list[Payload]:
+    """A first update's frames; `change` is donated."""
+    algorithm = algorithm_of(plan)
+    behind: list[Payload] = []
+    if algorithm is not None:
+        following = Following.of(algorithm, travels, None, np.zeros(travels.size, np.float32))
+        behind = following.differences(change, spec, keys.Key(2))
+    payloads, _ = encode(change, RunState(), spec, plan.uplink, travels, keys.Key(2))
+    return payloads + behind
 
 
 def _finite(loss: float, when: str, hint: str) -> float:

@@ -72,8 +72,9 @@ def serve(
             return error.exit_code
         finally:
             ending.set()
-            loop.save()
             link.close()
+            loop.end_behind()
+            loop.save()
             loop.join()
             if worker is not None:
                 worker.close()

@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from thinwire.client import exchange, failures, outbox
+from thinwire.client import exchange, failures, outbox, overlap
 from thinwire.client.afterwards import Afterwards
 from thinwire.client.bench import Bench, Here
 from thinwire.client.compute.clock import REAL, Clock
-from thinwire.client.compute.errors import Cancelled, NotFinite
+from thinwire.client.compute.errors import Cancelled
 from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
 from thinwire.client.failures import CannotAnswer
+from thinwire.client.first import first_model
 from thinwire.client.gate import Gate
+from thinwire.client.kept_runs import KeptRuns, Reply
+from thinwire.client.settling import Settling
 from thinwire.client.state import Entry, RunFolder, RunState, Write
-from thinwire.client.until_exit import WaitingFolder, waiting_folder
-from thinwire.client.work import Job, Result, Say, TakeBase, work
-from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
+from thinwire.client.until_exit import waiting_folder
+from thinwire.client.work import Job, Result, Say, TakeBase, Trained, encoded, trained, work
+from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.fleet import Delivery
 from thinwire.core.home import write_atomically
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead, Vector
+from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead
 
-Reply = ReplyHead | Failure
 Answer = tuple[Reply, Path | None]  # with the file in which its parts stand one after the other
-KINDS: tuple[tuple[type[Exception], str], ...] = (
-    (NonFiniteUpdate, "non-finite"),
-    (NotFinite, "non-finite"),
-    (BadPayload, "base-mismatch"),
-    (DataLost, "disk"),
-)
-NOT_WRONG = ("declined", "need-plan")  # nothing went wrong: the last error is still the last error
+SMALLER_LR = "a smaller [local] lr"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An ask that was trained for, or failed: what is left is to settle its verdicts, encode, commit and send.
+
+    `at`, on the session's clock, is when it began to wait for that.
+    """
+
+    job: Job
+    outcome: Trained | Failure
+    at: float
+
+
+@dataclass
+class Ahead:
+    """Where the next training of a run starts while earlier answers are still being encoded.
+
+    `state` is None when no answer is: then the committed state counts. `making`: asks that were begun and not finished.
+    `void`: sequences of changes that could not be encoded; the thread that finishes replaces the set, so that the one
+    that trains may go through it meanwhile.
+    """
+
+    state: RunState | None = None
+    making: set[str] = field(default_factory=set)
+    void: frozenset[int] = frozenset()
+
+    @property
+    def sequence(self) -> int:
+        return self.state.sequence if self.state is not None else 0
 
 
 class Session:
@@ -65,185 +91,172 @@ class Session:
         self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
         self.slow_step_s, self.debug = slow_step_s, debug
         self.clock, self.may_stop = clock, may_stop  # may_stop: whether a deadline may end training, as the plan allows
-        self._folders, self._take_base = folders or partial(waiting_folder, write=write), take_base
-        self.seen: dict[str, int] = {}  # run -> the highest sequence that the aggregator has seen
-        self._runs: dict[str, tuple[RunFolder, RunState]] = {}
+        self.kept = KeptRuns(folder, folders or partial(waiting_folder, write=write))
+        self._take_base = take_base
         self._afterwards: defaultdict[str, Afterwards] = defaultdict(Afterwards)
+        self._ahead: defaultdict[str, Ahead] = defaultdict(Ahead)
 
     @property
     def held_bytes(self) -> int:
         """Of all vectors in memory."""
-        return sum(state.nbytes for _, state in self._runs.values())
+        return self.kept.held_bytes
 
     def welcomed(self, sequences: Mapping[str, int]) -> None:
         """Go on above what the aggregator has seen of this device."""
-        self.seen |= sequences
+        self.kept.seen |= sequences
 
     def answer(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0) -> Answer:
         """The answer to an ask, committed. `Cancelled` when the ask was withdrawn meanwhile."""
+        begun = self.begin(delivery, cancelled, say, queue_s)
+        return self.finish(begun) if isinstance(begun, Begun) else begun
+
+    def begin(
+        self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0
+    ) -> Answer | Begun:
+        """The answer, or, where the plan has training go on meanwhile, what `finish` makes it of.
+
+        The next ask may be begun before. One thread finishes, in the order in which asks were begun.
+        """
         try:
-            return self._answer(delivery, cancelled, say, queue_s)
+            return self._begin(delivery, cancelled, say, queue_s)
         except Cancelled:
             raise
         except Exception as error:  # whatever happens in a task's code is this ask's failure, not this program's end
-            if self.debug:
-                raise
-            failure = self._failure(error, delivery.ask)
-            failed = "" if failure.kind in NOT_WRONG else "failed, "
-            said = error.said if isinstance(error, CannotAnswer) else error
-            say(f"round {delivery.ask.round}: {failed}{failure.kind}: {said}")
-            return failure, None
+            return self._failed(error, delivery.ask, say), None
+
+    def finish(self, begun: Begun) -> Answer:
+        """The answer, committed. A change that could not be encoded is not gone on with."""
+        ask, ahead = begun.job.ask, self._ahead[begun.job.ask.run]
+        try:
+            return self._finish(begun)
+        except Exception as error:
+            if isinstance(begun.outcome, Trained):
+                ahead.void |= {begun.outcome.head.update_id.sequence}
+            return self._failed(error, ask, begun.job.say), None
+        finally:
+            ahead.making.discard(ask.ask_id)
+
+    def overlaps(self, ask: Ask) -> bool:
+        """Whether the next ask may be begun while the answer to this one is finished."""
+        return ask.kind == "train" and overlap.delay_of(self.gate.plans.known(ask)) > 0
 
     def stop(self, ask: Ask, say: Say) -> None:
         """The run is over: nobody waits for an answer, and nothing of it is needed any more but the sequence."""
         self._afterwards.pop(ask.run, None)
-        try:
-            folder, state = self._state(ask.run, say)
-            state = outbox.over(state)
-            folder.commit(state)
-            self._runs[ask.run] = folder, state
-        except (CannotAnswer, DataLost) as error:  # what is left on disk does no harm, and other runs go on
-            say(str(error))
-        else:
-            say(f"{ask.run} is over")
+        self._ahead.pop(ask.run, None)
+        self.kept.over(ask.run, say)
 
     def save(self, say: Say) -> None:
         """Make durable what plans let wait: at the exit, and from time to time before it."""
-        for folder, _ in self._runs.values():
-            if isinstance(folder, WaitingFolder):
-                try:
-                    folder.save()
-                except (DataLost, OSError) as error:
-                    say(f"{folder.folder.name}: what waits to be saved cannot be: {error}")
+        self.kept.save(say)
 
     def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHead, Path | None]]:
         """Everything on disk on which there is no verdict yet: what a new process sends again."""
-        found = []
-        for path in sorted((self.folder / "runs").glob("*/state.json")):
-            if path.parent.name.rpartition("-")[0] != self.bench.name:  # a run's id is TASK-N: another session's
-                continue
-            folder, state = self._state(path.parent.name, say)
-            found += [(entry.head, folder.path(entry)) for entry in state.outbox]
-        return found
+        return self.kept.unsent(self.bench.name, say)
 
     def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
         """The other end has it; `upload_s` where it went there in one go."""
         if isinstance(reply, ReplyHead) and reply.parts and upload_s is not None:
             self._afterwards[reply.update_id.run].sent(reply, upload_s)
-        if isinstance(reply, ReplyHead) and reply.update_id.run in self._runs:
-            folder, state = self._runs[reply.update_id.run]
-            self._runs[reply.update_id.run] = folder, outbox.delivered(state, reply)
+        self.kept.delivered(reply)
 
-    def _answer(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer:
-        ask = delivery.ask
-        folder, state = self._state(ask.run, say)
+    def _begin(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer | Begun:
+        ask, ahead = delivery.ask, self._ahead[delivery.ask.run]
+        if ask.ask_id in ahead.making:  # before the state is read: it leaves this set when it stands there
+            raise Cancelled  # it came again: its answer is on its way
+        folder, state = self.kept.opened(ask.run, say)
         if (made := outbox.find(state, ask.ask_id)) is not None:
             say(f"round {ask.round}: answered before, sent again")
             return made.head, folder.path(made)
         if ask.protocol > PROTOCOL:
             raise CannotAnswer("protocol", f"the aggregator speaks protocol {ask.protocol}, this client {PROTOCOL}")
-        plan = self.gate.admit(ask, state.sequence)  # before anything is loaded
+        if delivery.error is not None:
+            raise delivery.error
+        used = replace(state, sequence=max(state.sequence, ahead.sequence))
+        plan = self.gate.admit(ask, used.sequence)  # before anything is loaded
         ask = replace(ask, plan=plan)
-        delivery = replace(delivery, ask=ask)
-        settled = self._settled(ask, folder, state, say)
-        head = ReplyHead(
-            ask.ask_id, outbox.next_id(state, ask.run, self.name, self.seen.get(ask.run, 0)), ask.base_version, 0
-        )
-        if ask.kind not in ("train", "evaluate"):
+        if ask.kind not in ("init", "train", "evaluate"):
             raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
-        if settled is not state:
-            self._keep(ask, folder, settled)  # a verdict counts even if the work after it fails
-        if ask.kind == "train" and _feedback(ask) == "ef21":
-            self._require_reference(ask.run, settled)
         job = Job(
-            delivery, RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s,
+            replace(delivery, ask=ask), RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop, self._afterwards[ask.run], self.clock,
         )  # fmt: skip
-        return self._commit(ask, folder, work(job, head, settled, self.bench, self.site))
+        update_id = outbox.next_id(used, ask.run, self.name, self.kept.seen.get(ask.run, 0))
+        head = ReplyHead(ask.ask_id, update_id, ask.base_version, 0)
+        if self.overlaps(ask):
+            return self._begin_ahead(job, head, ahead.state or state, folder)
+        self._ahead.pop(ask.run, None)  # all that was begun is finished, and the state holds it
+        settling = self._settling(job, folder)
+        state = self._settle(settling, state)
+        if ask.kind == "train" and job.plan.remembered:
+            settling.require_memory(state)
+        make = first_model if ask.kind == "init" else work
+        return self._commit(ask, folder, make(job, head, state, self.bench, self.site))
 
-    def _require_reference(self, run: str, state: RunState) -> None:
-        """With ef21 the aggregator's sum holds what this device sent before: it goes on from there, or not at all."""
-        forgotten = self.seen.get(run, 0) > state.sequence
-        if forgotten or (state.encoded_at and state.residual is None):
-            raise CannotAnswer(
-                "state-lost", "what ef21 has sent of this device is not on its disk any more: join under another name"
-            )
-
-    def _state(self, run: str, say: Say) -> tuple[RunFolder, RunState]:
-        if run not in self._runs:
-            try:
-                folder = self._folders(self.folder, run)
-            except DataLost as error:
-                raise CannotAnswer("protocol", error.what) from error
-            state, said = folder.load()
-            for line in said:
-                say(line)
-            self._runs[run] = folder, state
-        return self._runs[run]
-
-    def _settled(self, ask: Ask, folder: RunFolder, state: RunState, say: Say) -> RunState:
-        """The state after the ask's verdicts, and without what is too old for one."""
-        layout, plan = self.bench.layout, {} if isinstance(ask.plan, str) else ask.plan
+    def _begin_ahead(self, job: Job, head: ReplyHead, state: RunState, folder: RunFolder) -> Begun:
+        """Train from where the last training led. What fails is told in its turn, after the answers before it."""
+        ask, ahead, layout = job.ask, self._ahead[job.ask.run], self.bench.layout
         if state.layout_digest not in ("", layout.digest):
-            say(f"{ask.run}: the model has changed; what was not yet sent of the old one is lost")
             state = RunState(sequence=state.sequence)
+        going_on, told = overlap.without(state.pending, ahead.void), self._settling(job, folder).verdicts
+        pending = overlap.still_pending(going_on, told, ask.base_version, job.plan.local.delay)
+        ahead.state = state = replace(state, pending=pending)
+        try:
+            found = trained(job, head, state, self.bench, self.site)
+            if not math.isfinite(found.head.norm):
+                raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint=SMALLER_LR)
+        except Cancelled:
+            raise
+        except Exception as error:
+            return Begun(job, self._failed(error, ask, job.say), self.clock.now())
+        ahead.state = replace(found.carried, sequence=head.update_id.sequence)
+        ahead.making.add(ask.ask_id)
+        return Begun(job, found, self.clock.now())
 
-        feedback = _feedback(ask)
+    def _finish(self, begun: Begun) -> Answer:
+        job, ask, found = begun.job, begun.job.ask, begun.outcome
+        folder, state = self.kept.opened(ask.run, job.say)
+        state = self._settle(self._settling(job, folder), state)
+        if isinstance(found, Failure):
+            return found, None
+        spent = found.head.timings
+        spent = replace(spent, queue_s=spent.queue_s + self.clock.now() - begun.at)
+        found = replace(found, head=replace(found.head, timings=spent))
+        new, void = found.carried, self._ahead[ask.run].void
+        onto = replace(
+            state, layout_digest=new.layout_digest, counters=new.counters, buffers=new.buffers, shadow=new.shadow,
+            shadow_version=new.shadow_version, pending=overlap.without(new.pending, void),
+        )  # fmt: skip
+        return self._commit(ask, folder, encoded(job, found, onto, self.bench.layout))
 
-        def back(entry: Entry, residual: Vector | None) -> Vector | None:
-            if feedback == "none":
-                return residual
-            sign = -1.0 if feedback == "ef21" else 1.0
-            try:
-                back = exchange.refund(folder.path(entry), entry.head.parts, entry.head.codec, layout, residual, sign)
-            except (OSError, BadPayload) as error:
-                if feedback == "ef21":
-                    raise CannotAnswer(
-                        "state-lost", f"an update that was not used cannot be taken back: {error}"
-                    ) from error
-                say(f"round {entry.round}: its update was not used, and is damaged on this disk: {error}")
-                return residual
-            say(f"round {entry.round}: its update was not used, it goes into the next one")
-            return back
+    def _settling(self, job: Job, folder: RunFolder) -> Settling:
+        return Settling(job.ask, job.plan, self.bench.layout, self.name, folder, job.say)
 
-        own = [verdict for verdict in ask.verdicts if verdict.update_id.device == self.name]
-        settled = outbox.settle(outbox.begun_anew(state, ask.references_from), own, back)
-        if ask.kind != "train" or feedback == "ef21":  # ef21 has to know what became of each of its updates
-            return settled
-        return outbox.expire(settled, ask.round, int(plan.get("cohort", {}).get("max_staleness", 5)))
+    def _settle(self, settling: Settling, state: RunState) -> RunState:
+        """The state after the ask's verdicts, kept: they count even if the work after them fails."""
+        after = settling.settled(state)
+        if after is not state:
+            self.kept.keep(settling.ask, settling.folder, after)
+        return after
 
     def _commit(self, ask: Ask, folder: RunFolder, result: Result) -> Answer:
         """From here on the answer exists: whatever happens, it is this one that is sent."""
-        head, begun = result.head, self.clock.now()
+        head, state, begun = result.head, result.state, self.clock.now()
+        if head.parts:
+            head, state = replace(head, lost=state.lost), replace(state, lost="")
         entry = Entry(head, ask.round, f"{head.update_id.sequence}.parts" if head.parts else "")
-        state = outbox.append(result.state, entry)
-        self._keep(ask, folder, state, {entry.file: result.body} if entry.file else {})
+        state = outbox.append(state, entry)
+        self.kept.keep(ask, folder, state, {entry.file: result.body} if entry.file else {})
         if head.parts:
             self._afterwards[ask.run].encoded(head, self.clock.now() - begun)
         return head, folder.path(entry)
 
-    def _keep(self, ask: Ask, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
-        """Durable from here on, or until `save` where the plan lets it wait; a simulation's folders know better."""
-        local = {} if isinstance(ask.plan, str) else ask.plan.get("local", {})
-        if local.get("durability") == "exit" and isinstance(folder, WaitingFolder):
-            folder.hold(state, parts)
-        else:
-            folder.commit(state, parts)
-        self._runs[ask.run] = folder, state
-
-    def _failure(self, error: Exception, ask: Ask) -> Failure:
-        kind = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error")
-        text = failures.place(error, self.bench.file)
-        if isinstance(error, CannotAnswer):
-            kind, text = error.kind, str(error)
-        if kind in NOT_WRONG:
-            return Failure(kind, text, ask.ask_id, self.name)
-        with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
-            failures.remember(self.folder, error, f"{ask.run}, round {ask.round}: {kind}")
-        return Failure(kind, text, ask.ask_id, self.name)
-
-
-def _feedback(ask: Ask) -> str:
-    """The feedback of the ask's plan."""
-    uplink = {} if isinstance(ask.plan, str) else ask.plan.get("uplink", {})
-    return str(uplink.get("feedback", "classic"))
+    def _failed(self, error: Exception, ask: Ask, say: Say) -> Failure:
+        """What is told of an error, which is said here in full."""
+        if self.debug:
+            raise error
+        failure = failures.told(error, ask, self.name, self.bench.file, self.folder)
+        failed = "" if failure.kind in failures.NOT_WRONG else "failed, "
+        said = error.said if isinstance(error, CannotAnswer) else error
+        say(f"round {ask.round}: {failed}{failure.kind}: {said}")
+        return failure

@@ -31,8 +31,8 @@ STATE = "state.json"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it names a folder
 Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
-VECTORS = ("residual", "momentum", "buffers", "shadow")
-FILES = (*VECTORS, "memory")
+VECTORS = ("residual", "momentum", "buffers", "shadow", "own")
+FILES = (*VECTORS, "memory", "pending")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,10 @@ class RunState:
 
     `residual` is ef21's reference where the plan says so; `memory` are a codec's own arrays, called SEGMENT/NAME;
     `encoded_at` is the round of the last encode. `shadow` is the model that the aggregator sends changes to, as it was
-    at `shadow_version`; it is kept where the downlink is compressed, and never written to.
+    at `shadow_version`; it is kept where the downlink is compressed, and never written to. `own` is the sum of what was
+    sent of the vector that SCAFFOLD or FedDyn follows (aggregation/algorithms). `lost` says why this state began at
+    zero, as `ReplyHead` does, until an update has said so. `pending` are changes that no version holds yet, as they
+    were before they were encoded, where training goes on meanwhile (client/overlap.py).
     """
 
     sequence: int = 0
@@ -62,9 +65,12 @@ class RunState:
     momentum: Vector | None = None
     memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     encoded_at: int = 0
-    references_from: int = 0  # of the ask with which ef21's reference began
+    references_from: int = 0  # of the ask with which ef21's reference began, or `own`
     shadow: Vector | None = None
     shadow_version: int = 0
+    own: Vector | None = None
+    lost: str = ""
+    pending: Mapping[str, Vector] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -90,12 +96,12 @@ class RunFolder:
             state = RunState(
                 int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
                 encoded_at=int(raw.get("encoded_at", 0)), shadow_version=int(raw.get("shadow_version", 0)),
-                references_from=int(raw.get("references_from", 0)),
+                references_from=int(raw.get("references_from", 0)), lost=str(raw.get("lost", "")),
             )  # fmt: skip
         except FileNotFoundError:
             return RunState(), []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, BadPayload) as error:
-            return RunState(), [
+            return RunState(lost="damaged"), [
                 f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
             ]
         found: dict[str, Arrays] = {}
@@ -105,7 +111,7 @@ class RunFolder:
                     found[name] = self._read(raw[name])
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     said.append(f"the {name} of {self.folder.name} cannot be read ({error}); it begins at zero")
-        state = _with_arrays(state, found)
+        state = replace(_with_arrays(state, found), lost="damaged" if said else state.lost)
         whole = [entry for entry in outbox if self._whole(entry)]
         if len(whole) < len(outbox):
             said.append(f"{len(outbox) - len(whole)} answers of {self.folder.name} are not on disk any more")
@@ -119,7 +125,8 @@ class RunFolder:
         raw: dict[str, Any] = {
             "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
             "counters": dict(state.counters), "encoded_at": state.encoded_at,
-            "shadow_version": state.shadow_version, "references_from": state.references_from, **dict.fromkeys(FILES),
+            "shadow_version": state.shadow_version, "references_from": state.references_from, "lost": state.lost,
+            **dict.fromkeys(FILES),
             "outbox": [{"head": reply_to_json(e.head), "round": e.round, "file": e.file} for e in state.outbox],
         }  # fmt: skip
         for name, arrays in _arrays(state).items():
@@ -182,14 +189,14 @@ def _arrays(state: RunState) -> dict[str, Arrays]:
     """What of a state is kept in files of its own."""
     vectors = {name: getattr(state, name) for name in VECTORS}
     found: dict[str, Arrays] = {name: {name: vector} for name, vector in vectors.items() if vector is not None}
-    return {**found, "memory": state.memory} if state.memory else found
+    groups = {"memory": state.memory, "pending": state.pending}
+    return {**found, **{name: arrays for name, arrays in groups.items() if arrays}}
 
 
 def _with_arrays(state: RunState, found: Mapping[str, Arrays]) -> RunState:
     """The state with what its files held."""
-    residual, momentum, buffers, shadow = (found.get(name, {}).get(name) for name in VECTORS)
-    memory = found.get("memory", {})
-    return replace(state, residual=residual, momentum=momentum, buffers=buffers, shadow=shadow, memory=memory)
+    vectors: dict[str, Any] = {name: found.get(name, {}).get(name) for name in VECTORS}
+    return replace(state, **vectors, memory=found.get("memory", {}), pending=found.get("pending", {}))
 
 
 def _plain(file: str) -> str:

@@ -29,13 +29,18 @@ def installed_tasks() -> dict[str, str]:
 
 def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
     """`PlanError` where the plan says how to train and the task has a train() of its own: the whole loop is theirs."""
-    asked = "partial = true" if plan.local.partial else 'steps = "auto"' if plan.local.steps == "auto" else ""
-    if asked and loaded.optional("train") is not None:
-        raise PlanError(
-            f"[local] {asked} with the task {loaded.name}, which has its own train()",
-            why="the whole loop is the task's: nobody else can end it early, or say what was done of it",
-            hint="leave it out of the plan, or train() out of the task",
-        )
+    early = "the whole loop is the task's: nobody else can end it early, or say what was done of it"
+    for given, what, why in (
+        (plan.local.partial, "[local] partial = true", early),
+        (plan.local.steps == "auto", '[local] steps = "auto"', early),
+        (plan.run.algorithm != "fedavg", f'[run] algorithm = "{plan.run.algorithm}"',
+         "the whole loop is the task's: nobody else can correct the gradient of each step"),
+    ):  # fmt: skip
+        if given and loaded.optional("train") is not None:
+            raise PlanError(
+                f"{what} with the task {loaded.name}, which has its own train()", why,
+                "leave it out of the plan, or train() out of the task",
+            )  # fmt: skip
 
 
 def report(loaded: LoadedTask) -> TaskReport:

@@ -36,7 +36,7 @@ class WaitingFolder(RunFolder):
         except (OSError, ValueError, KeyError, TypeError):  # the aggregator's hello still says what it has seen
             below = state.sequence + AHEAD
         lost = f"{self.folder.name}: what was not yet sent of it is lost: this client ended before it could save it"
-        return RunState(sequence=max(below, state.sequence)), [lost]
+        return RunState(sequence=max(below, state.sequence), lost="unsaved"), [lost]
 
     def hold(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Keep the state until `save`. Parts are files at once, to be sent from, but not synced."""

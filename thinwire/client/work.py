@@ -6,28 +6,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.downlink import Shadow
 from thinwire.aggregation.native.threads import cores, planned_threads
-from thinwire.client import exchange
+from thinwire.client import exchange, overlap
 from thinwire.client.afterwards import Afterwards
 from thinwire.client.compute import keys
 from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.local import Local, Work
-from thinwire.client.compute.order import Order
+from thinwire.client.compute.order import Done, Order
 from thinwire.client.compute.schedule import Schedule
 from thinwire.client.encoding import encode
 from thinwire.client.failures import CannotAnswer
+from thinwire.client.following import Following
 from thinwire.core.keys import Key, derive
 from thinwire.core.types import Ask, ReplyHead, Timings, Vector
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from thinwire.aggregation.algorithms import Algorithm
     from thinwire.client.bench import Bench
     from thinwire.client.compute.site import Site
     from thinwire.client.state import RunState
     from thinwire.core.fleet import Delivery
+    from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
+    from thinwire.core.types import Payload
 
 Say = Callable[[str], None]
 TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
@@ -53,7 +58,8 @@ class Job:
     clock: Clock = REAL
 
     def __post_init__(self) -> None:
-        self.until = self.clock.now() - self.queue_s - self.delivery.download_s + self.ask.deadline_s
+        waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s  # it was sent ahead
+        self.until = self.clock.now() - waited_s + self.ask.deadline_s
         self._said_at = 0.0
 
     @property
@@ -68,10 +74,9 @@ class Job:
         key = self.key("train", self.ask.round)
         return keys.Key(key.a, key.b)
 
-    @property
-    def schedule(self) -> Schedule:
-        """The learning rate's, over the part of the run that this ask's version stands at."""
-        local, made, rounds = self.plan.local, self.ask.base_version, self.plan.run.rounds
+    def schedule_after(self, pending: int) -> Schedule:
+        """The learning rate's, over the part of the run that comes so many changes after this ask's version."""
+        local, made, rounds = self.plan.local, self.ask.base_version + pending, self.plan.run.rounds
         return Schedule(local.schedule, local.lr_warmup, local.lr_end, made / rounds, (made + 1) / rounds)
 
     @property
@@ -103,6 +108,21 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What a training or measuring ask came to before anything is encoded.
+
+    `carried` is what the next training goes on with: shadow, local buffers, counters and pending changes count in it.
+    `change` is divided by the normaliser, None where nothing was trained; `buffers` are the trained model's.
+    """
+
+    head: ReplyHead
+    carried: RunState
+    change: Vector | None = None
+    buffers: Vector | None = None
+    following: Following | None = None
+
+
+@dataclass(frozen=True)
 class Result:
     """An answer that is made and not yet committed, with the state that belongs to it."""
 
@@ -113,56 +133,102 @@ class Result:
 
 def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
     """Fill the head."""
-    ask, local, layout = job.ask, job.plan.local, bench.layout
-    if ask.layout_digest != layout.digest:
+    found = trained(job, head, state, bench, site)
+    return encoded(job, found, found.carried, bench.layout)
+
+
+def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Trained:
+    """Measure and train; nothing is encoded, and of the state only what training needs is looked at."""
+    ask, local, algorithm = job.ask, job.plan.local, algorithm_of(job.plan)
+    layout = carried(algorithm, bench.layout)  # of all that travels
+    if ask.layout_digest != bench.layout.digest:
         raise CannotAnswer("layout-mismatch", "this device's model has other tensors than the run's")
     shadow = Shadow(layout, job.plan.downlink.codec, state.shadow, state.shadow_version)
     with planned_threads(local.codec_threads or cores()):
         shared = job.take_base(ask, job.delivery.bundle, shadow)
     if job.plan.downlink.compressed:
         own_base = shadow.params  # later versions come as changes to it
-        state = replace(state, layout_digest=layout.digest, shadow=own_base, shadow_version=ask.base_version)
+        state = replace(state, layout_digest=bench.layout.digest, shadow=own_base, shadow_version=ask.base_version)
+    base = shadow.params[: layout.model_size]
+    following = Following.of(algorithm, layout, state.own, shadow.params) if algorithm else None
     own = local.buffers == "local" and state.buffers is not None
     order = Order(
         measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",
-        local=Local.of(local.model_dump(mode="json") | ({"clip_grad": ask.work.clip} if ask.work.clip else {})),
+        local=_local(ask, job.plan, algorithm),
         work=Work(ask.work.steps, ask.work.batch), key=job.train_key, counters=state.counters,
-        slow_step_s=job.slow_step_s, schedule=job.schedule, within_s=job.train_within_s(4 * layout.size),
+        slow_step_s=job.slow_step_s, schedule=job.schedule_after(len(state.pending)),
+        within_s=job.train_within_s(4 * layout.size),
+        shift=following.shift if following and ask.kind == "train" else None,
     )  # fmt: skip
     buffers = state.buffers if own else shared
-    done = bench.do(order, site, shadow.params, buffers, job.tell, job.cancelled, job.left_s)
-    metrics = {f"eval/{name}": value for name, value in done.sums.items()}
-    spent = Timings(job.delivery.download_s, job.queue_s, evaluate_s=done.measure_s, train_s=done.train_s)
+    start, measured = base, Done()
+    if order.train and state.pending:
+        start = overlap.start(base, state.pending)
+        if order.measure:  # what is measured is the version, not where training goes on
+            alone, order = replace(order, train=False), replace(order, measure=False)
+            measured = bench.do(alone, site, base, buffers, job.tell, job.cancelled, job.left_s)
+    done = bench.do(order, site, start, buffers, job.tell, job.cancelled, job.left_s)
+    metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
+    spent = Timings(
+        job.delivery.download_s, job.queue_s, evaluate_s=measured.measure_s + done.measure_s, train_s=done.train_s
+    )
+    head = replace(head, metrics=metrics, timings=spent)
     if done.params is None or done.buffers is None:
         examples = int(max((count for _, count in metrics.values()), default=0))
-        return Result(replace(head, examples=examples, metrics=metrics, timings=spent), state)
+        return Trained(replace(head, examples=examples), state)
 
-    begun, change = job.clock.now(), done.params
-    change -= shadow.params
+    change = done.params
+    change -= start
     if done.loss[1]:
         metrics["train/loss"] = done.loss
-    head = replace(head, examples=done.examples, steps=done.steps, a=done.a, norm=exchange.norm(change))
+    a = 1.0 if algorithm and algorithm.whole else done.a
+    head = replace(head, examples=done.examples, steps=done.steps, a=a, norm=exchange.norm(change))
     if order.within_s is not None and done.steps != done.planned:
         head = replace(head, planned=done.planned)
         of = f" of {done.planned}" if done.planned else ""
         job.say(f"round {ask.round}: stopped after {done.steps}{of} steps, to send them in time")
-    change /= change.dtype.type(done.a)
-    with planned_threads(local.codec_threads or cores()):
-        payloads, state = encode(
-            change, state, ask.codec, job.plan.uplink, layout, job.key("encode", ask.ask_id), ask.round
-        )
-    averaged = local.buffers == "average"
-    parts, body = exchange.packed(payloads, layout, done.buffers if averaged else None)
-    head = replace(
-        head, metrics=metrics, parts=parts, codec=ask.codec, residual_norm=exchange.norm(state.residual),
-        counters=done.counters if averaged else {}, timings=replace(spent, encode_s=job.clock.now() - begun),
-    )  # fmt: skip
+    if local.overlap:
+        state = replace(state, pending=overlap.with_one(state.pending, head, change))
+    change /= change.dtype.type(a)
     kept: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
-    return Result(
-        head,
-        replace(state, layout_digest=layout.digest, counters=done.counters, buffers=kept),
-        body,
-    )
+    state = replace(state, layout_digest=bench.layout.digest, counters=done.counters, buffers=kept)
+    return Trained(head, state, change, done.buffers, following)
+
+
+def encoded(job: Job, found: Trained, state: RunState, model: Layout) -> Result:
+    """The frames of a change, and `state` after them: its residual, and whatever else the codec carries on."""
+    head, change, buffers = found.head, found.change, found.buffers
+    if change is None or buffers is None:
+        return Result(head, state)
+    local, begun, layout = job.plan.local, job.clock.now(), carried(algorithm_of(job.plan), model)
+    with planned_threads(local.codec_threads or cores()):
+        payloads, state = _encoded(job, change, state, layout, found.following)
+    averaged = local.buffers == "average"
+    parts, body = exchange.packed(payloads, layout, buffers if averaged else None)
+    head = replace(
+        head, parts=parts, codec=job.ask.codec, residual_norm=exchange.norm(state.residual),
+        counters=found.carried.counters if averaged else {},
+        timings=replace(head.timings, encode_s=job.clock.now() - begun),
+    )  # fmt: skip
+    return Result(head, state, body)
+
+
+def _encoded(
+    job: Job, change: Vector, state: RunState, layout: Layout, following: Following | None
+) -> tuple[list[Payload], RunState]:
+    """An update's frames, and the state after it; `change` is donated."""
+    ask, uplink, key = job.ask, job.plan.uplink, job.key("encode", job.ask.ask_id)
+    behind = following.differences(change, ask.codec, key) if following else []
+    payloads, state = encode(change, state, ask.codec, uplink, layout, key, ask.round)
+    payloads += behind
+    return payloads, replace(state, own=following.moved(payloads, ask.codec)) if following else state
+
+
+def _local(ask: Ask, plan: RunPlan, algorithm: Algorithm | None) -> Local:
+    """The plan's [local], with what the round and the algorithm say in its place."""
+    instead = {"clip_grad": ask.work.clip} if ask.work.clip else {}
+    instead |= {"prox": algorithm.prox} if algorithm and algorithm.prox else {}
+    return Local.of(plan.local.model_dump(mode="json") | instead)
 
 
 def _is_measured(ask: Ask, plan: RunPlan) -> bool:

@@ -123,9 +123,10 @@ class Worker:
             order = order.after(self._clock() - began)
             head = {
                 "do": "work", "id": self._number, "task": task, "order": order.to_json(),
-                "buffers": buffers is not None, "site": {**vars(site), "data": str(site.data) if site.data else None},
+                "buffers": buffers is not None, "shift": order.shift is not None,
+                "site": {**vars(site), "data": str(site.data) if site.data else None},
             }  # fmt: skip
-            child.send(head, *([params] if buffers is None else [params, buffers]))
+            child.send(head, *(vector for vector in (params, buffers, order.shift) if vector is not None))
             found = self.patience.heard(child, tell, cancelled, until, self._number)
             with child.held_to_account():
                 if "failed" in found:
@@ -134,7 +135,7 @@ class Worker:
                     raise Cancelled
                 done = Done.from_json(found["done"])
                 sizes = [layout.size, sum(t.size for t in float_buffers(layout))]
-                vectors = child.vectors(found, sizes if order.train else [])
+                vectors = child.vectors(found, sizes if order.train or order.first else [])
             done.params, done.buffers = vectors or (None, None)
         except Wrong as wrong:
             raise CannotAnswer("task-error", wrong.what, str(wrong)) from wrong

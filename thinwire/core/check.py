@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thinwire.core.check_algorithm import algorithm_refusals
 from thinwire.core.check_codecs import CodecBook, codec_refusals
+from thinwire.core.check_overlap import overlap_refusals
 from thinwire.core.refusal import Refusal
 from thinwire.core.unbuilt import unbuilt
 
@@ -35,6 +37,10 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
         *_work(plan),
         *codec_refusals(plan, codecs),
         *_buffered(plan),
+        *_drawn(plan),
+        *_in_groups(plan),
+        *algorithm_refusals(plan, codecs),
+        *overlap_refusals(plan),
         *_deadline(plan, measured),
     ]
 
@@ -59,7 +65,7 @@ def _work(plan: RunPlan) -> Iterator[Refusal]:
     ):
         yield Refusal(
             f"[run] init = {plan.run.init!r} cannot be",
-            "a first model is a file or a run's",
+            "a first model is a file, a run's (run:ID), or made by a device (device)",
             '[run] init = "model.safetensors"',
         )
     if unknown := set(plan.run.keep.split(",")) - {"last", "best", "all"}:
@@ -120,13 +126,12 @@ def _durability(plan: RunPlan) -> Iterator[Refusal]:
 def _buffered(plan: RunPlan) -> Iterator[Refusal]:
     cohort, default = plan.cohort, type(plan.cohort)()
     if cohort.mode == "sync":
-        for key in ("buffer", "max_concurrency"):
-            if getattr(cohort, key) != getattr(default, key):
-                yield Refusal(
-                    f'[cohort] {key} = {getattr(cohort, key)} with mode = "sync"',
-                    "it is of buffered runs; a round asks as many as [cohort] clients says",
-                    '[cohort] mode = "buffered"',
-                )
+        if cohort.buffer != default.buffer:
+            yield Refusal(
+                f'[cohort] buffer = {cohort.buffer} with mode = "sync"',
+                "it is of buffered runs; a round asks as many as [cohort] clients says",
+                '[cohort] mode = "buffered"',
+            )
         return
     for given, what, why, hint in (
         (cohort.clients != "all", f"[cohort] clients = {json.dumps(cohort.clients)}",
@@ -150,6 +155,41 @@ def _buffered(plan: RunPlan) -> Iterator[Refusal]:
     ):  # fmt: skip
         if given:
             yield Refusal(f'{what} with mode = "buffered"', why, hint)
+
+
+def _drawn(plan: RunPlan) -> Iterator[Refusal]:
+    cohort = plan.cohort
+    if cohort.selection == "uniform":
+        return
+    for given, what, why, hint in (
+        (cohort.mode == "buffered", 'mode = "buffered"',
+         "no cohort is drawn: whoever is idle is asked, and the quick are so more often", '[cohort] mode = "sync"'),
+        (cohort.mode == "sync" and cohort.clients == "all", 'clients = "all"',
+         "nothing is drawn where all are asked", "[cohort] clients = 0.5"),
+        (plan.privacy.mode != "off", f'[privacy] mode = "{plan.privacy.mode}"',
+         "what a run spends is counted for cohorts that are drawn with equal odds", '[cohort] selection = "uniform"'),
+    ):  # fmt: skip
+        if given:
+            yield Refusal(f'[cohort] selection = "{cohort.selection}" with {what}', why, hint)
+
+
+def _in_groups(plan: RunPlan) -> Iterator[Refusal]:
+    """What fills the time to the deadline would leave none to those who are asked when a place is free."""
+    cohort = plan.cohort
+    if cohort.mode == "buffered" or not cohort.max_concurrency:
+        return
+    for given, what, why in (
+        (cohort.over_select, f"over_select = {cohort.over_select:g}",
+         "one asks more than are wanted at once, the other holds asks back"),
+        (plan.local.partial, "[local] partial = true", "the first ones would train until the deadline"),
+        (plan.local.steps == "auto", '[local] steps = "auto"', "the first ones would train until the deadline"),
+        (plan.uplink.ladder, "[uplink] ladder", "the first ones would send what takes until the deadline"),
+    ):  # fmt: skip
+        if given:
+            yield Refusal(
+                f"[cohort] max_concurrency = {cohort.max_concurrency} in rounds, with {what}", why,
+                "leave one of them out",
+            )  # fmt: skip
 
 
 def _deadline(plan: RunPlan, measured: Mapping[str, DeviceTimes]) -> Iterator[Refusal]:

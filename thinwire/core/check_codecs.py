@@ -23,6 +23,7 @@ class CodecBook(Protocol):
 
     def parse(self, spec: str) -> Any: ...  # CodecError when it cannot be
     def require_contraction(self, spec: str, feedback: str) -> None: ...  # CodecError when it would diverge around it
+    def require_alone(self, spec: str) -> None: ...  # CodecError when it needs feedback around it
     def require_downlink(self, spec: str) -> None: ...  # CodecError when it cannot carry the model to the devices
     def require_optimizer(self, server: ServerSection) -> None: ...  # CodecError for one that cannot be
     def require_uplink(self, uplink: UplinkSection) -> None: ...  # CodecError for rules or a warm-up that cannot be
@@ -44,10 +45,12 @@ def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
     for place, spec in specs.items():
         try:
             codecs.parse(spec)
-            if place.startswith("[uplink") and plan.uplink.feedback != "none":
-                codecs.require_contraction(spec, plan.uplink.feedback)
-            elif place.startswith("[downlink"):
+            if place.startswith("[downlink"):
                 codecs.require_downlink(spec)
+            elif plan.uplink.feedback == "none":
+                codecs.require_alone(spec)
+            else:
+                codecs.require_contraction(spec, plan.uplink.feedback)
         except CodecError as error:
             yield Refusal(f"{place} = {spec!r}: {error.what}", error.why, error.hint)
 

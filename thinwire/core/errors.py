@@ -86,6 +86,10 @@ class DataLost(ThinwireError):
     exit_code = 8
 
 
+class NotWritten(DataLost):
+    """The disk took no more. What was there before is as it was, so who was writing can be begun again when it does."""
+
+
 class NotFound(ThinwireError):
     """There is no such run, device or round."""
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from thinwire.core.plainly import plainly
 
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped"]
+DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped"]
 RunStatus = Literal["preparing", "queued", "waiting", "running", "done", "failed", "stopped"]
 
 
@@ -91,11 +92,13 @@ class RoundOpened(Event):
     target: int
     floor: int
     reasons: dict[str, str] = field(default_factory=dict)  # device not asked -> why
-    references_from: int = 0  # with ef21: the round from which the devices' references and the server's sum count
+    references_from: int = 0  # the round from which what both ends remember counts: ef21, scaffold, feddyn
     deadline_reason: str = ""
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, where the plan has a ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
     standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (a milder codec, rounds it fitted)
+    later: list[str] = field(default_factory=list)  # drawn too, to be asked as places become free
+    drawn: str = ""  # how, where not all had the same odds
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class ClientAsked(Event):
     Such a one asks for an answer within `deadline_s` from `base_version`, `why` says what made it needed, and
     `instead_of` names the device whose place it takes. `steps` of `batch` examples are its own work, where the plan
     leaves that to the device's speed, and `work_reason` says why so much. `codec` is that of one asked since, where the
-    plan has a ladder.
+    plan has a ladder, and `codec_reason` why.
     """
 
     round: int
@@ -121,6 +124,7 @@ class ClientAsked(Event):
     batch: int = 0
     work_reason: str = ""
     codec: str = ""
+    codec_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,20 @@ class UpdateAccepted(Event):
 
 
 @dataclass(frozen=True)
+class StateLost(Event):
+    """A device began the run anew: what it had not sent yet is gone, and this update is the first without it.
+
+    `why` is what the device found of its state: missing, older (than what it had sent), damaged, or unsaved (it was
+    killed before it made it durable).
+    """
+
+    round: int
+    device: str
+    update_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class UpdateFolded(Event):
     round: int
     update_id: str
@@ -158,14 +176,14 @@ class UpdateFolded(Event):
 
 @dataclass(frozen=True)
 class UpdateDropped(Event):
-    """An answer does not count, and why: late, stale, bad-payload, too-few, duplicate, stopped."""
+    """An answer does not count; docs/reference/failures.md says what each reason means."""
 
     round: int
     asked_round: int
     device: str
     ask_id: str
     update_id: str
-    reason: str
+    reason: str  # a DropReason, behind which may stand a colon and what was found
     elapsed_s: float
     head: dict[str, Any] = field(default_factory=dict)
 
@@ -240,7 +258,8 @@ KINDS: Mapping[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
         RunStatusChanged, RunNoted, ModelStored, ShadowStored, RoundOpened, ClientAsked, AskedInFull, UpdateAccepted,
-        UpdateFolded, UpdateDropped, ClientFailed, RoundClosed, Evaluated, DeviceJoined, DeviceLeft, BudgetSpent,
+        StateLost, UpdateFolded, UpdateDropped, ClientFailed, RoundClosed, Evaluated, DeviceJoined, DeviceLeft,
+        BudgetSpent,
     )
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from thinwire.core.equipment import NOTHING_SAID, Equipment
+from thinwire.core.errors import DataLost
 from thinwire.core.types import PROTOCOL, Arrived, Ask, Failure, ReplyHead, UpdateId
 
 
@@ -76,11 +77,15 @@ class Envelope:
 
 @dataclass(frozen=True)
 class Delivery:
-    """An ask as a device gets it, with the file that its parts were streamed to (digests already checked)."""
+    """An ask as a device gets it, with the file that its parts were streamed to (digests already checked).
+
+    `error`: why there is none, where this device's disk could not take it.
+    """
 
     ask: Ask
     bundle: Path | None = None
     download_s: float = 0.0
+    error: DataLost | None = None
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.errors import DataLost, ThinwireError
+from thinwire.core.errors import DataLost, NotWritten, ThinwireError
 
 SWEEPS = "sweeps"
+NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # a disk that takes no more, for now
 
 
 def find_home(given: str | Path | None = None) -> Path:
@@ -115,7 +116,8 @@ def disk_error(error: OSError, path: Path) -> ThinwireError:
         errno.EROFS: "the disk is read-only: --home FOLDER on one that is not",
         errno.EACCES: "run as the folder's owner, or use another: --home FOLDER",
     }.get(error.errno or 0, "look at the disk, or use another: --home FOLDER")
-    return DataLost(f"cannot write {path}", why=error.strerror or str(error), hint=hint)
+    kind = NotWritten if error.errno in NO_MORE else DataLost
+    return kind(f"cannot write {path}", why=error.strerror or str(error), hint=hint)
 
 
 class Held(ThinwireError):

@@ -6,12 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 Role = Literal["trained", "buffer", "frozen"]
 
+CONTROL = "control"  # before the names of control variates
 SEGMENT_FLOATS = 64 * 2**20 // 4  # a segment holds at most 64 MiB of float32
 
 
@@ -82,6 +83,7 @@ class Layout:
     tensors: tuple[Tensor, ...]
     aliases: tuple[tuple[str, str], ...] = ()  # (other name, name in `tensors`)
     frozen_digest: str = ""  # SHA-256 over the frozen tensors' bytes: they are never sent
+    control_from: int = 0  # the first trained tensor that is a control variate; 0: there are none
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]]) -> Layout:
@@ -104,6 +106,17 @@ class Layout:
             raise ValueError(f"tensor names stand twice in the layout: {', '.join(sorted(twice))}")
         return cls(tuple(placed), tuple(aliases), frozen_digest)
 
+    @cached_property
+    def with_control(self) -> Layout:
+        """What travels under SCAFFOLD: the model, and in segments of their own a control variate of each tensor.
+
+        >>> [t.name for t in Layout.of({"w": (2,)}).with_control.trained]
+        ['w', 'control/w']
+        """
+        beside = [Tensor(f"{CONTROL}/{t.name}", t.shape, t.dtype) for t in self.trained]
+        made = Layout.build([*self.tensors, *beside], self.aliases, self.frozen_digest)
+        return replace(made, control_from=len(self.trained))
+
     def of_role(self, role: Role) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role == role)
 
@@ -120,6 +133,19 @@ class Layout:
         """Trained elements: the length of the whole vector."""
         return sum(t.size for t in self.trained)
 
+    @property
+    def model_size(self) -> int:
+        """Trained elements of the model itself, which come first."""
+        return self.size // 2 if self.control_from else self.size
+
+    @property
+    def model_segments(self) -> tuple[Segment, ...]:
+        return self.segments[: len(self.segments) // 2] if self.control_from else self.segments
+
+    @property
+    def control_segments(self) -> tuple[Segment, ...]:
+        return self.segments[len(self.segments) // 2 :] if self.control_from else ()
+
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The cuts of the trained vector, in order, without gap or overlap."""
@@ -132,7 +158,9 @@ class Layout:
                 cuts.append(Segment(len(cuts), start, start + sum(s.size for s in run), tuple(run)))
                 run.clear()
 
-        for t in self.trained:
+        for place, t in enumerate(self.trained):
+            if place == self.control_from:
+                close()
             if t.size > SEGMENT_FLOATS:
                 close()
                 whole_rows = SEGMENT_FLOATS // t.row * t.row

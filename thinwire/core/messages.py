@@ -56,8 +56,9 @@ def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
     raw = plainly(reply)
     if isinstance(reply, ReplyHead):
         raw["update_id"] = str(reply.update_id)
-        if not reply.planned:
-            del raw["planned"]
+        for rare in ("planned", "lost"):
+            if not raw[rare]:
+                del raw[rare]
     raw["type"] = "reply" if isinstance(reply, ReplyHead) else "failure"
     return raw
 
@@ -91,6 +92,7 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
             transfer=transfer,
         )
         _name(head.ask_id), _name(str(head.update_id))
+        _name(head.lost)
         _printable(head.codec)
         if min(head.examples, head.steps, head.planned, head.a, head.base_version, head.update_id.sequence) < 0:
             raise ValueError("counts must not be negative")

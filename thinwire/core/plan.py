@@ -38,7 +38,7 @@ class RunPlan(Section):
 
     >>> plan = RunPlan.parse('[run]\\ntask = "digits"\\n[local]\\nlr = 0.5')
     >>> plan.run.rounds, plan.uplink.codec
-    (20, 'topk(0.01) > int8 > zstd')
+    (20, 'stc(0.04)')
     """
 
     plan_version: Literal[1] = 1
@@ -81,6 +81,11 @@ class RunPlan(Section):
             return cls.model_validate(raw)
         except ValidationError as error:
             raise _explained(error, source) from error
+
+    @property
+    def remembered(self) -> bool:
+        """Whether both ends go on from what each device sent before: nothing of it may be lost or count twice."""
+        return self.uplink.feedback == "ef21" or self.run.algorithm != "fedavg"
 
     def to_json(self) -> dict[str, Any]:
         """All keys with their values, defaults included: what is stored and sent."""

@@ -37,6 +37,11 @@ class Registry(Mapping[str, T], Generic[T]):
     def _installed(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self.group)} if self.group else {}
 
+    @property
+    def installed(self) -> Mapping[str, EntryPoint]:
+        """What other packages bring, by name; it need not hold what it says."""
+        return self._installed
+
     def _loaded(self, name: str) -> T:
         """`CodecError` names the package; an exception's text stays here, for it may go to another machine."""
         entry = self._installed[name]

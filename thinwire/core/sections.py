@@ -11,6 +11,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST_DELAY = 16  # a device keeps a change of the model's size for each of these rounds
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 
 
@@ -31,11 +32,15 @@ class RunSection(Section):
     """What is trained, for how long, and how it is measured."""
 
     task: TaskName = Field(description="the task's name; devices map it to code installed on them")
-    algorithm: Literal["fedavg"] = Field(default="fedavg", description="how updates become a step")
+    algorithm: Literal["fedavg", "scaffold", "feddyn"] = Field(
+        default="fedavg", description="how updates become a step, and what devices remember between rounds"
+    )
+    alpha: Positive = Field(default=0.1, description="of feddyn: how strongly a device is held to the round's model")
     rounds: Count = Field(default=20, description="rounds to make")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of everything that is drawn in public")
     init: str = Field(
-        default="", description="the first model: a .safetensors file, run:ID, device; default: made by the task"
+        default="",
+        description="the first model: a .safetensors file, run:ID, device (one is drawn, and asked); else the task's",
     )
     keep: str = Field(default="last,best", description="versions kept when the run ends: last, best, all")
     target: Target | None = Field(default=None, description="stop when a metric reaches a value")
@@ -91,10 +96,11 @@ class CohortSection(Section):
         default=10, description='replies that fill the buffer of mode = "buffered", at most one a device'
     )
     max_concurrency: Annotated[int, Field(ge=0)] = Field(
-        default=0, description='devices that may be at work at once in mode = "buffered"; 0: no limit'
+        default=0, description="devices that may be at work at once, the others when a place is free; 0: no limit"
     )
     selection: Literal["uniform", "speed", "link"] = Field(
-        default="uniform", description="how a round's devices are drawn"
+        default="uniform",
+        description="how a round's devices are drawn: with equal odds, or rather the quick ones, by a step or by link",
     )
     requires: Requires = Field(default=Requires(), description="what a device must have to be asked")
 
@@ -102,7 +108,9 @@ class CohortSection(Section):
 class Overlap(Section):
     """Delayed averaging: training goes on while updates travel."""
 
-    max_delay: Count = Field(default=1, description="rounds that a change may be under way while training goes on")
+    max_delay: Annotated[int, Field(ge=1, le=MOST_DELAY)] = Field(
+        default=1, description="rounds that a change may be under way while training goes on"
+    )
 
 
 class LocalSection(Section):
@@ -149,6 +157,11 @@ class LocalSection(Section):
         default="round", description="when a device's state is durable; exit: a kill costs its residual"
     )
 
+    @property
+    def delay(self) -> int:
+        """Rounds that a change may be under way while training goes on; 0: a device waits for what became of it."""
+        return self.overlap.max_delay if self.overlap else 0
+
 
 class Warmup(Section):
     """Milder ratios for the first rounds."""
@@ -165,9 +178,7 @@ DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
 class UplinkSection(Section):
     """How an update is made small."""
 
-    codec: str = Field(
-        default="topk(0.01) > int8 > zstd", description="a chain of codecs: `thinwire codecs` lists them"
-    )
+    codec: str = Field(default="stc(0.04)", description="a chain of codecs: `thinwire codecs` lists them")
     layers: dict[str, str] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
     feedback: Literal["classic", "ef21", "none"] = Field(
         default="classic", description="what becomes of what was not sent"

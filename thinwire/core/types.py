@@ -101,9 +101,9 @@ class Ask:
     work: Work = field(default_factory=Work)
     deadline_s: float = 0.0  # runs on the device from taking the ask up
     parts: tuple[Part, ...] = ()
-    vectors: tuple[str, ...] = ()  # names of further shared vectors (control variates); none yet
+    vectors: tuple[str, ...] = ()  # names of further shared vectors; none yet: control variates stand behind the model
     verdicts: tuple[Verdict, ...] = ()
-    references_from: int = 0  # with ef21: the round from which references count; one of an earlier ask begins anew
+    references_from: int = 0  # the round from which what ef21 and algorithms remember counts; older: begin anew
     protocol: int = PROTOCOL
 
 
@@ -139,7 +139,8 @@ class ReplyHead:
 
     `a` is the normaliser that the change was divided by (0 for an evaluation); `norm` the L2 norm of the change;
     `counters` the largest values of integer buffers. `planned` are the steps that were asked for, where partial work
-    made fewer; else 0. `transfer` is filled in where the answer arrives.
+    made fewer; else 0. `transfer` is filled in where the answer arrives. `lost` says that the device began this run
+    anew, with a residual of zero, and why: what it knew was missing, older than what it had sent, damaged or unsaved.
     """
 
     ask_id: str
@@ -158,6 +159,7 @@ class ReplyHead:
     protocol: int = PROTOCOL
     transfer: Transfer | None = None
     planned: int = 0
+    lost: str = ""
 
     @property
     def payload_bytes(self) -> int:
@@ -172,7 +174,7 @@ class Failure:
     """Why a device did not answer an ask: a kind of docs/reference/failures.md, and a text that holds no data.
 
     Kinds: task-error, task-missing, task-mismatch, layout-mismatch, base-mismatch, non-finite, need-plan, declined,
-    state-lost, protocol, worker, disk, left (the aggregator says this one when a device has gone).
+    state-lost, protocol, worker, disk, refused, stale, left (the aggregator says the last three itself).
     """
 
     kind: str

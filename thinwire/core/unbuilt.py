@@ -13,15 +13,12 @@ if TYPE_CHECKING:
 
 UNBUILT = {
     "run": ("eval_cohort",),
-    "cohort": ("selection",),
-    "local": ("overlap",),
     "server": ("reduce",),
     "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
                "post_quantum"),
     "privacy": ("mode", "clip", "adaptive", "noise_multiplier", "target_epsilon", "delta", "budget"),
 }  # fmt: skip
 UNBUILT_VALUES = {
-    ("run", "init"): "device",
     ("run", "evaluate"): "holdout",
 }
 

@@ -9,11 +9,12 @@ from thinwire.aggregation.rungs import rungs
 from thinwire.aggregation.warmup import codec_of
 from thinwire.core.plan import RunPlan
 from thinwire.server import ladder
-from thinwire.server.deadline import Deadline, auto_deadline, filled, fixed
+from thinwire.server.deadline import SHARE, Deadline, auto_deadline, filled, fixed, in_groups
 from thinwire.server.errands import errand, update_bytes
 from thinwire.server.known import work_of
 from thinwire.server.ladder import Choice
 from thinwire.server.running import Running
+from thinwire.server.selection import Odds, odds
 
 Expected = Mapping[str, Sequence[float | None]]  # device -> seconds for each codec; None: not known
 
@@ -21,7 +22,7 @@ Expected = Mapping[str, Sequence[float | None]]  # device -> seconds for each co
 def codecs_of(running: Running) -> list[str]:
     """The codecs of the next round, mildest first: one where the plan has no ladder."""
     uplink = running.plan.uplink
-    return rungs(uplink) if uplink.ladder else [codec_of(uplink, running.past.steps_made)]
+    return rungs(uplink) if uplink.ladder else [codec_of(uplink, running.past.steps_made + len(running.past.line))]
 
 
 def expected(running: Running, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:
@@ -36,21 +37,37 @@ def expected(running: Running, number: int, sizes: Mapping[str, int], codecs: Se
     return found
 
 
+def odds_of(running: Running, number: int, candidates: Sequence[str]) -> Odds:
+    """By what the plan says: the seconds of a local step, or of taking the model and sending the smallest update."""
+    plan, work, selection = running.plan, work_of(running.plan, running.layout), running.plan.cohort.selection
+    if selection == "uniform":
+        return Odds()
+    known = {device: running.known.device(device, work) for device in candidates}
+    if selection == "speed":
+        return odds(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "a step")
+    up = update_bytes(codecs_of(running)[-1], running.layout, running.past.codecs.came)
+    sent = {d: errand(plan, number, running.sending.parcel(d).size, up) for d in candidates}
+    return odds(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "an exchange")
+
+
 def deadline_of(plan: RunPlan, times: Expected, wanted: int) -> Deadline:
-    """The plan's, or that which the devices' links and speed give with the smallest codec."""
+    """The plan's, or that which the devices' links and speed give with the smallest codec, multiplied by the number of
+    groups when `max_concurrency` splits the cohort.
+    """
     if plan.cohort.deadline_s != "auto":
         return fixed(plan.cohort.deadline_s)
     if plan.local.steps == "auto":
         return filled()
-    return auto_deadline({device: own[-1] for device, own in times.items()}, wanted)
+    found = auto_deadline({device: own[-1] for device, own in times.items()}, wanted)
+    return in_groups(found, len(times), plan.cohort.max_concurrency) if plan.cohort.mode == "sync" else found
 
 
-def rungs_of(running: Running, times: Expected, codecs: Sequence[str], deadline_s: float) -> dict[str, Choice]:
+def rungs_of(running: Running, times: Expected, codecs: Sequence[str], fits_s: float) -> dict[str, Choice]:
     """Each device's rung of the ladder; nothing where the plan has none."""
     if len(codecs) == 1:
         return {}
     standings = running.past.codecs.standings
-    return {device: ladder.choose(codecs, own, deadline_s, standings.get(device)) for device, own in times.items()}
+    return {device: ladder.choose(codecs, own, fits_s, standings.get(device)) for device, own in times.items()}
 
 
 def own_codec(running: Running, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
@@ -59,7 +76,8 @@ def own_codec(running: Running, number: int, device: str, down_bytes: int, left_
     if len(codecs) == 1:
         return {}
     times = expected(running, number, {device: down_bytes}, codecs)
-    return {"codec": rungs_of(running, times, codecs, left_s)[device].standing.codec}
+    choice = rungs_of(running, times, codecs, SHARE * left_s)[device]
+    return {"codec": choice.standing.codec, "codec_reason": choice.reason}
 
 
 def most_common(chosen: Mapping[str, Choice], codecs: Sequence[str]) -> str:

@@ -57,11 +57,10 @@ class AtWork:
 class BufferTerms(Terms):
     """The terms of a buffer: `target` updates fill it, and `deadline_s` is each ask's own, from when it is made.
 
-    `earlier`: who is still at work on an ask of a buffer before; `max_concurrency` 0: no limit.
+    `earlier`: who is still at work on an ask of a buffer before.
     """
 
     earlier: Mapping[str, AtWork] = field(default_factory=dict)
-    max_concurrency: int = 0
 
 
 @dataclass

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.core.fleet import Hello, TaskReport
-from thinwire.core.keys import Key, derive, seed63
 from thinwire.core.plan import RunPlan
 from thinwire.server.round import floor_of
+from thinwire.server.selection import Odds, draw
+from thinwire.server.spares import in_drawn_order
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Cohort:
     """Those who are asked, in the order of asking, and of all others the reason.
 
     `target` answers are enough; `[cohort] min_replies` may be a share of those `wanted`. `able` could take part.
+    `later` were drawn too, and are asked as places become free; `drawn` says how, where not all odds were alike.
     """
 
     candidates: tuple[str, ...]
@@ -26,6 +27,8 @@ class Cohort:
     wanted: int
     able: int
     reasons: Mapping[str, str]
+    later: tuple[str, ...] = ()
+    drawn: str = ""
 
 
 def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello) -> str:
@@ -55,24 +58,41 @@ def wanted_count(plan: RunPlan, there: int) -> int:
     return min(clients, there)
 
 
-def choose(
-    plan: RunPlan, round_number: int, present: Sequence[str], unable: Mapping[str, str], busy: Mapping[str, int]
-) -> Cohort:
-    """Draw a round's cohort, uniformly and by the run's seed, from those who are there, able and idle.
+def alike(_candidates: Sequence[str]) -> Odds:
+    """Every candidate has the same odds."""
+    return Odds()
 
-    `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates) only.
+
+def choose(
+    plan: RunPlan,
+    round_number: int,
+    present: Sequence[str],
+    unable: Mapping[str, str],
+    busy: Mapping[str, int],
+    odds_of: Callable[[Sequence[str]], Odds] = alike,
+) -> Cohort:
+    """Draw a round's cohort, by the run's seed, from those who are there, able and idle.
+
+    `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates, odds) only.
+    With `max_concurrency` so many are asked at once, and the others of the cohort `later`.
     """
     candidates, reasons = _idle(present, unable, busy)
     able = sum(device not in unable for device in present)
     count = min(wanted_count(plan, len(present)), len(candidates))
-    target = count
+    target, most = count, plan.cohort.max_concurrency or len(candidates)
     if plan.cohort.over_select and plan.cohort.clients != "all":
         count = min(len(candidates), math.ceil(count * (1 + plan.cohort.over_select)))
-    if count == len(candidates):
+    if count == len(candidates) <= most:
         return Cohort(candidates, candidates, target, count, able, reasons)
-    asked = _drawn(plan, round_number, candidates, count)
-    reasons |= {device: "not drawn" for device in candidates if device not in asked}
-    return Cohort(candidates, asked, target, count, able, reasons)
+    odds = odds_of(candidates) if count < len(candidates) else Odds()
+    drawn = draw(plan.run.seed, round_number, candidates, count, odds)
+    reasons |= {d: odds.why_not.get(d, "not drawn") for d in candidates if d not in drawn}
+    if count <= most:
+        return Cohort(candidates, drawn, target, count, able, reasons, drawn=odds.reason)
+    order = in_drawn_order(drawn, plan.run.seed, round_number)
+    asked, later = tuple(sorted(order[:most])), tuple(order[most:])
+    reasons |= dict.fromkeys(later, f"asked when a place is free: at most {most} devices may be at work at once")
+    return Cohort(candidates, asked, target, count, able, reasons, later, odds.reason)
 
 
 def choose_for_buffer(
@@ -89,7 +109,7 @@ def choose_for_buffer(
     candidates, reasons = _idle(present, unable, busy)
     limit = plan.cohort.max_concurrency
     count = min(len(candidates), max(0, limit - at_work)) if limit else len(candidates)
-    asked = _drawn(plan, number, candidates, count)
+    asked = draw(plan.run.seed, number, candidates, count, Odds())
     reasons |= {device: f"{limit} devices may be at work at once" for device in candidates if device not in asked}
     able = sum(device not in unable for device in present)
     return Cohort(candidates, asked, plan.cohort.buffer, min(plan.cohort.buffer, able), able, reasons)
@@ -102,11 +122,6 @@ def _idle(
     reasons = dict(unable)
     reasons |= {device: f"busy with round {number}" for device, number in busy.items() if device not in reasons}
     return tuple(sorted(set(present) - set(reasons))), reasons
-
-
-def _drawn(plan: RunPlan, round_number: int, candidates: Sequence[str], count: int) -> tuple[str, ...]:
-    draw = random.Random(seed63(derive(Key(plan.run.seed), "cohort", round_number)))
-    return tuple(sorted(draw.sample(candidates, count)))
 
 
 def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], begun: bool = False) -> str | None:

@@ -10,6 +10,7 @@ FIRST_S = 60.0  # nothing is known yet: a device may have to import its task and
 LEAST_S = 10.0  # a machine may stand still for a moment, and who is gone is known after 4 s: neither may cost an update
 MARGIN = 3.0  # over what nine of ten answers took: the wanted ones are to be in time together, not each by itself
 NAMED = 5  # devices in a sentence
+SHARE = 0.9  # of a deadline that a person gave: the rest is for what cannot be foreseen
 
 FACTOR = 3.0
 ROUNDS = 3
@@ -17,8 +18,18 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Deadline:
+    """How long a round may take. `usual_s`: in which the answers that are wanted are expected, where it follows from
+    that.
+    """
+
     seconds: float
     reason: str
+    usual_s: float | None = None
+
+    @property
+    def fits_s(self) -> float:
+        """What nine of ten answers of a device must fit for its codec to hold nobody up."""
+        return SHARE * self.seconds if self.usual_s is None else self.usual_s
 
 
 def fixed(seconds: float) -> Deadline:
@@ -52,7 +63,21 @@ def auto_deadline(expected: Mapping[str, float | None], wanted: int) -> Deadline
         said += f"; {', '.join(slower[:NAMED])}{more} {'is' if len(slower) == 1 else 'are'} slower"
     if unknown := sum(seconds is None for seconds in expected.values()):
         said += f"; {unknown} not known yet count as {_brief(unseen)}"
-    return Deadline(seconds, said)
+    return Deadline(seconds, said, enough_s)
+
+
+def in_groups(one: Deadline, devices: int, most: int) -> Deadline:
+    """The deadline of a round whose devices are asked one group of `most` after the other; 0: all at once.
+
+    >>> in_groups(Deadline(20.0, "20 s: because"), 9, 4)
+    Deadline(seconds=60.0, reason='60 s: 3 times over, for at most 4 of 9 devices are at work at once; 20 s: because')
+    """
+    groups = math.ceil(devices / most) if most else 1
+    if groups == 1:
+        return one
+    seconds = groups * one.seconds
+    said = f"{seconds:g} s: {groups} times over, for at most {most} of {devices} devices are at work at once"
+    return Deadline(seconds, f"{said}; {one.reason}")
 
 
 def _brief(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.core.events import ClientAsked, UpdateAccepted, UpdateDropped
+from thinwire.core.events import ClientAsked, StateLost, UpdateAccepted, UpdateDropped
 from thinwire.core.messages import reply_to_json
 from thinwire.core.types import ReplyHead
 from thinwire.server.moves import AskNow, Fold
@@ -40,6 +40,12 @@ def accepted_fact(at: float, round_number: int, elapsed_s: float, head: ReplyHea
         elapsed_s=elapsed_s,
         head=reply_to_json(head),
     )
+
+
+def lost_fact(at: float, round_number: int, head: ReplyHead) -> list[StateLost]:
+    """That a device began anew, where its answer says so."""
+    update_id = head.update_id
+    return [StateLost(at, round_number, update_id.device, str(update_id), head.lost)] if head.lost else []
 
 
 def dropped_fact(at: float, round_number: int, elapsed_s: float, head: ReplyHead, reason: str) -> UpdateDropped:

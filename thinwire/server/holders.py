@@ -13,18 +13,21 @@ from typing import Any
 
 from thinwire.core.fleet import Arrival, Envelope, Hello, NodeJoined
 from thinwire.core.types import Failure, ReplyHead
+from thinwire.server.last_asked import LastAsked
 
 
 class Holders:
-    """Of one run. A device holds the plan when its hello says so, or when it answered an ask that carried it.
+    """Which devices hold the plan of one run.
 
-    Law: an ask is sent again at most once, and only to the device that it went to.
+    A device holds the plan when its hello says so, or when it answered an ask that carried it.
+
+    Law: an ask is sent again at most once, and only to the device that it went to. A device has `most` asks at once.
     """
 
-    def __init__(self, plan: Mapping[str, Any], digest: str) -> None:
+    def __init__(self, plan: Mapping[str, Any], digest: str, most: int = 1) -> None:
         self.plan, self.digest = plan, digest
         self._sure: dict[str, bool] = {}  # device -> what was learned since its hello, against which this counts
-        self._last: dict[str, Envelope] = {}  # device -> what it was asked last
+        self._last = LastAsked(most)
 
     def plan_for(self, device: str, hello: Hello | None) -> Mapping[str, Any] | str:
         """The plan as an ask to this device carries it."""
@@ -32,8 +35,7 @@ class Holders:
         return self.digest if self._sure.get(device, said) else self.plan
 
     def asked(self, envelopes: Sequence[Envelope]) -> None:
-        for envelope in envelopes:
-            self._last[envelope.device] = envelope
+        self._last.remember(envelopes)
 
     def take(self, arrival: Arrival, anew: bool) -> Envelope | None:
         """What to send again for this; None: it is nothing of ours. `anew`: a hello that says something else."""
@@ -42,13 +44,13 @@ class Holders:
                 if anew:
                     self._sure.pop(device, None)  # another process: its hello knows best
             case ReplyHead():
-                last = self._last.get(arrival.update_id.device)
-                if last is not None and last.ask.ask_id == arrival.ask_id:
+                if (last := self._last.find(arrival.update_id.device, arrival.ask_id)) is not None:
                     self._sure[last.device] = True
             case Failure("need-plan", _, ask_id, device):
                 self._sure[device] = False
-                last = self._last.get(device)
-                if last is not None and last.ask.ask_id == ask_id and isinstance(last.ask.plan, str):
-                    self._last[device] = replace(last, ask=replace(last.ask, plan=self.plan))
-                    return self._last[device]
+                last = self._last.find(device, ask_id)
+                if last is not None and isinstance(last.ask.plan, str):
+                    again = replace(last, ask=replace(last.ask, plan=self.plan))
+                    self._last.remember([again])
+                    return again
         return None

@@ -55,6 +55,13 @@ class DeviceKnown:
             return errand.steps
         return None if self.epoch_steps is None else errand.epochs * self.epoch_steps.p50
 
+    def travels_s(self, errand: Errand) -> float | None:
+        """Usual seconds of both ways together; None while one of them was never seen."""
+        if self.up is None or (errand.down_bytes and self.down is None):
+            return None
+        down_s = self.down.seconds(errand.down_bytes).p50 if self.down and errand.down_bytes else 0.0
+        return down_s + self.up.seconds(errand.up_bytes).p50
+
     def seconds(self, errand: Errand) -> Spread | None:
         """From being handed an ask to having its answer; None while a part of it was never seen."""
         steps = self.steps(errand)

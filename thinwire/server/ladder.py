@@ -1,5 +1,8 @@
 """Which codec a device is asked in: the mildest that its link carries in time, as its last rounds have shown it.
 
+In time is what holds nobody up (`fits_s` of server/deadline.py): under an automatic deadline, which is far longer than
+a round usually takes, as long as the slowest who is wanted needs with the smallest codec.
+
 Harsher at once, for a late answer costs a round; then milder again only when that would have fitted for some rounds,
 for links that waver would be late every time that they are good for once. Who was never too slow needs no patience.
 """
@@ -9,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SHARE = 0.9  # of the deadline that nine of ten answers must fit
 PATIENCE = 3  # rounds in which a milder codec would have fitted before it is asked for
 
 
@@ -34,18 +36,16 @@ class Choice:
     reason: str
 
 
-def choose(
-    ladder: Sequence[str], expected: Sequence[float | None], deadline_s: float, before: Standing | None
-) -> Choice:
-    """The first codec whose answer is expected in SHARE of the deadline, as patiently as the module says.
+def choose(ladder: Sequence[str], expected: Sequence[float | None], left_s: float, before: Standing | None) -> Choice:
+    """The first codec whose answer is expected within `left_s`, as patiently as the module says.
 
     `expected`: for each codec the seconds in which nine of ten of the device's answers would be here, None where they
     are not known: then it is asked in the smallest, or stays where it stood.
 
-    >>> choose(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 30.0, None).reason
+    >>> choose(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 27.0, None).reason
     'int8: 25.0 s fit 27.0 s; fp16 would take 50.0 s'
     """
-    left_s, known = SHARE * deadline_s, [seconds for seconds in expected if seconds is not None]
+    known = [seconds for seconds in expected if seconds is not None]
     if len(known) < len(ladder):
         stays = before or Standing(ladder[-1])
         return Choice(stays, f"{stays.codec}: its link is not known yet")

@@ -24,6 +24,7 @@ class Terms:
     late: Literal["fold", "drop"] = "fold"
     max_staleness: int = 5
     staleness_exponent: float = 0.5
+    max_concurrency: int = 0  # devices that may be at work on this at once; 0: no limit
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
 from thinwire.server.asking import own_codec
 from thinwire.server.closing import finish
-from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact
+from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact, lost_fact
 from thinwire.server.folding import Folds
 from thinwire.server.moves import Closed
 from thinwire.server.opening import machine_of, open_round
@@ -76,10 +76,11 @@ class OneRound:
         return again
 
     def run(self) -> Closed:
-        """Send what is unanswered, take what comes, close for one reason."""
+        """Send what is unanswered and was not sent ahead, take what comes, close for one reason."""
         running = self.running
         open_asks = self.machine.outstanding
-        running.ask([self._envelope(device) for device in open_asks if device in self.machine.asks])
+        if not running.past.delay:
+            running.ask([self._envelope(device) for device in open_asks if device in self.machine.asks])
         self._take_deferred()
         try:
             while not self.machine.closed:
@@ -140,10 +141,11 @@ class OneRound:
             self.record()
 
     def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
-        """An earlier round's ask will not be answered either."""
-        busy_with, _ = self.running.past.busy.get(device, ("", 0))
-        if busy_with and busy_with != self.machine.asks.get(device) and ask_id in ("", busy_with):
-            self.running.lose(device, kind, text)
+        """Another round's ask will not be answered either: the one that is named, else all of earlier rounds."""
+        for busy_with, number in self.running.past.asked_of(device).items():
+            named = ask_id == busy_with or (not ask_id and number <= self.opened.round)
+            if named and busy_with != self.machine.asks.get(device):
+                self.running.lose(device, kind, text, busy_with)
 
     def _head(self, head: ReplyHead) -> None:
         running, update_id = self.running, head.update_id
@@ -161,7 +163,7 @@ class OneRound:
         if sum(known.ask_id == head.ask_id for known in self.heads.values()) > 1:
             running.fleet.ack([update_id])  # a device that answers one ask again and again fills no journal
             return
-        if self.machine.closed:
+        if self.machine.closed or asked_round(head.ask_id) > self.opened.round:
             running.defer(head)
             return
         self.heads[update_id] = head
@@ -171,23 +173,21 @@ class OneRound:
         if asked_round(head.ask_id) < running.past.references_from:
             self.drop(update_id, "stale")  # it is a difference to what counts no more
             return
-        seen = moves.Head(update_id, head.ask_id, update_id.device, head.base_version)
-        for action in self._act(seen):
-            if isinstance(action, moves.Fold):
-                self.accepted.append((head, action))
+        self._act(moves.Head(update_id, head.ask_id, update_id.device, head.base_version))
 
     def _on(self, event: moves.Input) -> None:
         if not self.machine.closed:
             self._act(event)
 
-    def _act(self, event: moves.Input) -> list[moves.Action]:
+    def _act(self, event: moves.Input) -> None:
         """Feed the machine and carry out what needs no batching: what one event led to is recorded together."""
         running, number = self.running, self.opened.round
         now, elapsed = running.clock.wall(), running.elapsed
-        actions = self.machine.on(event, elapsed, self._spares)
         facts, asked = list[Event](), list[str]()
-        for action in actions:
+        for action in self.machine.on(event, elapsed, self._spares):
             match action:
+                case moves.Fold(update_id):
+                    self.accepted.append((self.heads[update_id], action))
                 case moves.Drop(update_id, reason):
                     facts += self._dropped(update_id, reason)
                 case moves.Defer(update_id):
@@ -204,7 +204,6 @@ class OneRound:
             self.record(*facts)
         if asked:
             running.ask([self._envelope(device) for device in asked])
-        return actions
 
     def _envelope(self, device: str) -> Envelope:
         ask_id = self.machine.asks[device]
@@ -214,10 +213,13 @@ class OneRound:
     def _spares(self, left_s: float) -> Iterator[moves.Spare]:
         """Devices that are there, able and idle, and can answer in time: looked for only where one is needed."""
         running, past, opened = self.running, self.running.past, self.opened
+        if past.delay:
+            return  # a device that is there works on the rounds ahead, from a newer version
         idle = running.presence.hellos.keys() - self.machine.passed_over - past.busy.keys()
         if idle:
             idle -= running.unable().keys()
-        able = who_could_answer(idle, left_s, past.took, opened.deadline_s, self.plan.run.seed, opened.round)
+        seed, drawn = self.plan.run.seed, opened.later
+        able = who_could_answer(idle, left_s, past.took, opened.deadline_s, seed, opened.round, drawn)
         for device in able:
             yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
 
@@ -254,7 +256,9 @@ class OneRound:
         later, self.later = self.later, []
         accepted, self.accepted = self.accepted, []
         now, elapsed = self.running.clock.wall(), self.running.elapsed
-        facts = [accepted_fact(now, self.opened.round, elapsed, head, action) for head, action in accepted]
+        number, facts = self.opened.round, list[Event]()
+        for head, action in accepted:
+            facts += [accepted_fact(now, number, elapsed, head, action), *lost_fact(now, number, head)]
         self.running.record(*later, *facts, *events, measured=measured)
         for head, action in accepted:
             self._begin(head, action.discount)

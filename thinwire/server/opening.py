@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.plan import RunPlan
-from thinwire.server.asking import codecs_of, deadline_of, expected, most_common, rungs_of
+from thinwire.server.asking import codecs_of, deadline_of, expected, most_common, odds_of, rungs_of
 from thinwire.server.buffered import AtWork, Buffer, BufferTerms
 from thinwire.server.cohort import Cohort, choose, choose_for_buffer
 from thinwire.server.forewarned import notes
@@ -22,7 +23,7 @@ def open_round(running: Running) -> RoundOpened | None:
     past, plan = running.past, running.plan
     number, base = past.rounds_opened + 1, past.base
     for device, (_, asked) in list(past.busy.items()):
-        if number - asked > plan.cohort.max_staleness:
+        if number - asked > plan.cohort.max_staleness + past.delay:
             running.lose(device, "stale", f"no answer for {number - asked} rounds")
     cohort = _cohort(running, number)
     if not cohort.asked and not _may_fill(running):
@@ -33,7 +34,7 @@ def open_round(running: Running) -> RoundOpened | None:
     codecs = codecs_of(running)
     times = expected(running, number, sizes, codecs)
     deadline = deadline_of(plan, times, wanted)
-    chosen = rungs_of(running, times, codecs, deadline.seconds)
+    chosen = rungs_of(running, times, codecs, deadline.fits_s)
     opened = RoundOpened(
         at=running.clock.wall(),
         round=number,
@@ -51,13 +52,15 @@ def open_round(running: Running) -> RoundOpened | None:
         deadline_reason=deadline.reason,
         codecs={device: choice.standing.codec for device, choice in chosen.items()},
         codec_reasons={device: choice.reason for device, choice in chosen.items()},
+        later=list(cohort.later),
+        drawn=cohort.drawn,
         standings={device: (choice.standing.milder, choice.standing.rounds) for device, choice in chosen.items()},
     )
     sent = [
         ClientAsked(opened.at, number, device, ask_id, sizes[device], **own_work(running, device, opened.deadline_s))
         for device, ask_id in opened.asks.items()
     ]
-    said = f"round {number}, step {past.steps_made + 1} of {plan.run.rounds}"
+    said = f"round {number}, step {past.steps_made + len(past.line) + 1} of {plan.run.rounds}"
     noted = [RunNoted(opened.at, text) for text in notes(plan, cohort.able)] if number == 1 else []
     running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent)
     return opened
@@ -65,9 +68,9 @@ def open_round(running: Running) -> RoundOpened | None:
 
 def _cohort(running: Running, number: int) -> Cohort:
     past, plan, present, unable = running.past, running.plan, running.presence.devices, running.unable()
-    busy = {device: asked for device, (_, asked) in past.busy.items()}
+    busy = {device: asked for device, (_, asked) in past.busy.items() if len(past.asked_of(device)) > past.delay}
     if plan.cohort.mode == "sync":
-        return choose(plan, number, present, unable, busy)
+        return choose(plan, number, present, unable, busy, lambda candidates: odds_of(running, number, candidates))
     at_work = sum(running.elapsed < past.due[device] for device in past.busy)
     return choose_for_buffer(plan, number, present, unable, busy, at_work)
 
@@ -78,7 +81,7 @@ def _timed(running: Running, cohort: Cohort, floor: int) -> tuple[Sequence[str],
     In a buffer it is each ask's own deadline, and whoever is idle is asked later: all who can take part count.
     """
     if running.plan.cohort.mode == "sync":
-        return cohort.asked, max(cohort.target, floor)
+        return [*cohort.asked, *cohort.later], max(cohort.target, floor)
     unable = running.unable()
     able = [device for device in running.presence.devices if device not in unable]
     return able, len(able)
@@ -93,8 +96,10 @@ def _may_fill(running: Running) -> bool:
 
 
 def _references_from(running: Running, number: int) -> int:
-    """With ef21 what a device has sent stays in the sum until all begin anew: so they do when one was shut out."""
-    counted = running.plan.uplink.feedback == "ef21" and running.revoked() & running.past.weights.keys()
+    """What a device has sent stays in ef21's, SCAFFOLD's or FedDyn's sum until all begin anew: so they do when one was
+    shut out.
+    """
+    counted = running.plan.remembered and running.revoked() & running.past.weights.keys()
     return number if counted else running.past.references_from
 
 
@@ -102,13 +107,14 @@ def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
     """The state machine of a round that was opened, now or before a restart."""
     if running.plan.cohort.mode == "buffered":
         return Buffer(buffer_terms_of(opened, running.plan, running.past))
-    return Round(terms_of(opened, running.plan))
+    terms = terms_of(opened, running.plan)
+    return Round(replace(terms, opened_s=max(terms.opened_s, running.past.head_since_s)))
 
 
 def buffer_terms_of(opened: RoundOpened, plan: RunPlan, past: Past) -> BufferTerms:
     """What the state machine needs of a buffer."""
     earlier = {d: AtWork(ask_id, past.due[d]) for d, (ask_id, asked) in past.busy.items() if asked != opened.round}
-    return BufferTerms(**vars(terms_of(opened, plan)), earlier=earlier, max_concurrency=plan.cohort.max_concurrency)
+    return BufferTerms(**vars(terms_of(opened, plan)), earlier=earlier)
 
 
 def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:
@@ -124,4 +130,5 @@ def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:
         late=plan.cohort.late,
         max_staleness=plan.cohort.max_staleness,
         staleness_exponent=plan.cohort.staleness_exponent,
+        max_concurrency=plan.cohort.max_concurrency,
     )

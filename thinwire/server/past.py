@@ -67,8 +67,9 @@ def barred_s(kind: str, text: str) -> float:
 
 @dataclass
 class Past:
-    """The state of a run between two events."""
+    """The state of a run between two events. `delay`: rounds that are opened ahead of the one that is folded."""
 
+    delay: int = 0
     status: RunStatus = "queued"
     status_text: str = ""
     model: ModelStored | None = None
@@ -79,7 +80,10 @@ class Past:
     rounds_opened: int = 0
     steps_made: int = 0
     too_few_in_a_row: int = 0
-    open_round: RoundOpened | None = None
+    open_round: RoundOpened | None = None  # the one whose answers are folded: the head of the line
+    head_since_s: float = 0.0  # since when it is, elapsed_s
+    ahead: list[RoundOpened] = field(default_factory=list)  # opened after it, in order: they wait to be the head
+    lost_ahead: dict[int, dict[str, tuple[str, str]]] = field(default_factory=dict)  # of those: who will not answer
     accepted: list[UpdateAccepted] = field(default_factory=list)  # of the open round, in fold order
     folded_now: set[str] = field(default_factory=set)  # of the open round
     lost_now: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the open round: device -> (kind, text)
@@ -91,6 +95,8 @@ class Past:
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
     busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
+    queued: dict[str, dict[str, int]] = field(default_factory=dict)  # device -> ask_id -> round: asked while busy
+    heard: dict[str, int] = field(default_factory=dict)  # ask_id -> how many verdicts there were on its device
     due: dict[str, float] = field(default_factory=dict)  # device -> when its last ask should be answered, elapsed_s
     measured: dict[int, list[Metrics]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s, its last answers
@@ -110,6 +116,7 @@ class Past:
     elapsed_s: float = 0.0
     deadline_s: float = 0.0  # of the last round
     _slowest_now: float = 0.0
+    _told: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # device -> verdicts on it so far
     _asked_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> its last ask, and when
 
     @property
@@ -126,6 +133,27 @@ class Past:
         """What the asks of a round trained from, as devices hold it."""
         version = self.bases[asked_round]
         return self.changes.get(version) or self.models[version]
+
+    @property
+    def line(self) -> list[RoundOpened]:
+        """All rounds that are open, the head first: they close in this order."""
+        return [self.open_round, *self.ahead] if self.open_round else []
+
+    def opened(self, number: int) -> RoundOpened | None:
+        """A round that is open; the head where it is not one of those ahead."""
+        return next((opened for opened in self.ahead if opened.round == number), self.open_round)
+
+    def asked_of(self, device: str) -> dict[str, int]:
+        """ask_id -> round of what a device has not answered, in the order asked."""
+        if device not in self.busy:
+            return {}
+        first, number = self.busy[device]
+        return {first: number, **self.queued.get(device, {})}
+
+    def will_hold(self, device: str, but: str = "") -> int | None:
+        """The version that a device holds when it takes up its next ask (`but`): of the ask before, or its answer."""
+        bases = [self.bases[number] for ask_id, number in self.asked_of(device).items() if ask_id != but]
+        return bases[-1] if bases else self.held.get(device)
 
     def had_s(self, device: str) -> float:
         """How long the device was given for its last ask."""
@@ -145,10 +173,6 @@ class Past:
                 self.shadow = self.changes[event.version] = event
                 self.changes.pop(event.version - KEPT, None)
             case RoundOpened():
-                self.open_round, self.rounds_opened = event, event.round
-                self.bases[event.round], self.deadline_s = event.base_version, event.deadline_s
-                if event.references_from != self.references_from:
-                    self.references_from, self.weights = event.references_from, {}
                 self._open(event)
             case ClientAsked() | AskedInFull():
                 self._ask_since(event)
@@ -183,6 +207,14 @@ class Past:
         return number if self.asks.get(number, {}).get(ask_id) == device else 0
 
     def _open(self, event: RoundOpened) -> None:
+        self.rounds_opened = event.round
+        if self.open_round is None:
+            self.open_round, self.head_since_s = event, event.elapsed_s
+        else:
+            self.ahead.append(event)
+        self.bases[event.round], self.deadline_s = event.base_version, event.deadline_s
+        if event.references_from != self.references_from:
+            self.references_from, self.weights = event.references_from, {}
         self.asks[event.round] = {}
         for device, ask_id in event.asks.items():
             self._ask(event.round, device, ask_id, event.elapsed_s, event.deadline_s)
@@ -191,6 +223,7 @@ class Past:
             self.answered.difference_update(old)
             for ask_id in old:
                 self.sent.pop(ask_id, None)
+                self.heard.pop(ask_id, None)
 
     def _ask_since(self, event: ClientAsked | AskedInFull) -> None:
         """How much goes with an ask; nothing else is new for one that its round opened with."""
@@ -206,7 +239,11 @@ class Past:
     def _ask(self, number: int, device: str, ask_id: str, elapsed_s: float, deadline_s: float) -> None:
         self.asks[number][ask_id] = device
         self.here.add(device)
-        self.busy[device] = ask_id, number
+        self.heard[ask_id] = self._told[device]
+        if self.delay and device in self.busy:
+            self.queued.setdefault(device, {})[ask_id] = number
+        else:
+            self.busy[device] = ask_id, number
         self._asked_s[device] = ask_id, elapsed_s
         self.due[device] = elapsed_s + deadline_s
 
@@ -230,6 +267,7 @@ class Past:
             self.measured.pop(self.version - KEPT, None)
 
     def _tell(self, verdict: Verdict) -> None:
+        self._told[verdict.update_id.device] += 1
         told = self.verdicts[verdict.update_id.device]
         told.append(verdict)
         del told[:-KEPT]
@@ -237,16 +275,27 @@ class Past:
     def _answer(self, device: str, ask_id: str, update_id: str) -> None:
         self.decided.add(update_id)
         self.answered.add(ask_id)
+        self.release(device, ask_id)
+
+    def release(self, device: str, ask_id: str) -> None:
+        """Nothing more is waited for from this ask: the device is busy with what it was asked next, if anything."""
+        queued = self.queued.get(device, {})
+        queued.pop(ask_id, None)
         if self.busy.get(device, ("", 0))[0] == ask_id:
             del self.busy[device]
+            if queued:
+                following = next(iter(queued))
+                self.busy[device] = following, queued.pop(following)
 
     def _fail(self, event: ClientFailed) -> None:
-        if self.open_round and self.round_of(event.device, event.ask_id) == self.open_round.round:
+        asked = self.round_of(event.device, event.ask_id)
+        if self.open_round and asked == self.open_round.round:
             self.lost_now[event.device] = (event.kind, event.text)
+        elif asked in [opened.round for opened in self.ahead]:
+            self.lost_ahead.setdefault(asked, {})[event.device] = (event.kind, event.text)
         if event.kind in ("left", "refused"):
             self.here.discard(event.device)
-        if self.busy.get(event.device, ("", 0))[0] == event.ask_id:
-            del self.busy[event.device]
+        self.release(event.device, event.ask_id)
         if event.kind in ("task-missing", "task-mismatch", "layout-mismatch", "declined", "protocol"):
             self.barred[event.device] = f"{event.kind}: {event.text}"
             self.barred_until[event.device] = event.elapsed_s + barred_s(event.kind, event.text)
@@ -263,6 +312,9 @@ class Past:
             if text not in self.dropped:
                 self.dropped.add(text)
                 self._tell(Verdict(UpdateId.parse(text), "dropped"))
+        if self.delay and event.reason == "stopped":
+            for ask_id, device in self.asks[event.round].items():
+                self.release(device, ask_id)
         self.steps_made += stepped
         self.too_few_in_a_row = 0 if stepped else self.too_few_in_a_row + 1
         if stepped:
@@ -271,11 +323,19 @@ class Past:
             self.slowest.append(self._slowest_now)
         self.open_round, self.accepted, self.lost_now, self._slowest_now = None, [], {}, 0.0
         self.folded_now, self.asked_now, self.dropped_now = set(), [], []
+        if self.ahead:
+            self.open_round, self.head_since_s = self.ahead.pop(0), event.elapsed_s
+            self.lost_now = self.lost_ahead.pop(self.open_round.round, {})
 
     def bars(self, elapsed_s: float) -> dict[str, str]:
         """Devices that are not asked now, with the reason."""
         return {device: why for device, why in self.barred.items() if elapsed_s < self.barred_until[device]}
 
-    def verdicts_for(self, device: str, most: int) -> tuple[Verdict, ...]:
-        """The device's last `most` verdicts: told again until they are old, since being told twice does no harm."""
-        return tuple(self.verdicts[device][-most:]) if device in self.verdicts else ()
+    def verdicts_for(self, device: str, most: int, ask_id: str = "") -> tuple[Verdict, ...]:
+        """The device's last `most` verdicts: told again until they are old, since being told twice does no harm.
+
+        Those that there were when it was asked `ask_id`, where one is named: an ask that is sent again says the same.
+        """
+        since = self._told[device] - self.heard[ask_id] if ask_id in self.heard else 0
+        told = self.verdicts.get(device, [])
+        return tuple(told[: len(told) - since][-most:])

@@ -3,7 +3,8 @@
 It sees heads, never payloads. A head that arrived before the deadline is in time however late its fold ends; a
 round closes when all heads that it accepted are folded or refused, for one reason, which everybody who looks at
 the round is shown. While fewer answers can still come than it wants, since devices were lost or sent what could not
-be folded, others are asked in their place, as long as there is time for them. The table of states is short:
+be folded, or were not asked because no more than `max_concurrency` may be at work at once, others are asked, as long
+as there is time for them. The table of states is short:
 
     open      answers are accepted until `target` of them are here, nobody is outstanding, the deadline passes,
               or a person stops the run
@@ -94,11 +95,11 @@ class Round:
         return len(self.in_time) - len(self.spoiled) + len(self.outstanding)
 
     def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
-        """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where somebody is lost."""
+        """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where answers lack."""
         if self.closed:
             raise RuntimeError(f"round {self.terms.number} is closed: {event}")
         actions = self._take(event, now)
-        if not self.shut and (self.lost or self.spoiled):
+        if not self.shut and (self.lost or self.spoiled or self.terms.max_concurrency):
             actions += self._fill(now, spares)
         self.shut = self.shut or self._shutting(now)
         if self.shut and not self.folding:
@@ -166,9 +167,11 @@ class Round:
         return [Lose(device, ask_id, kind, text)]
 
     def _fill(self, now: float, spares: Spares) -> list[Action]:
-        """Ask as many others as answers are missing to the target, of those that can answer in time."""
-        left_s = self.deadline_at - now
+        """Ask as many others as answers are missing and places are free, of those that can answer in time."""
+        left_s, most = self.deadline_at - now, self.terms.max_concurrency
         short = self.terms.target - self.possible
+        if most:
+            short = min(short, most - len(self.outstanding))
         if short <= 0 or left_s <= 0:
             return []
         others = (spare for spare in spares(left_s) if spare.device not in self.asks)
@@ -184,7 +187,8 @@ class Round:
     def _shutting(self, now: float) -> CloseReason | None:
         """The reason for which no more answers are accepted, or None while the round stays open."""
         if not self.outstanding:
-            return "enough" if self.lost else "all"
+            unasked = self.terms.max_concurrency and self.possible < self.terms.target
+            return "enough" if self.lost or unasked else "all"
         if sum(update_id in self.in_time for update_id in self.folded) >= self.terms.target:
             return "enough"
         if now >= self.deadline_at:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thinwire.core.clock import Clock, RealClock
-from thinwire.core.errors import ThinwireError, TooFewClients
+from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients
 from thinwire.core.events import Event
 from thinwire.core.fleet import Fleet, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Failure, ReplyHead
+from thinwire.server.ahead import asked_before, dissolve, line_up
+from thinwire.server.beginning import take_first_model
 from thinwire.server.cohort import missing
 from thinwire.server.deadline import evaluation_deadline
 from thinwire.server.evaluation import evaluation, settled
@@ -35,8 +37,9 @@ def drive(
     """Make or go on with a run until it is done, failed or stopped; gives its row.
 
     `stop` is asked often: "run" ends the run for good, "service" leaves it as it is, to go on at the next start. A
-    ThinwireError ends the run as failed, with the reason in its status; anything else is raised. `simulated`: nobody on
-    the fleet can be shut out, and nothing waits while an update is folded.
+    ThinwireError ends the run as failed, with the reason in its status; anything else is raised. On a full disk
+    NotWritten is raised and the run is left unchanged; the next start continues it. `simulated`: nobody on the fleet
+    can be shut out, nothing waits while an update is folded, and nobody resumes the run.
     """
     running = Running(run_id, store, fleet, home, clock or RealClock(), presence or Presence(), stop, on_event)
     running.simulated = simulated
@@ -45,6 +48,9 @@ def drive(
         if running.stopped != "service":
             _end(running)
     except ThinwireError as error:
+        if isinstance(error, NotWritten) and not simulated:
+            raise
+        dissolve(running)
         running.status("failed", str(error), error.exit_code)
     if running.past.status in ("done", "failed", "stopped"):
         _dismiss(running)
@@ -53,10 +59,13 @@ def drive(
 
 def _rounds(running: Running) -> None:
     plan, past = running.plan, running.past
+    if past.model is None and not (_gather(running) and take_first_model(running)):
+        return
     _ask_again(running)
     if past.open_round:
         running.status("running", f"round {past.open_round.round} goes on")
-        _one(running, OneRound.resume(running))
+        if not past.delay:
+            _one(running, OneRound.resume(running))
     while past.steps_made < plan.run.rounds and not _reached(running):
         if past.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
@@ -66,15 +75,25 @@ def _rounds(running: Running) -> None:
             )
         if running.stop_ordered() or not _gather(running):
             return
-        if (one := OneRound.open(running)) is None:
+        if (one := _next(running)) is None:
             _wait_for_busy(running)
             continue
         _one(running, one)
 
 
+def _next(running: Running) -> OneRound | None:
+    """The round whose answers are taken now; None when nobody can be asked."""
+    if not running.past.delay:
+        return OneRound.open(running)
+    line_up(running)
+    return OneRound.resume(running) if running.past.open_round else None
+
+
 def _ask_again(running: Running) -> None:
-    """After a restart of the aggregator: what buffers before the open one asked and nobody has answered yet."""
+    """Send the unanswered asks of earlier buffers, or of all open rounds, again."""
     past = running.past
+    if past.delay:
+        running.ask(asked_before(running))
     number = past.open_round.round if past.open_round else 0
     if running.plan.cohort.mode == "buffered":
         running.ask([running.envelope_again(device) for device, (_, asked) in past.busy.items() if asked != number])
@@ -83,7 +102,7 @@ def _ask_again(running: Running) -> None:
 def _one(running: Running, one: OneRound) -> None:
     one.run()
     past, newest = running.past, running.past.version
-    sent = {newest, *(past.bases[asked] for _, asked in past.busy.values())}
+    sent = {newest, *(past.bases[asked] for device in past.busy for asked in past.asked_of(device).values())}
     keep = {0, newest, newest - 1, past.best.version if past.best else 0}
     if "all" in running.plan.run.keep:
         if not running.plan.downlink.compressed:
@@ -96,8 +115,12 @@ def _gather(running: Running) -> bool:
     """Wait until enough devices are there; False when a person stopped the run meanwhile."""
     began = running.elapsed
     wait_s = running.plan.cohort.wait_s
+    if running.past.delay and _in_line(running):
+        return True  # nobody is asked before the round that is open closes
     _listen(running, 0.0)  # who came before the run began is there
     while (sentence := _missing(running)) is not None:
+        if running.past.open_round and not running.returning():
+            return True  # with those who are there; its time runs
         running.status("waiting", sentence)
         if running.stop_ordered():
             return False
@@ -120,6 +143,12 @@ def _wait_for_busy(running: Running) -> None:
             running.lose(device, "stale", f"no answer for {waited:.0f} s after its round")
 
 
+def _in_line(running: Running) -> bool:
+    """Whether as many rounds are open as may be, or as the run still needs."""
+    past = running.past
+    return len(past.line) > past.delay or past.steps_made + len(past.line) >= running.plan.run.rounds
+
+
 def _missing(running: Running) -> str | None:
     begun = running.past.rounds_opened > 0
     if begun and (away := running.returning()):
@@ -134,19 +163,21 @@ def _listen(running: Running, wait_s: float) -> None:
             mine = arrival.update_id.run == running.run_id and not running.wrong(arrival)
             if mine and str(arrival.update_id) not in running.past.decided:
                 running.defer(arrival)
-                if running.plan.cohort.mode == "buffered":
-                    continue  # it will stand in the next buffer, which is not to ask it before
+                if running.plan.cohort.mode == "buffered" or running.past.delay:
+                    continue  # it will stand in the next buffer or round, which is not to ask it before
                 if running.past.busy.get(arrival.update_id.device, ("", 0))[0] == arrival.ask_id:
                     del running.past.busy[arrival.update_id.device]
             else:
                 running.fleet.ack([arrival.update_id])
-        elif isinstance(arrival, Failure) and running.past.busy.get(arrival.device, ("", 0))[0] == arrival.ask_id:
-            running.lose(arrival.device, arrival.kind, arrival.text)
+        elif isinstance(arrival, Failure) and arrival.ask_id in running.past.asked_of(arrival.device):
+            running.lose(arrival.device, arrival.kind, arrival.text, arrival.ask_id)
         elif isinstance(arrival, NodeLeft):
             if arrival.why == "revoked":
                 running.forget(arrival.device)
-            if arrival.device in running.past.busy:
-                running.lose(arrival.device, "left", arrival.why)
+            in_line = [opened.round for opened in running.past.line]  # these wait for it to come back, until their turn
+            for ask_id, asked in running.past.asked_of(arrival.device).items():
+                if asked not in in_line:
+                    running.lose(arrival.device, "left", arrival.why, ask_id)
 
 
 def _reached(running: Running) -> bool:
@@ -157,6 +188,8 @@ def _reached(running: Running) -> bool:
 
 def _end(running: Running) -> None:
     plan, past = running.plan, running.past
+    if running.stopped != "service":
+        dissolve(running)
     if running.stopped == "run":
         running.status("stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
         return
@@ -206,7 +239,9 @@ def _evaluate_last(running: Running) -> None:
 
 def _dismiss(running: Running) -> None:
     """Tell all devices that the run is over, with their last verdicts."""
-    running.fleet.cancel([ask_id for ask_id, _ in running.past.busy.values()])
+    running.fleet.cancel([ask_id for device in running.past.busy for ask_id in running.past.asked_of(device)])
     running.fleet.ack([head.update_id for head in running.deferred])
+    if running.past.model is None:
+        return  # nothing has begun that could be over
     stops = {device: f"{running.run_id}.stop.{device}" for device in running.presence.devices}
     running.ask([running.envelope(d, a, "stop", running.past.rounds_opened, 0.0) for d, a in stops.items()])

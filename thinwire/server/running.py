@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
+from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.rungs import rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
@@ -51,25 +54,37 @@ class Running:
         self.stopped: StopOrder = None
         self.simulated = False  # its devices are in nobody's roster
         row = store.run(run_id)
-        self.plan, self.layout, self.report = RunPlan.from_json(row.plan), Layout.from_json(row.layout), row.task_report
-        self.holders = Holders(self.plan.to_json(), self.plan.digest)
+        self.plan, self.report, self.task_layout = (
+            RunPlan.from_json(row.plan),
+            row.task_report,
+            Layout.from_json(row.layout),
+        )
+        self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of all that travels
+        self.holders = Holders(self.plan.to_json(), self.plan.digest, self.plan.local.delay + 1)
         self.codec = rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable)
-        self.past = Past()
+        self.past = Past(self.plan.local.delay)
         for _, event in store.events(run_id):
             self.past.apply(event)
-        if self.past.model is None:
+        if self.past.model is None and self.plan.run.init != "device":  # which is asked for it before the first round
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
-        params, buffers = self.versions.read(self.past.model)
-        state = self.versions.read_state(self.past.model)
-        self.model = Model(self.layout, params, buffers, dict(self.past.model.counters), state)
-        self.sending = Sending(self.plan, self.versions, self.past, self.model)
+        self.begin()
         self.teaches = row.source == "devices"  # what is measured of simulated devices says nothing of others
         self.known = Known(store.measures() if self.teaches else ())
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
         self.deferred: list[ReplyHead] = []  # answers that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened else 0.0)
+
+    def begin(self) -> None:
+        """Go on from the newest version; while there is none, nothing that is sent holds a model."""
+        if (stored := self.past.model) is not None:
+            params, buffers = self.versions.read(stored)
+            state = self.versions.read_state(stored)
+            self.model = Model(self.layout, params, buffers, dict(stored.counters), state)
+        else:
+            self.model = Model(self.layout, np.zeros(self.layout.size, np.float32), np.zeros(0, np.float32), {})
+        self.sending = Sending(self.plan, self.versions, self.past, self.model)
 
     @property
     def elapsed(self) -> float:
@@ -132,9 +147,11 @@ class Running:
         self.sending.asked([envelope])
         self.fleet.send([envelope])
 
-    def lose(self, device: str, kind: str, text: str) -> None:
-        """Give up on an answer to an earlier round's ask, so that the device can be asked again."""
-        ask_id, asked = self.past.busy[device]
+    def lose(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
+        """Give up on an answer to another round's ask, the first of the device, so that it can be asked again."""
+        found = self.past.asked_of(device)
+        ask_id = ask_id or next(iter(found))
+        asked = found[ask_id]
         self.record(ClientFailed(self.clock.wall(), asked, device, ask_id, kind, text, self.elapsed))
         self.fleet.cancel([ask_id])
 
@@ -195,8 +212,8 @@ class Running:
 
     def envelope(self, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float) -> Envelope:
         """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
-        base, parcel = self.past.base, None if kind == "stop" else self.sending.parcel(device)
-        opened = self.past.open_round
+        base, parcel = self.past.base, None if kind == "stop" else self.sending.parcel(device, but=ask_id)
+        opened = self.past.opened(round_number)
         ask = Ask(
             ask_id=ask_id,
             run=self.run_id,
@@ -208,21 +225,29 @@ class Running:
             round=round_number,
             base_version=base.version,
             base_digest=base.digest,
-            layout_digest=self.layout.digest,
+            layout_digest=self.task_layout.digest,
             codec=self.past.codecs.of(round_number, device) if opened else self.codec,
             work=work_of(self.plan, self._side_by_side(opened), self.past.paces.work(device, ask_id)),
             deadline_s=deadline_s,
             parts=parcel.parts if parcel else (),
             references_from=self.past.references_from,
-            verdicts=self.past.verdicts_for(device, most=self.plan.cohort.max_staleness + 2),
+            verdicts=self.past.verdicts_for(
+                device, self.plan.cohort.max_staleness + self.past.delay + 2, ask_id if self.past.delay else ""
+            ),
         )
         return Envelope(device, ask, self.sending.bundle(parcel) if parcel else None)
 
-    def envelope_again(self, device: str) -> Envelope:
-        """What a device was asked in an earlier round and has not answered, for a fleet that knows nothing of it."""
-        ask_id, number = self.past.busy[device]
+    def envelope_again(self, device: str, ask_id: str = "") -> Envelope:
+        """What a device was asked in another round and has not answered, for a fleet that knows nothing of it: the
+        first such ask where none is named.
+        """
+        asked_of = self.past.asked_of(device)
+        ask_id = ask_id or next(iter(asked_of))
+        number = asked_of[ask_id]
         base, codec = self.past.base_of(number), (self.past.codecs.of(number, device) or self.codec)
-        parcel, made = self.sending.whole(base), self.envelope(device, ask_id, "train", number, self.past.had_s(device))
+        opened = self.past.opened(number)
+        had_s = opened.deadline_s if opened and opened.round == number else self.past.had_s(device)
+        parcel, made = self.sending.whole(base), self.envelope(device, ask_id, "train", number, had_s)
         asked = replace(
             made.ask, base_version=base.version, base_digest=base.digest, codec=codec, parts=parcel.parts
         )  # fmt: skip
@@ -232,7 +257,7 @@ class Running:
         """How many updates are put together."""
         if self.plan.cohort.mode == "buffered":
             return self.plan.cohort.buffer
-        return len(opened.asks) if opened else 0
+        return len(opened.asks) + len(opened.later) if opened else 0
 
 
 def _length(envelope: Envelope) -> int:

@@ -19,6 +19,7 @@ from thinwire.core.fleet import Arrival, Envelope
 from thinwire.core.home import write_atomically
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Failure, Part
+from thinwire.server.last_asked import LastAsked
 from thinwire.server.past import Past
 from thinwire.server.step import Model
 from thinwire.server.versions import Versions, parts_of
@@ -40,7 +41,10 @@ class Parcel:
 
 
 class Sending:
-    """Of one run. Law: an ask is sent again in full at most once, and only to the device that it went to."""
+    """What the devices of one run are sent of its model.
+
+    Law: an ask is sent again in full at most once, and only to the device that it went to.
+    """
 
     def __init__(self, plan: RunPlan, versions: Versions, past: Past, model: Model) -> None:
         self.plan, self.versions, self.past, self.model = plan, versions, past, model
@@ -49,7 +53,7 @@ class Sending:
             shadow = versions.read(past.shadow)[0] if past.shadow else model.params
             self.downlink = Downlink(model.layout, plan.downlink.codec, shadow, past.version, plan.run.seed)
         self._lost: set[str] = set()  # devices that did not hold what their last answer was made from
-        self._last: dict[str, Envelope] = {}  # device -> what it was sent last
+        self._last = LastAsked(past.delay + 1)
 
     def publish(self, version: int, at: float) -> list[ShadowStored]:
         """Make what devices hold of a new version durable; nothing where that is the model itself."""
@@ -69,11 +73,14 @@ class Sending:
         full = [(part.name, part.length, part.sha256) for part in parts]
         return [ShadowStored(at, version, digest, shadow.name, full, change.name, rows)]
 
-    def parcel(self, device: str, whole: bool = False) -> Parcel:
-        """What brings this device to the newest version, the shorter way; the `whole` model where that is asked."""
+    def parcel(self, device: str, whole: bool = False, but: str = "") -> Parcel:
+        """What brings this device to the newest version, the shorter way; the `whole` model where that is asked.
+
+        What it was sent ahead it will hold by then: all but this ask (`but`) itself.
+        """
         base = self.past.base
         if self.downlink is not None and not whole and device not in self._lost:
-            held = self.past.held.get(device)
+            held = self.past.will_hold(device, but) if self.past.delay else self.past.held.get(device)
             log = {v: self._logged(v) for v in range((held or 0) + 1, base.version + 1)}
             sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}
             if (versions := way(held, base.version, sizes, _size(base.parts))) is not None:
@@ -107,20 +114,22 @@ class Sending:
             return source.read(length)
 
     def asked(self, envelopes: Sequence[Envelope]) -> None:
-        for envelope in envelopes:
-            self._last[envelope.device] = envelope
+        self._last.remember(envelopes)
 
     def take(self, arrival: Arrival) -> Envelope | None:
         """The ask to send again in full, where this says that changes led nowhere; None: it is nothing of ours."""
         if not isinstance(arrival, Failure) or arrival.kind != "base-mismatch":
             return None
-        last = self._last.get(arrival.device)
-        if last is None or last.ask.ask_id != arrival.ask_id or _is_full(last.ask.parts):
+        last = self._last.find(arrival.device, arrival.ask_id)
+        if last is None or _is_full(last.ask.parts):
             return None
         self._lost.add(arrival.device)
-        if last.ask.base_version != self.past.version:
+        if last.ask.base_version == self.past.version:
+            parcel = self.parcel(arrival.device)
+        elif self.past.delay and arrival.ask_id in self.past.asked_of(arrival.device):
+            parcel = self.whole(self.past.base_of(last.ask.round))  # an ask that went ahead: its round is still open
+        else:
             return None  # its round is over, and so is what it could be told to start from: the next ask is in full
-        parcel = self.parcel(arrival.device)
         return replace(last, ask=replace(last.ask, parts=parcel.parts), bundle=self.bundle(parcel))
 
     def holds(self, device: str) -> None:

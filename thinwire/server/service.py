@@ -7,8 +7,10 @@ import time
 import traceback
 from collections.abc import Callable
 
+from thinwire.aggregation.registry import steps
+from thinwire.core.blame import blamed
 from thinwire.core.clock import Clock, RealClock
-from thinwire.core.errors import ThinwireError
+from thinwire.core.errors import NotWritten, ThinwireError
 from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RunStatusChanged
 from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
 from thinwire.core.home import AggregatorHome
@@ -68,7 +70,7 @@ def serve(
     """Serve until `ending` is set or a person orders `stop-service`; a run in progress goes on at the next start.
 
     Gives the exit code. A run that fails through a defect of ours is marked failed, with the traceback on stderr,
-    and the next one is begun.
+    and the next one is begun. `NotWritten`, of a disk that is full, ends the service.
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
     orders, presence = Orders(store), Presence()
@@ -101,10 +103,13 @@ def serve(
                 stop=stop,
                 on_event=tell,
             )
+        except NotWritten:  # nothing can be recorded: this service ends, and the run goes on at its next start
+            raise
         except ThinwireError as error:  # it could not even be begun
             store.record(row.run_id, [RunStatusChanged(time.time(), "failed", str(error), error.exit_code)])
         except Exception as error:
             traceback.print_exc()
-            said = f"a defect of Thinwire: {type(error).__name__}: {error}"
+            blame = blamed(error, steps)
+            said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
             store.record(row.run_id, [RunStatusChanged(time.time(), "failed", said, 1)])
     return 0

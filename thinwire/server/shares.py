@@ -12,37 +12,18 @@ count. That costs the other devices what a first round costs, and keeps none of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from thinwire.aggregation import WeightedMean
 from thinwire.core.types import State, Vector
+from thinwire.server.device_weights import Weights
 
 SHARES = "shares"  # in the run's state
 
 
-@dataclass
-class Shares:
-    """One round's part: who was folded with which weight. `known` are the weights of devices of earlier rounds."""
-
-    known: Mapping[str, int]
-    new: dict[str, int] = field(default_factory=dict)
-
-    def weight(self, device: str, examples: int) -> int:
-        """A device's weight: its examples when it was counted first."""
-        return self.known.get(device) or self.new.get(device) or examples
-
-    def fold(self, device: str, examples: int) -> None:
-        self.new.setdefault(device, self.weight(device, examples))
-
-    def close(self, tally: WeightedMean, state: State) -> tuple[Vector | None, State]:
-        """(the change of all devices that ever sent, the new sum); the tally's own memory is given away."""
-        if tally.examples == 0:
-            return None, {}
-        total = tally.total
-        if SHARES in state and self.known:  # nobody known: all begin anew
-            total += state[SHARES]
-        everyone = sum({**self.known, **self.new}.values())
-        return total * np.float32(tally.normaliser / tally.examples / everyone), {SHARES: total}
+def moved_by(tally: WeightedMean, state: State, weights: Weights) -> tuple[Vector, State]:
+    """(the change of all devices that ever sent, the new sum); the tally's own memory is given away."""
+    total = tally.total
+    if SHARES in state and weights.before:  # nobody known: all begin anew
+        total += state[SHARES]
+    return total * np.float32(tally.normaliser / tally.examples / weights.everyone), {SHARES: total}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 from thinwire.core.keys import Key, derive
@@ -11,18 +11,29 @@ UNKNOWN = 0.5  # share of a round's deadline that a device gets where nothing wa
 
 
 def who_could_answer(
-    idle: Iterable[str], left_s: float, took: Mapping[str, Sequence[float]], deadline_s: float, seed: int, number: int
+    idle: Iterable[str],
+    left_s: float,
+    took: Mapping[str, Sequence[float]],
+    deadline_s: float,
+    seed: int,
+    number: int,
+    first: Collection[str] = (),
 ) -> list[str]:
-    """Those of the idle devices that should answer within `left_s` seconds, in the order that the seed draws.
+    """Those of the idle devices that should answer within `left_s` seconds, in the order that the seed draws, before
+    all others those whom the round has drawn already (`first`).
 
-    `took` holds the seconds of each device's last answers. A device's place in the order depends on (seed, round,
-    device) alone, so that it is the same whoever else is there.
+    `took` holds the seconds of each device's last answers.
 
     >>> who_could_answer(["a", "b", "c"], 9.0, {"a": [5.0, 8.0], "b": [10.0]}, 60.0, seed=1, number=4)
     ['c', 'a']
     """
     able = [device for device in idle if expected_s(device, took, deadline_s) <= left_s]
-    return sorted(able, key=lambda device: derive(Key(seed), "spare", number, device).to_bytes())
+    return sorted(in_drawn_order(able, seed, number), key=lambda device: device not in first)
+
+
+def in_drawn_order(devices: Iterable[str], seed: int, number: int) -> list[str]:
+    """A device's place depends on (seed, round, device) alone, so that it is the same whoever else is there."""
+    return sorted(devices, key=lambda device: derive(Key(seed), "spare", number, device).to_bytes())
 
 
 def expected_s(device: str, took: Mapping[str, Sequence[float]], deadline_s: float) -> float:

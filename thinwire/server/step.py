@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thinwire.aggregation import BoundCodec, BufferMean, WeightedMean, parse
+from thinwire.aggregation.algorithms import algorithm_of
 from thinwire.aggregation.native.threads import planned_threads
 from thinwire.aggregation.optimizers import server_optimizer
 from thinwire.core.errors import BadPayload, ThinwireError
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Arrived, ReplyHead, State, Vector
-from thinwire.server.shares import SHARES, Shares
+from thinwire.server.control_mean import COMMON, held, moved_on
+from thinwire.server.device_weights import Weights
+from thinwire.server.shares import SHARES, moved_by
 
 Frames = Callable[[], Iterator[Arrived]]
 
@@ -26,13 +29,16 @@ class Overflowed(ThinwireError):
 
 @dataclass
 class Model:
-    """What the aggregator trains: `params` and `buffers` are flat float32 vectors of the layout."""
+    """What the aggregator trains: `params` and `buffers` are flat float32 vectors of the layout.
+
+    The layout is of all that travels: under SCAFFOLD `params` has the control variate behind the model.
+    """
 
     layout: Layout
     params: Vector
     buffers: Vector
     counters: dict[str, int]
-    state: State = field(default_factory=dict)  # the server optimizer's, and ef21's sum
+    state: State = field(default_factory=dict)  # the server optimizer's, ef21's sum, FedDyn's mean
 
 
 class Fold:
@@ -49,7 +55,8 @@ class Fold:
         self.plan, self.layout = plan, layout
         self.codec_of = codec_of or (lambda head: codec)
         self._bound: dict[str, BoundCodec] = {}
-        self.shares = Shares(weights or {}) if plan.uplink.feedback == "ef21" else None
+        self.algorithm = algorithm_of(plan)
+        self.weights = Weights(weights or {}) if plan.remembered else None
         self.changes = WeightedMean(parse(codec).bind(layout), layout)
         self.buffers = BufferMean(layout)
 
@@ -71,8 +78,8 @@ class Fold:
             self.buffers.check(statistics)
         self.changes.codec = self._codec(head)
         self.changes.fold(lambda: _first(frames(), segments), *self._counting(head, discount))
-        if self.shares is not None:
-            self.shares.fold(head.update_id.device, head.examples)
+        if self.weights is not None:
+            self.weights.count(head.update_id.device, head.examples)
         if statistics is not None:
             self.buffers.fold(statistics, head.examples * discount)
         self.buffers.count(head.counters)
@@ -83,8 +90,8 @@ class Fold:
         """
         if self.plan.cohort.mode == "buffered":
             return 1, discount * head.a, 1.0
-        if self.shares is not None:
-            return self.shares.weight(head.update_id.device, head.examples), discount, head.a
+        if self.weights is not None:
+            return self.weights.of(head.update_id.device, head.examples), discount, head.a
         return head.examples, discount, head.a
 
     def _codec(self, head: ReplyHead) -> BoundCodec:
@@ -96,22 +103,35 @@ class Fold:
 
     def step(self, model: Model) -> None:
         """Move the model by what was folded; `model.params` is overwritten."""
-        if self.shares is not None:
-            change, sums = self.shares.close(self.changes, model.state)
-        else:
-            change, sums = self.changes.close(), dict[str, Vector]()
-        if change is None or not np.isfinite(change.sum(dtype=np.float64)):
+        change, kept = self._change(model)
+        if change is None or not np.isfinite(sum(a.sum(dtype=np.float64) for a in (change, *kept.values()))):
             raise Overflowed(
                 "the updates of this round add up to NaN or infinity",
                 why="one client's training diverged",
                 hint="a smaller [local] lr, or [local] clip_grad = 1.0",
             )
-        own = {name: array for name, array in model.state.items() if name != SHARES}
-        model.params, own = server_optimizer(self.plan.server).step(model.params, change, own)
-        model.state = {**own, **sums}
+        own = {name: array for name, array in model.state.items() if name not in (SHARES, COMMON)}
+        if self.algorithm is not None and self.algorithm.control:
+            moved, own = server_optimizer(self.plan.server).step(model.params[: change.size], change, own)
+            model.params = np.concatenate([moved, kept.pop(COMMON)])
+        else:
+            model.params, own = server_optimizer(self.plan.server).step(model.params, change, own)
+        model.state = {**own, **kept}
         if self.plan.local.buffers == "average":
             model.buffers = self.buffers.close(model.buffers)
             model.counters |= self.buffers.counters
+
+    def _change(self, model: Model) -> tuple[Vector | None, State]:
+        """What the optimizer is given, and what the aggregator keeps of all devices; the tally is used up."""
+        if self.weights is None or not self.changes.count:
+            return self.changes.close(), {}
+        if self.algorithm is None:
+            return moved_by(self.changes, model.state, self.weights)
+        before = held(self.algorithm, self.layout, model.params, model.state)
+        common = moved_on(self.algorithm, self.layout, before, self.changes, self.weights)
+        change = self.changes.close()
+        assert change is not None
+        return self.algorithm.step(change[: self.layout.model_size], common), {COMMON: common}
 
 
 def _first(frames: Iterator[Arrived], count: int) -> Iterator[Arrived]:

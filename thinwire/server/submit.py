@@ -6,10 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
+import numpy as np
+
 from thinwire.aggregation import codecs
+from thinwire.aggregation.algorithms import algorithm_of, carried
+from thinwire.aggregation.idle_rules import require_rules
 from thinwire.core.check import DeviceTimes
 from thinwire.core.errors import PlanError
-from thinwire.core.events import RunStatusChanged
+from thinwire.core.events import Event, RunStatusChanged
 from thinwire.core.fleet import TaskReport
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
@@ -34,25 +38,32 @@ def submit(
     report: TaskReport,
     source: Literal["devices", "sim"] = "devices",
 ) -> str:
-    """Check everything, store the first model and queue the run; gives its id.
+    """Check everything, store the first model and queue the run; gives its id. With [run] init = "device" there is no
+    first model yet, and of what is given only the layout counts.
 
     A crash in between leaves a row that is still `preparing`: it is never begun.
     """
     found = plan.check(codecs)
     if not found and source == "devices":
-        found = plan.check(codecs, _measured(store, plan, layout))
+        found = plan.check(codecs, _measured(store, plan, carried(algorithm_of(plan), layout)))
     if found:
         raise found[0].error()
-    if layout.size > LARGEST:
+    travels = carried(algorithm_of(plan), layout)
+    require_rules(plan, travels)
+    if travels.size > LARGEST:
         raise PlanError(
             f"a model of {layout.size / 1e6:.0f} M trained parameters is more than this aggregator takes",
-            why=f"a round needs about {layout.size * 16 / 2**30:.0f} GiB; the stated limit is {LARGEST / 1e6:.0f} M",
+            why=f"a round needs about {travels.size * 16 / 2**30:.0f} GiB; the stated limit is {LARGEST / 1e6:.0f} M"
+            + (", control variates included" if travels.control_from else ""),
             hint="train fewer of them (LoRA: freeze the base)",
         )
     run_id = store.create_run(plan.run.task, plan, layout, report, source=source)
     now = time.time()
-    stored = Versions(home.run(run_id), layout, home.durable).write(0, params, buffers, counters, now)
-    store.record(run_id, [stored, RunStatusChanged(now, "queued", "in the queue")])
+    stored = list[Event]()
+    if plan.run.init != "device":
+        first = np.concatenate([params, np.zeros(travels.size - layout.size, np.float32)])
+        stored.append(Versions(home.run(run_id), travels, home.durable).write(0, first, buffers, counters, now))
+    store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")])
     return run_id
 
 

@@ -8,6 +8,7 @@ from thinwire.simulation.scripted import ScriptedFleet
 from thinwire.simulation.scripted_device import ScriptedDevice
 from thinwire.simulation.scripted_run import reported, run_scripted
 from thinwire.simulation.spool import HeldSpool
+from thinwire.simulation.trained import Trained, Training
 from thinwire.simulation.turns import LogNormal, Paced, Script, Turn
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Script",
     "ScriptedDevice",
     "ScriptedFleet",
+    "Trained",
+    "Training",
     "Turn",
     "Work",
     "own_part",

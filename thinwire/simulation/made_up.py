@@ -20,11 +20,13 @@ Answer = tuple[ReplyHead | Failure, bytes]  # and the parts, one after the other
 
 
 class Work(Protocol):
-    """Who makes a scripted device's answers; called when its virtual work on an ask is over, in the clock's order.
+    """Who makes a scripted device's answers: `begin` when an ask is taken up, which may say that the work will take
+    another time than the script says, `answer` when its virtual work is over, in the clock's order.
 
-    An ask is given to it once, unless the device died before it was done. A benchmark may train here.
+    An ask is given to it once, unless the device died before it was done.
     """
 
+    def begin(self, delivery: Delivery, turn: Turn) -> Turn: ...
     def answer(self, delivery: Delivery, turn: Turn) -> Answer: ...
 
 
@@ -42,6 +44,9 @@ class MadeUp:
     loss: Callable[[Ask], float] = lambda ask: 1.0 / (1.0 + ask.base_version)
     sequence: int = 0
     _payloads: dict[tuple[str, int], bytes] = field(default_factory=dict)
+
+    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
+        return turn
 
     def answer(self, delivery: Delivery, turn: Turn) -> Answer:
         ask = delivery.ask

@@ -118,7 +118,7 @@ def simulate(
 
 def require_own_start(plan: RunPlan) -> None:
     """`PlanError` where the plan begins with another model than the task's: there is no store to take it from."""
-    if plan.run.init:
+    if plan.run.init not in ("", "device"):
         raise PlanError(
             f"[run] init = {plan.run.init!r} cannot be honoured here",
             why="such a simulation begins with the model that the task makes from the seed",

@@ -26,7 +26,10 @@ Step = Literal["come", "die", "left", "look", "work", "send"]
 
 @dataclass(order=True)
 class Due:
-    """Something that happens to a device at a time on the clock, if it is still in that life (None: in whatever)."""
+    """Something that happens to a device at a time on the clock, if it is still in that life.
+
+    `life` None: happens in any life.
+    """
 
     at: float
     number: int
@@ -166,6 +169,7 @@ class ScriptedFleet(LocalFleet):
         if device.link is None:
             return
         device.link.closed, device.link, device.busy = True, None, False
+        device.sent_by = 0.0
         device.life += 1
         self._after(self.grace_s, "left", device)
 
@@ -195,7 +199,7 @@ class ScriptedFleet(LocalFleet):
         if not device.hear(ask):
             self._fail(device, ask, "need-plan", "")
             return
-        device.busy = True
+        device.busy, turn = True, device.work.begin(delivery, turn)
         self._after(turn.download_s + turn.compute_s + turn.encode_s, "work", device, delivery, turn)
 
     def _work(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
@@ -219,17 +223,21 @@ class ScriptedFleet(LocalFleet):
             due = Due(turn.sending_s(len(body)), 0, "send", device, None, delivery, turn)
             self._held.append((ask.round + turn.held, due))
         elif turn.lost != "answer":
-            device.busy = True
+            device.busy = not device.overlaps
             self._upload(device, kept.delivery, turn)
 
     def _upload(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
         seconds = turn.sending_s(len(device.outbox[delivery.ask.ask_id].body))
+        if device.overlaps:
+            device.sent_by = max(device.sent_by, self.virtual.now()) + seconds
+            seconds = device.sent_by - self.virtual.now()
         self._after(seconds, "send", device, delivery, turn)
 
     def _send(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
         """The last byte of an answer is here."""
         ask_id = delivery.ask.ask_id
-        device.busy = False
+        if not device.overlaps:
+            device.busy = False
         self._after(0.0, "look", device)
         if device.link is None or (kept := device.outbox.get(ask_id)) is None:
             return

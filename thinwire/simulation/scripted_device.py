@@ -30,19 +30,22 @@ class ScriptedDevice:
     """A device that does `work` as its `script` says, one ask after the other, and is `away` from and until such times.
 
     It comes at the first poll, or, where it is away from 0 on, later. What it has made it keeps through a death, as a
-    device's outbox does; what it was working on begins anew. `told` is every verdict that it heard.
+    device's outbox does; what it was working on begins anew. `told` is every verdict that it heard. One that `overlaps`
+    works on its next ask while it sends; answers leave one after the other.
     """
 
     name: str
     work: Work
     script: Script = field(default=lambda ask: Turn())
     away: Sequence[tuple[float, float]] = ()
+    overlaps: bool = False
     told: dict[UpdateId, Verdict] = field(default_factory=dict)
     outbox: dict[str, Kept] = field(default_factory=dict)  # by ask_id
     plans: set[str] = field(default_factory=set)  # digests of those that it holds
     life: int = 0  # what was scheduled in an earlier one does not happen
     link: LocalLink | None = None  # while it is there
     busy: bool = False
+    sent_by: float = 0.0  # when what it is sending has all left
     _taken_up: set[str] = field(default_factory=set)
 
     def turn(self, ask: Ask) -> Turn:

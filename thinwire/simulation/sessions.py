@@ -13,7 +13,8 @@ from thinwire.client.bench import Here
 from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.site import Site
 from thinwire.client.gate import Gate
-from thinwire.client.session import Reply, Session
+from thinwire.client.kept_runs import Reply
+from thinwire.client.session import Session
 from thinwire.client.state import RunFolder
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery

@@ -20,9 +20,9 @@ class Turn:
 
     `lost`: the ask does not get there, or the answer does not, until the device has been away and is back: then it
     begins anew, or sends the same bytes. `failure` (kind, text) is the answer instead of an update. `garbage`: frames
-    that cannot be folded. `held`: the answer leaves when somebody is asked for a round so many after its own, however
-    long that takes. `again`: what it sends once more: the same bytes, a second update for the same ask, or other bytes
-    under the same id.
+    that cannot be folded. `held` = n: the answer is sent when the asks of a round at least n later go
+    out. `again`: what it sends once more: the same bytes, a second update for the same ask, or other bytes under the
+    same id.
     """
 
     download_s: float = 0.0

@@ -15,9 +15,9 @@ from thinwire.core.errors import Refused, UsageError
 from thinwire.core.fleet import DeviceRow, DeviceState, How, Joining
 from thinwire.core.types import DEVICE_NAME
 from thinwire.store import invitations
+from thinwire.store.access import Device
 from thinwire.store.audit import act
 from thinwire.store.repository import device_row
-from thinwire.store.tables import Device
 
 AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for a person
 ROW = tuple(getattr(Device, name) for name in DeviceRow.__dataclass_fields__)

@@ -9,7 +9,7 @@ from typing import Any
 ANSWER: Mapping[str, Any] = {
     "pulled_at": None, "began_at": None, "arrived_at": None, "download_s": None, "queue_s": None, "evaluate_s": None,
     "train_s": None, "encode_s": None, "examples": 0, "steps": 0, "norm": None, "residual_norm": None,
-    "residual_ratio": None,
+    "residual_ratio": None, "state_lost": "",
     "requests": 0, "metrics": {}, "payload_up": 0, "wire_up": None, "wire_down": None,
 }  # fmt: skip
 
@@ -23,6 +23,7 @@ def columns(head: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **ANSWER, **own, **times, **moments,
         "residual_ratio": residual_ratio(head),
+        "state_lost": str(head.get("lost") or ""),
         "requests": transfer.get("requests", 0),
         "metrics": means(head.get("metrics") or {}),
         "payload_up": sum(part["length"] for part in head.get("parts", ())),

@@ -17,12 +17,13 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 
-from thinwire.core.errors import DataLost, ThinwireError, Unreachable, UsageError
+from thinwire.core.errors import DataLost, NotWritten, ThinwireError, Unreachable, UsageError
 from thinwire.core.home import disk_error
 
 LOG_BYTES = 16 * 2**20  # of the write-ahead log that are kept after a long reader made it grow
 WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
 EXAMPLE = "a file, or postgresql://USER@HOST/NAME"
+NO_MORE = ("database or disk is full", "disk I/O error", "readonly")  # SQLite's words for a disk that takes no more
 BUSY_S = 15.0  # how long a transaction waits for another process's; ours take milliseconds
 
 
@@ -90,7 +91,8 @@ class Database:
             "locked": "another process keeps it busy: end that one, or wait",
         }
         hint = next((hint for sign, hint in hints.items() if sign in said), "look at the disk, or restore a backup")
-        return DataLost(f"cannot use the database {self.name}", why=said, hint=hint)
+        kind = NotWritten if any(sign in said for sign in NO_MORE) else DataLost
+        return kind(f"cannot use the database {self.name}", why=said, hint=hint)
 
 
 def database_url(path_or_url: str | Path) -> URL:

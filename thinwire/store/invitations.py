@@ -16,10 +16,10 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, NotInvited, Refused, UsageError
 from thinwire.core.types import DEVICE_NAME
+from thinwire.store.access import Device, Invitation
 from thinwire.store.audit import act
 from thinwire.store.database import Database
 from thinwire.store.rows import InvitationRow, InvitationState, Invited
-from thinwire.store.tables import Device, Invitation
 
 SECRET_BYTES = 16
 SECRET = re.compile(r"[0-9a-f]{32}")

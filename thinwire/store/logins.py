@@ -9,8 +9,8 @@ import secrets
 from sqlalchemy import delete, insert, select, update
 
 from thinwire.core.clock import Clock
+from thinwire.store.access import Login, Session
 from thinwire.store.database import Database
-from thinwire.store.tables import Login, Session
 
 LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"  # none that is taken for another one
 CODE_LETTERS = 16  # 78 bits: cannot be guessed from its hash while it is valid

@@ -22,6 +22,7 @@ from thinwire.core.events import (
     ModelStored,
     RoundClosed,
     RoundOpened,
+    RunNoted,
     RunStatusChanged,
     UpdateAccepted,
     UpdateDropped,
@@ -30,7 +31,7 @@ from thinwire.core.events import (
 from thinwire.core.types import UpdateId
 from thinwire.store.answers import columns
 from thinwire.store.sums import Sums
-from thinwire.store.tables import Checkpoint, Round, Update
+from thinwire.store.tables import Checkpoint, Round, Run, Update
 from thinwire.store.touched import Row, Rows
 
 FLOAT_BYTES = 4
@@ -63,6 +64,8 @@ class Projection:
         match event:
             case RunStatusChanged():
                 self._status(event)
+            case RunNoted():
+                self._noted(event)
             case ModelStored():
                 self._model(event)
             case RoundOpened():
@@ -99,6 +102,12 @@ class Projection:
         if moment := MOMENTS.get(event.status):
             self.sums.of_run.setdefault(moment, event.at)  # the first one counts
 
+    def _noted(self, event: RunNoted) -> None:
+        known = self.sums.of_run.get("notes")
+        if known is None:
+            known = self.connection.scalar(select(Run.notes).where(Run.run_id == self.facts.run_id)) or []
+        self._run(notes=[*known, event.text])
+
     def _model(self, event: ModelStored) -> None:
         self.connection.execute(_NO_CHECKPOINT, {"the_run": self.facts.run_id, "the_version": event.version})
         row = {"digest": event.digest, "file": event.file, "parts": event.parts, "counters": dict(event.counters)}
@@ -110,7 +119,8 @@ class Projection:
         row = {
             name: getattr(event, name)
             for name in (
-                "round", "base_version", "deadline_s", "deadline_reason", "codec", "target", "floor", "candidates"
+                "round", "base_version", "deadline_s", "deadline_reason", "drawn", "codec", "target", "floor",
+                "candidates",
             )
         }  # fmt: skip
         row |= {"opened_at": event.at, "asked": list(event.asks), "not_asked": dict(event.reasons)}
@@ -118,7 +128,10 @@ class Projection:
         self.sums.opened.append(row)
 
     def _asked(self, event: ClientAsked) -> None:
-        self._new_row(event.round, event.device, event.ask_id, asked_at=event.at, payload_down=event.payload_bytes)
+        reasons = {"asked_why": event.why, "instead_of": event.instead_of, "work_reason": event.work_reason}
+        self._new_row(
+            event.round, event.device, event.ask_id, asked_at=event.at, payload_down=event.payload_bytes, **reasons
+        )
         if event.why:
             self._asked_since(event)
         dense = self.facts.size * FLOAT_BYTES
@@ -130,11 +143,12 @@ class Projection:
         known = self.sums.told_of(event.round)
         if "asked" not in known:
             where = (Round.run_id == self.facts.run_id, Round.round == event.round)
-            wanted = select(Round.asked, Round.not_asked, Round.codecs).where(*where)
+            wanted = select(Round.asked, Round.not_asked, Round.codecs, Round.codec_reasons).where(*where)
             known = dict(self.connection.execute(wanted).mappings().one())
         not_asked = {device: why for device, why in known["not_asked"].items() if device != event.device}
-        codecs = {**known["codecs"], **({event.device: event.codec} if event.codec else {})}
-        self._round(event.round, asked=[*known["asked"], event.device], not_asked=not_asked, codecs=codecs)
+        own = {"codecs": event.codec, "codec_reasons": event.codec_reason}
+        laddered = {name: {**known[name], **({event.device: said} if said else {})} for name, said in own.items()}
+        self._round(event.round, asked=[*known["asked"], event.device], not_asked=not_asked, **laddered)
 
     def _asked_in_full(self, event: AskedInFull) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)

@@ -11,10 +11,11 @@ from sqlalchemy import insert, select, update
 from thinwire.core.errors import NotFound
 from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RoundClosed, RunStatusChanged, to_json
 from thinwire.store import measures
+from thinwire.store.access import Device
 from thinwire.store.database import Database
 from thinwire.store.projection import Facts, Projection
 from thinwire.store.rows import MeasureRow
-from thinwire.store.tables import Device, Journal, Run
+from thinwire.store.tables import Journal, Run
 
 GATHERED_S = 0.5  # as long as whoever watches a simulation may wait for what happened
 

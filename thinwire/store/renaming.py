@@ -6,9 +6,10 @@ from sqlalchemy import Connection, select, update
 
 from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.types import DEVICE_NAME
+from thinwire.store.access import Device, Invitation
 from thinwire.store.admission import next_change
 from thinwire.store.audit import WAS, act
-from thinwire.store.tables import Client, Device, Invitation, Measure, Run, Update
+from thinwire.store.tables import Client, Measure, Run, Update
 
 
 def rename(connection: Connection, old: str, new: str, who: str, at: float) -> None:
@@ -45,6 +46,8 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     for table in (Client, Update):
         mine = update(table).where(table.device == old, table.run_id.in_(on_devices))
         connection.execute(mine, {"device": new})
+    places = update(Update).where(Update.instead_of == old, Update.run_id.in_(on_devices))
+    connection.execute(places, {"instead_of": new})
     connection.execute(update(Measure).where(Measure.device == old), {"device": new})
     connection.execute(update(Invitation).where(Invitation.used_by == old), {"used_by": new})
     row = {"name": new, "change": next_change(connection)}

@@ -14,10 +14,11 @@ from thinwire.core.errors import NotFound, Refused
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.core.texts import grouped
 from thinwire.store import admission, audit, commands, renaming
+from thinwire.store.access import Device
 from thinwire.store.admission import AT_ONCE, CHANGE, ROW, next_change
 from thinwire.store.database import Database
 from thinwire.store.repository import device_row
-from thinwire.store.tables import Client, Device, Run
+from thinwire.store.tables import Client, Run
 
 
 class StoredRoster:

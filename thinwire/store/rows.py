@@ -54,6 +54,7 @@ class RunRow:
     wire_down: int | None
     dense_up: int
     dense_down: int
+    notes: list[str] = field(default_factory=list)  # what the plan comes to here, for who follows the run
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,16 @@ class RoundRow:
     deadline_reason: str = ""
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, where the plan has a ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
+    drawn: str = ""  # how those who were asked were drawn, where not all had the same odds
 
 
 @dataclass(frozen=True)
 class UpdateRow:
     """One ask and what came of it. `*_at`: wall clock of the aggregator; `*_s`: the device's own stopwatch.
 
-    `began_at` is the first byte of the answer. `metrics`: each sum over its count, as the device measured it.
+    `began_at` is the first byte of the answer. `metrics`: each sum over its count, as the device measured it. Of one
+    asked in the middle of its round `asked_why` says what made it needed, and `instead_of` whose place it took;
+    `work_reason` says why so many steps, where the plan leaves them to the device's speed.
     """
 
     run_id: str
@@ -134,6 +138,10 @@ class UpdateRow:
     requests: int
     metrics: dict[str, float]
     residual_ratio: float | None = None  # norm of the residual over that of the change, both as they were encoded
+    asked_why: str = ""
+    instead_of: str = ""
+    work_reason: str = ""
+    state_lost: str = ""  # what the device found of its state, where this is its first answer without what that held
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
-"""What the database holds: one journal that is only ever added to, and tables to read that follow from it.
+"""What is kept of runs: one journal that is only ever added to, and tables to read that follow from it.
 
 `runs`, `rounds`, `updates` and `clients` are projections of the journal (store/projection.py): they are written in
 the transaction that appends the events, so at every commit they say what the journal says. Sums of bytes are kept
-in them, never added up on reading. All others stand on their own.
+in them, never added up on reading. What is known of devices and people stands in store/access.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, Integer, LargeBinary, String, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, Integer, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from thinwire.store.columns import Base, Counter, Words
@@ -68,6 +68,7 @@ class Run(Traffic, Outcomes, Base):
     spread0: Mapped[dict[str, Any]] = mapped_column(default=dict)
     dense_up: Mapped[int] = mapped_column(default=0)  # what the same exchange takes in plain float32
     dense_down: Mapped[int] = mapped_column(default=0)
+    notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # sentences for who follows it
 
 
 class Round(Traffic, Outcomes, Base):
@@ -82,6 +83,7 @@ class Round(Traffic, Outcomes, Base):
     version: Mapped[int | None]
     deadline_s: Mapped[float]
     deadline_reason: Mapped[str] = mapped_column(default="", server_default="")
+    drawn: Mapped[str] = mapped_column(default="", server_default="")
     codec: Mapped[str]
     codecs: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     codec_reasons: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
@@ -129,6 +131,9 @@ class Update(Traffic, Base):
     late_answer: Mapped[bool] = mapped_column(default=False)
     folded_round: Mapped[int | None] = mapped_column(Integer)
     staleness: Mapped[int] = mapped_column(default=0)
+    asked_why: Mapped[str] = mapped_column(default="", server_default="")  # of one in the middle of its round
+    instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
+    work_reason: Mapped[str] = mapped_column(default="", server_default="")
     asked_at: Mapped[float | None]
     pulled_at: Mapped[float | None]
     began_at: Mapped[float | None]
@@ -143,6 +148,7 @@ class Update(Traffic, Base):
     norm: Mapped[float | None]
     residual_norm: Mapped[float | None]
     residual_ratio: Mapped[float | None]
+    state_lost: Mapped[str] = mapped_column(default="", server_default="")
     requests: Mapped[int] = mapped_column(default=0)
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
@@ -190,97 +196,3 @@ class Checkpoint(Base):
     parts: Mapped[list[Any]]
     counters: Mapped[dict[str, Any]]
     at: Mapped[float]
-
-
-class Device(Base):
-    """Who may reach us. `change` counts all changes of approval: its maximum tells a cache that it is old."""
-
-    __tablename__ = "devices"
-
-    name: Mapped[str] = mapped_column(String(63), primary_key=True)
-    fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
-    public_key: Mapped[bytes] = mapped_column(LargeBinary)
-    state: Mapped[str] = mapped_column(String(16))
-    how: Mapped[str] = mapped_column(String(16))
-    created_at: Mapped[float]
-    change: Mapped[int] = mapped_column(index=True)
-    online: Mapped[bool] = mapped_column(default=False)
-    seen_at: Mapped[float | None]
-    hello: Mapped[dict[str, Any]] = mapped_column(default=dict)
-
-
-class Invitation(Base):
-    """A secret that lets one key in, once; only its SHA-256 is here. `name`: the one that it is good for, "" any."""
-
-    __tablename__ = "invitations"
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
-    name: Mapped[str] = mapped_column(String(63), default="")
-    approve_manually: Mapped[bool]
-    who: Mapped[str]
-    created_at: Mapped[float]
-    expires_at: Mapped[float]
-    used_by: Mapped[str] = mapped_column(String(63), default="")
-    used_key: Mapped[str] = mapped_column(String(64), default="")  # fingerprint
-    used_at: Mapped[float | None]
-    withdrawn_at: Mapped[float | None]
-
-
-class Action(Base):
-    """Who did what to a device's row, and when: only ever added to."""
-
-    __tablename__ = "device_actions"
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    at: Mapped[float]
-    who: Mapped[str]
-    device: Mapped[str] = mapped_column(index=True)
-    what: Mapped[str] = mapped_column(String(16))
-    detail: Mapped[str] = mapped_column(default="")
-
-
-class Note(Base):
-    """What the door refused, with the reason that it did not say outside; the newest thousand."""
-
-    __tablename__ = "door_notes"
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    at: Mapped[float]
-    kind: Mapped[str] = mapped_column(Words(40))
-    address: Mapped[str] = mapped_column(Words(100))
-    name: Mapped[str] = mapped_column(Words(63), default="")
-    why: Mapped[str] = mapped_column(Words(500))
-
-
-class Command(Base):
-    """What a person ordered and what came of it: the queue and the audit log in one."""
-
-    __tablename__ = "commands"
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    kind: Mapped[str] = mapped_column(String(40))
-    run_id: Mapped[str] = mapped_column(default="")
-    args: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    who: Mapped[str] = mapped_column(default="")
-    at: Mapped[float]
-    answered_at: Mapped[float | None] = mapped_column(index=True)
-    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-
-
-class Login(Base):
-    """A code that opens one session, once."""
-
-    __tablename__ = "logins"
-
-    code_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    expires_at: Mapped[float]
-    used_at: Mapped[float | None]
-
-
-class Session(Base):
-    __tablename__ = "sessions"
-
-    token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    created_at: Mapped[float]
-    expires_at: Mapped[float]

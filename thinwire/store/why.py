@@ -1,7 +1,6 @@
 """Why a round took as long as it did: its stages along the device that it waited for, and one sentence.
 
 All is read from the rows of the round and its asks, so what a late answer tells of a round is said once it is here.
-Moments are the aggregator's, stretches on a device are by its own stopwatch; only durations are compared.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ from dataclasses import dataclass, field
 
 from thinwire.core.texts import duration, size, speed
 from thinwire.store.rows import RoundRow, UpdateRow
+from thinwire.store.stages import ALONG, OWN, STAGES, along, within
 
-ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
-ALONG = ("asked", *ON_DEVICE, "trips", "upload")  # as it happens; trips: requests and what stands between stages
-OWN = ("fold", "step", "store")
-STAGES = (*ALONG, "waiting", *OWN)
 OWN_SHARE = 0.2  # of a round's time, from which on the aggregator's part is worth a word
 # Bits of a parameter, mildest first: what could be tried instead. tests/store holds them against the codecs.
 SMALLER = {"fp16": 16.0, "int8": 8.0, "qsgd(4)": 4.0, "topk(0.01) > int8 > rice": 0.17, "topk(0.01) > sign > rice": 0.1}
@@ -38,34 +34,43 @@ class Why:
     requests: int = 0
 
 
-def why(found: RoundRow, asks: Sequence[UpdateRow] = (), parameters: int = 0) -> Why:
-    """Of a round that is closed. `asks`: the round's own rows; without them less is told. `parameters`: of the model,
-    for what a smaller codec would have come to.
+def why(
+    found: RoundRow, asks: Sequence[UpdateRow] = (), parameters: int = 0, earlier: Sequence[UpdateRow] = (),
+    turn_at: float | None = None,
+) -> Why:  # fmt: skip
+    """Of a round that is closed. `asks`: the round's own rows; `earlier`: those of rounds before it that were folded
+    into it; without them less is told. `parameters`: of the model, for what a smaller codec would have come to.
+    `turn_at`: since when it took answers (`turns`), where that was not at its opening.
     """
     took = found.seconds or 0.0
-    slowest = next((one for one in asks if one.device == found.slowest), None)
+    slowest = _slowest(found, asks, earlier)
     stages = {name.removesuffix("_s"): value for name, value in found.spent.items()}
     stages = {"asked" if name == "wait" else name: value for name, value in stages.items()}
     if slowest is not None and slowest.arrived_at is not None:
-        stages |= along(slowest)
+        stages |= within(slowest, found.opened_at if turn_at is None else turn_at)
     waited_for = () if found.reason == "buffer" else tuple(one.device for one in asks if not _in_time(one, found))
-    before = sum(stages.get(name, 0.0) for name in ALONG)
-    if asks and found.closed_at is not None:
-        stages["waiting"] = max(0.0, took - before - sum(stages.get(name, 0.0) for name in OWN))
+    if (asks or earlier) and found.closed_at is not None:
+        known = sum(stages.get(name, 0.0) for name in STAGES if name != "waiting")
+        stages["waiting"] = max(0.0, took - known)
     said = {name: stages[name] for name in STAGES if name in stages}
-    told = f"Round {found.round} took {duration(took)}: {_reason(found, asks, said, slowest, waited_for, parameters)}."
-    return Why(found.round, took, told, found.slowest, said, waited_for, slowest.requests if slowest else 0)
+    if found.reason == "buffer":
+        reason = _filled(found, said, slowest, earlier)
+    elif found.reason == "deadline":
+        reason = _missed(found, asks, waited_for, parameters)
+    else:
+        reason = _waited(found, said, slowest)
+    device, requests = (slowest.device, slowest.requests) if slowest else (found.slowest, 0)
+    told = f"Round {found.round} took {duration(took)}: {reason}."
+    return Why(found.round, took, told, device, said, waited_for, requests)
 
 
-def along(ask: UpdateRow) -> dict[str, float]:
-    """Seconds by stage of one ask that was answered; what the device's stages leave of its time are the trips."""
-    assert ask.arrived_at is not None
-    asked = min(ask.asked_at or ask.arrived_at, ask.arrived_at)
-    began = min(max(asked, ask.began_at or ask.arrived_at), ask.arrived_at)
-    on_device = {name: getattr(ask, f"{name}_s") or 0.0 for name in ON_DEVICE}
-    pulled = min(max(asked, ask.pulled_at or began - sum(on_device.values())), began)
-    trips = max(0.0, began - pulled - sum(on_device.values()))
-    return {"asked": pulled - asked, **on_device, "trips": trips, "upload": ask.arrived_at - began}
+def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
+    """The ask that the round waited for last; what filled a buffer may have been asked for before it opened."""
+    own = next((one for one in asks if one.device == found.slowest), None)
+    if own is not None and found.reason != "buffer":
+        return own
+    came = [one for one in (*asks, *earlier) if one.update_id in found.folded and one.arrived_at is not None]
+    return max(came, key=lambda one: one.arrived_at or 0.0, default=own)
 
 
 def in_all(whys: Sequence[Why]) -> Why:
@@ -96,24 +101,47 @@ def _in_time(ask: UpdateRow, found: RoundRow) -> bool:
     return ask.outcome == "failed" or ask.arrived_at <= found.closed_at
 
 
-def _reason(
-    found: RoundRow, asks: Sequence[UpdateRow], stages: Mapping[str, float], slowest: UpdateRow | None,
-    waited_for: Sequence[str], parameters: int,
-) -> str:  # fmt: skip
-    if found.reason == "deadline":
-        return _missed(found, asks, waited_for, parameters)
+def _waited(found: RoundRow, stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
+    """For whom, and what that device did most of the time; a word on the aggregator where it took its share."""
     device = {name: stages[name] for name in ALONG if name in stages}
-    if not found.slowest or not device:
-        if found.reason == "buffer":
-            return f"its buffer was full with {len(found.folded)} updates, all asked for before it opened"
+    name = slowest.device if slowest else found.slowest
+    if not name or not device:
         return "no update came to wait for" if not found.folded else "nothing of it is known"
-    waited = f"waited {duration(sum(device.values()))} for {found.slowest}, which {_most(device, slowest)}"
-    own = {name: stages[name] for name in OWN if name in stages}
+    waited = (
+        f"waited {duration(sum(device.values()))} for {name}, which {_most(device, slowest)}{_asked(stages, slowest)}"
+    )
+    own = {stage: stages[stage] for stage in OWN if stage in stages}
     if sum(own.values()) < OWN_SHARE * (found.seconds or 0.0):
         return waited
-    name = max(own, key=lambda stage: own[stage])
-    mine = f"the aggregator took {duration(sum(own.values()))} ({_words(name)} {duration(own[name])})"
+    most = max(own, key=lambda stage: own[stage])
+    mine = f"the aggregator took {duration(sum(own.values()))} ({_words(most)} {duration(own[most])})"
     return f"{waited}; {mine}"
+
+
+def _asked(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
+    """Of one that was asked in the middle of the round: when, and in whose place."""
+    if slowest is None or not slowest.asked_why:
+        return ""
+    place = f" instead of {slowest.instead_of}" if slowest.instead_of else ""
+    return f" (asked after {duration(stages.get('before', 0.0))}{place})"
+
+
+def _filled(
+    found: RoundRow, stages: Mapping[str, float], last: UpdateRow | None, earlier: Sequence[UpdateRow]
+) -> str:  # fmt: skip
+    """A buffer waits for nobody: what filled it, how much of that was asked for earlier, and what came last."""
+    said = f"its buffer was full with {len(found.folded)} {'update' if len(found.folded) == 1 else 'updates'}"
+    if old := [one for one in earlier if one.update_id in found.folded]:
+        said += f", {'all' if len(old) == len(found.folded) else f'{len(old)} of them'} asked for before it opened"
+        behind = max(old, key=lambda one: one.staleness)
+        if behind.staleness:
+            said += (
+                f" ({behind.device}'s {behind.staleness} {'version' if behind.staleness == 1 else 'versions'} behind)"
+            )
+    device = {name: stages[name] for name in ALONG if name in stages}
+    if last is None or not any(device.values()):
+        return said
+    return f"{said}; the last came from {last.device}, which then {_most(device, last)}"
 
 
 def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str], parameters: int) -> str:
@@ -179,7 +207,7 @@ def _words(name: str) -> str:
         "asked": "until an ask was taken up", "queue": "behind other work", "trips": "requests and round trips",
         "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
         "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads", "fold": "folding",
-        "step": "the step",
+        "step": "the step", "before": "before the last one to answer was asked",
     }[name]  # fmt: skip
 
 

@@ -27,6 +27,17 @@ class Link(Answer):
     uploads: int = 0
 
 
+class Has(Answer):
+    """What a device says that it has; null where it did not say. `sentence`: all that is known, in words."""
+
+    cores: int | None = None
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    mains: bool | None = None
+    metered: bool | None = None
+    sentence: str = ""
+
+
 class Device(Answer):
     """A device that may, might or may no longer reach the aggregator.
 
@@ -49,6 +60,7 @@ class Device(Answer):
     tasks: list[Task]
     versions: dict[str, str]
     link: Link
+    has: Has
     updates: int
     payload_up: int
     last_outcome: str
@@ -64,15 +76,21 @@ class Action(Answer):
 
 
 class Asked(Answer):
-    """One ask of a device and what came of it."""
+    """One ask of a device and what came of it; see `models.Update`."""
 
     run_id: str
     round: int
     outcome: str
     reason: str
     asked_at: float | None
+    asked_why: str
+    instead_of: str
+    work_reason: str
     arrived_at: float | None
     examples: int
+    steps: int
+    residual_ratio: float | None
+    state_lost: str
     payload_up: int
     wire_up: int | None
     up_bytes_s: float | None

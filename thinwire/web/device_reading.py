@@ -116,6 +116,7 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
             rtt_s=link.get("rtt_s"), skew_s=link.get("skew_s"), up_bytes_s=rate.bytes_s if rate else None,
             uploads=rate.uploads if rate else 0,
         ),
+        "has": models.Has.model_validate(info.has),
         "updates": info.updates, "payload_up": info.payload_up, "last_outcome": info.last_outcome,
     }  # fmt: skip
 

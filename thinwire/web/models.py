@@ -63,7 +63,7 @@ class Run(Traffic):
 
 
 class Client(Traffic):
-    """A device's part in one run, and what it does now."""
+    """A device's part in one run, and what it does now. `residual_ratio`: of its latest answer that has one."""
 
     device: str
     state: str
@@ -76,13 +76,15 @@ class Client(Traffic):
     dropped: int
     failed: int
     examples: int
+    residual_ratio: float | None = None
     last_outcome: str
     last_at: float | None
 
 
 class RunPage(Run):
-    """A run with everything that its page shows besides the rounds."""
+    """A run with everything that its page shows besides the rounds. `notes`: what its plan comes to here."""
 
+    notes: list[str]
     plan: dict[str, Any]
     model_digest: str
     layout_digest: str
@@ -132,7 +134,13 @@ class Stretch(Answer):
 
 
 class Update(Traffic):
-    """One ask and what became of it, with its stretches of time since the round opened."""
+    """One ask and what became of it, with its stretches of time since the round opened.
+
+    `codec` is what it was asked in, with the reason where the plan has a ladder; `work_reason` says why so many steps,
+    where they follow its speed. Of one asked in the middle of its round `asked_why` says what made it needed.
+    `residual_ratio`: the norm of what was not sent beside that of the change. `state_lost`: what the device found of
+    its state, where it began the run anew with this answer.
+    """
 
     round: int
     device: str
@@ -143,21 +151,35 @@ class Update(Traffic):
     folded_round: int | None
     staleness: int
     asked_at: float | None
+    asked_why: str
+    instead_of: str
+    codec: str = ""
+    codec_reason: str = ""
+    work_reason: str
     arrived_at: float | None
     examples: int
     steps: int
     norm: float | None
     residual_norm: float | None
+    residual_ratio: float | None
+    state_lost: str
     requests: int
     metrics: dict[str, float]
     stretches: list[Stretch] = []
 
 
 class RoundPage(Round):
-    """A round with its asks, and the late answers to earlier rounds that were folded into it. `stages`: seconds, along
-    `slowest` and then in the aggregator; `waited_for`: who had not answered when it closed.
+    """A round with its asks, and those to earlier rounds that were folded into it or may yet be. `stages`: seconds,
+    along `slowest` and then in the aggregator; `waited_for`: who had not answered when it closed. `codecs`: in which of
+    the ladder's how many were asked, most first; empty where there is no ladder. `turn_at`: when it began to take
+    answers, from which its seconds and all stretches count: later than `opened_at` where asks are sent ahead. `drawn`:
+    how those who were asked were drawn, where not all had the same odds.
     """
 
+    turn_at: float
+    deadline_reason: str
+    drawn: str
+    codecs: list[tuple[str, int]]
     stages: dict[str, float]
     waited_for: list[str]
     updates: list[Update]

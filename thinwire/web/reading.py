@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from thinwire.core.errors import NotFound
 from thinwire.core.layout import Layout
+from thinwire.core.sections import MOST_DELAY
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
+from thinwire.store.stages import turns
 from thinwire.store.why import Why, why
 from thinwire.web import models
-from thinwire.web.sentences import closing, run_sentence
+from thinwire.web.sentences import buffered, closing, open_round, run_sentence
 from thinwire.web.timeline import stretches
 from thinwire.web.working import client_states
 
 Shown = TypeVar("Shown", bound=models.Run)
 
 LATEST_ROUNDS = 3  # in which a device's examples are looked for
-EARLIER_ROUNDS = 20  # in which the asks of late answers are looked for
+AHEAD = 1 + MOST_DELAY  # rounds that may be open at once
+EARLIER_ROUNDS = 20  # in which earlier asks are looked for
 KEPT_RUNS = 8
+AT_WORK = ("asked", "accepted")  # outcomes of an ask of which nothing is decided yet
 
 
 class Reader:
@@ -41,10 +46,10 @@ class Reader:
         newest = rounds[-1] if rounds else None
         clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
         return _run(
-            models.RunPage, row, newest if newest and not newest.reason else None,
+            models.RunPage, row, self._open_round(row),
             plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
             task_version=row.task_report.version, seconds=sum(found.seconds or 0.0 for found in rounds),
-            clients=clients, seq=seq, now=time.time(),
+            notes=row.notes, clients=clients, seq=seq, now=time.time(),
         )  # fmt: skip
 
     def rounds(self, name: str, first: int = 1) -> list[models.Round]:
@@ -58,21 +63,26 @@ class Reader:
         if found is None:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
         own = self._store.updates(row.run_id, number)
-        late = self._late(row.run_id, found, own)
-        took = why(found, own, row.size) if found.reason else Why(number, 0.0, "")
-        shown = _with_sums(rounds[: rounds.index(found) + 1], number)[0].model_copy(update={"why": took.sentence})
+        earlier = self._earlier(row, found, own)
+        turn_at, ahead = turns(rounds)[number], [one.round for one in rounds if not one.reason and one.round < number]
+        open_now = Why(number, 0.0, open_round(found, own, earlier, buffered(row), ahead))
+        took = why(found, own, row.size, earlier, turn_at) if found.reason else open_now
+        said = {"why": took.sentence, "slowest": took.device}
+        shown = _with_sums(rounds[: rounds.index(found) + 1], number)[0].model_copy(update=said)
+        of = {one.round: one for one in rounds}
         return models.RoundPage(
             **dict(shown), now=time.time(), stages=dict(took.stages), waited_for=list(took.waited_for),
-            updates=[update(one, found.opened_at) for one in own],
-            late_folded=[update(one, found.opened_at) for one in late],
+            deadline_reason=found.deadline_reason, drawn=found.drawn, turn_at=turn_at,
+            codecs=Counter(found.codecs.values()).most_common(),
+            updates=[update(one, of.get(one.round), turn_at) for one in own],
+            late_folded=[update(one, of.get(one.round), turn_at) for one in earlier],
         )  # fmt: skip
 
     def updates(self, name: str, number: int | None) -> list[models.Update]:
         """Every ask of the run, or of one round."""
         run_id = self._store.run(name).run_id
-        opened = {found.round: found.opened_at for found in self.kept_rounds(run_id)}
-        asked = self._store.updates(run_id, number)
-        return [update(one, opened.get(one.round, one.asked_at or 0.0)) for one in asked]
+        of = {found.round: found for found in self.kept_rounds(run_id)}
+        return [update(one, of.get(one.round)) for one in self._store.updates(run_id, number)]
 
     def kept_rounds(self, run_id: str) -> list[RoundRow]:
         seq = self._store.last_seq(run_id)
@@ -84,25 +94,33 @@ class Reader:
         return kept[1]
 
     def _open_round(self, row: RunRow) -> RoundRow | None:
-        newest = self.kept_rounds(row.run_id)[-1:] if row.status == "running" else []
-        return newest[0] if newest and not newest[0].reason else None
+        newest = self.kept_rounds(row.run_id)[-AHEAD:] if row.status == "running" else []
+        return next((found for found in newest if not found.reason), None)
 
-    def _late(self, run_id: str, found: RoundRow, own: Sequence[UpdateRow]) -> list[UpdateRow]:
-        """Answers to earlier rounds' asks that were folded into this one."""
+    def _earlier(self, row: RunRow, found: RoundRow, own: Sequence[UpdateRow]) -> list[UpdateRow]:
+        """Asks of earlier rounds that were folded into this one; in an open buffer also those that may yet be."""
         missing = set(found.folded) - {one.update_id for one in own}
-        late = list[UpdateRow]()
+        waits = not found.reason and buffered(row)
+        earlier = list[UpdateRow]()
         for number in range(found.round - 1, max(0, found.round - EARLIER_ROUNDS), -1):
-            if not missing:
+            if found.reason and not missing:
                 break
-            late += [one for one in self._store.updates(run_id, number) if one.update_id in missing]
-            missing -= {one.update_id for one in late}
-        return late
+            asks = self._store.updates(row.run_id, number)
+            mine = [one for one in asks if one.update_id in missing or one.folded_round == found.round]
+            earlier += mine + [one for one in asks if waits and one.outcome in AT_WORK]
+            missing -= {one.update_id for one in mine}
+        return earlier
 
 
-def update(row: UpdateRow, opened_at: float) -> models.Update:
+def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = None) -> models.Update:
+    """An ask of the round `asked`, as seen from one that began at `opened_at`: its own where that is not said."""
+    if opened_at is None:
+        opened_at = asked.opened_at if asked else row.asked_at or 0.0
     shown = models.Update.model_validate(row)
     drawn = [models.Stretch.model_validate(stretch) for stretch in stretches(row, opened_at)]
-    return shown.model_copy(update={"stretches": drawn})
+    codec = {"codec": asked.codecs.get(row.device, asked.codec) if asked else ""}
+    codec["codec_reason"] = asked.codec_reasons.get(row.device, "") if asked else ""
+    return shown.model_copy(update={"stretches": drawn, **codec})
 
 
 def _run(kind: type[Shown], row: RunRow, open_round: RoundRow | None, **more: Any) -> Shown:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from thinwire.core.texts import duration
-from thinwire.store import RoundRow, RunRow
+from thinwire.store import RoundRow, RunRow, UpdateRow
 from thinwire.store.why import unanswered
 
 
@@ -31,11 +33,36 @@ def _running(run: RunRow, open_round: RoundRow | None) -> str:
     quality = "; ".join(_quality(run)) + " so far" if run.metrics else "nothing measured yet"
     if open_round is None:
         return _stop(f"{_capital(run.status_text or 'running')}: {quality}")
+    if buffered(run):
+        return _stop(
+            f"Step {run.version + 1} of {run.rounds_total} waits for a buffer of {open_round.target}; {quality}"
+        )
     answered = open_round.folded_count + open_round.dropped + open_round.failed
     lost = run.rounds_closed - run.version
     note = f" ({_rounds(lost)} made no step)" if lost > 0 else ""
     step = f"Round {open_round.round} of {run.rounds_total + max(0, lost)}{note}"
     return _stop(f"{step}: {answered} of {len(open_round.asked)} devices have answered; {quality}")
+
+
+def buffered(run: RunRow) -> bool:
+    return dict(run.plan.get("cohort") or {}).get("mode") == "buffered"
+
+
+def open_round(
+    round_: RoundRow, own: Sequence[UpdateRow], earlier: Sequence[UpdateRow], buffer: bool, ahead: Sequence[int] = ()
+) -> str:
+    """How far a round is; of a `buffer` what it holds, whenever that was asked for. `ahead`: open ones before it."""
+    if ahead:
+        said = f"{len(round_.asked)} were asked ahead, and it takes answers when round {ahead[-1]} has closed"
+        return f"Round {round_.round} waits for its turn: {said}."
+    if not buffer:
+        answered = round_.folded_count + round_.dropped + round_.failed
+        said = f"{answered} of {len(round_.asked)} have answered, {round_.target} are enough"
+        return f"Round {round_.round} is open: {said}."
+    holds = sum(one.outcome == "accepted" or one.folded_round == round_.round for one in (*own, *earlier))
+    work = sum(one.outcome == "asked" for one in (*own, *earlier))
+    at_work = f"{work} {'device is' if work == 1 else 'devices are'} at work"
+    return f"Round {round_.round} is open: its buffer holds {holds} of {round_.target} updates, and {at_work}."
 
 
 def closing(round_: RoundRow) -> str:

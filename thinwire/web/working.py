@@ -22,10 +22,12 @@ def client_states(
     open_asks = {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("asked", "accepted")}
     working = open_asks if newest is not None and not newest.reason and run.status not in ENDED else {}
     examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
+    ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}
     not_asked = dict(newest.not_asked) if newest is not None and run.status not in ENDED else {}
     shown = [
         models.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
+            residual_ratio=ratios.get(row.device),
             **_now(run, working.get(row.device), known.get(row.device), not_asked.get(row.device)),
         )
         for row in clients

@@ -14,7 +14,7 @@ from . import batches, tensors
 from .clock import REAL, Clock
 from .errors import BadUsage
 from .evaluate import evaluate, never
-from .initial import build
+from .initial import build, first_model
 from .order import Done, Order
 from .partial import Partial
 from .places import Places
@@ -83,6 +83,9 @@ class Bench:
 
         `Cancelled` and `NotFinite` as they come; whatever the task's code raises passes through.
         """
+        if order.first:
+            first = first_model(self.task, order.key.a)
+            return Done(params=first.params, buffers=first.buffers, counters=first.counters)
         until = None if order.within_s is None else clock.now() + order.within_s
         split, done = self.split(site), Done()
         module = self.set_up(params, buffers, order.counters)
@@ -95,7 +98,7 @@ class Bench:
             begun = clock.now()
             partial = None if until is None else Partial(until, order.local.min_steps, clock)
             trainer = TorchTrainer(
-                self.task, order.local, self.device, order.slow_step_s, order.schedule, partial, clock
+                self.task, order.local, self.device, order.slow_step_s, order.schedule, partial, clock, order.shift
             )
             trained = trainer.train(
                 module, split.train, order.work, order.key, lambda at, total: tell("train", at, total), cancelled

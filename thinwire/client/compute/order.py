@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """Measure the model, train it, or one after the other. `counters` are the model's integer buffers."""
+    """Measure the model, train it, or one after the other. `counters` are the model's integer buffers.
+
+    `shift`, of the model's size, is added to the gradient of every step. `first`: neither, but make the model itself,
+    from the run's seed, which is the key's first word.
+    """
 
     measure: bool
     train: bool
@@ -32,16 +36,20 @@ class Order:
     slow_step_s: float = 0.0  # the demo's slow client
     schedule: Schedule = CONSTANT
     within_s: float | None = None  # training ends so long after this order was taken up, with what was done by then
+    shift: Vector | None = None
+    first: bool = False
 
     def after(self, seconds: float) -> Order:
         """The same order, so much later."""
         return self if self.within_s is None else replace(self, within_s=self.within_s - seconds)
 
     def to_json(self) -> dict[str, Any]:
+        """All but the vector."""
         return {
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
             "key": list(self.key), "counters": dict(self.counters), "slow_step_s": self.slow_step_s,
             "schedule": vars(self.schedule), "within_s": self.within_s,
+            "first": self.first,
         }  # fmt: skip
 
     @classmethod
@@ -49,7 +57,7 @@ class Order:
         return cls(
             bool(raw["measure"]), bool(raw["train"]), Local.of(raw["local"]), Work(*raw["work"]), Key(*raw["key"]),
             dict(raw["counters"]), float(raw["slow_step_s"]), Schedule(**raw["schedule"]),
-            None if raw["within_s"] is None else float(raw["within_s"]),
+            None if raw["within_s"] is None else float(raw["within_s"]), first=bool(raw["first"]),
         )  # fmt: skip
 
 

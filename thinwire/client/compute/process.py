@@ -112,9 +112,10 @@ class Served:
         bench, number = self.benches[head["task"]], head["id"]
         order, site = Order.from_json(head["order"]), replace(_site(head["site"]), device=self.device)
         places, began = bench.places, time.monotonic()
-        sizes = [places.size, places.buffer_size] if head["buffers"] else [places.size]
-        vectors = self.wire.vectors(head, sizes)
-        order, told_at = order.after(time.monotonic() - began), 0.0
+        given = ["params", *(name for name in ("buffers", "shift") if head[name])]
+        sizes = [places.buffer_size if name == "buffers" else places.size for name in given]
+        vectors = dict(zip(given, self.wire.vectors(head, sizes)))
+        order, told_at = replace(order.after(time.monotonic() - began), shift=vectors.get("shift")), 0.0
 
         def tell(what: str, done: int, total: int) -> None:
             nonlocal told_at
@@ -125,7 +126,7 @@ class Served:
 
         try:
             done = bench.do(
-                order, site, vectors[0], vectors[1] if len(vectors) > 1 else None, tell, lambda: self._cancelled(number)
+                order, site, vectors["params"], vectors.get("buffers"), tell, lambda: self._cancelled(number)
             )
         except Cancelled:
             self.wire.send({"cancelled": number})

@@ -14,6 +14,7 @@ from torch import nn
 from . import batches
 from .clock import REAL, Clock
 from .descent import Descent
+from .drift import Drift
 from .errors import BadTask, Cancelled, NotFinite
 from .evaluate import as_loss, never
 from .keys import Key, derive
@@ -27,6 +28,9 @@ from .seeding import seed_all, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from .task import LoadedTask
 
@@ -60,6 +64,7 @@ class TorchTrainer:
     schedule: Schedule = CONSTANT
     partial: Partial | None = None
     clock: Clock = REAL
+    shift: NDArray[np.float32] | None = None  # added to the gradient of every step
 
     def train(
         self,
@@ -78,6 +83,14 @@ class TorchTrainer:
             if (whole := self.task.optional("train")) is not None:
                 if self.local.partial:
                     raise BadTask("[local] partial = true with a task that has its own train()")
+                if self.local.overlap:
+                    raise BadTask("[local] overlap with a task that has its own train()")
+                if self.shift is not None:
+                    raise BadTask(
+                        "scaffold or feddyn with a task that has its own train()",
+                        why="the gradient of every step would have to be corrected in it",
+                        hint='[run] algorithm = "fedavg"',
+                    )
                 return self._theirs(whole(module, data, self.local))
             return self._steps(module, data, work, key, progress, cancelled)
 
@@ -95,6 +108,7 @@ class TorchTrainer:
         rates = [group["lr"] for group in optimizer.param_groups]
         counted = self._normaliser()
         proximal = Proximal(params, self.local.prox) if self.local.prox else None
+        drift = Drift(params, self.shift) if self.shift is not None else None
         drawn, total = self._batches(data, work, derive(key, "data"))
         losses, steps, factor = Losses(self.device), 0, 1.0
         begun = self.clock.now()
@@ -112,6 +126,8 @@ class TorchTrainer:
                 proximal.pull()
             if self.local.clip_grad is not None:
                 nn.utils.clip_grad_norm_(params, self.local.clip_grad)
+            if drift is not None:
+                drift.correct()
             if self.schedule.moves:
                 factor = self.schedule.factor(steps, total)
                 _scale(optimizer, rates, factor)

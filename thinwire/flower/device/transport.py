@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from thinwire.core.errors import BadPayload, Refused, Unreachable, UsageError
+from thinwire.core.errors import BadPayload, NotWritten, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, Failure, ReplyHead
@@ -47,7 +47,8 @@ class FlowerLink:
     `trust` is what `join` left; without it the door is a plain one on loopback. It is kept up to date in `folder`. The
     link tells the aggregator which asks it holds: one is given again until it arrived whole, and not after. After the
     aggregator was restarted it says hello again by itself. A large ask that is not wanted is delivered without its
-    parts: it will be declined, and they would have come for nothing.
+    parts: it will be declined, and they would have come for nothing. One that this disk cannot take is delivered so
+    too, with the error: nobody need wait for an answer to it.
     """
 
     def __init__(
@@ -151,14 +152,21 @@ class FlowerLink:
             data = block_of(answer, MAX_HEAD_BYTES)
             ask = ask_from_bytes(data) if data else None
             length = sum(part.length for part in ask.parts) if ask else 0
-            bundle = self._incoming.take(ask.parts, answer) if ask and 0 < length <= INLINE_BYTES else None
+            bundle, error = None, None
+            try:
+                bundle = self._incoming.take(ask.parts, answer) if ask and 0 < length <= INLINE_BYTES else None
+            except NotWritten as refused:
+                error = refused
             answer.read()
         if ask is None:
             return None
-        if length > INLINE_BYTES and self._is_wanted(ask) and (bundle := self._fetched(ask)) is None:
-            return None
+        try:
+            if length > INLINE_BYTES and self._is_wanted(ask) and (bundle := self._fetched(ask)) is None:
+                return None
+        except NotWritten as refused:
+            error = refused
         self._held.arrived(ask.ask_id)
-        return Delivery(ask, bundle, time.monotonic() - began)
+        return Delivery(ask, bundle, time.monotonic() - began, error)
 
     def _fetched(self, ask: Ask) -> Path | None:
         """A large ask's parts, whole; None when it was withdrawn meanwhile. As long as each try gains something."""

@@ -54,6 +54,12 @@ def _possible(plan: RunPlan) -> RunPlan:
             why="this app keeps no log of changes, no note of what a node holds: each message has the whole model",
             hint='[downlink] codec = "identity", or our own client: thinwire run',
         )
+    if plan.run.algorithm != "fedavg":
+        raise PlanError(
+            f'[run] algorithm = "{plan.run.algorithm}" over stock nodes',
+            why="it needs each update to count exactly once, and this app cannot know which did",
+            hint='[run] algorithm = "fedavg", or our own client: thinwire run',
+        )
     if plan.uplink.ladder:
         raise PlanError(
             "[uplink] ladder over stock nodes",
@@ -74,7 +80,7 @@ class StockRun:
     payload_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
-    _weights: dict[str, int] = field(default_factory=dict)  # see server/shares.py
+    _weights: dict[str, int] = field(default_factory=dict)  # see server/device_weights.py
 
     def make(self, nodes: int) -> None:
         """All rounds; each says in one line what came of it."""
@@ -143,7 +149,7 @@ class StockRun:
         if not heads:
             raise TooFewClients(f"no node answered in round {number}")
         fold.step(self.model)
-        self._weights |= fold.shares.new if fold.shares else {}
+        self._weights |= fold.weights.new if fold.weights else {}
         self.metrics = pooled((head.metrics for head in heads), "eval/")
         print(f"thinwire: round {number}: {len(heads)} of {len(nodes)} nodes, {self.metrics}", flush=True)
         return versions.write(number, self.model.params, self.model.buffers, self.model.counters, time.time())

@@ -1,7 +1,7 @@
 // Who takes part, what they do now and what became of their updates.
 import { LastOutcome } from "./devices.js";
 import { html, link } from "./dom.js";
-import { ago, bytes, count } from "./format.js";
+import { ago, bytes, count, share } from "./format.js";
 import { serverNow } from "./live.js";
 import { Icon, Section, Table } from "./parts.js";
 
@@ -20,6 +20,7 @@ const State = ({ client }) => {
 };
 
 export const Clients = ({ run }) => {
+  const feeds = run.clients.some((c) => c.residual_ratio !== null);
   const simulated = run.clients.every((c) => c.wire_up === null && c.wire_down === null);
   return html`
     <${Section} id="clients" title="Clients" aside=${`${run.clients.length} in this run`}
@@ -34,6 +35,7 @@ export const Clients = ({ run }) => {
         { title: "Late", right: true, cell: (c) => zero(c.late) },
         { title: "Dropped", right: true, cell: (c) => zero(c.dropped) },
         { title: "Failed", right: true, cell: (c) => zero(c.failed) },
+        ...(feeds ? [{ title: "Residual ÷ change", right: true, cell: (c) => share(c.residual_ratio) }] : []),
         { title: "Payload up", right: true, cell: (c) => bytes(c.payload_up) },
         ...(simulated ? [] : [{ title: "Wire up", right: true, cell: (c) => bytes(c.wire_up) }]),
         { title: "Payload down", right: true, cell: (c) => bytes(c.payload_down) },

@@ -4,10 +4,10 @@ import { Deciding } from "./deciding.js";
 import { LastOutcome, Seen, Skew, rate } from "./devices.js";
 import { html, link, useEffect, useState } from "./dom.js";
 import { Fingerprint, groups } from "./fingerprint.js";
-import { bytes, count, moment, plural, seconds, trip } from "./format.js";
+import { bytes, count, moment, plural, seconds, share, trip } from "./format.js";
 import { Gone } from "./frame.js";
 import { useReading } from "./live.js";
-import { Icon, Outcome, Refusal, Section, Table } from "./parts.js";
+import { Icon, Outcome, Refusal, Section, Table, anew } from "./parts.js";
 
 const NAMES = { thinwire: "thinwire", python: "Python", torch: "torch", machine: "machine", system: "system" };
 
@@ -50,6 +50,7 @@ export const DevicePage = ({ name, news }) => {
         </dl>
       <//>
     </div>
+    <${Equipment} has=${data.has} />
     <${Installed} tasks=${data.tasks} />
     <${Asks} device=${data} />
     <${Deeds} actions=${data.actions} />
@@ -64,6 +65,20 @@ const Declined = ({ said }) => html`
     <${Icon} name="alert" />
     <div><strong>Its owner's policy declined round ${said.round} of ${said.run_id}.</strong><p>${said.rule}</p></div>
   </div>`;
+
+const GIB = 2 ** 30;
+const word = (value, yes, no) => (value === null ? "not said" : value ? yes : no);
+const gib = (value) => (value === null ? null : `${(value / GIB).toFixed(1)} GiB`);
+
+const Equipment = ({ has }) => html`
+  <${Section} id="has" title="What it has" aside=${has.sentence ? "as it said when it came" : "it said nothing of it"}>
+    <dl class="facts">
+      <div><dt>cores</dt><dd>${has.cores === null ? "not said" : count(has.cores)}</dd></div>
+      <div><dt>memory</dt><dd>${gib(has.memory_bytes) ?? "not said"}${has.free_bytes === null ? "" : html` <small>${gib(has.free_bytes)} free</small>`}</dd></div>
+      <div><dt>power</dt><dd>${word(has.mains, "mains", "battery")}</dd></div>
+      <div><dt>link</dt><dd>${word(has.metered, "metered: paid by volume", "not metered")}</dd></div>
+    </dl>
+  <//>`;
 
 const Installed = ({ tasks }) => html`
   <${Section} id="tasks" title="Tasks" aside=${tasks.length ? "" : "none said yet"}>
@@ -85,10 +100,13 @@ const Asks = ({ device }) => html`
   <${Section} id="asks" title="Last asks" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""}>
     ${device.asked.length ? html`<${Table} label="What it was asked last" rows=${device.asked} keyOf=${(a) => `${a.run_id}.${a.round}`} columns=${[
     { title: "Round", cell: (a) => html`<a href=${link(`runs/${a.run_id}?round=${a.round}`)}>${a.run_id}, ${a.round}</a>` },
-    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${a.reason ? `: ${a.reason}` : ""}<//>` },
+    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${a.reason ? `: ${a.reason}` : ""}${anew(a)}<//>` },
     { title: "Asked", cell: (a) => moment(a.asked_at) },
     { title: "Answered after", right: true, cell: (a) => (a.arrived_at && a.asked_at ? seconds(a.arrived_at - a.asked_at) : "–") },
     { title: "Examples", right: true, cell: (a) => (a.examples ? count(a.examples) : "–") },
+    { title: "Steps", right: true, cell: (a) => a.steps || "–" },
+    ...(device.asked.some((a) => a.work_reason) ? [{ title: "Why so many", cell: (a) => a.work_reason || "–" }] : []),
+    ...(device.asked.some((a) => a.residual_ratio !== null) ? [{ title: "Residual ÷ change", right: true, cell: (a) => share(a.residual_ratio) }] : []),
     { title: "Payload up", right: true, cell: (a) => bytes(a.payload_up) },
     { title: "Wire up", right: true, cell: (a) => bytes(a.wire_up) },
     { title: "Rate", right: true, cell: (a) => (a.up_bytes_s === null ? "–" : `${bytes(a.up_bytes_s)}/s`) },

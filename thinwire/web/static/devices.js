@@ -80,11 +80,11 @@ export const LinkCell = ({ link }) => {
   return html`<div class="tight" title=${link.uploads ? `round trip; the median of ${link.uploads} uploads` : "round trip"}>${said || "–"}</div><${Skew} link=${link} />`;
 };
 
-export const Versions = ({ versions, own }) => {
+export const Versions = ({ versions, own, has }) => {
   if (!versions.thinwire) return html`<span class="faint">–</span>`;
   const rest = [versions.python && `Python ${versions.python}`, versions.torch && `torch ${versions.torch}`].filter(Boolean);
   const other = own && versions.thinwire !== own;
-  return html`<div class=${other ? "warn-text" : ""} title=${other ? `the aggregator's is ${own}` : ""}>thinwire ${versions.thinwire}${versions.machine ? html` <span class="faint">on ${versions.machine}</span>` : ""}</div><div class="faint tight">${rest.join(" · ")}</div>`;
+  return html`<div class=${other ? "warn-text" : ""} title=${other ? `the aggregator's is ${own}` : ""}>thinwire ${versions.thinwire}${versions.machine ? html` <span class="faint">on ${versions.machine}</span>` : ""}</div><div class="faint tight">${rest.join(" · ")}</div>${has?.sentence && html`<div class="faint">${has.sentence}</div>`}`;
 };
 
 /** "failed: left" as icon, word and reason. */

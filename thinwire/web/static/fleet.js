@@ -102,7 +102,7 @@ const Known = ({ devices, gone, service, decide }) => {
     { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },
     { title: "Seen", cell: (d) => html`<${Seen} device=${d} gone=${gone} />` },
     { title: "Tasks", cell: (d) => html`<${Tasks} tasks=${d.tasks} />` },
-    { title: "Versions", cell: (d) => html`<${Versions} versions=${d.versions} own=${service.version} />` },
+    { title: "Versions", cell: (d) => html`<${Versions} versions=${d.versions} own=${service.version} has=${d.has} />` },
     { title: "Link", cell: (d) => html`<${LinkCell} link=${d.link} />` },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
@@ -115,7 +115,7 @@ const Known = ({ devices, gone, service, decide }) => {
 /** Every word must stand somewhere in what is shown of the device. */
 const matches = (device, words) => {
   if (!words.trim()) return true;
-  const said = [device.device, device.how, device.sentence, device.last_outcome, device.left_why, device.fingerprint,
+  const said = [device.device, device.how, device.sentence, device.last_outcome, device.left_why, device.fingerprint, device.has.sentence,
     ...Object.entries(device.versions).flat(), ...device.tasks.flatMap((t) => [t.name, t.version, t.error, t.source_digest, t.layout_digest, ...t.differs])]
     .join(" ").toLowerCase();
   return words.toLowerCase().split(/\s+/).every((word) => said.includes(word));

@@ -26,6 +26,9 @@ export function ratio(dense, sent) {
   return `${figures(dense / sent)}×`;
 }
 
+/** One quantity beside another, 0.63 of it. */
+export const share = (value) => (value === null || value === undefined ? "–" : figures(value));
+
 export const metric = (value) => (value === null || value === undefined ? "–" : Number(value).toFixed(4));
 
 export const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));

@@ -2,20 +2,20 @@
 import { html } from "./dom.js";
 import { seconds } from "./format.js";
 import { useNow } from "./live.js";
-import { Outcome } from "./parts.js";
+import { Outcome, anew } from "./parts.js";
 
 const STAGES = [["asked", "not taken up yet"], ["download", "download"], ["queue", "queue"], ["evaluate", "evaluate"],
   ["train", "train"], ["encode", "encode"], ["upload", "upload"]];
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
 
-export const Gantt = ({ round }) => {
+export const Gantt = ({ round, buffered }) => {
   const now = useNow(!round.reason);
   const open = !round.reason;
-  const length = Math.max(0.05, open ? now - round.opened_at : round.seconds);
+  const length = Math.max(0.05, open ? now - round.turn_at : round.seconds);
   const last = Math.max(length, ...round.updates.flatMap((u) => u.stretches.map((s) => s.end_s)));
   const content = Math.min(last, length * FAR);
-  const near = round.deadline_s <= content * NEAR;
+  const near = !buffered && round.deadline_s <= content * NEAR; // a buffer has none: each ask has its own
   const span = Math.max(content, near ? round.deadline_s : 0) * 1.03;
   const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
   const lines = html`
@@ -26,32 +26,33 @@ export const Gantt = ({ round }) => {
       <div class="lane axis" aria-hidden="true"><span></span>
         <span class="track">
           ${near ? html`<b class=${`flag deadline${at(round.deadline_s) > 75 ? " before" : ""}`} style=${{ left: `${at(round.deadline_s)}%` }}>deadline ${seconds(round.deadline_s)}</b>`
-            : html`<b class="flag deadline far">deadline ${seconds(round.deadline_s)} →</b>`}
+            : buffered ? null : html`<b class="flag deadline far">deadline ${seconds(round.deadline_s)} →</b>`}
         </span><span></span></div>
       <ul aria-label=${`Clients of round ${round.round}`}>
-        ${round.updates.map((u) => html`<${Lane} key=${u.ask_id} update=${u} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
-        ${round.late_folded.map((u) => html`<${Lane} key=${u.ask_id} update=${u} at=${at} span=${span} length=${length} open=${open} lines=${lines} earlier />`)}
+        ${round.updates.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${round.turn_at} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
+        ${round.late_folded.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${round.turn_at} at=${at} span=${span} length=${length} open=${open} lines=${lines} earlier />`)}
       </ul>
       <div class="lane axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
         ${STAGES.map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
-        <li><i class="rule deadline"></i>deadline</li>
+        ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
         <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${open ? "now" : "round closed"}</li>
       </ul>
     </div>`;
 };
 
-const Lane = ({ update, at, span, length, open, lines, earlier }) => {
+const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
+  const asked = at(Math.max(0, (update.asked_at ?? opened) - opened));
   const bars = update.stretches.filter((s) => s.end_s > 0 && s.begin_s < span);
   const waiting = !update.stretches.length;
   const beyond = update.stretches.some((s) => s.end_s > span);
   return html`
     <li class=${`lane is-${update.outcome}`} title=${tell(update)}>
-      <span class="who">${update.device}${earlier ? html`<small> round ${update.round}</small>` : ""}</span>
+      <span class="who">${update.device}${earlier ? html`<small> round ${update.round}</small>` : update.instead_of ? html`<small> for ${update.instead_of}</small>` : ""}</span>
       <span class="track" aria-hidden="true">
         ${lines}
-        ${waiting ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: 0, width: `${at(length)}%` }}></i>` : null}
+        ${waiting ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: `${asked}%`, width: `${Math.max(0, at(length) - asked)}%` }}></i>` : null}
         ${bars.map((s) => html`<i class=${`stage ${s.stage}`} style=${{ left: `${at(s.begin_s)}%`, width: `${at(s.end_s) - at(s.begin_s)}%` }}></i>`)}
         ${beyond ? html`<i class="beyond"></i>` : null}
       </span>
@@ -65,12 +66,14 @@ const detail = (update, open) => {
   if (update.outcome === "asked") return open ? ", at work" : ", no answer";
   if (update.reason) return `: ${update.reason}`;
   const last = update.stretches.at(-1);
-  return last ? html` <span class="faint">${seconds(last.end_s)}</span>` : "";
+  return last ? html`${anew(update)} <span class="faint">${seconds(last.end_s)}</span>` : "";
 };
 
 const tell = (update) => {
   const did = update.stretches.map((s) => `${s.stage === "asked" ? "waited" : s.stage} ${seconds(s.end_s - s.begin_s)}`);
-  return `${update.device}, ${update.outcome}${update.reason ? ` (${update.reason})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
+  const asked = [update.codec_reason && `asked in ${update.codec_reason}`, update.work_reason, update.asked_why && `asked in the middle of the round: ${update.asked_why}`];
+  const said = `${update.device}, ${update.outcome}${update.reason ? ` (${update.reason})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
+  return [said, ...asked.filter(Boolean)].join("; ");
 };
 
 const ticks = (span) => {

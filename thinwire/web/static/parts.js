@@ -57,6 +57,9 @@ export const Outcome = ({ outcome, children }) => {
   return html`<span class=${`outcome is-${outcome}`}><${Icon} name=${icon} /><span>${word}${children}</span></span>`;
 };
 
+/** Of an answer with which a device began the run anew: what it had found of its state. */
+export const anew = (update) => (update.state_lost ? `, anew (state ${update.state_lost})` : "");
+
 /** One of a few, as a row of radio buttons. */
 export const Switch = ({ label, name, options, value, choose }) => html`
   <fieldset class="switch">

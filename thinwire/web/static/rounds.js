@@ -1,10 +1,11 @@
 // The rounds as a strip to choose from, and the chosen one as a Gantt chart of its clients.
 import { get } from "./api.js";
+import { AskedFor } from "./asked.js";
 import { html, link, useEffect, useRef } from "./dom.js";
-import { seconds } from "./format.js";
+import { seconds, share } from "./format.js";
 import { Gantt } from "./gantt.js";
 import { useReading } from "./live.js";
-import { Icon, Outcome, Refusal, Section, Table } from "./parts.js";
+import { Icon, Outcome, Refusal, Section, Table, anew } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 
 const SHOWN = 60; // rounds in the strip at once
@@ -12,26 +13,31 @@ const SHOWN = 60; // rounds in the strip at once
 export const Rounds = ({ run, rounds, news }) => {
   const [chosen, choose] = useQuery("round", null);
   const [table, setTable] = useTable("gantt");
-  const newest = rounds.at(-1).round;
-  const number = Math.min(newest, Math.max(1, Number.parseInt(chosen, 10) || newest));
+  const last = rounds.at(-1).round;
+  const newest = (rounds.find((r) => !r.reason) ?? rounds.at(-1)).round; // that takes answers; behind it some may be asked ahead
+  const number = Math.min(last, Math.max(1, Number.parseInt(chosen, 10) || newest));
   const { data, error } = useReading(() => get(`runs/${run.run_id}/rounds/${number}`), news, [run.run_id, number]);
-  const pick = (n) => choose(n === null || n >= newest ? null : String(Math.max(1, n)));
+  const pick = (n) => {
+    const found = n === null ? newest : Math.min(last, Math.max(1, n));
+    choose(found === newest ? null : String(found));
+  };
   const shown = data?.round === number ? data : null;
+  const buffered = run.plan.cohort?.mode === "buffered";
   return html`
     <${Section} id="rounds" title=${`Round ${number}`} table=${table} setTable=${setTable} wide
-      aside=${html`<${Steps} number=${number} newest=${newest} following=${chosen === null} pick=${pick} />`}
+      aside=${html`<${Steps} number=${number} last=${last} following=${chosen === null} pick=${pick} />`}
       csv=${link(`api/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/runs/${run.run_id}/rounds/${number}`)}>
       <${Strip} rounds=${rounds} number=${number} pick=${pick} />
       ${error && !shown ? html`<${Refusal} error=${error} />` : null}
-      ${shown ? html`<${Said} round=${shown} />${table ? html`<${Asks} round=${shown} />` : html`<${Gantt} round=${shown} />`}`
+      ${shown ? html`<${Said} round=${shown} buffered=${buffered} />${table ? html`<${Asks} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} />`}<${AskedFor} round=${shown} />`
         : html`<p class="loading">Reading…</p>`}
     <//>`;
 };
 
-const Steps = ({ number, newest, following, pick }) => html`
+const Steps = ({ number, last, following, pick }) => html`
   <span class="steps" role="group" aria-label="Choose a round">
     <button type="button" class="tool square" disabled=${number <= 1} onClick=${() => pick(number - 1)} aria-label="Round before"><${Icon} name="left" /></button>
-    <button type="button" class="tool square" disabled=${number >= newest} onClick=${() => pick(number + 1)} aria-label="Round after"><${Icon} name="right" /></button>
+    <button type="button" class="tool square" disabled=${number >= last} onClick=${() => pick(number + 1)} aria-label="Round after"><${Icon} name="right" /></button>
     <button type="button" class="tool" aria-pressed=${following} onClick=${() => pick(null)}>Newest</button>
   </span>`;
 
@@ -76,26 +82,35 @@ const mark = (r) => {
 
 const describe = (r) => (r.reason ? `Round ${r.round}, ${seconds(r.seconds)}: ${r.closing}` : `Round ${r.round}, open`);
 
-const Said = ({ round }) => {
-  const waitedFor = Object.entries(round.not_asked);
+const Said = ({ round, buffered }) => {
+  const notAsked = Object.entries(round.not_asked);
+  const deadline = `${buffered ? "Deadline of each ask" : "Deadline"} ${round.deadline_reason || seconds(round.deadline_s)}`;
+  const least = buffered ? `At least ${round.floor} of its updates must be right` : `At least ${round.floor} of ${round.asked.length} must answer`;
+  const drawn = round.drawn && ` ${round.drawn[0].toUpperCase()}${round.drawn.slice(1)}.`;
   return html`
-    <p class="why">${round.reason ? round.why : html`Round ${round.round} is open: ${round.folded_count + round.dropped + round.failed} of ${round.asked.length} have answered, ${round.target} are enough.`}</p>
+    <p class="why">${round.why}</p>
     ${round.reason && html`<p class="went faint">Where it went${round.slowest && `, along ${round.slowest}`}: ${stages(round.stages)}.</p>`}
-    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}Codec <code>${round.codec}</code>, deadline ${seconds(round.deadline_s)}, at least ${round.floor} of ${round.asked.length} must answer.${waitedFor.length ? html` Not asked: ${waitedFor.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
+    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} /> ${deadline}. ${least}.${drawn}${notAsked.length ? html` Not asked: ${notAsked.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
 };
 
+/** What it was asked in; of a ladder how many were asked in each. */
+const Codecs = ({ round }) => (round.codecs.length
+  ? html`Codecs ${round.codecs.map(([codec, count], i) => html`${i ? ", " : ""}<code>${codec}</code> (${count})`)}.`
+  : html`Codec <code>${round.codec}</code>.`);
+
 /** Where its time went, as one line; what took no time is left out. */
-const stages = (found) => Object.entries(found).filter(([, took]) => took >= 0.005).map(([name, took]) => `${name} ${seconds(took)}`).join(" · ");
+const stages = (found) => Object.entries(found).filter(([, took]) => took >= 0.005).map(([name, took]) => `${name === "before" ? "before it was asked" : name} ${seconds(took)}`).join(" · ");
 
 const Asks = ({ round }) => html`
   <${Table} label=${`Asks of round ${round.round}`} rows=${[...round.updates, ...round.late_folded]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
-    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${u.reason ? `: ${u.reason}` : ""}<//>` },
+    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${u.reason ? `: ${u.reason}` : ""}${anew(u)}<//>` },
     ...["asked", "download", "queue", "evaluate", "train", "encode", "upload"].map((stage) => ({
       title: stage === "asked" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
     { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },
+    { title: "Residual ÷ change", right: true, cell: (u) => share(u.residual_ratio) },
     { title: "Payload up", right: true, cell: (u) => `${u.payload_up} B` },
     { title: "Requests", right: true, cell: (u) => u.requests || "–" },
   ]} />`;

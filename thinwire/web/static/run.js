@@ -45,7 +45,7 @@ export const RunPage = ({ id, news }) => {
 };
 
 const Head = ({ run, rounds, live }) => {
-  const open = rounds.at(-1)?.reason === "" ? rounds.at(-1) : null;
+  const open = rounds.find((r) => r.reason === "") ?? null; // the first: where asks are sent ahead, others wait behind it
   const going = run.status === "running" || run.status === "waiting";
   const now = useNow(going && live);
   const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
@@ -56,6 +56,7 @@ const Head = ({ run, rounds, live }) => {
       ${going && html`<${Stop} id=${run.run_id} />`}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
+    ${run.notes.map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}
     <${Progress} run=${run} open=${open} now=${now} />
     ${rounds.length || ENDED.includes(run.status) ? html`<dl class="figures">
       ${figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
@@ -69,7 +70,10 @@ const Head = ({ run, rounds, live }) => {
     </dl>` : null}`;
 };
 
-const times = (dense, sent) => (sent ? html`${ratio(dense, sent)}<small> less</small>` : "–");
+const times = (dense, sent) => {
+  if (!sent || !dense) return "–";
+  return sent < dense ? html`${ratio(dense, sent)}<small> less</small>` : html`${ratio(sent, dense)}<small> dense</small>`;
+};
 
 const figure = (name, run) => html`
   <div title=${run.plan.run.metric === name && run.best_value !== null ? `best so far: ${metric(run.best_value)}` : ""}>
@@ -77,8 +81,10 @@ const figure = (name, run) => html`
 
 const Progress = ({ run, open, now }) => {
   const share = Math.min(100, (100 * run.version) / Math.max(1, run.rounds_total));
-  const answered = open ? open.folded_count + open.dropped + open.failed : 0;
-  const said = open ? `round ${open.round}: ${answered} of ${open.asked.length} answered, open for ${seconds(Math.max(0, now - open.opened_at))}, deadline ${seconds(open.deadline_s)}` : "";
+  const answered = open ? `${open.folded_count + open.dropped + open.failed} of ${open.asked.length} answered, ` : "";
+  const since = open ? `open for ${seconds(Math.max(0, now - open.opened_at))}` : "";
+  const buffered = run.plan.cohort?.mode === "buffered";
+  const said = !open ? "" : buffered ? `round ${open.round}: ${since}` : `round ${open.round}: ${answered}${since}, deadline ${seconds(open.deadline_s)}`;
   return html`
     <div class="progress">
       <div class="meter" role="progressbar" aria-label="Steps made" aria-valuenow=${run.version} aria-valuemin="0" aria-valuemax=${run.rounds_total}>
@@ -116,13 +122,16 @@ const Plan = ({ run }) => html`
   <${Section} id="plan" title="Plan" aside=${html`task <b>${run.task}</b>${run.task_version ? ` ${run.task_version}` : ""}, ${plural(run.size, "parameter")} (${bytes(run.size * 4)} dense), made ${moment(run.created_at)}`}>
     <details class="more"><summary>All keys, and the digests that bind them</summary>
       <div class="keys">
-        ${Object.entries(run.plan).filter(([, keys]) => keys && typeof keys === "object").map(([section, keys]) => html`
-          <dl><dt class="section">[${section}]</dt>
-            ${Object.entries(keys).filter(([, value]) => value !== null).map(([key, value]) => html`<div><dt>${key}</dt><dd>${typeof value === "object" ? JSON.stringify(value) : String(value)}</dd></div>`)}
-          </dl>`)}
-        <dl><dt class="section">digests</dt>
+        ${Object.entries(run.plan).map(([section, keys]) => [section, given(keys)]).filter(([, keys]) => keys.length).map(([section, keys]) => html`
+          <div><h3>[${section}]</h3>
+            <dl>${keys.map(([key, value]) => html`<div><dt>${key}</dt><dd>${typeof value === "object" ? JSON.stringify(value) : String(value)}</dd></div>`)}</dl>
+          </div>`)}
+        <div><h3>digests</h3><dl>
           <div><dt>layout</dt><dd class="hex">${run.layout_digest}</dd></div>
-          <div><dt>model ${run.version}</dt><dd class="hex">${run.model_digest || "–"}</dd></div></dl>
+          <div><dt>model ${run.version}</dt><dd class="hex">${run.model_digest || "–"}</dd></div></dl></div>
       </div>
     </details>
   <//>`;
+
+/** The keys of a section that have a value. */
+const given = (keys) => (keys && typeof keys === "object" ? Object.entries(keys).filter(([, value]) => value !== null) : []);

@@ -1,0 +1,38 @@
+"""`benchmarks.links` runs and prints the document that others read; who was sooner is not asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.links import ALL, LADDER, figures
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_runs_and_the_document_has_its_shape() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.links", "--preset", "tiny", "--json"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["benchmark"], made["preset"]) == ("links", "tiny")
+    assert {row["uplink"] for row in made["rows"]} == {*LADDER, ALL}
+    assert 0.0 < made["figures"]["in_time_share"] <= 1.0 and "speedup" in made["figures"]
+    ladder = next(row for row in made["rows"] if row["uplink"] == ALL)
+    assert LADDER[0] in ladder["asked"] and LADDER[-1] in ladder["asked"], "thin and broad links were asked differently"
+
+
+def test_the_ladder_is_held_against_the_codec_that_was_best_for_most_seeds() -> None:
+    rows = [
+        {"uplink": uplink, "seed": seed, "seconds": seconds, "in_time_share": share}
+        for seed, share in ((1, 1.0), (2, 0.9), (3, 0.8))
+        for uplink, seconds in (*zip(LADDER, (90.0, 60.0, 40.0, None), strict=True), (ALL, 20.0))
+    ]
+    found = figures(rows)
+    assert (found["speedup"], found[f"seconds {LADDER[2]}"]) == (2.0, 40.0)
+    assert abs(found["in_time_share"] - 0.9) < 1e-12

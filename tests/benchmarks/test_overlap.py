@@ -1,0 +1,41 @@
+"""What `benchmarks.overlap` makes of two runs. How fast they were is not asserted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.overlap.__main__ import PRESETS, figures, plan_of
+from benchmarks.overlap.site import Took
+from thinwire.aggregation import codecs
+from thinwire.core import RunPlan
+
+FULL = PRESETS["full"]
+PLAIN = Took(
+    rounds=[30.0, 20.0, *[10.0] * 10], compute=[9.0] * 4 + [5.0] * 20, transfer=[1.0] * 4 + [4.5] * 20,
+    up_bytes=1000, down_bytes=4000, busy=0.5, accuracy=0.93,
+)  # fmt: skip
+OVERLAPPED = replace(PLAIN, rounds=[30.0, 15.0, *[5.5] * 10], busy=0.97, accuracy=0.928)
+
+
+def test_figures_are_medians_after_the_warm_up_and_the_ideal_is_of_the_run_without() -> None:
+    found = figures(PLAIN, OVERLAPPED, FULL, bytes_per_s=1e6, steps=40)
+    assert found["speedup"] == pytest.approx(10.0 / 5.5)
+    assert found["ideal"] == pytest.approx(9.5 / 5.0)
+    assert found["share_of_ideal"] == pytest.approx(10.0 / 5.5 / 1.9)
+    assert (found["cpu_bound"], found["decides"], found["shaped_by"]) == (True, True, "proxy")
+    assert found["accuracy_gap"] == pytest.approx(0.002)
+
+
+def test_short_rounds_decide_nothing() -> None:
+    short = replace(PLAIN, transfer=[1.0] * 24)
+    assert not figures(short, OVERLAPPED, FULL, bytes_per_s=1e6, steps=40)["decides"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_both_plans_can_run_and_differ_in_nothing_else(overlap: bool) -> None:
+    plan = plan_of(12, 40, overlap)
+    assert RunPlan.from_json(plan).check(codecs) == []
+    assert plan["local"].pop("overlap", None) == ({"max_delay": 1} if overlap else None)
+    assert plan == plan_of(12, 40, overlap=False)

@@ -1,0 +1,115 @@
+"""A service that trains on while its answers travel."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.small import Aggregator, plan_of
+from tests.client.test_service import DEVICE, Running
+from thinwire.client import session
+from thinwire.client.behind import Behind
+from thinwire.client.work import Job, Trained, trained
+from thinwire.core.errors import Refused
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import ReplyHead
+from thinwire.simulation.local import LocalLink
+
+WAIT_S = 60.0  # nothing takes that long: it only ends a test that would hang
+
+
+def overlapped(running: Running) -> None:
+    running.aggregator = Aggregator(running.folder / "asks", running.task, plan_of("[local.overlap]\nmax_delay = 1"))
+
+
+def ahead(running: Running, number: int) -> Delivery:
+    """An ask that starts from the first model, as the two that are sent first do."""
+    made = running.aggregator.ask(number)
+    return replace(made, ask=replace(made.ask, base_version=0))
+
+
+def answers(running: Running, count: int) -> list[ReplyHead]:
+    """The next answers, in the order in which they came."""
+    found, end = list[ReplyHead](), time.monotonic() + WAIT_S
+    while len(found) < count and time.monotonic() < end:
+        found += [arrival for arrival in running.fleet.poll(0.5) if isinstance(arrival, ReplyHead)]
+    return found
+
+
+def test_the_next_training_begins_while_an_answer_is_being_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, sending, ended = threading.Event(), threading.Event(), list[bool]()
+
+    def train(job: Job, *rest: Any) -> Trained:
+        if job.ask.round == 2:
+            sending.wait(WAIT_S)
+            training.set()
+        return trained(job, *rest)
+
+    push = LocalLink.push
+
+    def slow(link: LocalLink, reply: Any, bundle: Any = None) -> None:
+        if not sending.is_set():
+            sending.set()
+            ended.append(training.wait(WAIT_S))
+        push(link, reply, bundle)
+
+    monkeypatch.setattr(LocalLink, "push", slow)
+    monkeypatch.setattr(session, "trained", train)
+    running = Running(tmp_path)
+    overlapped(running)
+    thread = running.start()
+    running.send(ahead(running, 1), ahead(running, 2))
+    heads = answers(running, 2)
+    running.stop.set()
+    thread.join(WAIT_S)
+    assert ended == [True], "it was trained on before the first answer was there"
+    assert [head.update_id.sequence for head in heads] == [1, 2]
+    assert running.code == [0]
+
+
+def test_an_ask_that_does_not_overlap_waits_until_all_is_sent(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    overlapped(running)
+    thread = running.start()
+    running.send(ahead(running, 1), ahead(running, 2), running.aggregator.ask(3, kind="evaluate"))
+    heads = answers(running, 3)
+    running.stop.set()
+    thread.join(WAIT_S)
+    assert [(head.update_id.sequence, bool(head.parts)) for head in heads] == [(1, True), (2, True), (3, False)]
+    assert all(head.update_id.device == DEVICE for head in heads)
+
+
+def test_jobs_run_in_order_and_the_first_error_ends_them() -> None:
+    done, heard = list[int](), list[Exception]()
+    behind = Behind(heard.append, threading.Event())
+
+    def refused() -> None:
+        raise Refused("no")
+
+    behind.put(lambda: done.append(1))
+    behind.put(refused)
+    behind.put(lambda: done.append(2))
+    assert behind.drained()
+    behind.close(WAIT_S)
+    assert (done, [str(error) for error in heard]) == ([1], ["no"])
+
+
+def test_who_waits_is_let_go_when_the_program_ends() -> None:
+    ending, gate = threading.Event(), threading.Event()
+    behind = Behind(lambda error: None, ending)
+
+    def held() -> None:
+        gate.wait(WAIT_S)
+
+    behind.put(held)
+    ending.set()
+    assert not behind.drained()
+    gate.set()
+    behind.close(WAIT_S)

@@ -1,0 +1,157 @@
+"""What a device keeps for SCAFFOLD and FedDyn: the sum of what was sent and not dropped, or it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.client.small import RUN, Aggregator, plan_of, task_of
+from thinwire.aggregation import parse
+from thinwire.aggregation.algorithms import algorithm_of, carried, followed
+from thinwire.aggregation.model_file import write_model
+from thinwire.client.exchange import parts_of
+from thinwire.client.session import Session
+from thinwire.client.until_exit import waiting_folder
+from thinwire.core import RunPlan
+from thinwire.core.errors import DataLost
+from thinwire.core.fleet import Delivery
+from thinwire.core.home import write_atomically
+from thinwire.core.types import Failure, ReplyHead, Vector
+
+CODECS = ("identity", "topk(0.2) > int8")
+BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+
+
+def of(algorithm: str, codec: str = "identity", feedback: str = "classic") -> RunPlan:
+    return plan_of("[cohort]\nlate = 'drop'", codec, feedback, run=f"algorithm = '{algorithm}'")
+
+
+class Other(Aggregator):
+    """Sends what travels: under SCAFFOLD a control variate of 0.01 behind the model."""
+
+    def ask(self, round_number: int = 1, *given: Any, common: float = 0.01, **changed: Any) -> Delivery:
+        delivery = super().ask(round_number, *given, **changed)
+        travels, path = carried(algorithm_of(self.plan), self.first.layout), self.folder / f"t{round_number}.model"
+        params = np.full(travels.size, common, np.float32)
+        params[: travels.model_size] = self.first.vector
+        parts, digest = write_model(path, travels, params, self.first.buffers)
+        fields = {**vars(delivery.ask), "parts": tuple(parts), "base_digest": digest}
+        return Delivery(type(delivery.ask)(**fields), path)
+
+    def decoded(self, head: ReplyHead, body: Path) -> Vector:
+        """Of the vector that is followed."""
+        algorithm = algorithm_of(self.plan)
+        assert algorithm is not None
+        travels = carried(algorithm, self.first.layout)
+        payloads = dict(parts_of(body, head.parts))
+        codec = parse(head.codec).bind(travels)
+        segments = followed(algorithm, travels)
+        return np.concatenate([codec.decode(payloads[f"frame/{s.index}"], s.index) for s in segments])
+
+
+def own(session: Session) -> Vector:
+    kept = session.kept[RUN][1].own
+    assert kept is not None
+    return kept
+
+
+def rounds(other: Other, session: Session, verdicts: Sequence[Sequence[tuple[int, Any]]]) -> list[Vector]:
+    """A round for each list of verdicts that come with its ask; what was sent in each."""
+    sent = []
+    for number, told in enumerate(verdicts, 1):
+        head, body = other.answer(session, other.ask(number, verdicts=told))
+        assert isinstance(head, ReplyHead), head
+        sent.append(other.decoded(head, body))
+    return sent
+
+
+@BOTH
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("feedback", ["classic", "none"])
+def test_it_is_the_sum_of_what_was_sent_and_not_dropped(tmp_path, algorithm, codec, feedback):
+    other = Other(tmp_path, task_of(), of(algorithm, codec, feedback))
+    session = other.session()
+    told = [(), [(1, "folded")], [(2, "dropped")], [(2, "dropped"), (3, "unknown")]]
+    sent = rounds(other, session, told)
+    np.testing.assert_allclose(own(session), sent[0] + sent[2] + sent[3], rtol=1e-5, atol=1e-6)
+
+
+@BOTH
+def test_a_dropped_update_restores_what_was_before_it(tmp_path, algorithm):
+    other = Other(tmp_path, task_of(), of(algorithm))
+    session = other.session()
+    rounds(other, session, [()])
+    before = own(session).copy()
+    other.answer(session, other.ask(2))
+    assert not np.allclose(own(session), before, atol=1e-3)
+    other.answer(session, other.ask(3, "evaluate", verdicts=[(1, "folded"), (2, "dropped")]))
+    np.testing.assert_allclose(own(session), before, rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_codec_the_control_variate_is_the_mean_of_the_devices_own_gradients(tmp_path):
+    other = Other(tmp_path, task_of(), of("scaffold"), steps=1)
+    session = other.session()
+    head, body = other.answer(session, other.ask(common=0.25))
+    travels = carried(algorithm_of(other.plan), other.first.layout)
+    change = parse("identity").bind(travels).decode(next(data for _, data in parts_of(body, head.parts)), 0)
+    np.testing.assert_allclose(own(session), -change / 0.1 - 0.25, rtol=1e-5)  # lr 0.1; x - y = lr (g + 0.25)
+    plain = Aggregator(tmp_path / "plain", task_of(), plan_of(), steps=1)
+    _, body = plain.answer(plain.session(), plain.ask())
+    gradient = -np.frombuffer(body.read_bytes()[-4 * change.size :], "<f4") / 0.1
+    np.testing.assert_allclose(own(session), gradient, rtol=1e-4, atol=1e-5)
+
+
+@BOTH
+def test_a_device_that_lost_it_says_so_and_does_not_begin_anew(tmp_path, algorithm):
+    other = Other(tmp_path, task_of(), of(algorithm))
+    rounds(other, other.session(), [()])
+    (kept,) = (tmp_path / "device" / "runs" / RUN).glob("own-*")
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    reply, _ = other.answer(other.session(), other.ask(2))
+    assert isinstance(reply, Failure)
+    assert (reply.kind, algorithm in reply.text) == ("state-lost", True)
+    fresh = Other(tmp_path / "fresh", task_of(), other.plan)
+    session = fresh.session()
+    session.welcomed({RUN: 1})
+    assert fresh.answer(session, fresh.ask(2))[0].kind == "state-lost"
+
+
+@BOTH
+def test_all_begin_anew_where_the_aggregators_mean_does(tmp_path, algorithm):
+    other = Other(tmp_path, task_of(), of(algorithm))
+    session = other.session()
+    rounds(other, session, [(), ()])
+    head, body = other.answer(session, other.ask(3, verdicts=[(1, "dropped")], references_from=3))
+    np.testing.assert_allclose(own(session), other.decoded(head, body), rtol=1e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("at", range(5))
+def test_a_crash_at_any_write_gives_the_same_bytes_and_the_same_memory(tmp_path, algorithm, at):
+    def life(folder: Path, at: int) -> tuple[bytes, bytes]:
+        other, left = Other(folder, task_of(), of(algorithm, CODECS[1])), [at]
+
+        def write(path: Path, data: bytes) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                raise DataLost("the power went")
+            write_atomically(path, data)
+
+        rounds(other, other.session(), [()])
+        asked = other.ask(2, verdicts=[(1, "dropped")])
+        other.answer(other.session(folders=lambda place, run: waiting_folder(place, run, write=write)), asked)
+        after = other.session()
+        _, body = other.answer(after, asked)
+        return body.read_bytes(), own(after).tobytes()
+
+    assert life(tmp_path / "crash", at) == life(tmp_path / "whole", -1)
+
+
+def test_a_task_that_has_its_own_loop_is_refused(tmp_path):
+    other = Other(tmp_path, task_of(train=lambda module, data, local: 5), of("scaffold"))
+    reply, _ = other.answer(other.session(), other.ask())
+    assert (reply.kind, "train()" in (tmp_path / "device" / "last-error.txt").read_text()) == ("task-error", True)

@@ -1,0 +1,95 @@
+"""A device whose state is missing, older than what it sent, damaged or unsaved: zero, said once, nothing doubled."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.client.small import RUN, Aggregator, plan_of, task_of
+from thinwire.client.session import Session
+from thinwire.core.types import Failure, ReplyHead
+
+SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
+
+
+def device(folder: Path, **uplink: str) -> Aggregator:
+    return Aggregator(folder, task_of(), plan_of(**(uplink or SPARSE)))
+
+
+def answered(aggregator: Aggregator, session: Session, number: int, kind: str = "train") -> tuple[ReplyHead, bytes]:
+    head, bundle = aggregator.answer(session, aggregator.ask(number, kind=kind))
+    return head, bundle.read_bytes() if bundle else b""
+
+
+def fresh_bytes(folder: Path, number: int) -> bytes:
+    """What a device that never had a residual answers."""
+    fresh = device(folder)
+    return answered(fresh, fresh.session(), number)[1]
+
+
+def lose(aggregator: Aggregator, how: str) -> Session:
+    """A process that finds its state so, after three answers of which the aggregator has seen all."""
+    runs, copy = aggregator.folder / "device" / "runs" / RUN, aggregator.folder / "copy"
+    session = aggregator.session()
+    for number in (1, 2, 3):
+        answered(aggregator, session, number)
+        if number == 2:
+            shutil.copytree(runs, copy)
+    if how == "damaged":
+        (runs / "state.json").write_text("{")
+    else:
+        shutil.rmtree(runs)
+    if how == "older":
+        shutil.copytree(copy, runs)
+    again = aggregator.session()
+    again.welcomed({RUN: 3})
+    return again
+
+
+@pytest.mark.parametrize("how", ["missing", "older", "damaged"])
+def test_it_begins_at_zero_above_what_was_seen_and_tells_so_once(tmp_path, how):
+    aggregator = device(tmp_path / "lost")
+    session = lose(aggregator, how)
+    assert session.unsent(aggregator.said.append) == []
+    head, body = answered(aggregator, session, 4)
+    assert (head.lost, head.update_id.sequence) == (how, 4)
+    assert body == fresh_bytes(tmp_path / "fresh", 4), "it begins with no residual"
+    assert answered(aggregator, session, 5)[0].lost == ""
+
+
+def test_it_is_told_by_the_first_update_also_when_another_process_makes_that(tmp_path):
+    aggregator = device(tmp_path)
+    session = lose(aggregator, "older")
+    assert answered(aggregator, session, 4, kind="evaluate")[0].lost == ""
+    again = aggregator.session()
+    again.welcomed({RUN: 4})
+    assert answered(aggregator, again, 5)[0].lost == "older"
+    assert answered(aggregator, aggregator.session(), 6)[0].lost == ""
+
+
+def test_who_has_sent_nothing_that_this_disk_does_not_know_has_lost_nothing(tmp_path):
+    aggregator = device(tmp_path)
+    head, _ = answered(aggregator, aggregator.session(), 1)
+    again = aggregator.session()
+    again.welcomed({RUN: 1})
+    assert again.unsent()[0][0] == head
+    assert answered(aggregator, again, 2)[0].lost == ""
+
+
+def test_what_was_not_saved_before_a_kill_is_told(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of('durability = "exit"', **SPARSE))
+    answered(aggregator, aggregator.session(), 1)
+    assert answered(aggregator, aggregator.session(), 2)[0].lost == "unsaved"
+
+
+def test_with_ef21_a_device_whose_state_is_older_does_not_take_part(tmp_path):
+    aggregator = device(tmp_path, codec="topk(0.2)", feedback="ef21")
+    session = lose(aggregator, "older")
+    answered(aggregator, session, 4, kind="evaluate")  # which makes its number the newest
+    again = aggregator.session()
+    again.welcomed({RUN: 4})
+    reply, _ = aggregator.answer(again, aggregator.ask(5))
+    assert isinstance(reply, Failure)
+    assert reply.kind == "state-lost"

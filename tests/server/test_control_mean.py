@@ -1,0 +1,97 @@
+"""What the aggregator keeps of all devices under SCAFFOLD and FedDyn: their mean, once each, whatever crashes."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.server.test_crash_anywhere import LAYOUT, PLAN, Fate, World, change
+from thinwire.aggregation import parse
+from thinwire.aggregation.algorithms import algorithm_of, carried, followed
+from thinwire.core import RunPlan
+from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
+from thinwire.core.fleet import Delivery
+from thinwire.core.keys import Key, derive
+from thinwire.core.types import Ask, ReplyHead, UpdateId, Vector
+from thinwire.server.step import Fold, Model
+from thinwire.server.versions import Versions
+from thinwire.simulation import MadeUp, Turn
+
+EVERY = 23  # of all places: the plain run tries each of them
+BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+
+
+def plan_of(algorithm: str) -> RunPlan:
+    raw = PLAN.to_json()
+    raw["run"] |= {"algorithm": algorithm, "keep": "all"}
+    raw["cohort"]["staleness_exponent"] = 0
+    raw["server"]["optimizer"] = "fedavg"
+    return RunPlan.from_json(raw)
+
+
+def sent(plan: RunPlan, asked: str) -> Vector:
+    """What an ask's answer decodes to, of the vector that is followed; as `MadeUp` encodes it."""
+    algorithm = algorithm_of(plan)
+    assert algorithm is not None
+    travels, name = carried(algorithm, LAYOUT), asked.rsplit(".", 1)[1]
+    codec, key = parse(plan.uplink.codec).bind(travels), derive(Key(0), name, asked)
+    drawn, made = change(name, travels.size, _Asked(int(asked.split(".")[-2]))), list[Vector]()  # type: ignore[arg-type]  # a round is all it takes
+    for s in followed(algorithm, travels):
+        payload = codec.encode(drawn[s.span].copy(), codec.init(s.index), key, s.index).payload
+        made.append(codec.decode(payload, s.index))
+    return np.concatenate(made)
+
+
+class _Asked:
+    def __init__(self, number: int) -> None:
+        self.round = number
+
+
+@BOTH
+def test_it_is_the_mean_over_all_that_ever_counted_of_what_each_of_them_sent(tmp_path: Path, algorithm: str) -> None:
+    world, plan = World(tmp_path, Fate(), plan_of(algorithm)), plan_of(algorithm)
+    made = world.live()
+    asked = {e.update_id: e.ask_id for e in made.of(UpdateAccepted)}
+    folded = [update_id for closed in made.of(RoundClosed) for update_id in closed.folded]
+    everyone = {UpdateId.parse(update_id).device for update_id in folded}
+    expected = sum((sent(plan, asked[update_id]) for update_id in folded), np.zeros(LAYOUT.size)) / len(everyone)
+    last, travels = made.of(ModelStored)[-1], carried(algorithm_of(plan), LAYOUT)
+    folder = world.home.run(UpdateId.parse(folded[0]).run)
+    params, _ = Versions(folder, travels).read(last)
+    common = (
+        params[LAYOUT.size :] if algorithm == "scaffold" else load_file(folder / f"v{last.version:06d}.state")["common"]
+    )
+    np.testing.assert_allclose(common, expected, rtol=1e-4, atol=1e-5)
+    assert len(everyone) > 3
+    assert (last.state != "") == (algorithm == "feddyn")
+
+
+@BOTH
+def test_a_crash_changes_nothing_of_it(tmp_path: Path, algorithm: str) -> None:
+    fate = Fate()
+    made = World(tmp_path / "whole", fate, plan_of(algorithm)).live()
+    for at in range(1, len(fate.places) + 1, EVERY):
+        again = World(tmp_path / str(at), Fate(at), plan_of(algorithm)).live()
+        assert again.same() == made.same(), f"killed at place {at}: {fate.places[at - 1]}"
+        shutil.rmtree(tmp_path / str(at))
+
+
+@pytest.mark.parametrize(("known", "expected"), [({}, 1.0), ({"b": 30}, 1.75), ({"a": 10, "b": 30}, 2.25)])
+def test_it_moves_by_a_devices_weight_among_all_and_begins_anew_where_nobody_is_known(
+    known: dict[str, int], expected: float
+) -> None:
+    plan, travels = plan_of("scaffold"), LAYOUT.with_control
+    ask = Ask("r.1.a", "r", "toy", "train", plan.to_json(), codec="identity")
+    head, body = MadeUp("a", travels, change=1.0, examples=10).answer(Delivery(ask, None), Turn())
+    assert isinstance(head, ReplyHead)
+    model = Model(travels, np.full(travels.size, 2.0, np.float32), np.zeros(0, np.float32), {})
+    fold, ends = Fold(plan, travels, "identity", known), np.cumsum([0, *(part.length for part in head.parts)])
+    fold.add(head, lambda: (body[start:stop] for start, stop in itertools.pairwise(ends)), 1.0)
+    fold.step(model)
+    assert model.params[: LAYOUT.size].tolist() == [3.0] * LAYOUT.size
+    np.testing.assert_allclose(model.params[LAYOUT.size :], expected, rtol=1e-6)

@@ -1,0 +1,84 @@
+"""A disk that is full wherever something is written ends no run: with room again it comes to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.scripted import Device
+from tests.server.test_run import Bench
+from tests.store.agreement import empty_database
+from thinwire.core.errors import NotWritten
+from thinwire.core.events import Event, ModelStored, RoundClosed
+from thinwire.core.home import AggregatorHome
+from thinwire.server.service import serve
+from thinwire.server.versions import Versions
+from thinwire.store import MeasureRow
+
+ROUNDS = 2
+
+
+class Full:
+    """A store and model files that take nothing at the `at`-th write."""
+
+    def __init__(self, bench: Bench, patch: pytest.MonkeyPatch, at: int) -> None:
+        self.left, self.writes = at, 0
+        record, write = bench.store.record, Versions.write
+
+        def recorded(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+            self.here()
+            record(run_id, events, measured)
+
+        def written(versions: Versions, *given: Any, **more: Any) -> ModelStored:
+            self.here()
+            return write(versions, *given, **more)
+
+        patch.setattr(bench.store, "record", recorded)
+        patch.setattr(Versions, "write", written)
+
+    def here(self) -> None:
+        self.writes += 1
+        if self.writes == self.left:
+            raise NotWritten("cannot write store.sqlite3", why="No space left on device")
+
+
+def bench(folder: Path) -> Bench:
+    AggregatorHome.under(folder).database.write_bytes(empty_database())
+    return Bench(folder, [Device("a"), Device("b", lambda ask: 2.0)], run={"rounds": ROUNDS})
+
+
+def models(made: Bench) -> list[Any]:
+    return [(e.version, e.digest) for e in made.events(ModelStored)]
+
+
+def test_a_disk_that_is_full_anywhere_ends_no_run_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = bench(tmp_path / "undisturbed")
+    with monkeypatch.context() as patch:
+        counting = Full(undisturbed, patch, 0)
+        undisturbed.drive()
+    for at in range(1, counting.writes + 1):
+        made = bench(tmp_path / str(at))
+        with monkeypatch.context() as patch, pytest.raises(NotWritten):
+            Full(made, patch, at)
+            made.drive()
+        assert made.store.run(made.run_id).status not in ("failed", "stopped")
+        made.fleet = made.fleet.restart()
+        assert made.drive().status == "done", f"full at write {at}"
+        assert models(made) == models(undisturbed), f"full at write {at}"
+        closed = [u for e in made.events(RoundClosed) for u in e.folded]
+        assert len(closed) == len(set(closed)) == 2 * ROUNDS
+
+
+def test_it_ends_the_service_whose_next_start_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bench(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(NotWritten):
+        Full(made, patch, 4)
+        serve(made.fleet, made.store, made.home, clock=made.clock)
+    assert made.store.next_run() is not None
+    made.fleet = made.fleet.restart()
+    assert made.drive().status == "done"

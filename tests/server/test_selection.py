@@ -1,0 +1,168 @@
+"""Rounds that rather draw the quick and leave nobody out, and rounds in which only so many are at work at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.scripted import Device
+from tests.server.test_cohort_and_deadline import plan
+from tests.server.test_round import closed, head, new_round, play
+from tests.server.test_run import Bench, drive_killed_at
+from tests.server.test_spares import Idle, asked
+from thinwire.core import Layout, RunPlan, VirtualClock
+from thinwire.core.events import ClientAsked, Event, RoundClosed, RoundOpened, UpdateAccepted
+from thinwire.core.home import AggregatorHome
+from thinwire.core.types import Ask
+from thinwire.server.cohort import choose
+from thinwire.server.moves import Left, Tick
+from thinwire.server.selection import LEAST, draw, odds
+from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
+from thinwire.store import Store
+
+LAYOUT = Layout.of({"w": (40,)})
+measured = st.dictionaries(
+    st.sampled_from([f"pi-{i:02}" for i in range(20)]), st.none() | st.floats(0, 1e9), min_size=1
+)
+
+
+@given(measured)
+def test_odds_are_bounded_and_fall_with_the_seconds(seconds: dict[str, float | None]) -> None:
+    found = odds("speed", seconds, "a step").each
+    assert found or all(taken is None for taken in seconds.values())
+    assert all(LEAST <= odds <= 1.0 for odds in found.values())
+    for device, taken in seconds.items():
+        for other, more in seconds.items():
+            if found and taken is not None and more is not None and taken <= more:
+                assert found[device] >= found[other]
+            if found and taken is None:
+                assert found[device] == 1.0
+
+
+@settings(deadline=None)
+@given(measured, st.integers(1, 50), st.integers(1, 8), st.randoms())
+def test_a_draw_depends_on_seed_round_candidates_and_odds_only(
+    seconds: dict[str, float | None], number: int, count: int, order: object
+) -> None:
+    found, candidates = odds("link", seconds, "an exchange"), sorted(seconds)
+    drawn = draw(3, number, candidates, min(count, len(candidates)), found)
+    assert drawn == draw(3, number, candidates, min(count, len(candidates)), found)
+    assert len(set(drawn)) == min(count, len(candidates)) and set(drawn) <= set(candidates)
+
+
+def test_the_slowest_is_drawn_less_often_and_again_and_again() -> None:
+    seconds = {**{f"pi-{i}": 1.0 for i in range(9)}, "pi-9": 1e6}
+    found = odds("speed", seconds, "a step")
+    counts = Counter(device for number in range(2000) for device in draw(3, number, sorted(seconds), 3, found))
+    assert 40 < counts["pi-9"] < 160, counts  # about an eighth of what the others have
+    assert all(550 < counts[f"pi-{i}"] < 750 for i in range(9)), counts
+
+
+def test_nobody_is_preferred_while_nobody_is_measured() -> None:
+    present = [f"pi-{i}" for i in range(10)]
+    unmeasured = odds("speed", dict.fromkeys(present), "a step")
+    uniform = choose(plan(clients=3), 5, present, {}, {})
+    drawn = choose(plan(clients=3, selection="speed"), 5, present, {}, {}, lambda candidates: unmeasured)
+    assert drawn.asked == uniform.asked
+    assert drawn.drawn == "drawn by speed: nobody is measured yet, so all have the same odds"
+
+
+def test_who_was_not_drawn_is_told_its_odds() -> None:
+    found = odds("speed", {"a": 1.0, "b": 1.0, "c": 4.0, "d": None}, "a step")
+    for number in range(20):
+        cohort = choose(plan(clients=2, selection="speed"), number, list("abcd"), {}, {}, lambda candidates: found)
+        assert set(cohort.asked) | set(cohort.reasons) == set("abcd")
+        if "c" in cohort.reasons:
+            assert cohort.reasons["c"] == "not drawn: its odds are 0.25 of the quickest's, with 4.00 s a step"
+
+
+def test_a_cohort_larger_than_may_be_at_work_is_asked_in_part() -> None:
+    present = [f"pi-{i}" for i in range(9)]
+    cohort = choose(plan(clients=6, max_concurrency=4), 2, present, {}, {})
+    assert (len(cohort.asked), len(cohort.later), cohort.target) == (4, 2, 6)
+    assert set(cohort.asked + cohort.later) == set(choose(plan(clients=6), 2, present, {}, {}).asked)
+    assert {cohort.reasons[d] for d in cohort.later} == {
+        "asked when a place is free: at most 4 devices may be at work at once"
+    }
+
+
+def test_the_next_is_asked_when_a_place_is_free() -> None:
+    r = new_round("ab", target=4, max_concurrency=2)
+    assert asked(r.on(Tick(), 100.5, Idle(c=3.0, d=3.0))) == []
+    assert asked(r.on(head("a"), 101.0, Idle(c=3.0, d=3.0))) == ["c"]
+    assert asked(r.on(Left("b", "gone"), 102.0, Idle(c=3.0, d=3.0))) == ["d"]
+    assert r.outstanding == ("c", "d")
+
+
+def test_a_round_without_time_for_the_rest_closes_with_those_it_has() -> None:
+    r = new_round("a", target=2, max_concurrency=1)
+    assert closed(play(r, (4, head("a")))).reason == "enough"
+
+
+def scripted(folder: Path, speeds: dict[str, float], **cohort: object) -> list[Event]:
+    raw = {"run": {"task": "toy", "rounds": 30, "evaluate": "off"}, "local": {"lr": 1, "steps": 1}}
+    made = RunPlan.from_json({**raw, "uplink": {"codec": "identity", "feedback": "none"}, "cohort": cohort})
+    home = AggregatorHome.under(folder, durable=False)
+
+    def device(name: str, seconds: float) -> ScriptedDevice:
+        def script(ask: Ask) -> Turn:
+            return Turn(download_s=seconds / 4, compute_s=seconds / 2, upload_s=seconds / 4)
+
+        return ScriptedDevice(name, MadeUp(name, LAYOUT), script)
+
+    devices = [device(*one) for one in speeds.items()]
+    fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), reported(made, LAYOUT), devices)
+    with Store.open(home.database, durable=False) as store:
+        run_id = run_scripted(made, LAYOUT, fleet, store=store, home=home)
+        return [event for _, event in store.events(run_id)]
+
+
+@pytest.mark.parametrize(("selection", "of"), [("speed", "a step"), ("link", "an exchange")])
+def test_a_run_learns_who_is_quick_and_draws_those_more_often(tmp_path: Path, selection: str, of: str) -> None:
+    speeds = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 50.0, "e": 50.0, "f": 50.0}
+    events = scripted(tmp_path, speeds, clients=2, wait_for=6, selection=selection, deadline_s=600)
+    opened = [event for event in events if isinstance(event, RoundOpened)]
+    counts = Counter(device for event in opened for device in event.asks)
+    assert 2 * sum(counts[d] for d in "def") < sum(counts[d] for d in "abc"), counts
+    assert "nobody is measured yet" in opened[0].drawn
+    assert f"{of}, odds from 1 to 0.12" in opened[-1].drawn
+
+
+def test_no_more_are_at_work_than_the_plan_allows_and_all_are_asked(tmp_path: Path) -> None:
+    speeds = {name: 1.0 + i for i, name in enumerate("abcdefg")}
+    events = scripted(tmp_path, speeds, wait_for=7, max_concurrency=3, deadline_s=100)
+    at_work, most = set[str](), 0
+    for event in events:
+        match event:
+            case RoundOpened():
+                at_work |= event.asks.keys()
+            case ClientAsked():
+                at_work.add(event.device)
+            case UpdateAccepted():
+                at_work.discard(event.device)
+        most = max(most, len(at_work))
+    assert most == 3
+    closings = [event for event in events if isinstance(event, RoundClosed)]
+    assert {(event.reason, len(event.folded)) for event in closings} == {("all", 7)}
+
+
+def test_a_kill_at_any_commit_leaves_nobody_out_and_asks_nobody_twice(tmp_path: Path) -> None:
+    def three(name: str) -> Bench:
+        more = {"wait_for": 3, "max_concurrency": 1, "deadline_s": 100}
+        return Bench(tmp_path / name, [Device(each) for each in "abc"], run={"rounds": 1}, cohort=more)
+
+    commits = drive_killed_at(three("undisturbed"), 0, False)
+    for at in range(1, commits + 1):
+        for before in (True, False):
+            made = three(f"{at}-{before}")
+            drive_killed_at(made, at, before)
+            assert made.reasons() == ["all"], f"killed {'before' if before else 'after'} commit {at}"
+            opened = [ask_id for event in made.events(RoundOpened) for ask_id in event.asks.values()]
+            asked_now = [event.ask_id for event in made.events(ClientAsked)]
+            assert len(opened) == 1 and len(asked_now) == len(set(asked_now)) == 3
+            assert len(made.events(UpdateAccepted)) == 3
+            made.store.close()

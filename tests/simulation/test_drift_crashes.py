@@ -1,0 +1,89 @@
+"""SCAFFOLD and FedDyn with real sessions, killed here and there: both ends end with the same bits, and agree."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.client.small import task_of
+from tests.server.test_crash_anywhere import Fate, Killed, Outcome, deadly
+from tests.simulation.test_drift import SIZES, Point, data, loss, plan_of
+from tests.store.agreement import empty_database
+from thinwire.aggregation.algorithms import algorithm_of, carried
+from thinwire.client.compute.site import Site
+from thinwire.client.initial import initial_model
+from thinwire.client.task import report
+from thinwire.core import VirtualClock
+from thinwire.core.events import ModelStored, UpdateDropped
+from thinwire.core.home import AggregatorHome
+from thinwire.core.types import Ask, Vector
+from thinwire.server.run import drive
+from thinwire.server.submit import submit
+from thinwire.server.versions import Versions
+from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training
+from thinwire.simulation.sessions import Crowd
+from thinwire.store import FileSpool, Store
+
+EVERY = 17  # of all places at which the aggregator can die
+BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+
+
+def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], list[Vector], Vector]:
+    """(what a run came to, what each device keeps, their mean as the aggregator has it); one death at most."""
+    (folder / "clients").mkdir(parents=True)
+    task, home, clock = task_of(Point, data=data, loss=loss), AggregatorHome.under(folder), VirtualClock()
+    home.database.write_bytes(empty_database())
+    plan = plan_of(
+        algorithm, 5, cohort={"deadline_s": 30, "min_replies": 1, "wait_for": 3}, local={"steps": 3},
+        uplink={"codec": "topk(0.67) > int8"}, downlink={"codec": "int8"}, run={"keep": "all"},
+    )  # fmt: skip
+    training = Training(task, Crowd(folder / "clients", Site(), 3))
+
+    def step_s(index: int, ask: Ask) -> float:
+        return 11.0 if (index, ask.round) == (2, 2) else 0.5 + index
+
+    works = [training.client(i, lambda ask, i=i: step_s(i, ask)) for i in range(3)]  # type: ignore[misc]  # bound now
+    devices = [ScriptedDevice(f"sim-{i}", work) for i, work in enumerate(works)]
+    fleet, made = ScriptedFleet(FileSpool(home.spool), clock, report(task), devices), initial_model(task, 0)
+    with Store.open(home.database, durable=False) as store:
+        run_id = submit(store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task))
+        with deadly(fate, store):
+            try:
+                drive(run_id, store=store, fleet=fleet, home=home, clock=clock)
+            except Killed:
+                fleet = fleet.restart(FileSpool(home.spool))
+                drive(run_id, store=store, fleet=fleet, home=home, clock=clock)
+        outcome = Outcome(store, run_id, fleet)
+    dropped = [event.reason for event in outcome.of(UpdateDropped)]
+    assert (outcome.status, dropped) == ("done", ["late"])
+    last: ModelStored = outcome.of(ModelStored)[-1]
+    behind = Versions(home.run(run_id), carried(algorithm_of(plan), made.layout)).read(last)[0][made.layout.size :]
+    common = behind if last.state == "" else load_file(home.run(run_id) / f"v{last.version:06d}.state")["common"]
+    kept = [work.session.kept[run_id][1].own for work in works]
+    return outcome.same(), [own for own in kept if own is not None], common
+
+
+@BOTH
+def test_the_aggregators_mean_is_the_mean_of_what_the_devices_keep_though_one_was_late(
+    tmp_path: Path, algorithm: str
+) -> None:
+    _, kept, common = lived(tmp_path, algorithm, Fate())
+    mean = sum(size * own.astype(np.float64) for size, own in zip(SIZES, kept, strict=True)) / sum(SIZES)
+    np.testing.assert_allclose(common, mean, rtol=1e-5, atol=1e-6)
+    assert np.abs(common).max() > 0.1
+
+
+@BOTH
+def test_a_kill_changes_no_bit_on_either_end(tmp_path: Path, algorithm: str) -> None:
+    fate = Fate()
+    made, kept, _ = lived(tmp_path / "whole", algorithm, fate)
+    for at in range(1, len(fate.places) + 1, EVERY):
+        again, also, _ = lived(tmp_path / str(at), algorithm, Fate(at))
+        assert again == made, f"killed at place {at}: {fate.places[at - 1]}"
+        assert [own.tobytes() for own in also] == [own.tobytes() for own in kept]
+        shutil.rmtree(tmp_path / str(at))

@@ -1,0 +1,61 @@
+"""What a run came to, told from its journal: what must be the same whatever died, and what was lost or doubled.
+
+"The same" means: same order of accepted heads and deadline ticks, so same model and shadow at every version, same
+folded sets and same verdicts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from thinwire.core.events import Event, ModelStored, RoundClosed, ShadowStored, UpdateAccepted, UpdateDropped
+
+
+def versions(events: Sequence[Event]) -> dict[int, tuple[str, ...]]:
+    """version -> the digests of its model, of the optimizer's state, and of its shadow."""
+    found: dict[int, tuple[str, ...]] = {e.version: (e.digest, e.state) for e in events if isinstance(e, ModelStored)}
+    for event in events:
+        if isinstance(event, ShadowStored):
+            found[event.version] = (*found[event.version], event.digest)
+    return found
+
+
+def rounds(events: Sequence[Event]) -> list[tuple[object, ...]]:
+    """Each round's number, closing reason and version, what it folded in its order, and what it gave back."""
+    return [
+        (e.round, e.reason, e.version, tuple(e.folded), tuple(sorted(e.dropped)))
+        for e in events
+        if isinstance(e, RoundClosed)
+    ]
+
+
+def accepted(events: Sequence[Event]) -> list[tuple[int, str, int]]:
+    """(round, update, staleness) in the order of acceptance."""
+    return [(e.round, e.update_id, e.staleness) for e in events if isinstance(e, UpdateAccepted)]
+
+
+def same(events: Sequence[Event]) -> dict[str, object]:
+    """All that must not depend on what died."""
+    return {"versions": versions(events), "rounds": rounds(events), "accepted": accepted(events)}
+
+
+def identical_share(events: Sequence[Event], undisturbed: Sequence[Event]) -> float:
+    """The share of versions that have the same bits in both."""
+    mine, theirs = versions(events), versions(undisturbed)
+    return sum(mine.get(version) == digests for version, digests in theirs.items()) / len(theirs)
+
+
+def double_folds(events: Sequence[Event]) -> int:
+    """Asks whose answers stand in a step more than once, whatever the answers' ids."""
+    by_update = {e.update_id: (e.device, e.ask_id) for e in events if isinstance(e, UpdateAccepted)}
+    folded = Counter(by_update[update] for e in events if isinstance(e, RoundClosed) for update in e.folded)
+    return sum(count - 1 for count in folded.values())
+
+
+def lost_updates(events: Sequence[Event]) -> int:
+    """Accepted answers of closed rounds that were neither folded nor given back to their sender."""
+    settled = {update for e in events if isinstance(e, RoundClosed) for update in (*e.folded, *e.dropped)}
+    settled |= {e.update_id for e in events if isinstance(e, UpdateDropped)}
+    closed = {e.round for e in events if isinstance(e, RoundClosed)}
+    return sum(e.update_id not in settled for e in events if isinstance(e, UpdateAccepted) and e.round in closed)

@@ -1,0 +1,171 @@
+"""What docs/explain/faults.md says of devices that freeze, lose their state, come twice or lose their worker.
+
+Real processes; each test waits for what the journal says.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from tests.system.frozen import children, frozen
+from tests.system.outcome import double_folds, lost_updates
+from tests.system.processes import EXAMPLE, Site, kill
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
+
+SMALL = ("cohort.wait_for=2", "local.steps=20")
+LONG = ("run.rounds=500", *SMALL)  # until it is stopped
+
+
+def stopped(site: Site, run_id: str) -> None:
+    """The run is ended by a person; nothing was lost or counted twice until then."""
+    assert site.call("runs", "stop", run_id).returncode == 0
+    assert site.until_done(run_id).status == "stopped", site.said()
+    events = site.events(run_id)
+    assert (double_folds(events), lost_updates(events)) == (0, 0)
+
+
+def test_a_frozen_device_costs_its_deadline_and_what_it_sends_when_it_wakes_counts(site: Site) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a", 0, 2)
+    freezing = site.start_client("pi-b", 1, 2, "--slow-step", "0.1")
+    run_id = site.begin("cohort.deadline_s=6", "cohort.max_staleness=400", *LONG)
+    site.until(lambda: "round 2: train" in site.log_of(freezing))
+    with frozen(freezing.pid):
+        site.until_event(run_id, RoundClosed, reason="deadline", outstanding=["pi-b"])
+        site.until_event(run_id, RoundClosed, count=4)  # the others go on without it
+    site.until_event(run_id, UpdateAccepted, device="pi-b", late=True)
+    assert "left" not in [e.kind for e in site.events(run_id) if isinstance(e, ClientFailed)]
+    stopped(site, run_id)
+
+
+@pytest.mark.parametrize("what", ["missing", "older"])
+def test_a_device_that_comes_back_without_its_state_or_with_an_older_one_begins_at_zero_and_that_is_recorded(
+    site: Site, what: str
+) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a", 0, 2)
+    losing = site.start_client("pi-b", 1, 2)
+    run_id = site.begin(*LONG)
+    mine = site.home / "clients" / "pi-b" / "runs"
+    copy = site.home.parent / "copy"
+    site.until_event(run_id, RoundClosed, count=2)
+    if what == "older":
+        with frozen(losing.pid):
+            shutil.copytree(mine, copy)
+    now = len([e for e in site.events(run_id) if isinstance(e, RoundClosed)])
+    site.until_event(run_id, RoundClosed, count=now + 2)
+    kill(losing)
+    shutil.rmtree(mine)
+    if what == "older":
+        shutil.copytree(copy, mine)
+    site.start_client("pi-b", 1, 2)
+    site.until_event(run_id, StateLost, device="pi-b", why=what)
+    (lost,) = [e for e in site.events(run_id) if isinstance(e, StateLost)]
+    (told,) = [e for e in site.events(run_id) if isinstance(e, UpdateAccepted) and e.update_id == lost.update_id]
+    site.until_event(run_id, RoundClosed, round=told.round + 1)
+    assert len([e for e in site.events(run_id) if isinstance(e, StateLost)]) == 1, "it is told once"
+    stopped(site, run_id)
+
+
+def test_a_second_live_process_of_one_device_is_refused_and_the_first_goes_on(site: Site) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a")
+    run_id = site.begin("run.rounds=500", "local.steps=20")
+    site.until_event(run_id, RoundClosed)
+    other = site.home.parent / "another"
+    shutil.copytree(site.home / "clients", other / "clients", ignore=shutil.ignore_patterns("downloads"))
+    second = site.start(
+        "client", "start", "--aggregator", f"http://{site.listen}", "--task", f"digits={EXAMPLE / 'task.py'}",
+        "--name", "pi-a", home=other,
+    )  # fmt: skip
+    site.until(lambda: "another process" in site.log_of(second))
+    now = len([e for e in site.events(run_id) if isinstance(e, RoundClosed)])
+    site.until_event(run_id, RoundClosed, count=now + 3)
+    kill(second)
+    assert [e for e in site.events(run_id) if isinstance(e, (ClientFailed, StateLost))] == []
+    stopped(site, run_id)
+
+
+def test_a_worker_that_is_killed_fails_one_ask_and_the_next_one_finds_a_fresh_one(site: Site) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a", 0, 2)
+    losing = site.start_client("pi-b", 1, 2, "--slow-step", "0.1")
+    run_id = site.begin(*LONG)
+    site.until(lambda: "round 2: train" in site.log_of(losing))
+    for pid in children(losing.pid):
+        os.kill(pid, signal.SIGKILL)
+    site.until_event(run_id, ClientFailed, device="pi-b", kind="worker")
+    failed = next(e for e in site.events(run_id) if isinstance(e, ClientFailed))
+    site.until(
+        lambda: any(
+            e.device == "pi-b" and e.round > failed.round for e in site.events(run_id) if isinstance(e, UpdateAccepted)
+        )
+    )
+    assert losing.poll() is None
+    stopped(site, run_id)
+
+
+def test_an_upload_that_is_cut_half_way_is_gone_on_with(site: Site) -> None:
+    """The proxy cuts within the update's bytes; the round loses nothing by it."""
+    from tests.system.proxy import proxy
+
+    site.start_aggregator()
+    with proxy(site.listen) as line:
+        client = site.start_client("pi-a", at=line.address)
+        site.until(lambda: "idle" in site.log_of(client))
+        run_id = site.begin("run.rounds=500", "local.steps=20", "uplink.codec='identity'", "uplink.feedback='none'")
+        site.until_event(run_id, RoundClosed)
+        line.up.cuts = [line.up.given + 20_000, line.up.given + 70_000]  # of 38 kB a round
+        site.until(lambda: line.cut_count == 2)
+        now = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
+        site.until_event(run_id, RoundClosed, round=now + 1)
+        stopped(site, run_id)
+    reasons = [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)]
+    assert set(reasons) <= {"all", "stopped"}, "no answer was given up"
+
+
+def test_an_ask_that_is_answered_twice_counts_once(site: Site) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a", 0, 2)
+    site.start_client("pi-b", 1, 2, program=("tests.system.liar", "twice"))
+    run_id = site.begin(*LONG)
+    site.until_event(run_id, UpdateDropped, device="pi-b", reason="duplicate")
+    stopped(site, run_id)
+    accepted = [e.ask_id for e in site.events(run_id) if isinstance(e, UpdateAccepted)]
+    assert len(accepted) == len(set(accepted))
+
+
+def test_garbage_is_dropped_and_the_others_count(site: Site) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a", 0, 2)
+    site.start_client("pi-b", 1, 2, program=("tests.system.liar", "garbage"))
+    run_id = site.begin(*LONG)
+    site.until_event(run_id, UpdateDropped, device="pi-b", count=2)
+    site.until_event(run_id, RoundClosed, count=2)
+    stopped(site, run_id)
+    events = site.events(run_id)
+    dropped = {e.reason.partition(":")[0] for e in events if isinstance(e, UpdateDropped) and e.device == "pi-b"}
+    assert "bad-payload" in dropped
+    assert {u.split("/")[1] for e in events if isinstance(e, RoundClosed) for u in e.folded} == {"pi-a"}
+
+
+def test_a_device_that_is_killed_and_comes_back_with_its_state_loses_nothing(site: Site) -> None:
+    site.start_aggregator()
+    site.start_client("pi-a", 0, 2)
+    dying = site.start_client("pi-b", 1, 2)
+    run_id = site.begin(*LONG)
+    site.until_event(run_id, RoundClosed, count=2)
+    kill(dying)
+    again = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
+    site.start_client("pi-b", 1, 2)
+    site.until(
+        lambda: any(
+            e.device == "pi-b" and e.asked_round > again for e in site.events(run_id) if isinstance(e, UpdateAccepted)
+        )
+    )
+    assert [e for e in site.events(run_id) if isinstance(e, StateLost)] == []
+    stopped(site, run_id)

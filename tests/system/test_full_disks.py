@@ -1,0 +1,79 @@
+"""A disk that is full, at the aggregator or at a device: said, survived, and gone on from when there is room again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.outcome import double_folds, lost_updates
+from tests.system.processes import Site
+from tests.system.small_disk import small_disk, why_not
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
+
+
+@pytest.fixture(autouse=True)
+def _mounts(tmp_path: Path) -> Iterator[None]:
+    if reason := why_not(tmp_path / "try"):
+        pytest.skip(reason)
+    yield
+
+
+def rounds(site: Site, run_id: str) -> int:
+    return len([e for e in site.events(run_id) if isinstance(e, RoundClosed)])
+
+
+def test_a_device_whose_disk_is_full_fails_its_asks_at_once_and_takes_part_again_when_there_is_room(
+    site: Site,
+) -> None:
+    with small_disk(site.home / "clients" / "pi-b") as disk:
+        site.start_aggregator()
+        site.start_client("pi-a", 0, 2)
+        full = site.start_client("pi-b", 1, 2)
+        run_id = site.begin("run.rounds=500", "cohort.wait_for=2", "cohort.deadline_s=600", "local.steps=20")
+        site.until_event(run_id, RoundClosed, count=2)
+        disk.fill()
+        site.until_event(run_id, ClientFailed, device="pi-b", kind="disk")
+        before = rounds(site, run_id)
+        site.until_event(run_id, RoundClosed, count=before + 2)  # nobody waits for its deadline of ten minutes
+        assert "No space left" in site.log_of(full)
+        disk.free()
+        now = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
+        site.until(
+            lambda: any(
+                e.device == "pi-b" and e.asked_round > now for e in site.events(run_id) if isinstance(e, UpdateAccepted)
+            )
+        )
+        assert full.poll() is None
+        assert site.call("runs", "stop", run_id).returncode == 0
+        assert site.until_done(run_id).status == "stopped"
+        events = site.events(run_id)
+        assert (double_folds(events), lost_updates(events)) == (0, 0)
+        site.close()
+
+
+def test_an_aggregator_whose_disk_is_full_ends_no_run_and_goes_on_when_there_is_room(site: Site) -> None:
+    """It waits where no answer could be stored, and ends (8) where it could not write down what it decided."""
+    with small_disk(site.home / "aggregator") as disk:
+        first = site.start_aggregator()
+        clients = [site.start_client(name, part, 2) for part, name in enumerate(("pi-a", "pi-b"))]
+        run_id = site.begin("run.rounds=500", "cohort.wait_for=2", "cohort.deadline_s=600", "local.steps=20")
+        site.until_event(run_id, RoundClosed, count=2)
+        disk.fill()
+        site.until(lambda: first.poll() is not None or any("cannot write its state" in site.log_of(c) for c in clients))
+        disk.free()
+        if first.poll() is not None:
+            assert (first.poll(), "No space left" in site.log_of(first) or "full" in site.log_of(first)) == (8, True)
+            assert site.run(run_id).status == "running"
+            site.start_aggregator()
+        now = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
+        site.until_event(run_id, RoundClosed, round=now + 2)
+        assert site.call("runs", "stop", run_id).returncode == 0
+        assert site.until_done(run_id).status == "stopped", site.said()
+        events = site.events(run_id)
+        closed = [e.round for e in events if isinstance(e, RoundClosed)]
+        assert closed == list(range(1, len(closed) + 1)), "no round was begun anew"
+        assert {e.reason for e in events if isinstance(e, RoundClosed)} <= {"all", "stopped"}
+        assert (double_folds(events), lost_updates(events)) == (0, 0)
+        site.close()

@@ -1,0 +1,59 @@
+"""An aggregator that is killed again and again, at drawn moments of real rounds: the run comes to the same bits.
+
+The gate lets answers in one by one in the order of rounds and devices, so that the order of accepted heads is the same.
+Four kills here, twenty in `benchmarks.faults --preset full`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.gated import DEVICES, Gated, gated_run
+from tests.system.moments import all_moments, drawn
+from tests.system.outcome import double_folds, lost_updates, same
+from tests.system.processes import Site
+from thinwire.core.events import Event, RoundClosed, ShadowStored, UpdateAccepted
+
+ROUNDS, KILLS, SEED = 4, 4, 20261122
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    return run(tmp_path_factory.mktemp("undisturbed"), kills=0).events
+
+
+def run(folder: Path, kills: int) -> Gated:
+    site = Site(folder / "home")
+    try:
+        return gated_run(site, ROUNDS, drawn(kills, ROUNDS, DEVICES, SEED))
+    finally:
+        site.close()
+
+
+def test_moments_are_drawn_without_repetition_and_in_their_order() -> None:
+    every = all_moments(ROUNDS, DEVICES)
+    found = drawn(20, ROUNDS, DEVICES, SEED)
+    assert found == sorted(set(found), key=every.index)
+    assert found == drawn(20, ROUNDS, DEVICES, SEED)
+
+
+def test_the_undisturbed_run_folds_all_in_their_order_and_has_a_shadow_of_every_version(
+    undisturbed: list[Event],
+) -> None:
+    assert [e.reason for e in undisturbed if isinstance(e, RoundClosed)] == ["all"] * ROUNDS
+    assert len([e for e in undisturbed if isinstance(e, ShadowStored)]) == ROUNDS
+    order = [e.device for e in undisturbed if isinstance(e, UpdateAccepted)]
+    assert order == list(DEVICES) * ROUNDS
+
+
+@pytest.mark.slow
+def test_a_run_whose_aggregator_is_killed_at_drawn_moments_comes_to_the_same_bits(
+    undisturbed: list[Event], tmp_path: Path
+) -> None:
+    made = run(tmp_path, KILLS)
+    events = made.events
+    assert made.struck == KILLS
+    assert same(events) == same(undisturbed)
+    assert (double_folds(events), lost_updates(events)) == (0, 0)

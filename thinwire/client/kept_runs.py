@@ -1,0 +1,96 @@
+"""What a device keeps of all runs of one task: the state of each as it is on disk, and what is still to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from thinwire.client import outbox
+from thinwire.client.failures import CannotAnswer
+from thinwire.client.state import RunFolder, RunState
+from thinwire.client.until_exit import WaitingFolder
+from thinwire.client.work import Say
+from thinwire.core.errors import DataLost
+from thinwire.core.types import Ask, Failure, ReplyHead
+
+Reply = ReplyHead | Failure
+
+
+class KeptRuns:
+    """Runs by id, in `folders(FOLDER, RUN)` each. `seen`: the highest sequence of each that the aggregator has seen."""
+
+    def __init__(self, folder: Path, folders: Callable[[Path, str], RunFolder]) -> None:
+        self.seen: dict[str, int] = {}
+        self._folder, self._folders = folder, folders
+        self._runs: dict[str, tuple[RunFolder, RunState]] = {}
+
+    def __getitem__(self, run: str) -> tuple[RunFolder, RunState]:
+        """What was opened or kept before; KeyError where nothing was."""
+        return self._runs[run]
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all vectors in memory."""
+        return sum(state.nbytes for _, state in self._runs.values())
+
+    def opened(self, run: str, say: Say) -> tuple[RunFolder, RunState]:
+        """Its state, from the disk at first; one that is older than what was sent begins anew."""
+        if run not in self._runs:
+            try:
+                folder = self._folders(self._folder, run)
+            except DataLost as error:
+                raise CannotAnswer("protocol", error.what) from error
+            state, said = folder.load()
+            if (seen := self.seen.get(run, 0)) > state.sequence:
+                said.append(f"{run}: {seen} answers were sent, and this disk knows of {state.sequence}; it begins anew")
+                state = RunState(seen, lost=state.lost or ("older" if state.sequence else "missing"))
+            for line in said:
+                say(line)
+            self._runs[run] = folder, state
+        return self._runs[run]
+
+    def keep(self, ask: Ask, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+        """Durable from here on, or until `save` where the plan lets it wait; a simulation's folders know better."""
+        local = {} if isinstance(ask.plan, str) else ask.plan.get("local", {})
+        if local.get("durability") == "exit" and isinstance(folder, WaitingFolder):
+            folder.hold(state, parts)
+        else:
+            folder.commit(state, parts)
+        self._runs[ask.run] = folder, state
+
+    def over(self, run: str, say: Say) -> None:
+        """Nobody waits for an answer, and nothing of the run is needed any more but the sequence."""
+        try:
+            folder, state = self.opened(run, say)
+            state = outbox.over(state)
+            folder.commit(state)
+            self._runs[run] = folder, state
+        except (CannotAnswer, DataLost) as error:  # what is left on disk does no harm, and other runs go on
+            say(str(error))
+        else:
+            say(f"{run} is over")
+
+    def save(self, say: Say) -> None:
+        """Make durable what plans let wait: at the exit, and from time to time before it."""
+        for folder, _ in list(self._runs.values()):
+            if isinstance(folder, WaitingFolder):
+                try:
+                    folder.save()
+                except (DataLost, OSError) as error:
+                    say(f"{folder.folder.name}: what waits to be saved cannot be: {error}")
+
+    def unsent(self, task: str, say: Say) -> list[tuple[ReplyHead, Path | None]]:
+        """Everything of a task's runs on disk on which there is no verdict yet: what a new process sends again."""
+        found = []
+        for path in sorted((self._folder / "runs").glob("*/state.json")):
+            if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: another session's
+                continue
+            folder, state = self.opened(path.parent.name, say)
+            found += [(entry.head, folder.path(entry)) for entry in state.outbox]
+        return found
+
+    def delivered(self, reply: Reply) -> None:
+        """The other end has it."""
+        if isinstance(reply, ReplyHead) and reply.update_id.run in self._runs:
+            folder, state = self._runs[reply.update_id.run]
+            self._runs[reply.update_id.run] = folder, outbox.delivered(state, reply)

@@ -1,0 +1,61 @@
+"""Asks that are sent ahead, where devices train on while their updates travel: `[local] overlap`.
+
+With a delay of D rounds D + 1 are open. Only the head of the line takes answers; those to the rounds behind it wait
+until it is closed, so that rounds close in order and each step is made from whole rounds. When round t closes, round
+t + D + 1 opens, and its asks carry the version that round t made and the verdicts of it: a device goes from one ask to
+the next without waiting, and holds at most D + 1.
+"""
+
+from __future__ import annotations
+
+from thinwire.core.events import RoundClosed
+from thinwire.core.fleet import Envelope
+from thinwire.server.opening import open_round
+from thinwire.server.running import Running
+
+
+def line_up(running: Running) -> None:
+    """Open rounds until as many are open as the delay allows or the run still needs, and send each round's asks."""
+    past = running.past
+    while len(past.line) <= past.delay and past.steps_made + len(past.line) < running.plan.run.rounds:
+        if (opened := open_round(running)) is None:
+            return
+        running.ask(
+            [
+                running.envelope(device, ask_id, "train", opened.round, opened.deadline_s)
+                for device, ask_id in opened.asks.items()
+            ]
+        )
+
+
+def asked_before(running: Running) -> list[Envelope]:
+    """After a restart: what the rounds in the line asked and nobody has answered, oldest first."""
+    past = running.past
+    return [
+        running.envelope_again(device, ask_id)
+        for opened in past.line
+        for device, ask_id in opened.asks.items()
+        if ask_id in past.asked_of(device)
+    ]
+
+
+def dissolve(running: Running) -> None:
+    """The run is over: the rounds that are still open close without a step, and what came for them counts nowhere."""
+    past = running.past
+    while past.delay and (opened := past.open_round) is not None:
+        waited = [device for device, ask_id in opened.asks.items() if ask_id in past.asked_of(device)]
+        running.fleet.cancel([opened.asks[device] for device in waited])
+        running.record(
+            RoundClosed(
+                at=running.clock.wall(),
+                round=opened.round,
+                reason="stopped",
+                version=past.version,
+                folded=[],
+                dropped=[event.update_id for event in past.accepted],
+                outstanding=waited,
+                elapsed_s=running.elapsed,
+                seconds=running.elapsed - past.head_since_s,
+                metrics={},
+            )
+        )

@@ -1,0 +1,57 @@
+"""An ask as seconds by stage: what a device did from when it was asked until its answer was here.
+
+Moments are the aggregator's, stretches on a device are by its own stopwatch; only durations are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from thinwire.store.rows import RoundRow, UpdateRow
+
+ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
+ALONG = ("asked", *ON_DEVICE, "trips", "upload")  # as it happens; trips: requests and what stands between stages
+OWN = ("fold", "step", "store")
+STAGES = ("before", *ALONG, "waiting", *OWN)  # before: from a round's opening until the device was asked
+
+
+def along(ask: UpdateRow) -> dict[str, float]:
+    """Seconds by stage of one ask that was answered; what the device's stages leave of its time are the trips."""
+    assert ask.arrived_at is not None
+    asked = _asked_at(ask)
+    began = min(max(asked, ask.began_at or ask.arrived_at), ask.arrived_at)
+    on_device = {name: getattr(ask, f"{name}_s") or 0.0 for name in ON_DEVICE}
+    pulled = min(max(asked, ask.pulled_at or began - sum(on_device.values())), began)
+    trips = max(0.0, began - pulled - sum(on_device.values()))
+    return {"asked": pulled - asked, **on_device, "trips": trips, "upload": ask.arrived_at - began}
+
+
+def turns(rounds: Sequence[RoundRow]) -> dict[int, float]:
+    """When each round began to take answers, from which its seconds count.
+
+    That is when it opened, or, where asks were sent ahead, when the one before it closed.
+    """
+    before = {later.round: earlier.closed_at for earlier, later in pairwise(rounds)}
+    return {one.round: max(one.opened_at, before.get(one.round) or 0.0) for one in rounds}
+
+
+def within(ask: UpdateRow, opened_at: float) -> dict[str, float]:
+    """`along` an ask, as far as a round saw of it that opened then.
+
+    Of one that was asked in the middle of the round nothing was under way before; of one that was asked earlier only
+    what was still to be done when the round opened counts.
+    """
+    stages, before = along(ask), _asked_at(ask) - opened_at
+    if before > 0.0:
+        return {"before": before, **stages}
+    done = -before
+    for name in ALONG:
+        part = min(stages[name], done)
+        stages[name], done = stages[name] - part, done - part
+    return stages
+
+
+def _asked_at(ask: UpdateRow) -> float:
+    assert ask.arrived_at is not None
+    return min(ask.asked_at or ask.arrived_at, ask.arrived_at)

@@ -5,25 +5,32 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-QUOTED = ("thinwire", "flwr", "numpy")
+QUOTED = ("thinwire", "flwr", "numpy", "torch")
+HERE = Path(__file__).parent
 
 
 def document(
     benchmark: str, preset: str, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, float]
 ) -> dict[str, Any]:
-    """{benchmark, preset, machine, rows, figures}: `rows` are single measurements, `figures` what they come to."""
+    """{benchmark, preset, commit, at, machine, rows, figures}: `rows` are single measurements, `figures` what they come
+    to, all in six significant figures.
+    """
     return {
         "benchmark": benchmark,
         "preset": preset,
+        "commit": commit(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "rows": [dict(row) for row in rows],
-        "figures": {name: round(value, 6) for name, value in figures.items()},
+        "rows": [{name: _short(value) for name, value in row.items()} for row in rows],
+        "figures": {name: _short(value) for name, value in figures.items()},
     }
 
 
@@ -43,6 +50,16 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def commit() -> str:
+    """Of the code that runs, "" outside a repository; with a plus where files differ from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
 def machine() -> dict[str, Any]:
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
@@ -52,6 +69,10 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in QUOTED if (found := _version(name))},
     }
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _field(path: str, name: str) -> str:

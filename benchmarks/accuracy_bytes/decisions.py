@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy_bytes.trials import Chain
+from benchmarks.document import commit
 from thinwire.core.errors import DataLost
 from thinwire.core.home import private_folder, write_atomically
-
-HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,6 @@ class Decisions:
 
     def all(self) -> dict[str, Any]:
         return {path.stem: json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))}
-
-
-def commit() -> str:
-    """Of the code that runs, "" outside a repository; with a plus where files differ from it."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,103 @@
+"""A run over scripted devices that train, as the metric of its versions by the virtual clock and by folded updates."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from thinwire.client import Site
+from thinwire.client.compute.evaluate import evaluate
+from thinwire.client.initial import initial_model
+from thinwire.client.task import LoadedTask
+from thinwire.core import RunPlan, VirtualClock
+from thinwire.core.events import Event, ModelStored, RoundClosed
+from thinwire.core.home import AggregatorHome
+from thinwire.server.versions import Versions
+from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, Training, reported, run_scripted
+from thinwire.simulation.sessions import Crowd
+from thinwire.store import Store
+
+LAST = 0.25  # share of the last updates whose versions' metrics are averaged: one version alone is too noisy
+
+Devices = Callable[[Training], Sequence[ScriptedDevice]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A version: when it was there, of how many updates it was made, and each client's (correct, examples) with it."""
+
+    seconds: float
+    updates: int
+    counts: tuple[tuple[float, float], ...]
+
+    def accuracy(self, client: int | None = None) -> float:
+        """Of all clients' test splits together, or of one's."""
+        counted = self.counts if client is None else self.counts[client : client + 1]
+        return sum(correct for correct, _ in counted) / sum(examples for _, examples in counted)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The versions of a run in their order, and its journal."""
+
+    points: tuple[Point, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def updates(self) -> int:
+        return self.points[-1].updates
+
+    def late_accuracy(self, updates: int, client: int | None = None) -> float:
+        """The mean over the versions of the last quarter of so many updates."""
+        counted = [point for point in self.points if updates * (1 - LAST) < point.updates <= updates]
+        return fmean(point.accuracy(client) for point in counted or self.points[-1:])
+
+    def seconds_to(self, accuracy: float) -> float | None:
+        """When a version had this accuracy for the first time; None: never."""
+        return next((point.seconds for point in self.points if point.accuracy() >= accuracy), None)
+
+
+def curve(plan: RunPlan, task: LoadedTask, split: str, clients: int, devices: Devices, grace_s: float = 0.0) -> Curve:
+    """Make the run (`[run] keep = "all"`, evaluate = "off") and measure each version on every client's test split.
+
+    Nobody's absence changes what a version is worth here, and measuring takes no virtual time.
+    """
+    site = Site(split=split, seed=plan.run.seed)
+    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as name:
+        home = AggregatorHome.under(Path(name), durable=False)
+        crowd = Crowd(Path(name) / "clients", site, clients, debug=True)
+        crowd.folder.mkdir()
+        training, first = Training(task, crowd), initial_model(task, plan.run.seed)
+        report = reported(plan, first.layout)
+        fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), report, devices(training), grace_s)
+        with Store.open(home.database, durable=False) as store:
+            run_id = run_scripted(plan, first.layout, fleet, store=store, home=home, params=first.vector)
+            row, events = store.run(run_id), tuple(event for _, event in store.events(run_id))
+        if row.status != "done":
+            raise RuntimeError(f"a run of {plan.run.task} is {row.status}: {row.status_text}")
+        versions = Versions(home.run(run_id), first.layout, durable=False)
+        return Curve(points_of(events, versions, training), events)
+
+
+def points_of(events: Sequence[Event], versions: Versions, training: Training) -> tuple[Point, ...]:
+    """Each version of a journal on the test splits of a crowd's clients."""
+    stored = {event.version: event for event in events if isinstance(event, ModelStored)}
+    found, updates = list[Point](), 0
+    for event in events:
+        if isinstance(event, RoundClosed) and event.folded:
+            updates += len(event.folded)
+            found.append(Point(event.elapsed_s, updates, _measured(versions, stored[event.version], training)))
+    return tuple(found)
+
+
+def _measured(versions: Versions, stored: ModelStored, training: Training) -> tuple[tuple[float, float], ...]:
+    bench = training.bench.inner
+    module = bench.set_up(*versions.read(stored), stored.counters)
+    crowd, task = training.crowd, training.bench.task
+    found: list[Mapping[str, tuple[float, float]]] = [
+        evaluate(module, task, bench.split(crowd.place(index)).test) for index in range(crowd.count)
+    ]
+    return tuple(sums["accuracy"] for sums in found)

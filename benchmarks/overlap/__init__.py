@@ -1,0 +1,1 @@
+"""Delayed averaging on a thin line: see __main__.py."""

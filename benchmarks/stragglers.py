@@ -1,0 +1,224 @@
+"""Seconds to one accuracy where devices are unequal: waiting for all, against what a plan can do instead.
+
+    python -m benchmarks.stragglers [--preset small|full] --json
+
+Ten clients share the digits by dirichlet(0.3) and train the MLP on a virtual clock. A step, an encoding and an exchange
+are measured on this machine first; a client takes a multiple of each that is drawn log-normally (sigma 0.5), one takes
+ten times as long as the median one, and one dies in its third round or so, which is known 60 s later. All times are
+stretched by one factor, so that a round of the median client takes 10 s. The target is 0.98 of the accuracy that
+waiting for all ends with. Accuracy is of all clients' test splits, at equal folded updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks import real_stragglers
+from benchmarks.costs import Costs, given_costs, measured
+from benchmarks.curve import Curve, Devices, curve
+from benchmarks.document import document, note, show
+from thinwire.client.task import load_task
+from thinwire.core import Key, RunPlan
+from thinwire.core.events import RoundClosed
+from thinwire.core.keys import derive
+from thinwire.core.types import Ask
+from thinwire.simulation import LogNormal, ScriptedDevice, Training, Turn
+
+TASK = f"digits={Path(__file__).parents[1] / 'examples/digits/task.py'}"
+PARAMETERS = 9610
+CLIENTS, SPLIT = 10, "dirichlet(0.3)"
+SLOW, DEAD = 0, 1  # which clients
+SLOWER = 10.0
+SIGMA, JITTER = 0.5, 0.1  # of the clients' speeds, and of one client's from ask to ask
+ROUND_S, DEADLINE_S, GRACE_S, DIES_AT_S = 10.0, 15.0, 60.0, 25.0
+SHARE = 0.98
+STEPS, LR = 20, 0.1
+
+WAITING = "waiting"
+POLICIES = (WAITING, "deadline", "partial", "buffered")
+LONG_S = 36_000  # a deadline that ends nothing
+USUAL, UNDISCOUNTED = 0.5, 0.0  # staleness_exponent: the default, and late answers that count in full
+SETTINGS = ((True, USUAL), (False, USUAL), (True, UNDISCOUNTED))  # (whether a client dies, the exponent)
+MORE_ROUNDS = {WAITING: 1.0, "deadline": 1.25, "partial": 1.1, "buffered": 2.0}  # to fold as many updates
+
+
+@dataclass(frozen=True)
+class Preset:
+    seeds: int
+    rounds: int  # of waiting for all
+    real_rounds: int  # with processes; 0: not made
+    real_step_s: float = 0.1
+
+
+PRESETS = {"tiny": Preset(1, 3, 0), "small": Preset(3, 20, 0), "full": Preset(10, 20, 10)}
+
+
+def plan_of(
+    policy: str, rounds: int, seed: int, exponent: float = USUAL, clients: int = CLIENTS, deadline_s: float = DEADLINE_S
+) -> RunPlan:
+    """What differs between policies is how a round ends, nothing else."""
+    cohort: dict[str, dict[str, Any]] = {
+        WAITING: {"deadline_s": LONG_S}, "deadline": {"deadline_s": deadline_s}, "partial": {"deadline_s": deadline_s},
+        "buffered": {"mode": "buffered", "buffer": clients // 2, "deadline_s": LONG_S},
+    }  # fmt: skip
+    return RunPlan.from_json({
+        "run": {
+            "task": "digits", "rounds": math.ceil(rounds * MORE_ROUNDS[policy]), "seed": seed, "evaluate": "off",
+            "keep": "all",
+        },
+        "cohort": {"wait_for": clients, "max_staleness": 50, "staleness_exponent": exponent, **cohort[policy]},
+        "local": {"lr": LR, "steps": STEPS, "partial": policy == "partial"},
+        "uplink": {"codec": "int8", "feedback": "none"},
+    })  # fmt: skip
+
+
+def stretch(costs: Costs) -> float:
+    """By how much all times are drawn out, for a round of the median client to take ROUND_S."""
+    return ROUND_S / (STEPS * costs.step_s + costs.encode_s + costs.exchange_s)
+
+
+def speeds(seed: int) -> list[float]:
+    """How much longer than the median client each takes."""
+    draw = Random(seed)
+    drawn = [draw.lognormvariate(0.0, SIGMA) for _ in range(CLIENTS)]
+    drawn[SLOW] = SLOWER
+    return drawn
+
+
+def devices_of(costs: Costs, seed: int, dying: bool) -> Devices:
+    """Clients of these costs (the median one's, drawn out already), each at its own speed."""
+
+    def device(training: Training, index: int, speed: float) -> ScriptedDevice:
+        wobble = LogNormal(costs.step_s * speed, JITTER)
+
+        def step_s(ask: Ask) -> float:
+            return wobble.at(derive(Key(seed), "step", ask.ask_id))
+
+        one_way_s = costs.exchange_s * speed / 2
+        turn = Turn(one_way_s, 0.0, costs.encode_s * speed, one_way_s)
+        away = [(DIES_AT_S, math.inf)] if dying and index == DEAD else []
+        work = training.client(index, step_s)
+        return ScriptedDevice(training.crowd.name(index), work, lambda ask: turn, away)
+
+    return lambda training: [device(training, index, speed) for index, speed in enumerate(speeds(seed))]
+
+
+def measure(preset: Preset, costs: Costs, workers: int) -> list[dict[str, Any]]:
+    """One row a policy, seed and setting; seeds side by side, to the same figures."""
+    drawn_out, rows = costs.times(stretch(costs)), list[dict[str, Any]]()
+    cells = [(preset.rounds, drawn_out, seed, *one) for one in SETTINGS for seed in range(1, preset.seeds + 1)]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for found in pool.map(measure_seed, *zip(*cells, strict=True)):
+            rows += told(found)
+    return rows
+
+
+def measure_seed(rounds: int, costs: Costs, seed: int, dying: bool, exponent: float) -> list[dict[str, Any]]:
+    """All policies over the same devices."""
+    devices, task = devices_of(costs, seed, dying), load_task(TASK)
+    found = {
+        policy: curve(plan_of(policy, rounds, seed, exponent), task, SPLIT, CLIENTS, devices, GRACE_S)
+        for policy in POLICIES
+    }
+    return [{"dying": dying, "exponent": exponent, "seed": seed, **row} for row in compared(found)]
+
+
+def measure_processes(preset: Preset, folder: Path) -> list[dict[str, Any]]:
+    """One row a policy: six real clients, each of which sleeps after a step."""
+    deadline_s, found = DEADLINE_S / ROUND_S * STEPS * preset.real_step_s, dict[str, Curve]()
+    for policy in POLICIES:
+        (place := folder / policy).mkdir()
+        plan = plan_of(policy, preset.real_rounds, 1, USUAL, real_stragglers.CLIENTS, deadline_s)
+        found[policy] = real_stragglers.run(plan, TASK, SPLIT, preset.real_step_s, place)
+    return told([{"real": True, "dying": True, "exponent": USUAL, "seed": 1, **row} for row in compared(found)])
+
+
+def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    note("; ".join(f"{row['policy']} {row['seconds'] or math.nan:.0f} s {row['accuracy']:.3f}" for row in rows))
+    return rows
+
+
+def compared(found: Mapping[str, Curve]) -> list[dict[str, Any]]:
+    """Each policy's seconds to the target, and its accuracy after as many updates as waiting for all folded."""
+    updates = min(one.updates for one in found.values())
+    target = SHARE * found[WAITING].late_accuracy(found[WAITING].updates)
+    return [
+        {
+            "policy": policy, "target": target, "seconds": one.seconds_to(target), "updates": updates,
+            "accuracy": one.late_accuracy(updates), "slow_accuracy": one.late_accuracy(updates, SLOW),
+            "closed": dict(Counter(event.reason for event in one.events if isinstance(event, RoundClosed))),
+        }
+        for policy, one in found.items()
+    ]  # fmt: skip
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Medians over seeds of how much sooner each policy is there, means of what it loses of accuracy; the worst of the
+    policies stands for all of them.
+    """
+    found, policies = dict[str, float](), [policy for policy in POLICIES if policy != WAITING]
+    for name, dying, exponent in (
+        ("speedup", True, USUAL), ("speedup_all_alive", False, USUAL), ("speedup undiscounted", True, UNDISCOUNTED),
+    ):  # fmt: skip
+        of = [row for row in rows if (row["dying"], row["exponent"]) == (dying, exponent)]
+        each = {f"{name} {policy}": median(_ratios(of, policy)) for policy in policies}
+        found |= {**each, name: min(each.values())}
+    for name, column, exponent in (
+        ("accuracy_gap", "accuracy", USUAL), ("slow_client_gap", "slow_accuracy", USUAL),
+        ("accuracy_gap undiscounted", "accuracy", UNDISCOUNTED),
+        ("slow_client_gap undiscounted", "slow_accuracy", UNDISCOUNTED),
+    ):  # fmt: skip
+        of = [row for row in rows if row["exponent"] == exponent]
+        mean = {policy: fmean(row[column] for row in of if row["policy"] == policy) for policy in POLICIES}
+        each = {f"{name} {policy}": mean[WAITING] - mean[policy] for policy in policies}
+        found |= {**each, name: max(each.values())}
+    return found
+
+
+def _ratios(rows: Sequence[Mapping[str, Any]], policy: str) -> list[float]:
+    """Of each seed; 0 where the run ended before the target was reached."""
+    seconds = {(row["policy"], row["seed"]): row["seconds"] for row in rows}
+    seeds = sorted({seed for _, seed in seconds})
+    return [seconds[WAITING, seed] / (seconds[policy, seed] or math.inf) for seed in seeds]
+
+
+def real_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """How much sooner each policy is there with processes; nothing where none ran."""
+    policies = [row["policy"] for row in rows if row["policy"] != WAITING]
+    return {f"real_speedup {policy}": _ratios(rows, policy)[0] for policy in policies}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser.add_argument("--costs", help="measured before, with nothing else on the machine: STEP,ENCODE,EXCHANGE in s")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    costs = given_costs(given.costs) if given.costs else measured(TASK, plan_of(WAITING, 1, 1), PARAMETERS)
+    note(f"{costs}; drawn out {stretch(costs):.0f} times")
+    preset, real = PRESETS[given.preset], list[dict[str, Any]]()
+    rows = measure(preset, costs, len(os.sched_getaffinity(0)))
+    if preset.real_rounds:
+        with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
+            real = measure_processes(preset, Path(folder))
+    found = {**figures(rows), **real_figures(real), **vars(costs), "stretch": stretch(costs)}
+    show(document("stragglers", given.preset, [*rows, *real], found), given.json)
+
+
+if __name__ == "__main__":
+    main()

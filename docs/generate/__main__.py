@@ -1,4 +1,4 @@
-"""All pages of the reference, and what is told of accuracy and bytes, written anew."""
+"""All pages of the reference, and what is told of accuracy, bytes and speed, written anew."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate.accuracy import accuracy_page, plots, which_codec
+from docs.generate.accuracy import accuracy_page, plots
 from docs.generate.cli import cli_page
 from docs.generate.door import door_page
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
+from docs.generate.speed import PARTS
+from docs.generate.which_codec import which_codec
 
 DOCS = Path(__file__).parents[1]
 REFERENCE = DOCS / "reference"
@@ -44,6 +46,7 @@ def written() -> dict[str, str]:
     return {
         **{f"reference/{name}": page(name) for name in PAGES},
         **{f"evidence/{name}": text for name, text in evidence.items()},
+        **{f"evidence/{name}.md": filled(DOCS / "evidence" / f"{name}.md", part()) for name, part in PARTS.items()},
         "how/which-codec.md": filled(DOCS / "how" / "which-codec.md", which_codec()),
     }
 

@@ -15,7 +15,7 @@ import thinwire
 from docs.generate.table import table
 from thinwire.core import errors
 from thinwire.core.errors import ThinwireError
-from thinwire.core.events import CloseReason, UpdateDropped
+from thinwire.core.events import CloseReason, DropReason
 from thinwire.core.types import Failure
 
 EXIT_CODES = {
@@ -37,8 +37,9 @@ EXIT_CODES = {
 CLOSING = {
     "all": "every device that was asked has answered, and all that counts is folded.",
     "enough": "as many answers as were wanted are folded, or nobody is outstanding any more, at least one device that "
-    "was asked had failed or gone, and nobody could be asked in its place in time. Of a buffer: every device that "
-    "could answer stands in it.",
+    "was asked had failed or gone, and nobody could be asked in its place in time; or no time was left to ask those "
+    "for whom no place was free before (`[cohort] max_concurrency`). Of a buffer: every device that could answer "
+    "stands in it.",
     "deadline": "the deadline passed while somebody was outstanding; at least the fewest replies that make a step were "
     "folded (`[cohort] min_replies`).",
     "too-few": "fewer answers than make a step. The model stays as it was, and what had been folded goes back to its "
@@ -58,22 +59,27 @@ FAILURES = {
     "non-finite": "the local training came out with NaN or infinity; nothing was sent, the residual is as it was",
     "need-plan": "the device does not hold the plan of which it was sent the digest; it is sent again",
     "declined": "the device's own policy refuses the plan",
-    "state-lost": "the device used a sequence number again for other bytes: its state folder was lost or copied back",
+    "state-lost": "the device used a sequence number again for other bytes, or what it has to remember with "
+    "`ef21`, `scaffold` or `feddyn` is not on its disk any more: its state folder was lost or copied back",
     "protocol": "the two ends speak protocols that are too far apart: update the older one",
     "worker": "the process that trains has died, was killed, hung or ran out of memory",
     "disk": "the device cannot write its state",
     "refused": "said by the aggregator: the device was shut out while it was asked (the text says `revoked`); "
     "nothing that is not folded yet counts",
-    "stale": "said by the aggregator: no answer for more than `[cohort] max_staleness` rounds; it is asked anew",
+    "stale": "said by the aggregator: no answer for more than `[cohort] max_staleness` rounds, with `[local] "
+    "overlap` `max_staleness` + `max_delay`; where nobody else is left to ask, for `max_staleness` + 1 deadlines. "
+    "It is asked anew",
     "left": "said by the aggregator: the device has not been heard of, or the person there stopped it",
 }
 
 DROPS = {
     "late": 'its round was over, and the plan says `late = "drop"`',
-    "stale": "it was made from a model more than `[cohort] max_staleness` versions old",
+    "stale": "it was made from a model more than `[cohort] max_staleness` versions old; with `ef21`, `scaffold` "
+    "or `feddyn` also: it was asked for before all devices began anew, and is a difference to what counts no more",
     "bad-payload": "its bytes are not what its head says; nothing of it was folded",
     "too-few": "its round had too few replies to make a step",
     "duplicate": "its ask had been answered already",
+    "revoked": "its device was shut out before it was folded",
     "stopped": "the run was stopped before the round's step",
 }
 
@@ -99,7 +105,7 @@ def exit_codes_page() -> str:
 
 def failures_page() -> str:
     _same("failure kinds", _told(Failure, "Kinds: ") | _raised(), FAILURES)
-    _same("reasons of drops", _told(UpdateDropped, "and why: "), DROPS)
+    _same("reasons of drops", set(get_args(DropReason)) | _dropping(), DROPS)
     failed = (
         "Why a device did not answer an ask. A failure says its kind and a text that holds no data of the device: for "
         "an error in the task, the class of the exception and its place in the task's code."
@@ -124,6 +130,13 @@ def _raised() -> set[str]:
     """The kinds that stand as words where a failure is made."""
     made = re.compile(r'(?:Failure|CannotAnswer)\(\s*"([a-z-]+)"|\.lose\([^,]+, "([a-z-]+)"')
     texts = [path.read_text() for path in Path(thinwire.__file__).parent.rglob("*.py")]
+    return {one or other for text in texts for one, other in made.findall(text)}
+
+
+def _dropping() -> set[str]:
+    """The reasons that stand as words where an answer is dropped: what they say after a colon is more than the name."""
+    made = re.compile(r'(?:drop|moves\.Refused)\([^"\n]*"([a-z-]+)|refused=f?"([a-z-]+)')
+    texts = [path.read_text() for path in (Path(thinwire.__file__).parent / "server").glob("*.py")]
     return {one or other for text in texts for one, other in made.findall(text)}
 
 

@@ -1,0 +1,54 @@
+"""The tables of docs/how/which-codec.md, from docs/evidence/accuracy-bytes.json alone."""
+
+from __future__ import annotations
+
+from benchmarks.accuracy_bytes.committed import finished, read, reasons
+from benchmarks.accuracy_bytes.models import FULL
+from docs.generate.accuracy import Part, code, count, key, or_never, size
+from docs.generate.table import table
+
+
+def which_codec() -> str:
+    """What each chain is worth on a link of 10 Mb/s, model by model, and which one fresh seeds have decided for."""
+    document, shown = read(), []
+    for name in FULL:
+        part = finished(document, name)
+        if part is None:
+            shown.append(f"**{name}**: not measured yet ({reasons(document)[key(name)]}).")
+            continue
+        about = f"**{name}**, {count(part['params'])} parameters, {part['rounds']['rounds']} rounds. {_decided(part)}"
+        shown.append(f"{about}\n\n{_on_a_link(part)}")
+    return "\n\n".join(shown)
+
+
+def _decided(part: Part) -> str:
+    verdict, best = part["verdict"], part["round_trip"]["best"]
+    if verdict["chain"] is None:
+        return "No chain stayed within half a point of fp32 on fresh seeds."
+    (row,) = (row for row in part["b"] if row["chain"] == verdict["chain"])
+    said = (
+        f"**Take {code(verdict['chain'])}**: {row['ratio']:.0f} times fewer bytes\n"
+        f"up, and on {row['difference']['seeds']} fresh seeds, run for it alone, it lost at most {lost(row)} points"
+    )
+    if best is None:
+        return f"{said}."
+    return f"{said}; with {code(best['down'])} down too, {best['ratio']:.0f} times fewer both ways."
+
+
+def _on_a_link(part: Part) -> str:
+    of_a = {row["chain"]: row for row in part["a"]}
+    rows = []
+    for chain, one in part["to_target"].items():
+        row = of_a[chain]
+        rows.append((
+            code(chain), f"{row['ratio']:.0f}", "" if chain == "identity" else lost(row), size(row["bytes_up"]),
+            or_never(one["seconds"]["10 Mb/s, 20 ms"], ",.1f"), or_never(one["seconds"]["1 Mb/s, 20 ms"], ",.1f"),
+        ))  # fmt: skip
+    target = next(iter(part["to_target"].values()))["target"]
+    head = ("chain", "times fewer bytes up", "points lost at most", "an update")
+    return table((*head, f"s to {target:g} % at 10 Mb/s", "at 1 Mb/s"), rows)
+
+
+def lost(row: Part) -> str:
+    """Points of accuracy that a chain loses to fp32 at most, with a confidence of 95 %."""
+    return f"{max(0.0, -row['difference']['bound']):.2f}"

@@ -82,6 +82,19 @@ def test_every_page_is_usable_by_all_and_at_every_width(store: Store, served: Se
     assert page.locator("html").get_attribute("data-theme") == ("dark" if scheme == "light" else "light")
 
 
+def test_a_window_made_narrow_has_no_second_scroll_bar_until_its_curves_are_drawn_anew(
+    store: Store, served: Served, look: Open
+):
+    run = twelve_rounds(store)
+    page = look(served.url)
+    page.add_init_script("window.ResizeObserver = class { observe() {} disconnect() {} }")  # they never are
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(f"{served.url}/runs/{run.run_id}")
+    page.wait_for_selector(".curve canvas")
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert overflow(page) <= 0
+
+
 def test_the_login_says_why_a_code_is_refused(store: Store, served: Served, browser: Browser):
     with browser.new_context() as context:
         page = context.new_page()

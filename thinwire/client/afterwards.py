@@ -34,6 +34,10 @@ class Afterwards:
     def sent(self, head: ReplyHead, upload_s: float) -> None:
         self.sending[head.codec].append(upload_s)
 
+    def knows(self, codec: str) -> bool:
+        """Whether both were measured with this codec: no guess is in what `lasts_s` says."""
+        return codec in self.encoding and codec in self.sending
+
     def lasts_s(self, codec: str, dense_bytes: int, asked_bytes: int, download_s: float) -> float:
         """What must be left when training ends: the p90 of what both took, or a guess that errs on the long side.
 

@@ -85,12 +85,18 @@ class Job:
         return self.until - self.clock.now() if self.ask.deadline_s else None
 
     def train_within_s(self, dense_bytes: int) -> float | None:
-        """How long training and what comes before it may take, where partial work sees to it."""
+        """How long training and what comes before it may take, where partial work sees to it.
+
+        None where nothing ends it, and where even no training at all would come late, by what encoding and sending are
+        known to take: then an answer that is folded all the same is worth the whole work.
+        """
         if not (self.plan.local.partial and self.may_stop) or (left_s := self.left_s) is None:
             return None
         asked = sum(part.length for part in self.ask.parts)
         after_s = self.afterwards.lasts_s(self.ask.codec, dense_bytes, asked, self.delivery.download_s)
-        return left_s - MARGIN * self.ask.deadline_s - after_s
+        within_s = left_s - MARGIN * self.ask.deadline_s - after_s
+        late = within_s <= 0 and self.afterwards.knows(self.ask.codec) and self.plan.cohort.late == "fold"
+        return None if late else within_s
 
     def tell(self, what: str, done: int, total: int) -> None:
         """One line a second."""

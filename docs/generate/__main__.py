@@ -12,7 +12,8 @@ from docs.generate.door import door_page
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
-from docs.generate.speed import PARTS
+from docs.generate.rounds import PARTS as ROUNDS
+from docs.generate.speed import PARTS as SPEED
 from docs.generate.which_codec import which_codec
 
 DOCS = Path(__file__).parents[1]
@@ -42,11 +43,12 @@ BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- 
 
 def written() -> dict[str, str]:
     """Everything that the script writes, by its place under docs/."""
+    parts = SPEED | ROUNDS
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {
         **{f"reference/{name}": page(name) for name in PAGES},
         **{f"evidence/{name}": text for name, text in evidence.items()},
-        **{f"evidence/{name}.md": filled(DOCS / "evidence" / f"{name}.md", part()) for name, part in PARTS.items()},
+        **{f"evidence/{name}.md": filled(DOCS / "evidence" / f"{name}.md", part()) for name, part in parts.items()},
         "how/which-codec.md": filled(DOCS / "how" / "which-codec.md", which_codec()),
     }
 

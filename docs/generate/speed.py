@@ -4,17 +4,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from textwrap import fill
 from typing import Any
 
+from docs.generate.evidence import Row, measured, read
 from docs.generate.table import table
 
-EVIDENCE = Path(__file__).parents[1] / "evidence"
-Row = Mapping[str, Any]
-LIBRARIES = ("numpy", "torch")
+QUIET = "with AVX-512 and nothing else running"
 
 # What this project set itself for normal values, one thread and AVX-512, in copies; feedback may cost so much more.
 ENCODE_LIMITS = {
@@ -32,21 +28,8 @@ FOLD_GOALS = {
 }
 
 
-def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((EVIDENCE / f"{name}.json").read_text())
-    return found
-
-
 def about(document: Mapping[str, Any], *more: str) -> str:
-    """The machine and the commit, and what else there is to say of it; lines as long as others of a page."""
-    machine = document["machine"]
-    told = [f"{name} {version}" for name, version in machine["versions"].items() if name in LIBRARIES]
-    first = (
-        f"Measured on {document['at'][:10]} at commit `{document['commit'][:7]}` (`--preset {document['preset']}`), "
-        f"with nothing else running: {machine['cores']} cores of an {machine['cpu']} with AVX-512, a virtual "
-        f"machine ({machine['memory_gb']} GB, {machine['system']}, Python {machine['python']}, {', '.join(told)})"
-    )
-    return fill("; ".join((first, *more)) + ".", 120, break_on_hyphens=False)
+    return measured(document, QUIET, *more)
 
 
 def codecs_part() -> str:

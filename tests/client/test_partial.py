@@ -135,7 +135,7 @@ def test_min_steps_are_made_when_the_time_is_up_already(tmp_path):
 
 @pytest.mark.parametrize(("late", "upload_s", "steps"), [("fold", 9.5, 20), ("drop", 9.5, 3), ("fold", 8.5, 3)])
 def test_who_is_known_to_come_late_whatever_it_does_makes_the_whole_work(tmp_path, late, upload_s, steps):
-    """With 8.5 s there are 0.5 s for training, less than a step: `min_steps` are made, whether they are in time or not."""
+    """With 8.5 s there are 0.5 s for training: `min_steps` are made, whether they are in time or not."""
     aggregator, session, delivery = answered(tmp_path, f'{PARTIAL}\nmin_steps = 3\n[cohort]\nlate = "{late}"')
     first, _ = aggregator.answer(session, delivery)
     session.delivered(first, upload_s=upload_s)

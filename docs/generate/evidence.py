@@ -1,0 +1,31 @@
+"""What benchmarks printed and was committed under docs/evidence, and how a page says where it was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+EVIDENCE = Path(__file__).parents[1] / "evidence"
+Row = Mapping[str, Any]
+LIBRARIES = ("numpy", "torch")
+WIDE = 120
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((EVIDENCE / f"{name}.json").read_text())
+    return found
+
+
+def measured(document: Mapping[str, Any], how: str, *more: str) -> str:
+    """When, at which commit and where, and what else there is to say of it; lines as long as others of a page."""
+    machine = document["machine"]
+    told = [f"{name} {version}" for name, version in machine["versions"].items() if name in LIBRARIES]
+    first = (
+        f"Measured on {document['at'][:10]} at commit `{document['commit'][:7]}` (`--preset {document['preset']}`), "
+        f"{how}: {machine['cores']} cores of an {machine['cpu']}, a virtual machine ({machine['memory_gb']} GB, "
+        f"{machine['system']}, Python {machine['python']}, {', '.join(told)})"
+    )
+    return fill("; ".join((first, *more)) + ".", WIDE, break_on_hyphens=False)

@@ -1,9 +1,8 @@
-"""Tables of what unequal devices and thin lines cost a run, from docs/evidence/{stragglers,links,overlap}.json alone."""
+"""Tables of what unequal devices and thin lines cost, from docs/evidence/{stragglers,links,overlap}.json alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from docs.generate.evidence import Row, measured, read
 from docs.generate.table import table
@@ -28,8 +27,8 @@ def links_part() -> str:
     best = min(single, key=lambda uplink: float(figures[f"seconds {uplink}"]))
     each = [f"{one / own:.2f}" for one, own in zip(_of(rows, best), _of(rows, "ladder"), strict=True)]
     means = {
-        "speedup": f"seconds of the best single codec, as it was found afterwards (`{best}`), over the ladder's; median of "
-        + ", ".join(each),
+        "speedup": f"seconds of the best single codec, as it was found afterwards (`{best}`), over the ladder's; "
+        f"median of {', '.join(each)}",
         "in_time_share": "of all asks of the ladder's runs, those whose answer was there by the deadline",
     }
     goals = {"speedup": "1.0", "in_time_share": "0.95"}
@@ -61,7 +60,8 @@ def overlap_part() -> str:
     line = f"lines of {figures['mbit_per_s']:.1f} Mb/s, shaped by {figures['shaped_by']}"
     work = f"{figures['steps']} steps a round; one run of each of {len(rounds[True])} rounds"
     goals = {
-        "speedup": "", "ideal": "", "share_of_ideal": "0.85 on 2 cores", "accuracy_gap": "at most 0.005", "cpu_busy": "",
+        "speedup": "", "ideal": "", "share_of_ideal": "0.85 on 2 cores", "accuracy_gap": "at most 0.005",
+        "cpu_busy": "",
     }  # fmt: skip
     return "\n\n".join((
         measured(document, "with nothing else running", line, work, every("overlap")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
 
 from docs.generate.evidence import Row, measured, read
 from docs.generate.table import table
@@ -84,4 +85,69 @@ def overlap_part() -> str:
     ))  # fmt: skip
 
 
-PARTS: dict[str, Callable[[], str]] = {"links": links_part, "overlap": overlap_part}
+def stragglers_part() -> str:
+    document = read("stragglers")
+    figures = document["figures"]
+    rows: Sequence[Row] = [row for row in document["rows"] if not row.get("real")]
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    settings = {
+        "one dead": [row for row in rows if row["dying"] and not row["exponent"]],
+        "all alive": [row for row in rows if not row["dying"]],
+        "one dead, `staleness_exponent = 0.5`": [row for row in rows if row["exponent"]],
+    }
+    costs = ", ".join(f"{1000 * figures[name]:.2f}" for name in ("step_s", "encode_s", "exchange_s"))
+    said = f"a step, an encoding and an exchange took {costs} ms, drawn out {figures['stretch']:.0f} times"
+    return "\n\n".join((
+        measured(document, VIRTUAL, said, every("stragglers")),
+        *(part for name, of in settings.items() for part in (f"{name[0].upper()}{name[1:]}:", _policies(of, policies))),
+        """\
+Seconds are medians over the seeds, accuracies means. "Never" is within the run, which made a quarter more rounds than
+waiting for all (the buffer twice as many); such a seed counts as 0 in the figures.""",
+        table(("figure", "measured", "goal", "what it is"), _straggling(figures, policies[1:])),
+    ))  # fmt: skip
+
+
+def _policies(rows: Sequence[Row], policies: Sequence[str]) -> str:
+    lines = []
+    for policy in policies:
+        of = [row for row in rows if row["policy"] == policy]
+        never = sum(row["seconds"] is None for row in of)
+        seconds = f"{median(row['seconds'] or NEVER_S for row in of):,.0f}" + f" (never on {never})" * bool(never)
+        lines.append((
+            policy, seconds, f"{fmean(row['accuracy'] for row in of):.3f}",
+            f"{fmean(row['slow_accuracy'] for row in of):.3f}",
+        ))  # fmt: skip
+    return table(("policy", "seconds to the target", "accuracy", "on the slow client's own data"), lines)
+
+
+STRAGGLING = {
+    "speedup": (3, "seconds of waiting for all over those of the policy, one client dead; median of the seeds"),
+    "speedup_all_alive": (2, "the same while nobody dies"),
+    "accuracy_gap": (0.005, "what the policy loses of accuracy at as many folded updates (below 0: it gains), mean"),
+    "slow_client_gap": (None, "the same on the slow client's own test split"),
+    "speedup discounted": (None, "`speedup` with `staleness_exponent = 0.5`, a plan's default"),
+    "accuracy_gap discounted": (None, "`accuracy_gap` with it"),
+    "slow_client_gap discounted": (None, "`slow_client_gap` with it"),
+    "real_speedup": (None, "six real client processes, one ten times slower, one killed; one run each"),
+}
+
+
+def _straggling(figures: Mapping[str, float], policies: Sequence[str]) -> list[tuple[str, ...]]:
+    """Of every figure the worst policy, and each."""
+    found = list[tuple[str, ...]]()
+    for name, (goal, about) in STRAGGLING.items():
+        if not (each := {policy: figures[f"{name} {policy}"] for policy in policies if f"{name} {policy}" in figures}):
+            continue
+        form = ".3f" if "gap" in name else ".1f"
+        worst = f"**{figures[name]:{form}}**" if name in figures else ""
+        missed = " **(missed)**" * (goal is not None and not _met(name, figures[name], goal))
+        told = ", ".join(f"{policy} {value:{form}}" for policy, value in each.items())
+        found.append((f"`{name}`", worst, "" if goal is None else f"{goal}{missed}", f"{about}: {told}"))
+    return found
+
+
+def _met(name: str, value: float, goal: float) -> bool:
+    return value <= goal if "gap" in name else value >= goal
+
+
+PARTS: dict[str, Callable[[], str]] = {"stragglers": stragglers_part, "links": links_part, "overlap": overlap_part}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,36 +94,82 @@ def test_after_an_outage_the_first_pull_is_short_so_that_it_is_soon_said_to_be_o
 def calls_with(
     clock: VirtualClock, said: list[str], tries: int, give_up: bool = False
 ) -> tuple[Calls, Callable[[], str], list[float]]:
-    """Calls on a virtual clock, and one that fails so many times before it works."""
-    waited: list[float] = []
-
-    class Waiting(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waited.append(timeout or 0.0)
-            clock.advance(timeout or 0.0)
-            return False
-
+    """Calls on a virtual clock, one that fails so many times before it works, and when it is tried."""
+    tried_at: list[float] = []
     failures = iter([Unreachable("nobody answers")] * tries)
 
     def call() -> str:
+        tried_at.append(clock.now())
         if (error := next(failures, None)) is not None:
             raise error
         return "done"
 
     outage = Outage(now=clock.now, draw=lambda: 1.0)
-    return Calls(Waiting(), said.append, give_up, outage), call, waited
+    return Calls(Waiting(clock), said.append, give_up, outage), call, tried_at
+
+
+class Waiting(threading.Event):
+    """Time passes by waiting for it."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.clock.advance(timeout or 0.0)
+        return False
 
 
 def test_an_outage_is_waited_out_and_said_once_a_minute() -> None:
     said: list[str] = []
     clock = VirtualClock()
-    calls, call, waited = calls_with(clock, said, tries=20)
+    calls, call, tried_at = calls_with(clock, said, tries=30)
     assert calls.until_done(call) == "done"
-    assert waited[:11] == [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
-    assert max(waited) == 300
+    for before, at in pairwise(tried_at):
+        assert at - before == pytest.approx(min(300.0, max(0.5, before / 2)))
     assert said[-1] == "connected again"
-    tries_at = list(itertools.accumulate(waited, initial=0.0))[:-1]
-    assert len(said) - 1 == len(spaced(tries_at, 60.0))
+    assert len(said) - 1 == len(spaced(tried_at[:-1], 60.0))
+
+
+def test_who_waits_tries_again_as_soon_as_another_thread_got_through() -> None:
+    clock, outage, ticks = VirtualClock(), Outage(draw=lambda: 1.0), list[float]()
+    outage.now = clock.now
+
+    class AnotherGetsThrough(Waiting):
+        def wait(self, timeout: float | None = None) -> bool:
+            ticks.append(clock.now())
+            if clock.now() > 100.0:
+                outage.worked()
+            return super().wait(timeout)
+
+    tried_at: list[float] = []
+
+    def call() -> None:
+        tried_at.append(clock.now())
+        if clock.now() <= 100.0:
+            raise Unreachable("nobody answers")
+
+    Calls(AnotherGetsThrough(clock), lambda line: None, outage=outage).until_done(call)
+    assert 100.0 < tried_at[-1] < 101.0, "its own wait would have lasted half a minute"
+
+
+def test_who_was_given_a_time_waits_for_it_whatever_another_thread_does() -> None:
+    clock = VirtualClock()
+    outage = Outage(now=clock.now, draw=lambda: 1.0)
+
+    class AnotherGetsThrough(Waiting):
+        def wait(self, timeout: float | None = None) -> bool:
+            outage.worked()
+            return super().wait(timeout)
+
+    errors = iter([Unreachable("busy", after_s=7.0)])
+
+    def call() -> None:
+        if (error := next(errors, None)) is not None:
+            raise error
+
+    Calls(AnotherGetsThrough(clock), lambda line: None, outage=outage).until_done(call)
+    assert clock.now() == pytest.approx(7.5)
 
 
 def spaced(times: Sequence[float], least_s: float) -> list[float]:
@@ -135,9 +181,12 @@ def spaced(times: Sequence[float], least_s: float) -> list[float]:
     return taken
 
 
-def test_the_waits_have_full_jitter() -> None:
-    outage = Outage(draw=lambda: 0.25)
-    assert [outage.failed()[0] for _ in range(3)] == [0.125, 0.25, 0.5]
+def test_the_waits_have_full_jitter_and_grow_with_the_time_and_not_with_the_tries() -> None:
+    clock = VirtualClock()
+    outage = Outage(now=clock.now, draw=lambda: 0.25)
+    assert [outage.failed()[0] for _ in range(3)] == [0.125] * 3
+    clock.advance(8.0)
+    assert outage.failed()[0] == 1.0
     assert outage.worked()
     assert not outage.worked()
     assert outage.failed() == (0.125, True)

@@ -12,6 +12,7 @@ from thinwire.core.errors import Refused, ThinwireError, Unreachable
 
 T = TypeVar("T")
 GIVE_UP_S = 60.0  # how long an outage may last with --once
+LOOK_S = 0.2  # between two looks whether the other thread's call went through
 
 
 class Ending(Exception):
@@ -45,7 +46,10 @@ class Calls:
         raise Ending
 
     def _wait(self, error: ThinwireError, patience_s: float) -> None:
-        """Until the next try is due; once a minute it is said what, why and what to try."""
+        """Until the next try is due, or another thread's call goes through where the aggregator gave no time of its own.
+
+        Once a minute it is said what, why and what to try.
+        """
         away = isinstance(error, Unreachable)
         after_s, within_s = (error.after_s, error.within_s) if isinstance(error, Unreachable) else (0.0, 0.0)
         wait_s, due = self.outage.failed(after_s, within_s)
@@ -53,4 +57,7 @@ class Calls:
             raise error
         if due:
             self.say(f"{error}; trying again" + (f"\ntry:   {error.hint}" if error.hint else ""))
-        self.ending.wait(wait_s)
+        until = self.outage.now() + wait_s
+        while (left_s := until - self.outage.now()) > 0 and not self.ending.wait(min(LOOK_S, left_s)):
+            if not after_s and self.outage.over:
+                return

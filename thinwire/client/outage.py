@@ -9,20 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 FIRST_S, MOST_S = 0.5, 300.0
+SHARE = 0.5  # of what it has lasted: who comes back is late by at most half as long again
 SAY_EVERY_S = 60.0
 
 
 @dataclass
 class Outage:
-    """Exponential backoff with full jitter: devices that lost an aggregator together do not come back together.
+    """Waits with full jitter that grow with the outage: devices that lost an aggregator together do not come back
+    together, and none is late by much more than half of what they missed anyway.
 
-    The n-th wait is drawn from [0, w 2^n], up to five minutes. w is `within_s`, which the aggregator gave by the number
-    of its devices: 10 000 of them come back at some 100 a second, whenever it is there again. Any thread may call it.
+    A wait is drawn from 0 to half of what the outage has lasted, from half a second on up to five minutes: by the time,
+    not by the number of tries, which two threads make. Where `within_s`, which the aggregator gave by the number of its
+    devices, asks for more, it is drawn from 0 to that, and after the first try to twice that: a try in `within_s` on
+    average, so that 10 000 come back at some 100 a second, whenever it is there again. Any thread may call it.
     """
 
     now: Callable[[], float] = time.monotonic
     draw: Callable[[], float] = random.random  # not a key's: no two devices may draw the same
-    _tries: int = 0
     _since: float | None = None
     _said_at: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -33,10 +36,9 @@ class Outage:
         `after_s`: the aggregator said not to come before; the draw comes on top, for it said so to others too.
         """
         with self._lock:
-            now = self.now()
+            now, spread_s = self.now(), within_s if self._since is None else 2 * within_s
             self._since = now if self._since is None else self._since
-            window_s = min(max(MOST_S, within_s), max(FIRST_S, within_s) * 2.0**self._tries)
-            self._tries = min(self._tries + 1, 16)
+            window_s = min(max(MOST_S, within_s), max(FIRST_S, SHARE * (now - self._since), spread_s))
             say = self._said_at is None or now - self._said_at >= SAY_EVERY_S
             self._said_at = now if say else self._said_at
             return after_s + self.draw() * window_s, say
@@ -45,8 +47,14 @@ class Outage:
         """A call went through; True when the one before had not."""
         with self._lock:
             failed = self._since is not None
-            self._tries, self._since, self._said_at = 0, None, None
+            self._since, self._said_at = None, None
             return failed
+
+    @property
+    def over(self) -> bool:
+        """Whether the last call went through, whichever thread made it."""
+        with self._lock:
+            return self._since is None
 
     @property
     def lasts_s(self) -> float:

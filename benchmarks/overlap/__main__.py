@@ -1,8 +1,10 @@
 """What delayed averaging gains where sending takes as long as training: with and without it, on the same lines.
 
-    python -m benchmarks.overlap [--preset small|full] --json
+    python -m benchmarks.overlap [--preset small|full] [--shaped-by netns|proxy] --json
 
-Two devices with one torch thread each, an aggregator, and a line for each device, all real processes on this machine.
+Two devices with one torch thread each, an aggregator, and a line for each device, all real processes on this machine:
+in network namespaces whose lines the kernel shapes (tc tbf, both ways) where these are allowed, else through a proxy;
+`shaped_by` says which, and `why_proxy` why. Over namespaces devices join and speak TLS.
 First the devices run alone without a line: that gives c, what a round computes, and with it the rate at which the
 model's way there and back takes as long. Then the same plan runs on such lines without and with
 `[local] overlap = { max_delay = 1 }`. `ideal` is (c + t) / max(c, t) from the c and t of the run without.
@@ -14,6 +16,8 @@ import argparse
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,9 +25,12 @@ from typing import Any
 
 from benchmarks.document import document, note, show
 from benchmarks.overlap.site import Devices, Took, medians
+from benchmarks.overlap.ways import way
 from benchmarks.processes import Processes
+from tests.system.shaped import why_not
 
-DEVICES, TRIAL_STEPS = 2, 20
+NAMES, TRIAL_STEPS = ("device-0", "device-1"), 20
+DEVICES = len(NAMES)
 LEAST_S = 4.0  # both c and t, for figures that decide anything
 
 
@@ -49,30 +56,39 @@ def plan_of(rounds: int, steps: int, overlap: bool) -> dict[str, Any]:
     }
 
 
-def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure(preset: Preset, folder: Path, shaped_by: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     within_s = 120 + 60 * preset.compute_s * (preset.rounds + preset.warm_up)
-    with Processes(_made(folder / "trial")) as processes:
-        devices = Devices(folder / "trial", processes, DEVICES, 0.0)
+    with here(folder / "trial", shaped_by, 0.0) as devices:
         trial = devices.run(plan_of(3, TRIAL_STEPS, overlap=False), within_s)
         steps = max(1, round(TRIAL_STEPS * preset.compute_s / median(trial.compute[DEVICES:])))
         alone = devices.run(plan_of(3, steps, overlap=False), within_s)
-        devices.store.close()
     compute_s = median(alone.compute[DEVICES:])
     bytes_per_s = (alone.up_bytes + alone.down_bytes) / compute_s
-    note(f"{steps} steps compute {compute_s:.2f} s; lines of {8e-6 * bytes_per_s:.1f} Mb/s")
+    note(f"{steps} steps compute {compute_s:.2f} s; lines of {8e-6 * bytes_per_s:.1f} Mb/s, by {shaped_by}")
     took = dict[bool, Took]()
     for overlap in (False, True):
         name = "overlap" if overlap else "plain"
-        with Processes(_made(folder / name)) as processes:
-            devices = Devices(folder / name, processes, DEVICES, bytes_per_s)
+        with here(folder / name, shaped_by, bytes_per_s) as devices:
             took[overlap] = devices.run(plan_of(preset.rounds + preset.warm_up, steps, overlap), within_s)
-            devices.store.close()
         note(f"{name}: {medians(took[overlap].rounds, preset.warm_up):.2f} s a round")
     rows = [
         {"overlap": overlap, "round": number, "seconds": seconds}
         for overlap, one in took.items() for number, seconds in enumerate(one.rounds, 1)
     ]  # fmt: skip
-    return rows, figures(took[False], took[True], preset, bytes_per_s, steps)
+    found = figures(took[False], took[True], preset, bytes_per_s, steps)
+    return rows, {**found, "shaped_by": shaped_by}
+
+
+@contextmanager
+def here(folder: Path, shaped_by: str, bytes_per_s: float) -> Iterator[Devices]:
+    """An aggregator and its devices, which end with it."""
+    folder.mkdir()
+    with way(shaped_by, list(NAMES), bytes_per_s) as by, Processes(folder) as processes:
+        devices = Devices(folder, processes, NAMES, by)
+        try:
+            yield devices
+        finally:
+            devices.store.close()
 
 
 def figures(plain: Took, overlap: Took, preset: Preset, bytes_per_s: float, steps: int) -> dict[str, Any]:
@@ -87,23 +103,24 @@ def figures(plain: Took, overlap: Took, preset: Preset, bytes_per_s: float, step
         "compute_s": c, "transfer_s": t, "round_s": without, "round_overlap_s": with_it,
         "compute_overlap_s": median(overlap.compute[first:]), "accuracy": plain.accuracy,
         "accuracy_overlap": overlap.accuracy, "mbit_per_s": 8e-6 * bytes_per_s, "steps": steps,
-        "shaped_by": "proxy", "decides": min(c, t) >= LEAST_S,
+        "decides": min(c, t) >= LEAST_S,
     }  # fmt: skip
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.split("\n")[0])
     parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
+    parser.add_argument("--shaped-by", choices=("netns", "proxy"), help="default: netns where that is allowed")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    why = "chosen" if chosen.shaped_by == "proxy" else why_not()
+    if why and chosen.shaped_by == "netns":
+        parser.error(why)
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, found = measure(PRESETS[chosen.preset], Path(folder))
+        rows, found = measure(PRESETS[chosen.preset], Path(folder), "proxy" if why else "netns")
+    if why:
+        found["why_proxy"] = why
     show(document("overlap", chosen.preset, rows, found), chosen.json)
 
 

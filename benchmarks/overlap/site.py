@@ -1,18 +1,17 @@
-"""An aggregator and its devices as real processes, each device behind a line of its own, and what a run took there."""
+"""An aggregator and its devices as real processes, each device with a way of its own, and what a run took there."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.processes import Processes, cpu_seconds, descendants, free_port
+from benchmarks.overlap.ways import ONE_THREAD, Inside, Way, thinwire
+from benchmarks.processes import Processes, cpu_seconds, descendants
 from thinwire.client.initial import initial_model
 from thinwire.client.task import load_task, report
 from thinwire.core import RunPlan
@@ -21,9 +20,7 @@ from thinwire.core.home import AggregatorHome, holder
 from thinwire.server.submit import submit
 from thinwire.store import Store
 
-ROOT = Path(__file__).parents[2]
 TASK = f"wide={Path(__file__).parent / 'task.py'}"
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 @dataclass(frozen=True)
@@ -43,30 +40,21 @@ class Took:
 
 
 class Devices:
-    """`count` devices behind lines of `bytes_per_s`, none where that is 0; they wait for a run."""
+    """Devices that have found their aggregator by their ways, and wait for a run."""
 
-    def __init__(self, folder: Path, processes: Processes, count: int, bytes_per_s: float) -> None:
-        self.processes, self.count = processes, count
-        self.home = AggregatorHome.under(folder / "thinwire")
-        port = free_port()
-        self.pids = [
-            self._cli("aggregator", "aggregator", "start", "--listen", f"127.0.0.1:{port}", "--no-page")
-        ]  # fmt: skip
+    def __init__(self, folder: Path, processes: Processes, names: Sequence[str], by: Way) -> None:
+        self.processes, self.home = processes, AggregatorHome.under(folder / "thinwire")
+        self._at = self.home.lock.parents[1]
+        self.pids = [self._cli("aggregator", by.inside, "aggregator", "start", "--listen", by.listen, "--no-page")]
         processes.until(lambda: "listen" in (holder(self.home.lock) or {}), 60, "the aggregator serves")
-        for number in range(count):
-            there = port
-            if bytes_per_s:
-                there = free_port()
-                words = ("-m", "benchmarks.overlap.line", str(there), str(port), str(bytes_per_s))
-                processes.start(f"line-{number}", [sys.executable, *words], ONE_THREAD)
-                processes.until(lambda port=there: _answers(port), 60, "the line is there")  # type: ignore[misc]
-            self.pids.append(self._cli(
-                f"device-{number}", "client", "start", "--aggregator", f"http://127.0.0.1:{there}", "--task", TASK,
-                "--name", f"device-{number}", "--partition", f"{number}/{count}",
-            ))  # fmt: skip
+        for number, name in enumerate(names):
+            there, words = by.device(name, self._at, processes)
+            part = ("--name", name, "--partition", f"{number}/{len(names)}")
+            self.pids.append(self._cli(name, there, "client", "start", "--task", TASK, *part, *words))
         self.store = Store.open(self.home.database)
+        online = len(names)
         processes.until(
-            lambda: sum(info.online for info in self.store.devices()) == count, 120, "all devices are there"
+            lambda: sum(info.online for info in self.store.devices()) == online, 120, "all devices are there"
         )
 
     def run(self, plan: Mapping[str, Any], within_s: float) -> Took:
@@ -98,9 +86,8 @@ class Devices:
             accuracy=max(measured, key=lambda event: event.version).metrics["accuracy"],
         )
 
-    def _cli(self, name: str, *words: str) -> int:
-        home = str(self.home.lock.parents[1])
-        return self.processes.start(name, [sys.executable, "-m", "thinwire.cli", *words, "--home", home], ONE_THREAD)
+    def _cli(self, name: str, inside: Inside, *words: str) -> int:
+        return self.processes.start(name, thinwire(inside, *words, "--home", str(self._at)), ONE_THREAD)
 
     def _cpu_s(self) -> float:
         return sum(cpu_seconds(each) for pid in self.pids for each in descendants(pid))
@@ -118,10 +105,3 @@ def _transfer_s(head: Mapping[str, Any]) -> float:
     """Both ways: the download by the device's clock, the upload by the aggregator's."""
     transfer = head["transfer"]
     return float(head["timings"]["download_s"]) + float(transfer["arrived_at"]) - float(transfer["began_at"])
-
-
-def _answers(port: int) -> bool:
-    import socket
-
-    with closing(socket.socket()) as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ def test_the_ladder_gives_a_slow_line_the_harsher_codec_and_every_round_closes_i
             assert site.call("runs", "stop", run_id).returncode == 0
         finally:
             site.close()
+
+
+def test_a_line_is_shaped_down_too_where_a_rate_is_given_for_that() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+    def rate(name: str, line: str) -> str:
+        words = ["tc", "-n", name, "qdisc", "show", "dev", line]
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        return said.partition("rate ")[2].partition(" ")[0] if "tbf" in said else ""
+
+    with star({"slow": 1.0, "fast": 20.0}, {"slow": 2.0}, queued="100ms") as net:
+        assert {device: rate(name, "router") for device, name in net.devices.items()} == {
+            "slow": "1Mbit", "fast": "20Mbit",
+        }  # fmt: skip
+        assert {device: rate(net.router, device) for device in net.devices} == {"slow": "2Mbit", "fast": ""}
 
 
 def wide_example(folder: Path) -> Path:

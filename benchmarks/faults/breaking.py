@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.processes import descendants
 from tests.system.gated import KILLED, Fault, World
 from tests.system.small_disk import Disk, small_disk, why_not
-from thinwire.core.events import ClientFailed
+from thinwire.core.events import ClientFailed, UpdateAccepted
 
 DEVICE = "pi-b"
 WAITS = ("cohort.retry_limit=10000",)  # rounds without the device that breaks are made again until it is back
@@ -52,10 +52,16 @@ def _end(world: World) -> None:
     client.wait()
 
 
-def _joined(world: World) -> Callable[[], bool]:
-    """Whether the device has come once more than until now: it can be asked again."""
-    before = world.journal.joined(DEVICE)
-    return lambda: world.journal.joined(DEVICE) > before
+def _answers_again(world: World) -> Callable[[], bool]:
+    """Whether a process of the device has come since now, and an answer of that one was taken."""
+    journal, before = world.journal, len(world.journal.joined_at(DEVICE))
+
+    def answers() -> bool:
+        came = journal.joined_at(DEVICE)[before:]
+        mine = (e for e in journal.look() if isinstance(e, UpdateAccepted) and e.device == DEVICE)
+        return bool(came) and any(event.at >= came[0] for event in mine)
+
+    return answers
 
 
 def _answered(world: World) -> Callable[[], bool]:
@@ -150,9 +156,9 @@ def cases() -> Mapping[str, Case]:
         "aggregator killed": Case(KILLED, "aggregator", identical=True),
         "upload cut": Case(Fault(lambda world: world.way.cut()), identical=True),
         "device frozen": Case(Fault(frozen.stop, frozen.wake, _answered), identical=True),
-        "device killed": Case(Fault(_end, _restart, _joined, WAITS), "device"),
-        "device without its state": Case(Fault(_lose_state, _restart, _joined, WAITS), "device"),
-        "device with an older state": Case(Fault(_put_back, _restart, _joined, WAITS), "device"),
+        "device killed": Case(Fault(_end, _restart, _answers_again, WAITS), "device"),
+        "device without its state": Case(Fault(_lose_state, _restart, _answers_again, WAITS), "device"),
+        "device with an older state": Case(Fault(_put_back, _restart, _answers_again, WAITS), "device"),
         "device twice": Case(Fault(lambda world: None, _second), identical=True),
         "answers twice": Case(_lying("twice"), strikes=False, identical=True),
         "answers garbage": Case(_lying("garbage", "cohort.min_replies=1"), strikes=False),

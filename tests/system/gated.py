@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from subprocess import Popen
 
 from tests.system.gate import Gate, gate
 from tests.system.journal import Journal
 from tests.system.moments import Moment, Striker
 from tests.system.processes import THINWIRE, Site, kill
-from thinwire.core.events import Event, UpdateAccepted
+from thinwire.core.events import Event, RoundOpened, UpdateAccepted
 
 DEVICES = ("pi-a", "pi-b")
 PLAN = (
@@ -45,8 +46,9 @@ class World:
 class Fault:
     """What is broken at a moment, in the gate's thread or another, and how it is mended after that.
 
-    `back` says, after the mending, whether what was broken is there again; None: as soon as anything is journalled.
-    `shut`: no answer is let in until then.
+    `back` says, after the mending, whether what was broken is there again: the next moment is waited for after that.
+    None: the run itself says so, by an answer that it takes or a round that it opens, and the next moment may come
+    before. `shut`: no answer is let in until the next moment is waited for.
     """
 
     strike: Callable[[World], None]
@@ -62,19 +64,31 @@ def kill_aggregator(world: World) -> None:
     kill(world.site.aggregator)
 
 
-def all_joined(world: World) -> Callable[[], bool]:
-    """Whether all devices have come once more than until now."""
-    before = {name: world.journal.joined(name) for name in DEVICES}
-    return lambda: all(world.journal.joined(name) > count for name, count in before.items())
+KILLED = Fault(kill_aggregator, lambda world: world.site.begin_aggregator(), shut=True)
 
 
-KILLED = Fault(kill_aggregator, lambda world: world.site.start_aggregator(), all_joined, shut=True)
+@dataclass(frozen=True)
+class Mended:
+    """When the mending began, in seconds since 1970, and how many events there were; `again_at`: the next strike."""
+
+    at: float
+    events: int
+    again_at: float = math.inf
+
+    def went_on_s(self, events: Sequence[Event]) -> float | None:
+        """Seconds from the mending until the run goes on: a strike that comes first is at something that goes on.
+
+        None for the last one, when the run has ended before.
+        """
+        on = (e.at for e in events[self.events :] if isinstance(e, (RoundOpened, UpdateAccepted)))
+        found = min(next(on, math.inf), self.again_at)
+        return None if math.isinf(found) else max(0.0, found - self.at)
 
 
 @dataclass
 class Gated:
-    """`recovered_s`: for each fault, from where it is mended (a new process begins) to where the run feels it; of the
-    last ones there may be none, when the run ends before.
+    """`recovered_s`: for each fault, from where it is mended (a new process begins) to where what was broken is back,
+    as `Fault` says; of the last ones there may be none, when the run ends before.
     """
 
     events: list[Event]
@@ -84,10 +98,19 @@ class Gated:
 
 
 def gated_run(
-    site: Site, rounds: int, moments: Sequence[Moment], fault: Fault = KILLED, *, patient: bool = True
+    site: Site,
+    rounds: int,
+    moments: Sequence[Moment],
+    fault: Fault = KILLED,
+    *,
+    patient: bool = True,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Gated:
-    """Until the run is done. `patient`: as `Gate` says."""
-    journal, made = Journal(site.home), Gated([])
+    """Until the run is done. `patient`: as `Gate` says. `tell` is told of each strike.
+
+    Whatever is waited for, `AssertionError` says what did not come within `PATIENCE_S`, and what the processes said.
+    """
+    journal, made, mended = Journal(site.home), Gated([]), list[Mended]()
     striker = Striker(site, journal)
     with gate(site.listen, DEVICES, journal, striker.watch, patient=patient) as way:
         world = World(site, way, journal, fault.programs)
@@ -100,28 +123,22 @@ def gated_run(
         for moment in moments:
             striker.at(moment, lambda: way.shut(False))
             way.shut(fault.shut)
-            back = fault.back(world) if fault.back else _more(journal)
             made.struck += 1
-            began = time.monotonic()
+            tell(f"struck {made.struck} of {len(moments)} times, at {moment}")
+            back = fault.back(world) if fault.back else None
+            mended = [*mended[:-1], *(replace(last, again_at=time.time()) for last in mended[-1:])]
+            mended.append(Mended(time.time(), len(journal.look())))
             fault.mend(world)
-            site.until(lambda back=back: back() or world.over())  # type: ignore[misc]  # mypy cannot type a default
-            if not world.over():
-                made.recovered_s.append(time.monotonic() - began)
+            if back is not None:
+                site.until(lambda back=back: back() or world.over(), f"it is back after {moment}")  # type: ignore[misc]  # mypy cannot type a default
+                if not world.over():
+                    made.recovered_s.append(time.time() - mended[-1].at)
         way.shut(False)
         made.late = striker.late
         row = site.until_done(run_id)
         assert (row.status, row.version) == ("done", rounds), site.said()
         made.events = journal.look()
         journal.close()
+    if not fault.back:
+        made.recovered_s = [took for one in mended if (took := one.went_on_s(made.events)) is not None]
     return made
-
-
-def _more(journal: Journal) -> Callable[[], bool]:
-    """Whether anything was journalled since it was first asked, which is after the mending."""
-    before = list[int]()
-
-    def more() -> bool:
-        before.append(len(journal.look()))
-        return before[-1] > before[0]
-
-    return more

@@ -48,14 +48,17 @@ class Journal:
         said = [e.status for e in self.look() if isinstance(e, RunStatusChanged)]
         return said[-1] if said and said[-1] in ("done", "failed", "stopped") else ""
 
-    def joined(self, device: str) -> int:
-        """How often a process of this device has come, to any process of the aggregator."""
+    def joined_at(self, device: str) -> list[float]:
+        """When processes of this device have come, to any process of the aggregator; in seconds since 1970."""
         self.look()
         with self._lock:
             if self._connection is None:
-                return 0
-            wanted = "SELECT COUNT(*) FROM journal WHERE kind = 'DeviceJoined' AND json_extract(body, '$.device') = ?"
-            return int(self._connection.execute(wanted, (device,)).fetchone()[0])
+                return []
+            wanted = (
+                "SELECT json_extract(body, '$.at') FROM journal"
+                " WHERE kind = 'DeviceJoined' AND json_extract(body, '$.device') = ? ORDER BY seq"
+            )
+            return [float(at) for (at,) in self._connection.execute(wanted, (device,))]
 
     def close(self) -> None:
         with self._lock:

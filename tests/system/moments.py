@@ -22,6 +22,9 @@ class Moment:
     what: str
     device: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.what} of {f'the answer of {self.device} in ' if self.device else ''}round {self.round}"
+
 
 def all_moments(rounds: int, devices: Sequence[str]) -> list[Moment]:
     """In the order in which they come."""
@@ -37,6 +40,14 @@ def drawn(count: int, rounds: int, devices: Sequence[str], seed: int) -> list[Mo
     """So many different ones, in their order."""
     every = all_moments(rounds, devices)
     return [every[at] for at in sorted(random.Random(seed).sample(range(len(every)), count))]
+
+
+def spaced(count: int, devices: Sequence[str], seed: int) -> list[Moment]:
+    """So many, one of every second round: a device that was struck has answered again before the next."""
+    draw = random.Random(seed)
+    each = len(all_moments(1, devices))
+    every = all_moments(2 * count, devices)
+    return [every[2 * each * number + draw.randrange(each)] for number in range(count)]
 
 
 class Striker:
@@ -66,7 +77,7 @@ class Striker:
                 return
             if self._is_past(moment) or self.journal.ended():
                 self._strike()
-        raise AssertionError(f"{moment} did not come: {self.site.said()}")
+        raise AssertionError(f"{moment}: not within {PATIENCE_S:g} s\n{self.site.said()}")
 
     def _is_past(self, moment: Moment) -> bool:
         if moment.device:

@@ -33,10 +33,14 @@ class Site:
         self.aggregator: subprocess.Popen[bytes] | None = None
 
     def start_aggregator(self) -> subprocess.Popen[bytes]:
-        self.aggregator = self.start(
-            "aggregator", "start", "--listen", self.listen, *self.page, inside=self.inside
-        )  # fmt: skip
-        self.until(lambda: _status(self).get("pid") == self.aggregator.pid if self.aggregator else False)
+        """Begin it, and wait until it serves."""
+        begun = self.begin_aggregator()
+        self.until(lambda: _status(self).get("pid") == begun.pid, "the aggregator serves")
+        return begun
+
+    def begin_aggregator(self) -> subprocess.Popen[bytes]:
+        words = ("aggregator", "start", "--listen", self.listen, *self.page)
+        self.aggregator = self.start(*words, inside=self.inside)
         return self.aggregator
 
     def start_client(
@@ -91,11 +95,11 @@ class Site:
     def store(self) -> Store:
         return Store.open(self.home / "aggregator" / "store.sqlite3")
 
-    def until(self, true: Callable[[], object]) -> None:
+    def until(self, true: Callable[[], object], what: str = "what was waited for") -> None:
         """Wait for a condition, not for a time."""
         end = time.monotonic() + PATIENCE_S
         while not true():
-            assert time.monotonic() < end, self.said()
+            assert time.monotonic() < end, f"{what}: not within {PATIENCE_S:g} s\n{self.said()}"
             time.sleep(0.05)
 
     def until_event(self, run_id: str, kind: type[Event], /, count: int = 1, **having: Any) -> None:
@@ -106,7 +110,7 @@ class Site:
         self.until(seen)
 
     def until_done(self, run_id: str) -> RunRow:
-        self.until(lambda: self.run(run_id).status in ("done", "failed", "stopped"))
+        self.until(lambda: self.run(run_id).status in ("done", "failed", "stopped"), f"{run_id} ends")
         return self.run(run_id)
 
     def said(self) -> str:

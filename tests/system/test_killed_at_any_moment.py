@@ -6,15 +6,16 @@ Four kills here, twenty in `benchmarks.faults --preset full`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.system.gated import DEVICES, Gated, gated_run
-from tests.system.moments import all_moments, drawn
+from tests.system.gated import DEVICES, Gated, Mended, gated_run
+from tests.system.moments import all_moments, drawn, spaced
 from tests.system.outcome import double_folds, lost_updates, same
 from tests.system.processes import Site
-from thinwire.core.events import Event, RoundClosed, ShadowStored, UpdateAccepted
+from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged, ShadowStored, UpdateAccepted
 
 ROUNDS, KILLS, SEED = 4, 4, 20261122
 
@@ -37,6 +38,22 @@ def test_moments_are_drawn_without_repetition_and_in_their_order() -> None:
     found = drawn(20, ROUNDS, DEVICES, SEED)
     assert found == sorted(set(found), key=every.index)
     assert found == drawn(20, ROUNDS, DEVICES, SEED)
+
+
+def test_spaced_moments_are_one_of_every_second_round() -> None:
+    found = spaced(6, DEVICES, SEED)
+    assert [moment.round for moment in found] == [1, 3, 5, 7, 9, 11]
+    assert len({(moment.what, moment.device) for moment in found}) > 1
+    assert found == spaced(6, DEVICES, SEED)
+
+
+def test_a_run_goes_on_by_an_answer_or_a_round_and_not_by_what_it_says_of_itself() -> None:
+    mended = Mended(at=100.0, events=1)
+    before, said = RunStatusChanged(99.0, "running", "", 0), RunStatusChanged(101.0, "running", "goes on", 0)
+    opened = RoundOpened(103.5, 2, 9.0, 1, "", [], {}, "int8", 600.0, 2, 2)
+    assert mended.went_on_s([before, said]) is None
+    assert mended.went_on_s([before, said, opened]) == 3.5
+    assert replace(mended, again_at=102.0).went_on_s([before, said, opened]) == 2.0
 
 
 def test_the_undisturbed_run_folds_all_in_their_order_and_has_a_shadow_of_every_version(

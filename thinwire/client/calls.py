@@ -46,7 +46,7 @@ class Calls:
         raise Ending
 
     def _wait(self, error: ThinwireError, patience_s: float) -> None:
-        """Until the next try is due, or another thread's call goes through where the aggregator gave no time of its own.
+        """Until the next try is due, or another thread's call went through where the aggregator gave no time.
 
         Once a minute it is said what, why and what to try.
         """

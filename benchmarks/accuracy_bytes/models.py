@@ -81,8 +81,8 @@ CNN = (
     Chain("sign > zstd"),
     Chain("powersgd(1) > fp16"),
 )
-# Added when seeds A had left two of the above, `sign > zstd` and the fallback, both near the margin, and before any seed
-# B had run: what did well on tuning seeds 1010 to 1012. Seeds B alone give the figure, so A may be looked at again.
+# Added when seeds A had left two of the above, `sign > zstd` and the fallback, both near the margin, and before any
+# seed B had run: what did well on tuning seeds 1010 to 1012. B alone gives the figure, so A may be looked at again.
 CNN_MORE = (
     Chain("eden(1)", feedback="none"),
     Chain("randk(0.5) > eden(1)", feedback="none"),

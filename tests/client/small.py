@@ -90,7 +90,7 @@ class Aggregator:
             "round": round_number, "base_version": round_number - 1, "base_digest": digest,
             "layout_digest": layout.digest, "codec": self.plan.uplink.codec,
             "work": Work(self.steps, self.plan.local.batch), "parts": tuple(parts),
-            "verdicts": tuple(Verdict(UpdateId(RUN, "pi-01", n), outcome) for n, outcome in verdicts),
+            "verdicts": tuple(Verdict(UpdateId(RUN, "pi-01", n), told, round_number - 1) for n, told in verdicts),
         }  # fmt: skip
         return Delivery(Ask(**{**fields, **changed}), bundle)
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from thinwire.client import outbox
 from thinwire.client.encoding import encode
 from thinwire.client.exchange import packed, refund
-from thinwire.client.state import Entry, RunFolder, RunState, write_unsynced
+from thinwire.client.state import NOT_KNOWN, Entry, RunFolder, RunState, write_unsynced
 from thinwire.core import Key, Layout
 from thinwire.core.errors import DataLost
 from thinwire.core.sections import UplinkSection
@@ -191,7 +191,7 @@ ELSEWHERE = b'{"sequence":1,"layout_digest":"","counters":{},"outbox":[{"head":{
 def test_a_damaged_state_begins_anew_and_says_so(tmp_path, damage):
     (tmp_path / "state.json").write_bytes(damage)
     state, said = RunFolder(tmp_path).load()
-    assert state == RunState(lost="damaged")
+    assert state == RunState(lost="damaged", references_from=NOT_KNOWN)
     assert "begins anew" in said[0]
 
 

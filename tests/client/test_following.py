@@ -12,6 +12,7 @@ import pytest
 from tests.client.small import RUN, Aggregator, plan_of, task_of
 from thinwire.aggregation import parse
 from thinwire.aggregation.algorithms import algorithm_of, carried, followed
+from thinwire.aggregation.algorithms.scaffold import Scaffold
 from thinwire.aggregation.model_file import write_model
 from thinwire.client.exchange import parts_of
 from thinwire.client.session import Session
@@ -20,7 +21,7 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Delivery
 from thinwire.core.home import write_atomically
-from thinwire.core.types import Failure, ReplyHead, Vector
+from thinwire.core.types import ReplyHead, Vector
 
 CODECS = ("identity", "topk(0.2) > int8")
 BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
@@ -92,32 +93,81 @@ def test_a_dropped_update_restores_what_was_before_it(tmp_path, algorithm):
     np.testing.assert_allclose(own(session), before, rtol=1e-5, atol=1e-6)
 
 
+def gradient(folder: Path, number: int) -> Vector:
+    """A device's own, in the step that it is asked for in a round: what it does with nothing to correct."""
+    plain = Aggregator(folder / f"plain-{number}", task_of(), plan_of(), steps=1)
+    _, body = plain.answer(plain.session(), plain.ask(number))
+    change = np.frombuffer(body.read_bytes()[-4 * plain.first.layout.size :], np.float32)
+    return change / np.float32(-0.1)
+
+
+def corrected(other: Other, session: Session, number: int, **asked: Any) -> Vector:
+    """The gradient that a device's one step went by, correction and all."""
+    head, body = other.answer(session, other.ask(number, **asked))
+    assert isinstance(head, ReplyHead), head
+    codec = parse("identity").bind(carried(algorithm_of(other.plan), other.first.layout))
+    return codec.decode(next(data for _, data in parts_of(body, head.parts)), 0) / np.float32(-0.1)
+
+
+def close(found: Vector, expected: Vector) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_without_a_codec_the_control_variate_is_the_mean_of_the_devices_own_gradients(tmp_path):
-    other = Other(tmp_path, task_of(), of("scaffold"), steps=1)
+    other = Other(tmp_path, task_of(), of("scaffold", feedback="none"), steps=1)
     session = other.session()
-    head, body = other.answer(session, other.ask(common=0.25))
-    travels = carried(algorithm_of(other.plan), other.first.layout)
-    change = parse("identity").bind(travels).decode(next(data for _, data in parts_of(body, head.parts)), 0)
-    np.testing.assert_allclose(own(session), -change / 0.1 - 0.25, rtol=1e-5)  # lr 0.1; x - y = lr (g + 0.25)
-    plain = Aggregator(tmp_path / "plain", task_of(), plan_of(), steps=1)
-    _, body = plain.answer(plain.session(), plain.ask())
-    gradient = -np.frombuffer(body.read_bytes()[-4 * change.size :], "<f4") / 0.1
-    np.testing.assert_allclose(own(session), gradient, rtol=1e-4, atol=1e-5)
+    close(corrected(other, session, 1), gradient(tmp_path, 1))
+    close(own(session), gradient(tmp_path, 1))
+    before = own(session).copy()
+    close(corrected(other, session, 2, verdicts=[(1, "folded")], common=0.25), gradient(tmp_path, 2) - before + 0.25)
+    close(own(session), gradient(tmp_path, 2))
 
 
-@BOTH
-def test_a_device_that_lost_it_says_so_and_does_not_begin_anew(tmp_path, algorithm):
-    other = Other(tmp_path, task_of(), of(algorithm))
-    rounds(other, other.session(), [()])
-    (kept,) = (tmp_path / "device" / "runs" / RUN).glob("own-*")
-    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
-    reply, _ = other.answer(other.session(), other.ask(2))
-    assert isinstance(reply, Failure)
-    assert (reply.kind, algorithm in reply.text) == ("state-lost", True)
-    fresh = Other(tmp_path / "fresh", task_of(), other.plan)
-    session = fresh.session()
-    session.welcomed({RUN: 1})
-    assert fresh.answer(session, fresh.ask(2))[0].kind == "state-lost"
+@pytest.mark.parametrize("told", [(), [(1, "dropped")], [(1, "unknown")]])
+def test_a_device_is_corrected_by_no_mean_that_it_is_not_in(tmp_path, told):
+    other = Other(tmp_path, task_of(), of("scaffold", feedback="none"), steps=1)
+    session = other.session()
+    close(corrected(other, session, 1, common=0.25), gradient(tmp_path, 1))
+    first = own(session).copy()
+    close(corrected(other, session, 2, verdicts=told, common=0.25), gradient(tmp_path, 2))
+    close(own(session), gradient(tmp_path, 2))
+    folded = [(1, "dropped"), (2, "folded")]
+    before = own(session).copy()
+    if told != [(1, "dropped")]:
+        before -= first
+    close(corrected(other, session, 3, verdicts=folded, common=0.25), gradient(tmp_path, 3) - before + 0.25)
+
+
+def test_a_version_from_before_the_device_counted_corrects_nothing(tmp_path):
+    """An ask of an open round that comes again brings newer verdicts than its version."""
+    other = Other(tmp_path, task_of(), of("scaffold", feedback="none"), steps=1)
+    session = other.session()
+    corrected(other, session, 1)
+    folded = [(1, "folded")]
+    close(corrected(other, session, 3, verdicts=folded, base_version=1, common=0.25), gradient(tmp_path, 3))
+    again = other.session()
+    close(corrected(other, again, 4, common=0.25), gradient(tmp_path, 4) - own(session) + 0.25)
+
+
+def test_after_all_began_anew_a_device_is_corrected_when_it_counted_again(tmp_path):
+    other = Other(tmp_path, task_of(), of("scaffold", feedback="none"), steps=1)
+    session = other.session()
+    rounds(other, session, [(), [(1, "folded")]])
+    close(corrected(other, session, 3, verdicts=[(2, "folded")], references_from=3), gradient(tmp_path, 3))
+    close(own(session), gradient(tmp_path, 3))
+    told = {"verdicts": [(2, "folded")], "references_from": 3}
+    close(corrected(other, session, 4, **told), gradient(tmp_path, 4))
+    before, told = own(session).copy(), {"verdicts": [(3, "folded")], "references_from": 3}
+    close(corrected(other, session, 5, **told, common=0.25), gradient(tmp_path, 5) - before + 0.25)
+
+
+@pytest.mark.parametrize("common", [None, np.array([3, -1], np.float32)])
+def test_what_a_device_wants_is_its_own_gradient_by_whatever_it_was_corrected(common):
+    scaffold, held, found = Scaffold(lr=0.25), np.array([1, 2], np.float32), np.array([0.5, 8], np.float32)
+    change = np.float32(-0.25) * (found + scaffold.shift(held, common))
+    wanted = scaffold.wanted(held, common, change)
+    assert wanted is not None
+    assert wanted.tolist() == found.tolist()
 
 
 @BOTH
@@ -131,7 +181,8 @@ def test_all_begin_anew_where_the_aggregators_mean_does(tmp_path, algorithm):
 
 @BOTH
 @pytest.mark.parametrize("at", range(5))
-def test_a_crash_at_any_write_gives_the_same_bytes_and_the_same_memory(tmp_path, algorithm, at):
+@pytest.mark.parametrize("told", ["dropped", "folded"])
+def test_a_crash_at_any_write_gives_the_same_bytes_and_the_same_memory(tmp_path, algorithm, told, at):
     def life(folder: Path, at: int) -> tuple[bytes, bytes]:
         other, left = Other(folder, task_of(), of(algorithm, CODECS[1])), [at]
 
@@ -142,7 +193,7 @@ def test_a_crash_at_any_write_gives_the_same_bytes_and_the_same_memory(tmp_path,
             write_atomically(path, data)
 
         rounds(other, other.session(), [()])
-        asked = other.ask(2, verdicts=[(1, "dropped")])
+        asked = other.ask(2, verdicts=[(1, told)])
         other.answer(other.session(folders=lambda place, run: waiting_folder(place, run, write=write)), asked)
         after = other.session()
         _, body = other.answer(after, asked)

@@ -93,3 +93,4 @@ def test_with_ef21_a_device_whose_state_is_older_does_not_take_part(tmp_path):
     reply, _ = aggregator.answer(again, aggregator.ask(5))
     assert isinstance(reply, Failure)
     assert reply.kind == "state-lost"
+    assert isinstance(aggregator.answer(again, aggregator.ask(6, references_from=6))[0], ReplyHead)

@@ -90,6 +90,22 @@ def test_it_is_reached_through_codecs_both_ways_whoever_is_asked(algorithm: str)
     assert excess(history) < 1e-3
 
 
+def test_where_all_devices_are_alike_those_that_are_asked_first_go_no_further_than_fedavg() -> None:
+    """They are in no mean yet: by the others' mean gradient beside their own they would go twice as far."""
+
+    def alike(site: Site) -> Split:
+        rows = torch.tensor([*CURVES[0], *PLACES[0]]).repeat(8, 1)
+        return Split(TensorDataset(rows), TensorDataset(rows))
+
+    task, cohort = task_of(Point, data=alike, loss=loss), {"late": "drop", "clients": 2}
+    losses = [
+        simulate(task, plan_of(algorithm, 2, cohort=cohort, local={"lr": 0.3, "steps": 3}), clients=12).metrics["loss"]
+        for algorithm in ("fedavg", "scaffold")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] < 0.5
+
+
 def test_the_control_variate_alone_costs_bytes_and_only_the_model_is_measured() -> None:
     plain, scaffold, feddyn = (run(algorithm, 2) for algorithm in ("fedavg", "scaffold", "feddyn"))
     assert plain.run.payload_up == feddyn.run.payload_up

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Following:
     """What SCAFFOLD or FedDyn needs for one ask: `own`, the sum of what was sent until now, and `common`, the mean of
-    all devices' that came with the ask.
+    all devices' that came with the ask; None where `own` is not in it yet, or where none came.
 
     Law: `own` moves by what its frames decode to, which is what the aggregator adds: both ends know it whatever the
     codec leaves out, and that is a part of the next difference.
@@ -32,10 +32,13 @@ class Following:
     common: Vector | None
 
     @classmethod
-    def of(cls, algorithm: Algorithm, layout: Layout, own: Vector | None, params: Vector) -> Following:
-        """`own` None: nothing was sent yet. `params` is what came."""
+    def of(cls, algorithm: Algorithm, layout: Layout, own: Vector | None, params: Vector, counted: bool) -> Following:
+        """`own` None: nothing was sent yet. `params` is what came. `counted`: whether this device is in the mean there;
+        one without it may have in it who was shut out.
+        """
         own = np.zeros(layout.model_size, np.float32) if own is None else own
-        return cls(algorithm, layout, own, params[layout.model_size :] if algorithm.control else None)
+        given = algorithm.control and counted
+        return cls(algorithm, layout, own, params[layout.model_size :] if given else None)
 
     @property
     def shift(self) -> Vector:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thinwire.client import outbox
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.state import RunFolder, RunState
+from thinwire.client.state import NOT_KNOWN, RunFolder, RunState
 from thinwire.client.until_exit import WaitingFolder
 from thinwire.client.work import Say
 from thinwire.core.errors import DataLost
@@ -43,7 +43,8 @@ class KeptRuns:
             state, said = folder.load()
             if (seen := self.seen.get(run, 0)) > state.sequence:
                 said.append(f"{run}: {seen} answers were sent, and this disk knows of {state.sequence}; it begins anew")
-                state = RunState(seen, lost=state.lost or ("older" if state.sequence else "missing"))
+                why = state.lost or ("older" if state.sequence else "missing")
+                state = RunState(seen, lost=why, references_from=NOT_KNOWN)
             for line in said:
                 say(line)
             self._runs[run] = folder, state

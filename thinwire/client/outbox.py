@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from thinwire.client.state import Entry, RunState
+from thinwire.client.state import NOT_KNOWN, Entry, RunState
 from thinwire.core.types import ReplyHead, UpdateId, Verdict
 
 Refund = Callable[[Entry, RunState], RunState]  # (dropped answer, state) -> the state with it taken back
@@ -24,14 +24,16 @@ def find(state: RunState, ask_id: str) -> Entry | None:
 
 def settle(state: RunState, verdicts: Iterable[Verdict], refund: Refund) -> RunState:
     """Carry out what became of earlier answers; ids that are not in the outbox were settled before."""
-    said = {verdict.update_id: verdict.outcome for verdict in verdicts}
+    said = {verdict.update_id: verdict for verdict in verdicts}
     kept = []
     for entry in state.outbox:
-        outcome = said.get(entry.head.update_id, "unknown")
-        if outcome == "unknown":
+        told = said.get(entry.head.update_id)
+        if told is None or told.outcome == "unknown":
             kept.append(entry)
-        elif outcome == "dropped" and entry.head.parts:
+        elif told.outcome == "dropped" and entry.head.parts:
             state = refund(entry, state)
+        elif told.outcome == "folded" and not state.counted_at:
+            state = replace(state, counted_at=told.version)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=tuple(kept))
 
 
@@ -42,13 +44,19 @@ def expire(state: RunState, round_number: int, max_staleness: int) -> RunState:
 
 
 def begun_anew(state: RunState, references_from: int) -> RunState:
-    """The aggregator's sum of what devices sent is 0 again: so is this device's, and answers to earlier asks count no
-    more.
+    """The aggregator's sum of what devices sent is 0 again: so is this device's, answers to earlier asks count no more,
+    and what was lost of an earlier sum is missed no more.
+
+    What was lost of no sum that is known may be missing in this one, which is the first that is heard of since.
     """
     if references_from <= state.references_from:
         return state
     kept = tuple(entry for entry in state.outbox if entry.round >= references_from)
-    return replace(state, outbox=kept, residual=None, own=None, encoded_at=0, references_from=references_from)
+    lost = state.lost if state.references_from == NOT_KNOWN else ""
+    return replace(
+        state, outbox=kept, residual=None, own=None, counted_at=0, encoded_at=0, lost=lost,
+        references_from=references_from,
+    )  # fmt: skip
 
 
 def append(state: RunState, entry: Entry) -> RunState:

@@ -125,7 +125,7 @@ def _encoded(plan: RunPlan, spec: str, change: Vector, travels: Layout) -> list[
     algorithm = algorithm_of(plan)
     behind: list[Payload] = []
     if algorithm is not None:
-        following = Following.of(algorithm, travels, None, np.zeros(travels.size, np.float32))
+        following = Following.of(algorithm, travels, None, np.zeros(travels.size, np.float32), counted=False)
         behind = following.differences(change, spec, keys.Key(2))
     payloads, _ = encode(change, RunState(), spec, plan.uplink, travels, keys.Key(2))
     return payloads + behind

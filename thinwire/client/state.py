@@ -28,6 +28,7 @@ from thinwire.core.types import ReplyHead, Vector
 
 FORMAT = 1
 STATE = "state.json"
+NOT_KNOWN = -1  # as `references_from`
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it names a folder
 Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
@@ -51,7 +52,9 @@ class RunState:
     `residual` is ef21's reference where the plan says so; `memory` are a codec's own arrays, called SEGMENT/NAME;
     `encoded_at` is the round of the last encode. `shadow` is the model that the aggregator sends changes to, as it was
     at `shadow_version`; it is kept where the downlink is compressed, and never written to. `own` is the sum of what was
-    sent of the vector that SCAFFOLD or FedDyn follows (aggregation/algorithms). `lost` says why this state began at
+    sent of the vector that SCAFFOLD or FedDyn follows (aggregation/algorithms), `counted_at` the first version into
+    which any of that was folded, 0 where none was. `references_from` is of the ask with which ef21's reference began,
+    or `own`, or of which some was `lost`: NOT_KNOWN until an ask came after that. `lost` says why this state began at
     zero, as `ReplyHead` does, until an update has said so. `pending` are changes that no version holds yet, as they
     were before they were encoded, where training goes on meanwhile (client/overlap.py).
     """
@@ -65,12 +68,17 @@ class RunState:
     momentum: Vector | None = None
     memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     encoded_at: int = 0
-    references_from: int = 0  # of the ask with which ef21's reference began, or `own`
+    references_from: int = 0
     shadow: Vector | None = None
     shadow_version: int = 0
     own: Vector | None = None
+    counted_at: int = 0
     lost: str = ""
     pending: Mapping[str, Vector] = field(default_factory=dict)
+
+    def counted_in(self, version: int) -> bool:
+        """Whether the aggregator's mean has anything of `own` in it at a version."""
+        return 0 < self.counted_at <= version
 
     @property
     def nbytes(self) -> int:
@@ -97,11 +105,12 @@ class RunFolder:
                 int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
                 encoded_at=int(raw.get("encoded_at", 0)), shadow_version=int(raw.get("shadow_version", 0)),
                 references_from=int(raw.get("references_from", 0)), lost=str(raw.get("lost", "")),
+                counted_at=int(raw.get("counted_at", 0)),
             )  # fmt: skip
         except FileNotFoundError:
             return RunState(), []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, BadPayload) as error:
-            return RunState(lost="damaged"), [
+            return RunState(lost="damaged", references_from=NOT_KNOWN), [
                 f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
             ]
         found: dict[str, Arrays] = {}
@@ -126,6 +135,7 @@ class RunFolder:
             "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
             "counters": dict(state.counters), "encoded_at": state.encoded_at,
             "shadow_version": state.shadow_version, "references_from": state.references_from, "lost": state.lost,
+            "counted_at": state.counted_at,
             **dict.fromkeys(FILES),
             "outbox": [{"head": reply_to_json(e.head), "round": e.round, "file": e.file} for e in state.outbox],
         }  # fmt: skip

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from thinwire.client.state import Entry, RunFolder, RunState, Write, run_folder, write_unsynced
+from thinwire.client.state import NOT_KNOWN, Entry, RunFolder, RunState, Write, run_folder, write_unsynced
 from thinwire.core.home import private_folder, write_atomically
 
 MARK = "held.json"
@@ -36,7 +36,7 @@ class WaitingFolder(RunFolder):
         except (OSError, ValueError, KeyError, TypeError):  # the aggregator's hello still says what it has seen
             below = state.sequence + AHEAD
         lost = f"{self.folder.name}: what was not yet sent of it is lost: this client ended before it could save it"
-        return RunState(sequence=max(below, state.sequence), lost="unsaved"), [lost]
+        return RunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]
 
     def hold(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Keep the state until `save`. Parts are files at once, to be sent from, but not synced."""

@@ -156,7 +156,8 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
         own_base = shadow.params  # later versions come as changes to it
         state = replace(state, layout_digest=bench.layout.digest, shadow=own_base, shadow_version=ask.base_version)
     base = shadow.params[: layout.model_size]
-    following = Following.of(algorithm, layout, state.own, shadow.params) if algorithm else None
+    counted = state.counted_in(ask.base_version)
+    following = Following.of(algorithm, layout, state.own, shadow.params, counted) if algorithm else None
     own = local.buffers == "local" and state.buffers is not None
     order = Order(
         measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",

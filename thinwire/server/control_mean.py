@@ -5,7 +5,8 @@
 q_i is what device i's update decodes to, of the vector that it keeps the sum of; W and W' are the weights of all
 devices that had counted before and that have now. So `common` is the mean of the sums that the devices hold
 themselves, over all that ever counted, of whom most may be in no round for long. Where all begin anew (one was shut
-out) W is 0.
+out) W is 0: the mean before that still goes out with the model until the next step, but no device corrects itself by
+it, since none is in it any more.
 
 Under SCAFFOLD it stands behind the model, in the version's file and on its way to the devices; under FedDyn in the
 version's state, which never leaves the aggregator.

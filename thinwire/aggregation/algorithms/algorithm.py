@@ -2,7 +2,8 @@
 
 Device i keeps own_i, the sum of all that it sent of one vector and that was not dropped. The aggregator keeps `common`,
 the mean of own_i over all devices that ever counted, by their weights, which moves by the very frames that moved own_i.
-So the corrections of all devices sum to what the paper says they sum to, whatever codec the frames are in.
+So the corrections of all devices sum to what the paper says they sum to, whatever codec the frames are in. A device
+that is not in the mean yet is not corrected by it.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class Algorithm(Protocol):
     def whole(self) -> bool: ...
 
     def shift(self, own: Vector, common: Vector | None) -> Vector:
-        """What is added to the gradient at every local step."""
+        """What is added to the gradient at every local step. `common` None: none came, or own_i is not in it yet."""
 
     def wanted(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
-        """What own_i shall become after a change (divided by its normaliser); None: it follows the model's frames."""
+        """What own_i shall become after a change (divided by its normaliser) that was made with the shift of these two;
+        None: it follows the model's frames.
+        """
 
     def step(self, change: Vector, common: Vector) -> Vector:
         """What the model moves by, of the round's mean change and the new `common`; `change` is donated."""

@@ -1,4 +1,4 @@
-"""SCAFFOLD over real processes: an aggregator is killed at drawn moments, and the run comes to the same bits."""
+"""SCAFFOLD and FedDyn over real processes: an aggregator is killed at drawn moments, and the bits are the same."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from tests.system.outcome import double_folds, lost_updates, same
 from tests.system.processes import Site
 
 ROUNDS, KILLS, SEED = 3, 3, 20261122
-SCAFFOLD = replace(KILLED, sets=("run.algorithm='scaffold'", "cohort.late='drop'"))
+SETS = {
+    "scaffold": ("run.algorithm='scaffold'", "cohort.late='drop'"),
+    "feddyn": ("run.algorithm='feddyn'", "cohort.late='drop'", "server.optimizer='fedavg'"),  # its step is its own
+}
 
 
-def run(folder: Path, kills: int) -> Gated:
+def run(folder: Path, algorithm: str, kills: int) -> Gated:
     folder.mkdir()
     site = Site(folder / "home")
     try:
-        return gated_run(site, ROUNDS, drawn(kills, ROUNDS, DEVICES, SEED), SCAFFOLD)
+        return gated_run(site, ROUNDS, drawn(kills, ROUNDS, DEVICES, SEED), replace(KILLED, sets=SETS[algorithm]))
     finally:
         site.close()
 
 
 @pytest.mark.slow
-def test_control_variates_are_the_same_on_both_ends_after_any_kill(tmp_path: Path) -> None:
-    whole, killed = run(tmp_path / "whole", 0), run(tmp_path / "killed", KILLS)
+@pytest.mark.parametrize("algorithm", SETS)
+def test_what_is_remembered_is_the_same_on_both_ends_after_any_kill(tmp_path: Path, algorithm: str) -> None:
+    whole, killed = run(tmp_path / "whole", algorithm, 0), run(tmp_path / "killed", algorithm, KILLS)
     assert killed.struck == KILLS
     assert same(killed.events) == same(whole.events)
     assert (double_folds(killed.events), lost_updates(killed.events)) == (0, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -45,33 +47,48 @@ TURNS = {
 }
 
 
-class World:
-    """Three devices that work while they send."""
+def turn(name: str, ask: Ask) -> Turn:
+    return TURNS.get((name, ask.round), Turn(upload_s=0.5)) if ask.kind == "train" else Turn(compute_s=0.0)
 
-    def __init__(self, folder: Path, fate: Fate) -> None:
-        self.fate, self.home, self.clock = fate, AggregatorHome.under(folder), VirtualClock()
+
+class World:
+    """Devices that work while they send; `away`: from and until when each is gone."""
+
+    def __init__(
+        self,
+        folder: Path,
+        fate: Fate,
+        plan: RunPlan = PLAN,
+        turn: Callable[[str, Ask], Turn] = turn,
+        names: str = "abc",
+        away: Mapping[str, Sequence[tuple[float, float]]] = {},
+    ) -> None:
+        self.fate, self.home, self.clock, self.plan = fate, AggregatorHome.under(folder), VirtualClock(), plan
         self.home.database.write_bytes(empty_database())
-        devices = [
-            ScriptedDevice(n, MadeUp(n, LAYOUT, partial(change, n, LAYOUT.size)), partial(turn, n), overlaps=True)
-            for n in "abc"
-        ]
-        self.fleet = ScriptedFleet(FileSpool(self.home.spool), self.clock, reported(PLAN, LAYOUT), devices)
+        self.dies_at = math.inf  # on the clock, beside what the fate says
+        works = {n: MadeUp(n, LAYOUT, partial(change, n, LAYOUT.size)) for n in names}
+        devices = [ScriptedDevice(n, w, partial(turn, n), away.get(n, ()), overlaps=True) for n, w in works.items()]
+        self.fleet = ScriptedFleet(FileSpool(self.home.spool), self.clock, reported(plan, LAYOUT), devices)
 
     def live(self) -> Outcome:
         nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
         with Store.open(self.home.database, durable=False) as store:
-            run_id = submit(store, self.home, PLAN, LAYOUT, first, nothing, {}, reported(PLAN, LAYOUT))
+            run_id = submit(store, self.home, self.plan, LAYOUT, first, nothing, {}, reported(self.plan, LAYOUT))
             with deadly(self.fate, store):
                 try:
-                    drive(run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock)
+                    self._drive(run_id, store)
                 except Killed:
                     self.fleet = self.fleet.restart(FileSpool(self.home.spool))
-                    drive(run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock)
+                    self._drive(run_id, store)
             return Outcome(store, run_id, self.fleet)
 
+    def _drive(self, run_id: str, store: Store) -> None:
+        drive(run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock, stop=self._alive)
 
-def turn(name: str, ask: Ask) -> Turn:
-    return TURNS.get((name, ask.round), Turn(upload_s=0.5)) if ask.kind == "train" else Turn(compute_s=0.0)
+    def _alive(self) -> None:
+        if self.clock.now() >= self.dies_at:
+            self.dies_at = math.inf
+            raise Killed("its hour has come")
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from thinwire.core.events import (
     ClientAsked,
     ClientFailed,
     Event,
+    HeadTaken,
     RoundClosed,
     RoundOpened,
     UpdateAccepted,
@@ -188,9 +189,10 @@ def every_ask_has_one_outcome(made: Told) -> None:
 def a_round_closes_as_soon_as_nobody_can_answer(made: Told) -> None:
     opened = {e.round: e for e in made.of(RoundOpened)}
     happened = [e for e in made.events if isinstance(e, (UpdateAccepted, UpdateDropped, ClientFailed))]
+    taken = {e.round: e.elapsed_s for e in made.of(HeadTaken)}
     head_s = 0.0  # since when it is the one that takes answers
     for closed in made.of(RoundClosed):
-        head_s = max(head_s, opened[closed.round].elapsed_s)
+        head_s = max(head_s, opened[closed.round].elapsed_s, taken.get(closed.round, 0.0))
         last = max((e.elapsed_s for e in happened if e.round == closed.round), default=head_s)
         assert closed.seconds <= DEADLINE_S + 1e-6
         last, head_s = max(last, head_s), closed.elapsed_s

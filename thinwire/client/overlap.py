@@ -9,7 +9,8 @@ was trained on, and no difference to a decoded change is added up, so that nothi
 
 A change is pending until an ask brings the verdict on it: folded into a version up to the ask's own, or dropped, and
 then it goes back into the residual (client/outbox.py). At most `max_delay` of them are, since the aggregator sends no
-more asks ahead; of more, which only a lost verdict can leave, the oldest are not counted on any longer.
+more asks ahead; of more, which a lost verdict can leave, or an answer that came when all rounds were closed, the oldest
+are not counted on any longer.
 """
 
 from __future__ import annotations

@@ -102,6 +102,14 @@ class RoundOpened(Event):
 
 
 @dataclass(frozen=True)
+class HeadTaken(Event):
+    """Where asks go ahead: this round is the first in the line now, and its deadline runs from here."""
+
+    round: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
 class ClientAsked(Event):
     """An ask, before it leaves: one of those that RoundOpened decided, or, with all that follows, one decided since.
 
@@ -257,9 +265,9 @@ class BudgetSpent(Event):
 KINDS: Mapping[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
-        RunStatusChanged, RunNoted, ModelStored, ShadowStored, RoundOpened, ClientAsked, AskedInFull, UpdateAccepted,
-        StateLost, UpdateFolded, UpdateDropped, ClientFailed, RoundClosed, Evaluated, DeviceJoined, DeviceLeft,
-        BudgetSpent,
+        RunStatusChanged, RunNoted, ModelStored, ShadowStored, RoundOpened, HeadTaken, ClientAsked, AskedInFull,
+        UpdateAccepted, StateLost, UpdateFolded, UpdateDropped, ClientFailed, RoundClosed, Evaluated, DeviceJoined,
+        DeviceLeft, BudgetSpent,
     )
 }  # fmt: skip
 

@@ -3,12 +3,13 @@
 With a delay of D rounds D + 1 are open. Only the head of the line takes answers; those to the rounds behind it wait
 until it is closed, so that rounds close in order and each step is made from whole rounds. When round t closes, round
 t + D + 1 opens, and its asks carry the version that round t made and the verdicts of it: a device goes from one ask to
-the next without waiting, and holds at most D + 1.
+the next without waiting, and holds at most D + 1. Only then is the next head taken. While the run waits for devices,
+neither happens: their asks stay theirs, and no round's time runs.
 """
 
 from __future__ import annotations
 
-from thinwire.core.events import RoundClosed
+from thinwire.core.events import HeadTaken, RoundClosed
 from thinwire.core.fleet import Envelope
 from thinwire.server.opening import open_round
 from thinwire.server.running import Running
@@ -26,6 +27,17 @@ def line_up(running: Running) -> None:
                 for device, ask_id in opened.asks.items()
             ]
         )
+
+
+def take_head(running: Running) -> bool:
+    """The time of the first round in the line runs from now on; False where none is open."""
+    opened = running.past.open_round
+    if opened is None:
+        return False
+    if running.past.status != "running":
+        running.status("running", f"round {opened.round} goes on")
+    running.record(HeadTaken(running.clock.wall(), opened.round, running.elapsed))
+    return True
 
 
 def asked_before(running: Running) -> list[Envelope]:
@@ -55,7 +67,7 @@ def dissolve(running: Running) -> None:
                 dropped=[event.update_id for event in past.accepted],
                 outstanding=waited,
                 elapsed_s=running.elapsed,
-                seconds=running.elapsed - past.head_since_s,
+                seconds=running.elapsed - past.head_since_s if past.taken else 0.0,
                 metrics={},
             )
         )

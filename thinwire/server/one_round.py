@@ -31,7 +31,7 @@ FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up 
 
 
 class OneRound:
-    """From `open` or `resume` to `run`, which returns when the round is closed and recorded."""
+    """From `open` or `take_up` to `run`, which returns when the round is closed and recorded."""
 
     def __init__(self, running: Running, opened: RoundOpened) -> None:
         self.running, self.opened, self.plan = running, opened, running.plan
@@ -51,8 +51,10 @@ class OneRound:
         return cls(running, opened) if opened else None
 
     @classmethod
-    def resume(cls, running: Running) -> OneRound:
-        """The round that was open when the aggregator ended: what it had accepted is folded again, in its order."""
+    def take_up(cls, running: Running) -> OneRound:
+        """The round that is open: the first in a line, or the one in which the aggregator ended. What it had accepted
+        is folded again, in its order.
+        """
         opened = running.past.open_round
         assert opened is not None
         again = cls(running, opened)

@@ -22,9 +22,10 @@ def open_round(running: Running) -> RoundOpened | None:
     """Decide a round and record it; None when nobody can be asked now. Who has been silent too long is given up."""
     past, plan = running.past, running.plan
     number, base = past.rounds_opened + 1, past.base
-    for device, (_, asked) in list(past.busy.items()):
-        if number - asked > plan.cohort.max_staleness + past.delay:
-            running.lose(device, "stale", f"no answer for {number - asked} rounds")
+    for device in list(past.busy):
+        for ask_id, asked in running.still_due(device).items():
+            if number - asked > plan.cohort.max_staleness + past.delay:
+                running.lose(device, "stale", f"no answer for {number - asked} rounds", ask_id)
     cohort = _cohort(running, number)
     if not cohort.asked and not _may_fill(running):
         return None
@@ -68,7 +69,8 @@ def open_round(running: Running) -> RoundOpened | None:
 
 def _cohort(running: Running, number: int) -> Cohort:
     past, plan, present, unable = running.past, running.plan, running.presence.devices, running.unable()
-    busy = {device: asked for device, (_, asked) in past.busy.items() if len(past.asked_of(device)) > past.delay}
+    open_asks = {device: running.still_due(device) if past.delay else past.asked_of(device) for device in past.busy}
+    busy = {device: next(iter(asks.values())) for device, asks in open_asks.items() if len(asks) > past.delay}
     if plan.cohort.mode == "sync":
         return choose(plan, number, present, unable, busy, lambda candidates: odds_of(running, number, candidates))
     at_work = sum(running.elapsed < past.due[device] for device in past.busy)

@@ -19,6 +19,7 @@ from thinwire.core.events import (
     ClientFailed,
     Evaluated,
     Event,
+    HeadTaken,
     ModelStored,
     RoundClosed,
     RoundOpened,
@@ -79,9 +80,10 @@ class Past:
     held: dict[str, int] = field(default_factory=dict)  # device -> the version that its last answer was made from
     rounds_opened: int = 0
     steps_made: int = 0
-    too_few_in_a_row: int = 0
+    too_few_in_a_row: int = 0  # those that were asked before the last of these closed failed with it
     open_round: RoundOpened | None = None  # the one whose answers are folded: the head of the line
-    head_since_s: float = 0.0  # since when it is, elapsed_s
+    head_since_s: float = 0.0  # since when its time runs, elapsed_s
+    head_taken: int = 0  # the last round of a line whose answers were taken
     ahead: list[RoundOpened] = field(default_factory=list)  # opened after it, in order: they wait to be the head
     lost_ahead: dict[int, dict[str, tuple[str, str]]] = field(default_factory=dict)  # of those: who will not answer
     accepted: list[UpdateAccepted] = field(default_factory=list)  # of the open round, in fold order
@@ -116,6 +118,7 @@ class Past:
     elapsed_s: float = 0.0
     deadline_s: float = 0.0  # of the last round
     _slowest_now: float = 0.0
+    _failed_with: int = 0  # the last round that was open when the last of `too_few_in_a_row` closed
     _told: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # device -> verdicts on it so far
     _asked_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> its last ask, and when
 
@@ -139,6 +142,11 @@ class Past:
         """All rounds that are open, the head first: they close in this order."""
         return [self.open_round, *self.ahead] if self.open_round else []
 
+    @property
+    def taken(self) -> bool:
+        """Whether the answers to the open round are taken: the head of a line may have to wait for devices first."""
+        return self.open_round is not None and (not self.delay or self.open_round.round == self.head_taken)
+
     def opened(self, number: int) -> RoundOpened | None:
         """A round that is open; the head where it is not one of those ahead."""
         return next((opened for opened in self.ahead if opened.round == number), self.open_round)
@@ -155,9 +163,13 @@ class Past:
         bases = [self.bases[number] for ask_id, number in self.asked_of(device).items() if ask_id != but]
         return bases[-1] if bases else self.held.get(device)
 
+    def asked_at(self, device: str) -> float:
+        """When the device was asked last, elapsed_s."""
+        return self._asked_s[device][1]
+
     def had_s(self, device: str) -> float:
         """How long the device was given for its last ask."""
-        return self.due[device] - self._asked_s[device][1]
+        return self.due[device] - self.asked_at(device)
 
     def apply(self, event: Event) -> None:
         """Take in one event of the journal."""
@@ -174,6 +186,8 @@ class Past:
                 self.changes.pop(event.version - KEPT, None)
             case RoundOpened():
                 self._open(event)
+            case HeadTaken():
+                self.head_taken, self.head_since_s = event.round, event.elapsed_s
             case ClientAsked() | AskedInFull():
                 self._ask_since(event)
             case UpdateAccepted():
@@ -316,7 +330,10 @@ class Past:
             for ask_id, device in self.asks[event.round].items():
                 self.release(device, ask_id)
         self.steps_made += stepped
-        self.too_few_in_a_row = 0 if stepped else self.too_few_in_a_row + 1
+        if stepped:
+            self.too_few_in_a_row = 0
+        elif event.round > self._failed_with:
+            self.too_few_in_a_row, self._failed_with = self.too_few_in_a_row + 1, self.rounds_opened
         if stepped:
             self.made_by[event.version] = event.round
         if self._slowest_now:

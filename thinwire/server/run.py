@@ -10,7 +10,7 @@ from thinwire.core.events import Event
 from thinwire.core.fleet import Fleet, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.server.ahead import asked_before, dissolve, line_up
+from thinwire.server.ahead import asked_before, dissolve, line_up, take_head
 from thinwire.server.beginning import take_first_model
 from thinwire.server.cohort import missing
 from thinwire.server.deadline import evaluation_deadline
@@ -62,10 +62,9 @@ def _rounds(running: Running) -> None:
     if past.model is None and not (_gather(running) and take_first_model(running)):
         return
     _ask_again(running)
-    if past.open_round:
+    if past.open_round and past.taken:
         running.status("running", f"round {past.open_round.round} goes on")
-        if not past.delay:
-            _one(running, OneRound.resume(running))
+        _one(running, OneRound.take_up(running))
     while past.steps_made < plan.run.rounds and not _reached(running):
         if past.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
@@ -86,7 +85,7 @@ def _next(running: Running) -> OneRound | None:
     if not running.past.delay:
         return OneRound.open(running)
     line_up(running)
-    return OneRound.resume(running) if running.past.open_round else None
+    return OneRound.take_up(running) if take_head(running) else None
 
 
 def _ask_again(running: Running) -> None:
@@ -115,12 +114,8 @@ def _gather(running: Running) -> bool:
     """Wait until enough devices are there; False when a person stopped the run meanwhile."""
     began = running.elapsed
     wait_s = running.plan.cohort.wait_s
-    if running.past.delay and _in_line(running):
-        return True  # nobody is asked before the round that is open closes
     _listen(running, 0.0)  # who came before the run began is there
     while (sentence := _missing(running)) is not None:
-        if running.past.open_round and not running.returning():
-            return True  # with those who are there; its time runs
         running.status("waiting", sentence)
         if running.stop_ordered():
             return False
@@ -141,12 +136,6 @@ def _wait_for_busy(running: Running) -> None:
     if waited > past.deadline_s * (running.plan.cohort.max_staleness + 1):
         for device in list(past.busy):
             running.lose(device, "stale", f"no answer for {waited:.0f} s after its round")
-
-
-def _in_line(running: Running) -> bool:
-    """Whether as many rounds are open as may be, or as the run still needs."""
-    past = running.past
-    return len(past.line) > past.delay or past.steps_made + len(past.line) >= running.plan.run.rounds
 
 
 def _missing(running: Running) -> str | None:
@@ -174,10 +163,18 @@ def _listen(running: Running, wait_s: float) -> None:
         elif isinstance(arrival, NodeLeft):
             if arrival.why == "revoked":
                 running.forget(arrival.device)
-            in_line = [opened.round for opened in running.past.line]  # these wait for it to come back, until their turn
-            for ask_id, asked in running.past.asked_of(arrival.device).items():
-                if asked not in in_line:
-                    running.lose(arrival.device, "left", arrival.why, ask_id)
+            _gone(running, arrival.device, arrival.why)
+    if running.elapsed >= running.return_by:
+        for device in running.past.busy.keys() - running.presence.hellos.keys():
+            _gone(running, device, "did not come back")
+
+
+def _gone(running: Running, device: str, why: str) -> None:
+    """What it owes closed rounds is not waited for; open ones wait for it to come back, until it is their turn."""
+    in_line = [opened.round for opened in running.past.line]
+    for ask_id, asked in running.past.asked_of(device).items():
+        if asked not in in_line:
+            running.lose(device, "left", why, ask_id)
 
 
 def _reached(running: Running) -> bool:

@@ -22,7 +22,7 @@ from thinwire.server.clipping import work_of
 from thinwire.server.cohort import mismatch
 from thinwire.server.holders import Holders
 from thinwire.server.known import Known
-from thinwire.server.past import Past
+from thinwire.server.past import Past, asked_round
 from thinwire.server.presence import Presence
 from thinwire.server.requires import lacking
 from thinwire.server.sending import Sending
@@ -193,6 +193,16 @@ class Running:
             self.deferred.append(head)
         elif head.update_id not in same:
             self.fleet.ack([head.update_id])
+
+    def still_due(self, device: str) -> dict[str, int]:
+        """ask_id -> round of what a device has not answered, in the order asked.
+
+        What came too late for its round, and is kept for the next to open, is answered. What came too early counts as
+        due until its round's turn comes: a device is not to have more under way than the delay allows.
+        """
+        in_line = [opened.round for opened in self.past.line]
+        late = {head.ask_id for head in self.deferred if asked_round(head.ask_id) not in in_line}
+        return {ask_id: number for ask_id, number in self.past.asked_of(device).items() if ask_id not in late}
 
     def returning(self) -> set[str]:
         """Devices that were there before the aggregator was started again and still have time to come back."""

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from tests.server.test_round import closed, update
 from thinwire.core.types import UpdateId
-from thinwire.server.buffered import AtWork, Buffer, BufferTerms
+from thinwire.server.buffered import Buffer
 from thinwire.server.moves import (
     Action,
     Asked,
     AskNow,
+    AtWork,
     Closed,
     Defer,
     Drop,
@@ -29,6 +30,7 @@ from thinwire.server.moves import (
     Refused,
     Spare,
     Stop,
+    Terms,
     Tick,
 )  # fmt: skip
 
@@ -46,7 +48,7 @@ class Idle:
 
 def new_buffer(devices: str = "abc", target: int = 2, **terms: object) -> Buffer:
     given = {"floor": 1, "opened_s": 100.0, "deadline_s": 10.0, **terms}
-    return Buffer(BufferTerms(7, 6, {d: f"ask-{d}" for d in devices}, target, **given))  # type: ignore[arg-type]  # tests vary them
+    return Buffer(Terms(7, 6, {d: f"ask-{d}" for d in devices}, target, **given))  # type: ignore[arg-type]  # tests vary them
 
 
 def head(device: str, ask: str | None = None, base: int = 6, sequence: int = 1) -> Head:

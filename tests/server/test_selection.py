@@ -17,9 +17,9 @@ from tests.server.test_spares import Idle, asked
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import ClientAsked, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.home import AggregatorHome
-from thinwire.core.types import Ask
+from thinwire.core.types import Ask, UpdateId
 from thinwire.server.cohort import choose
-from thinwire.server.moves import Left, Tick
+from thinwire.server.moves import AskNow, AtWork, Failed, Input, Left, Tick
 from thinwire.server.selection import LEAST, draw, odds
 from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
 from thinwire.store import Store
@@ -103,6 +103,38 @@ def test_a_round_without_time_for_the_rest_closes_with_those_it_has() -> None:
     assert closed(play(r, (4, head("a")))).reason == "enough"
 
 
+def test_who_is_silent_for_its_share_of_the_deadline_holds_no_place() -> None:
+    r = new_round("a", target=2, max_concurrency=1)  # two groups in 10 s
+    assert asked(r.on(Tick(), 104.9, Idle(b=3.0))) == []
+    found = r.on(Tick(), 105.0, Idle(b=3.0))
+    assert asked(found) == ["b"]
+    assert isinstance(found[-1], AskNow) and found[-1].why.endswith("; silent for so long that they hold no place: a")
+    assert closed(play(r, (6, head("b")), (7, head("a")))).reason == "all", "its answer still counts"
+
+
+def test_who_was_slow_before_holds_its_place_for_twice_as_long() -> None:
+    r = new_round("a", target=2, max_concurrency=1, slowest_s=lambda device: 4.0)
+    assert asked(r.on(Tick(), 107.9, Idle(b=1.0))) == []
+    assert asked(r.on(Tick(), 108.0, Idle(b=1.0))) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "over", [head("x", "ask-old"), Failed("x", "ask-old", "task-error", ""), Left("x", "gone"), Tick()]
+)
+def test_who_is_at_work_on_an_earlier_round_holds_a_place(over: Input) -> None:
+    r = new_round("a", target=3, max_concurrency=2, earlier={"x": AtWork("ask-old", 105.0)})
+    assert asked(r.on(Tick(), 100.5, Idle(b=1.0, c=1.0))) == []
+    assert asked(r.on(head("a"), 101.0, Idle(b=1.0, c=1.0))) == ["b"]
+    assert asked(r.on(over, 105.0 if over == Tick() else 102.0, Idle(c=1.0))) == ["c"]
+
+
+def test_a_cohort_finds_as_many_places_as_earlier_rounds_leave() -> None:
+    present = [f"pi-{i}" for i in range(5)]
+    cohort = choose(plan(max_concurrency=3), 2, present, {}, {"pi-0": 1}, at_work=1)
+    assert (len(cohort.asked), len(cohort.later), cohort.target) == (2, 2, 4)
+    assert choose(plan(max_concurrency=1), 2, present, {}, {"pi-0": 1}, at_work=1).asked == ()
+
+
 def scripted(folder: Path, speeds: dict[str, float], **cohort: object) -> list[Event]:
     raw = {"run": {"task": "toy", "rounds": 30, "evaluate": "off"}, "local": {"lr": 1, "steps": 1}}
     made = RunPlan.from_json({**raw, "uplink": {"codec": "identity", "feedback": "none"}, "cohort": cohort})
@@ -148,6 +180,31 @@ def test_no_more_are_at_work_than_the_plan_allows_and_all_are_asked(tmp_path: Pa
     assert most == 3
     closings = [event for event in events if isinstance(event, RoundClosed)]
     assert {(event.reason, len(event.folded)) for event in closings} == {("all", 7)}
+
+
+def test_a_frozen_device_keeps_nobody_from_being_asked(tmp_path: Path) -> None:
+    speeds = {"a": 1e9, "b": 1.0, "c": 1.0, "d": 1.0}
+    events = scripted(tmp_path, speeds, wait_for=4, max_concurrency=1, deadline_s=100)
+    for closing in (event for event in events if isinstance(event, RoundClosed)):
+        assert {UpdateId.parse(each).device for each in closing.folded} == set("bcd")
+
+
+def test_a_device_that_is_still_at_work_on_an_earlier_round_holds_a_place(tmp_path: Path) -> None:
+    speeds = {"a": 150.0, "b": 30.0, "c": 30.0, "d": 30.0}
+    events = scripted(tmp_path, speeds, wait_for=4, max_concurrency=2, deadline_s=100)
+    known = next(i for i, event in enumerate(events) if isinstance(event, UpdateAccepted) and event.device == "a")
+    at_work, alone = set[str](), 0
+    for i, event in enumerate(events):
+        match event:
+            case RoundOpened():
+                alone += at_work == {"a"}
+                at_work |= event.asks.keys()
+            case ClientAsked():
+                at_work.add(event.device)
+            case UpdateAccepted():
+                at_work.discard(event.device)
+        assert i < known or len(at_work) <= 2
+    assert alone > 3, "rounds did begin while it was at work"
 
 
 def test_a_kill_at_any_commit_leaves_nobody_out_and_asks_nobody_twice(tmp_path: Path) -> None:

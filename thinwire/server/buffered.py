@@ -14,7 +14,6 @@ comes is folded into the buffer that is open, counting less the more versions it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from thinwire.core.events import CloseReason
@@ -23,6 +22,7 @@ from thinwire.server.moves import (
     Action,
     Asked,
     AskNow,
+    AtWork,
     Closed,
     Defer,
     Drop,
@@ -45,36 +45,18 @@ from thinwire.server.moves import (
 )
 
 
-@dataclass(frozen=True)
-class AtWork:
-    """An ask that a device works on, and when it should be answered at the latest, in seconds on the run's clock."""
-
-    ask_id: str
-    until_s: float
-
-
-@dataclass(frozen=True)
-class BufferTerms(Terms):
-    """The terms of a buffer: `target` updates fill it, and `deadline_s` is each ask's own, from when it is made.
-
-    `earlier`: who is still at work on an ask of a buffer before.
-    """
-
-    earlier: Mapping[str, AtWork] = field(default_factory=dict)
-
-
 @dataclass
 class Buffer:
     """Feed it with `on`; it answers with actions, and after `Closed` takes nothing any more.
 
-    >>> b = Buffer(BufferTerms(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1, opened_s=0.0, deadline_s=9.0))
+    >>> b = Buffer(Terms(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1, opened_s=0.0, deadline_s=9.0))
     >>> b.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
     1.0
     >>> b.on(Folded(UpdateId("run", "a", 1)), now=2.1)[0].reason
     'buffer'
     """
 
-    terms: BufferTerms
+    terms: Terms
     asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: those of the opening, then the others
     at_work: dict[str, AtWork] = field(default_factory=dict)  # device -> what it does, with time left
     overdue: dict[str, AtWork] = field(default_factory=dict)  # has not answered in its time

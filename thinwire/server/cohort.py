@@ -70,16 +70,19 @@ def choose(
     unable: Mapping[str, str],
     busy: Mapping[str, int],
     odds_of: Callable[[Sequence[str]], Odds] = alike,
+    at_work: int = 0,
 ) -> Cohort:
     """Draw a round's cohort, by the run's seed, from those who are there, able and idle.
 
     `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates, odds) only.
-    With `max_concurrency` so many are asked at once, and the others of the cohort `later`.
+    With `max_concurrency` so many, less those `at_work` on earlier rounds, are asked at once, and the others of the
+    cohort `later`.
     """
     candidates, reasons = _idle(present, unable, busy)
     able = sum(device not in unable for device in present)
     count = min(wanted_count(plan, len(present)), len(candidates))
-    target, most = count, plan.cohort.max_concurrency or len(candidates)
+    target, limit = count, plan.cohort.max_concurrency
+    most = max(0, limit - at_work) if limit else len(candidates)
     if plan.cohort.over_select and plan.cohort.clients != "all":
         count = min(len(candidates), math.ceil(count * (1 + plan.cohort.over_select)))
     if count == len(candidates) <= most:
@@ -91,7 +94,7 @@ def choose(
         return Cohort(candidates, drawn, target, count, able, reasons, drawn=odds.reason)
     order = in_drawn_order(drawn, plan.run.seed, round_number)
     asked, later = tuple(sorted(order[:most])), tuple(order[most:])
-    reasons |= dict.fromkeys(later, f"asked when a place is free: at most {most} devices may be at work at once")
+    reasons |= dict.fromkeys(later, f"asked when a place is free: at most {limit} devices may be at work at once")
     return Cohort(candidates, asked, target, count, able, reasons, later, odds.reason)
 
 

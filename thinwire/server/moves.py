@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire.core.events import CloseReason
@@ -11,8 +11,25 @@ from thinwire.core.types import UpdateId
 
 
 @dataclass(frozen=True)
+class AtWork:
+    """An ask that a device works on, and how long it holds a place for that, in seconds on the run's clock."""
+
+    ask_id: str
+    until_s: float
+
+
+def unknown_s(_device: str) -> float:
+    """No device has given an answer yet."""
+    return 0.0
+
+
+@dataclass(frozen=True)
 class Terms:
-    """What was decided about a round when it opened. `asks`: device -> ask_id; times on the run's clock, seconds."""
+    """What was decided about a round when it opened. `asks`: device -> ask_id; times on the run's clock, seconds.
+
+    `earlier`: who is still at work on an ask of a round before. `slowest_s`: how long a device's answers took of late.
+    Of a buffer (server/buffered.py) `target` updates fill it, and `deadline_s` is each ask's own, from when it is made.
+    """
 
     number: int
     base_version: int
@@ -24,7 +41,9 @@ class Terms:
     late: Literal["fold", "drop"] = "fold"
     max_staleness: int = 5
     staleness_exponent: float = 0.5
-    max_concurrency: int = 0  # devices that may be at work on this at once; 0: no limit
+    max_concurrency: int = 0  # devices that may be at work at once; 0: no limit
+    earlier: Mapping[str, AtWork] = field(default_factory=dict)
+    slowest_s: Callable[[str], float] = unknown_s
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.plan import RunPlan
 from thinwire.server.asking import codecs_of, deadline_of, expected, most_common, odds_of, rungs_of
-from thinwire.server.buffered import AtWork, Buffer, BufferTerms
+from thinwire.server.buffered import Buffer
 from thinwire.server.cohort import Cohort, choose, choose_for_buffer
 from thinwire.server.forewarned import notes
-from thinwire.server.moves import Terms
+from thinwire.server.moves import AtWork, Terms
 from thinwire.server.pacing import own_work
 from thinwire.server.past import Past, ask_id_of
+from thinwire.server.places import at_work_before, slowest_s
 from thinwire.server.round import Round, floor_of
 from thinwire.server.running import Running
 
@@ -72,7 +74,9 @@ def _cohort(running: Running, number: int) -> Cohort:
     open_asks = {device: running.still_due(device) if past.delay else past.asked_of(device) for device in past.busy}
     busy = {device: next(iter(asks.values())) for device, asks in open_asks.items() if len(asks) > past.delay}
     if plan.cohort.mode == "sync":
-        return choose(plan, number, present, unable, busy, lambda candidates: odds_of(running, number, candidates))
+        holding = sum(running.elapsed < work.until_s for work in at_work_before(past, number).values())
+        odds = partial(odds_of, running, number)
+        return choose(plan, number, present, unable, busy, odds, holding if plan.cohort.max_concurrency else 0)
     at_work = sum(running.elapsed < past.due[device] for device in past.busy)
     return choose_for_buffer(plan, number, present, unable, busy, at_work)
 
@@ -109,14 +113,15 @@ def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
     """The state machine of a round that was opened, now or before a restart."""
     if running.plan.cohort.mode == "buffered":
         return Buffer(buffer_terms_of(opened, running.plan, running.past))
-    terms = terms_of(opened, running.plan)
-    return Round(replace(terms, opened_s=max(terms.opened_s, running.past.head_since_s)))
+    past, terms = running.past, terms_of(opened, running.plan)
+    since_s, earlier = max(terms.opened_s, past.head_since_s), at_work_before(past, opened.round)
+    return Round(replace(terms, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
 
 
-def buffer_terms_of(opened: RoundOpened, plan: RunPlan, past: Past) -> BufferTerms:
+def buffer_terms_of(opened: RoundOpened, plan: RunPlan, past: Past) -> Terms:
     """What the state machine needs of a buffer."""
     earlier = {d: AtWork(ask_id, past.due[d]) for d, (ask_id, asked) in past.busy.items() if asked != opened.round}
-    return BufferTerms(**vars(terms_of(opened, plan)), earlier=earlier)
+    return replace(terms_of(opened, plan), earlier=earlier)
 
 
 def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:

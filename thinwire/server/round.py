@@ -25,6 +25,7 @@ from thinwire.server.moves import (
     Action,
     Asked,
     AskNow,
+    AtWork,
     Closed,
     Defer,
     Drop,
@@ -45,6 +46,7 @@ from thinwire.server.moves import (
     ended,
     nobody,
 )
+from thinwire.server.places import place_s
 
 
 @dataclass
@@ -69,11 +71,15 @@ class Round:
     in_time: set[UpdateId] = field(default_factory=set)  # answers to this round's own asks
     spoiled: list[UpdateId] = field(default_factory=list)  # those of them that could not be folded
     lost: dict[str, str] = field(default_factory=dict)  # device -> kind
+    holding: dict[str, AtWork] = field(default_factory=dict)  # who has a place, where they are few
     shut: CloseReason | None = None
     closed: Closed | None = None
 
     def __post_init__(self) -> None:
         self.asks |= self.terms.asks
+        self.holding |= self.terms.earlier
+        for device in self.terms.asks:
+            self._hold(device, self.terms.opened_s)
 
     @property
     def deadline_at(self) -> float:
@@ -110,6 +116,7 @@ class Round:
         match event:
             case Asked(device, ask_id, instead_of):
                 self.asks[device], self.instead[device] = ask_id, instead_of
+                self._hold(device, now)
             case Head():
                 return self._head(event, now)
             case Folded(update_id):
@@ -125,10 +132,12 @@ class Round:
             case Failed(device, ask_id, kind, text):
                 return self._lose(device, ask_id, kind, text)
             case Left(device, why):
+                self.holding.pop(device, None)
                 return self._lose(device, self.asks.get(device, ""), "left", why)
             case Joined(device):
                 if self.lost.get(device) == "left" and not self.shut:
                     del self.lost[device]  # it is back in time, and its ask is delivered again
+                    self._hold(device, now)
             case Stop():
                 self.shut = self.shut or "stopped"
             case Tick():
@@ -137,6 +146,7 @@ class Round:
 
     def _head(self, head: Head, now: float) -> list[Action]:
         terms = self.terms
+        self._free(head.device, head.ask_id)
         if self.shut or now >= self.deadline_at:
             return [Defer(head.update_id)]
         if head.ask_id in self.answered:
@@ -161,27 +171,46 @@ class Round:
         return [Drop(update_id, reason)]
 
     def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
+        self._free(device, ask_id)
         if self.asks.get(device) != ask_id or ask_id in self.answered or device in self.lost:
             return []
         self.lost[device] = kind
         return [Lose(device, ask_id, kind, text)]
+
+    def _hold(self, device: str, now: float) -> None:
+        terms = self.terms
+        if most := terms.max_concurrency:
+            seconds = place_s(terms.deadline_s, terms.target, most, terms.slowest_s(device))
+            self.holding[device] = AtWork(self.asks[device], now + seconds)
+
+    def _free(self, device: str, ask_id: str) -> None:
+        if device in self.holding and self.holding[device].ask_id == ask_id:
+            del self.holding[device]
+
+    def _silent(self, now: float) -> list[str]:
+        """Devices whose answer is not here, and whose place another one may have."""
+        return [device for device in self.outstanding if device in self.holding and now >= self.holding[device].until_s]
 
     def _fill(self, now: float, spares: Spares) -> list[Action]:
         """Ask as many others as answers are missing and places are free, of those that can answer in time."""
         left_s, most = self.deadline_at - now, self.terms.max_concurrency
         short = self.terms.target - self.possible
         if most:
-            short = min(short, most - len(self.outstanding))
+            short = min(short, most - sum(now < work.until_s for work in self.holding.values()))
         if short <= 0 or left_s <= 0:
             return []
         others = (spare for spare in spares(left_s) if spare.device not in self.asks)
-        return [self._ask(spare, left_s) for spare in islice(others, short)]
+        return [self._ask(spare, now) for spare in islice(others, short)]
 
-    def _ask(self, spare: Spare, left_s: float) -> AskNow:
+    def _ask(self, spare: Spare, now: float) -> AskNow:
+        left_s = self.deadline_at - now
         gone = [*self.lost, *(update_id.device for update_id in self.spoiled)]
         instead_of = next((device for device in gone if device not in self.instead.values()), "")
         why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left"
+        if silent := self._silent(now):
+            why += f"; silent for so long that they hold no place: {', '.join(silent)}"
         self.asks[spare.device], self.instead[spare.device] = spare.ask_id, instead_of
+        self._hold(spare.device, now)
         return AskNow(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)
 
     def _shutting(self, now: float) -> CloseReason | None:

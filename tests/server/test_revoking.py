@@ -14,6 +14,7 @@ from thinwire.core.types import Ask
 from thinwire.server import one_round
 from thinwire.server.folding import Folds
 from thinwire.server.orders import Orders
+from thinwire.server.running import RETURN_S
 from thinwire.server.service import NotedFleet
 from thinwire.store import RunRow
 
@@ -118,6 +119,23 @@ def test_a_device_revoked_while_the_aggregator_was_down_is_out_before_its_answer
     assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
     assert not [u for e in bench.events(RoundClosed) if e.round > 1 for u in e.folded if "/c/" in u]
     assert not [u for u in bench.fleet.spooled if u.device == "c"]
+
+
+def test_nobody_waits_for_a_device_to_come_back_that_was_revoked_while_the_aggregator_was_down(tmp_path: Path) -> None:
+    bench = Revoking(tmp_path)
+
+    def killed(event: Event) -> None:
+        if isinstance(event, RoundClosed):
+            raise Killed
+
+    with pytest.raises(Killed):
+        bench.go(killed)
+    began = bench.clock.now()
+    bench.store.roster.revoke("c")
+    bench.fleet.devices = [device for device in bench.fleet.devices if device.name != "c"]
+    bench.fleet = bench.fleet.restart()
+    assert bench.go().status == "done"
+    assert bench.clock.now() - began < RETURN_S
 
 
 def test_what_was_recorded_as_folded_before_a_kill_stays_after_it(tmp_path: Path) -> None:

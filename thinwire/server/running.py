@@ -205,8 +205,11 @@ class Running:
         return {ask_id: number for ask_id, number in self.past.asked_of(device).items() if ask_id not in late}
 
     def returning(self) -> set[str]:
-        """Devices that were there before the aggregator was started again and still have time to come back."""
-        return self.past.here - set(self.presence.hellos) if self.elapsed < self.return_by else set()
+        """Devices that were there before the aggregator was started again, may come and still have time to."""
+        if self.elapsed >= self.return_by:
+            return set()
+        away = self.past.here - set(self.presence.hellos)
+        return away - self.revoked() if away else away
 
     def unable(self) -> dict[str, str]:
         """Devices that are there and cannot take part, with the reason."""

@@ -95,6 +95,10 @@ def test_to_measure_a_model_takes_as_long_as_the_slowest_reply_of_three_rounds_s
         ({"a": 2.0} | dict.fromkeys("bcdefgh", 100.0), 1, 10.0,
          ("10 s: the least, with 2.0 s in which 1 of 8 answers are expected; b (100 s), c (100 s), d (100 s), "
           "e (100 s), f (100 s) and 2 more are slower")),
+        ({"a": 5.0, "b": 400.0}, 2, 150.0,
+         "150 s: ten times what 1 of the 2 wanted would be given alone, and no more; b (400 s) is slower"),
+        ({"a": 0.1, "b": 0.1, "c": 35.0, "d": None}, 4, 100.0,
+         "100 s: ten times what 2 of the 4 wanted would be given alone, and no more; 1 not known yet count as 35.0 s"),
     ],
 )  # fmt: skip
 def test_a_deadline_and_its_reason(expected: dict[str, float], wanted: int, seconds: float, reason: str) -> None:
@@ -108,10 +112,22 @@ times = st.dictionaries(st.text("abc", min_size=1, max_size=5), st.none() | st.f
 @settings(deadline=None)
 @given(times, st.integers(1, 25))
 def test_a_deadline_leaves_the_wanted_ones_three_times_as_long(expected: dict[str, float | None], wanted: int) -> None:
-    deadline = auto_deadline(expected, wanted)
-    in_time = [device for device, time in expected.items() if time is None or 3 * time <= deadline.seconds]
-    assert len(in_time) >= min(wanted, len(expected)) or None in expected.values()
-    assert deadline.seconds >= 10.0
+    """Those that the floor needs in any case, the others unless they are far slower than the quicker half."""
+    wanted = min(wanted, len(expected))
+    needed = auto_deadline(expected, wanted, floor=wanted)
+    in_time = [device for device, time in expected.items() if time is None or 3 * time <= needed.seconds]
+    assert len(in_time) >= wanted or None in expected.values()
+    assert 10.0 <= auto_deadline(expected, wanted).seconds <= needed.seconds
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=10), st.lists(st.floats(0, 1e12), max_size=9))
+def test_fewer_than_half_of_the_wanted_cannot_lengthen_a_round_at_will(honest: list[float], sly: list[float]) -> None:
+    sly = sly[: len(honest) - 1]
+    expected = {f"honest-{i}": time for i, time in enumerate(honest)} | {f"sly-{i}": t for i, t in enumerate(sly)}
+    deadline = auto_deadline(expected, wanted=len(expected), floor=len(expected) // 2)
+    assert deadline.seconds <= max(100.0, 30 * max(honest) + 1.0)
+    assert (deadline.usual_s is not None and deadline.usual_s <= deadline.seconds / 3) or deadline.seconds == 10.0
 
 
 @settings(deadline=None)

@@ -50,15 +50,15 @@ def odds_of(running: Running, number: int, candidates: Sequence[str]) -> Odds:
     return odds(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "an exchange")
 
 
-def deadline_of(plan: RunPlan, times: Expected, wanted: int) -> Deadline:
+def deadline_of(plan: RunPlan, times: Expected, wanted: int, floor: int) -> Deadline:
     """The plan's, or that which the devices' links and speed give with the smallest codec, multiplied by the number of
-    groups when `max_concurrency` splits the cohort.
+    groups when `max_concurrency` splits the cohort. `floor` are the fewest answers that make a step.
     """
     if plan.cohort.deadline_s != "auto":
         return fixed(plan.cohort.deadline_s)
     if plan.local.steps == "auto":
         return filled()
-    found = auto_deadline({device: own[-1] for device, own in times.items()}, wanted)
+    found = auto_deadline({device: own[-1] for device, own in times.items()}, wanted, floor)
     return in_groups(found, len(times), plan.cohort.max_concurrency) if plan.cohort.mode == "sync" else found
 
 

@@ -36,7 +36,7 @@ def open_round(running: Running) -> RoundOpened | None:
     sizes = {device: running.sending.parcel(device).size for device in timed}
     codecs = codecs_of(running)
     times = expected(running, number, sizes, codecs)
-    deadline = deadline_of(plan, times, wanted)
+    deadline = deadline_of(plan, times, wanted, floor)
     chosen = rungs_of(running, times, codecs, deadline.fits_s)
     opened = RoundOpened(
         at=running.clock.wall(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -91,7 +92,12 @@ class KeptRuns:
         return found
 
     def delivered(self, reply: Reply) -> None:
-        """The other end has it."""
-        if isinstance(reply, ReplyHead) and reply.update_id.run in self._runs:
-            folder, state = self._runs[reply.update_id.run]
-            self._runs[reply.update_id.run] = folder, outbox.delivered(state, reply)
+        """The other end has it. What no verdict will come on goes, and from the disk at once where it is large."""
+        if not isinstance(reply, ReplyHead) or reply.update_id.run not in self._runs:
+            return
+        folder, state = self._runs[reply.update_id.run]
+        after = outbox.delivered(state, reply)
+        self._runs[reply.update_id.run] = folder, after
+        if after is not state and reply.parts:
+            with contextlib.suppress(DataLost):  # a full disk: it goes with the next commit
+                folder.settle(after)

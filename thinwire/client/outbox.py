@@ -1,9 +1,11 @@
 """Exactly once, on the device's side: pure steps from one state to the next (design, section 6).
 
-An answer is in the outbox from its commit until a verdict on it comes. Sent again it is the same bytes under the same
-`update_id`, so the aggregator can tell. folded: forget it. dropped: what was sent goes back into the residual, and
-into nothing else. unknown: keep it. Law: at any moment `residual + what may still be folded + what was folded` is the
-sum of all changes that were given, up to rounding; a verdict that is told twice changes nothing the second time.
+An answer is in the outbox from its commit until a verdict on it comes; one that holds no change of a model (what was
+measured, or a run's first model) until the other end has it, for nothing here depends on what becomes of it. Sent again
+it is the same bytes under the same `update_id`, so the aggregator can tell. folded: forget it. dropped: what was sent
+goes back into the residual, and into nothing else. unknown: keep it. Law: at any moment `residual + what may still be
+folded + what was folded` is the sum of all changes that were given, up to rounding; a verdict that is told twice
+changes nothing the second time.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def settle(state: RunState, verdicts: Iterable[Verdict], refund: Refund) -> RunS
         told = said.get(entry.head.update_id)
         if told is None or told.outcome == "unknown":
             kept.append(entry)
-        elif told.outcome == "dropped" and entry.head.parts:
+        elif told.outcome == "dropped" and entry.settles:
             state = refund(entry, state)
         elif told.outcome == "folded" and not state.counted_at:
             state = replace(state, counted_at=told.version)
@@ -67,8 +69,8 @@ def append(state: RunState, entry: Entry) -> RunState:
 
 
 def delivered(state: RunState, head: ReplyHead) -> RunState:
-    """An answer without parts is done with when the other end has it: no verdict will come."""
-    kept = tuple(entry for entry in state.outbox if entry.head.parts or entry.head.update_id != head.update_id)
+    """An answer that no verdict will come on is done with when the other end has it."""
+    kept = tuple(entry for entry in state.outbox if entry.settles or entry.head.update_id != head.update_id)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 

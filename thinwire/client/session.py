@@ -244,7 +244,7 @@ class Session:
         head, state, begun = result.head, result.state, self.clock.now()
         if head.parts:
             head, state = replace(head, lost=state.lost), replace(state, lost="")
-        entry = Entry(head, ask.round, f"{head.update_id.sequence}.parts" if head.parts else "")
+        entry = Entry(head, ask.round, f"{head.update_id.sequence}.parts" if head.parts else "", ask.kind == "init")
         state = outbox.append(state, entry)
         self.kept.keep(ask, folder, state, {entry.file: result.body} if entry.file else {})
         if head.parts:

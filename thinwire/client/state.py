@@ -38,11 +38,20 @@ FILES = (*VECTORS, "memory", "pending")
 
 @dataclass(frozen=True)
 class Entry:
-    """An answer that was made: its head, the round of its ask, and the file of its parts ("" where it has none)."""
+    """An answer that was made: its head, the round of its ask, and the file of its parts ("" where it has none).
+
+    `first`: its parts are a run's first model, and no change of one.
+    """
 
     head: ReplyHead
     round: int
     file: str = ""
+    first: bool = False
+
+    @property
+    def settles(self) -> bool:
+        """Whether a verdict on it will come: on a change, of which this device has to know what became of it."""
+        return bool(self.head.parts) and not self.first
 
 
 @dataclass(frozen=True)
@@ -137,12 +146,19 @@ class RunFolder:
             "shadow_version": state.shadow_version, "references_from": state.references_from, "lost": state.lost,
             "counted_at": state.counted_at,
             **dict.fromkeys(FILES),
-            "outbox": [{"head": reply_to_json(e.head), "round": e.round, "file": e.file} for e in state.outbox],
+            "outbox": [
+                {"head": reply_to_json(e.head), "round": e.round, "file": e.file, "first": e.first}
+                for e in state.outbox
+            ],
         }  # fmt: skip
         for name, arrays in _arrays(state).items():
             raw[name] = self._file(name, state.sequence, arrays)
         self._write(self.folder / STATE, json.dumps(raw, separators=(",", ":")).encode())
         self._tidy({STATE, *(e.file for e in state.outbox), *(raw[n]["file"] for n in FILES if raw[n])})
+
+    def settle(self, state: RunState) -> None:
+        """Make a state with fewer answers as durable as the one before it."""
+        self.commit(state)
 
     def _file(self, name: str, sequence: int, arrays: Arrays) -> dict[str, str]:
         """Write arrays to a file of their own, unless they are there already."""
@@ -171,7 +187,8 @@ class RunFolder:
         head = reply_from_json(row["head"])
         if not isinstance(head, ReplyHead):
             raise TypeError("a failure is not kept")
-        return Entry(head, int(row["round"]), _plain(row["file"]) if row["file"] else "")
+        number = int(row["round"])  # rounds count from 1, and older versions said no more than that it was before them
+        return Entry(head, number, _plain(row["file"]) if row["file"] else "", bool(row.get("first", number == 0)))
 
     def _whole(self, entry: Entry) -> bool:
         if (path := self.path(entry)) is None:

@@ -53,6 +53,12 @@ class WaitingFolder(RunFolder):
                 (self.folder / file).unlink()
         self._held = state
 
+    def settle(self, state: RunState) -> None:
+        if self._held is None:
+            self.commit(state)
+        else:
+            self.hold(state)
+
     def save(self) -> None:
         """Make durable what is held; `DataLost` leaves it held."""
         if self._held is not None:

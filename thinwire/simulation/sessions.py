@@ -71,7 +71,8 @@ class Sessions:
         script_at = session.clock.now()
         reply, bundle = session.answer(delivery, lambda: False, _nothing)
         took_s = session.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
-        session.delivered(reply)  # nothing is lost on the way
+        if bundle is None:  # nothing is lost on the way; parts are read after this
+            session.delivered(reply)
         self._awake.move_to_end(index)
         self._bytes[index] = session.held_bytes
         while sum(self._bytes.values()) > AWAKE_BYTES and len(self._awake) > 1:

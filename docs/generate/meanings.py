@@ -68,7 +68,7 @@ FAILURES = {
     "nothing that is not folded yet counts",
     "stale": "said by the aggregator: no answer for more than `[cohort] max_staleness` rounds, with `[local] "
     "overlap` `max_staleness` + `max_delay`; where nobody else is left to ask, for `max_staleness` + 1 deadlines. "
-    "It is asked anew",
+    "It is asked anew. Of a first model ([run] init): its time was over",
     "left": "said by the aggregator: the device has not been heard of, or the person there stopped it",
 }
 

@@ -1,9 +1,11 @@
-"""[run] init = "device": the seed draws who is asked for the first model; neither kill nor refusal changes a bit."""
+"""[run] init = "device": whom the seed draws for the first model, whose is taken, and what no kill may change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,15 @@ from thinwire.client import Site
 from thinwire.client.initial import initial_model
 from thinwire.client.task import report
 from thinwire.core import RunPlan, VirtualClock
-from thinwire.core.events import Event, ModelStored, RunNoted, RunStatusChanged
+from thinwire.core.events import (
+    ClientFailed,
+    Event,
+    FirstModelAsked,
+    FirstModelFailed,
+    ModelStored,
+    RunNoted,
+    RunStatusChanged,
+)
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask
 from thinwire.server.run import drive
@@ -35,33 +45,51 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-class Started:
-    """One run over three devices that train; `refusing` are those that give no model."""
+Script = Callable[[Ask], Turn]
+REFUSES = ("task-error", "x")
 
-    def __init__(self, folder: Path, refusing: Sequence[str] = ()) -> None:
+
+def fails(*reasons: tuple[str, str]) -> Script:
+    """One that answers asks for the first model so, one after the other, the last one for ever."""
+    left = list(reasons)
+    return lambda ask: Turn(failure=left.pop(0) if len(left) > 1 else left[0])
+
+
+class Started:
+    """One run over three devices that train. `first`: what they do about the first model; `away` as for a device."""
+
+    def __init__(
+        self,
+        folder: Path,
+        first: Mapping[str, Script] | None = None,
+        away: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+        **sections: Mapping[str, object],
+    ) -> None:
         self.home, task = AggregatorHome.under(folder), task_of()
         crowd = Crowd(folder / "clients", Site(), len(NAMES), debug=True)
         crowd.folder.mkdir()
         training = Training(task, crowd)
 
         def device(index: int, name: str) -> ScriptedDevice:
-            def script(ask: Ask) -> Turn:
-                return Turn(failure=("task-error", "x") if ask.kind == "init" and name in refusing else None)
-
-            return ScriptedDevice(name, training.client(index, lambda ask: 1.0), script)
+            own = (first or {}).get(name, lambda ask: Turn())
+            work = training.client(index, lambda ask: 1.0)
+            gone = (away or {}).get(name, ())
+            return ScriptedDevice(name, work, lambda ask: own(ask) if ask.kind == "init" else Turn(), gone)
 
         devices = [device(index, name) for index, name in enumerate(NAMES)]
         self.fleet = ScriptedFleet(HeldSpool(self.home.spool), VirtualClock(), report(task), devices)
         self.store = Store.open(self.home.database)
         made = initial_model(task, 99)  # another than the devices': of it only the layout counts
-        self.layout = made.layout
-        self.run_id = submit(
-            self.store, self.home, plan(keep="all"), made.layout, made.vector, made.buffers, {}, report(task)
-        )
+        self.layout, raw = made.layout, plan(keep="all").to_json()
+        asked = RunPlan.from_json({**raw, **{name: {**raw[name], **own} for name, own in sections.items()}})
+        self.run_id = submit(self.store, self.home, asked, made.layout, made.vector, made.buffers, {}, report(task))
 
-    def drive(self) -> None:
+    def drive(self, until: float = math.inf) -> None:
+        """Until the run is over, or the aggregator ends at a time on the clock."""
+        clock = self.fleet.virtual
         drive(
-            self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=self.fleet.virtual, simulated=True
+            self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=clock, simulated=True,
+            stop=lambda: "service" if clock.now() >= until else None,
         )  # fmt: skip
 
     @property
@@ -74,9 +102,24 @@ class Started:
         assert stored.version == 0
         return Versions(self.home.run(self.run_id), self.layout).read(stored)[0]
 
+    def of(self, *kinds: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kinds)]
+
     def asked(self) -> list[str]:
-        said = [event.text for event in self.events if isinstance(event, RunStatusChanged)]
-        return [text.split(",")[0].removeprefix("asking ") for text in said if "first model" in text]
+        return [event.device for event in self.of(FirstModelAsked)]
+
+    def giver(self) -> str:
+        """Whose model it began with: one device's, said and stored once."""
+        assert len([event for event in self.of(ModelStored) if event.version == 0]) == 1
+        (said,) = [event.text for event in self.of(RunNoted) if "first model" in event.text]
+        return str(said).removeprefix("the first model is ").removesuffix("'s")
+
+
+def drawn(folder: Path) -> list[str]:
+    """The devices in the order that the seed draws them."""
+    made = Started(folder / "drawn", dict.fromkeys(NAMES, fails(REFUSES)))
+    made.drive()
+    return made.asked()
 
 
 def test_the_run_begins_with_what_the_device_s_task_makes_of_the_run_s_seed(tmp_path: Path) -> None:
@@ -84,24 +127,142 @@ def test_the_run_begins_with_what_the_device_s_task_makes_of_the_run_s_seed(tmp_
     made.drive()
     assert made.store.run(made.run_id).status == "done"
     assert (made.first == initial_model(task_of(), plan().run.seed).vector).all()
-    (asked,) = made.asked()
-    assert RunNoted in map(type, made.events)
-    assert next(e.text for e in made.events if isinstance(e, RunNoted)) == f"the first model is {asked}'s"
+    assert made.asked() == [made.giver()]
 
 
 def test_who_cannot_is_passed_over_and_if_nobody_can_the_run_says_what_each_said(tmp_path: Path) -> None:
-    first = Started(tmp_path / "first")
-    first.drive()
-    (drawn,) = first.asked()
-    made = Started(tmp_path / "refused", refusing=[drawn])
+    one, two, _ = drawn(tmp_path)
+    made = Started(tmp_path / "refused", {one: fails(REFUSES)})
     made.drive()
     assert made.store.run(made.run_id).status == "done"
-    assert len(made.asked()) == 2 and made.asked()[0] == drawn
-    none = Started(tmp_path / "none", refusing=NAMES)
+    assert made.asked() == [one, two] and made.giver() == two
+    none = Started(tmp_path / "none", dict.fromkeys(NAMES, fails(REFUSES)))
     none.drive()
     row = none.store.run(none.run_id)
     assert (row.status, row.exit_code) == ("failed", 6)
     assert all(f"{name}: task-error: x" in row.status_text for name in NAMES)
+
+
+def test_who_was_asked_and_why_another_was_stands_among_what_is_shown_of_the_run(tmp_path: Path) -> None:
+    one, two, _ = drawn(tmp_path)
+    made = Started(tmp_path / "refused", {one: fails(REFUSES)})
+    made.drive()
+    notes = [note for note in made.store.run(made.run_id).notes if "first model" in note]
+    assert notes[0] == f"{one}, asked for the first model: task-error: x"
+    assert notes[1].startswith(f"{two}, asked for the first model: the seed drew it from 2, instead of {one} (task-err")
+    assert "it may take 60.1 s: 60 s to make it, and three times the 0.0 s of 60 bytes at 1 Mb/s" in notes[1]
+    assert notes[2] == f"the first model is {two}'s" and len(notes) == 3
+    assert [event.text for event in made.of(FirstModelFailed)] == [notes[0]]
+
+
+NOT_NOW = ("declined", "hours: work begins at night (again in 7200 s)")
+
+
+def test_who_declines_for_now_is_asked_again_when_that_has_passed(tmp_path: Path) -> None:
+    first = {name: fails(NOT_NOW, REFUSES) for name in NAMES}
+    one, *_ = order = drawn(tmp_path)
+    seen = iter([NOT_NOW])
+    first[one] = lambda ask: Turn(failure=next(seen, None))
+    made = Started(tmp_path / "declined", first)
+    made.drive()
+    assert made.store.run(made.run_id).status == "done"
+    assert made.asked() == [*order, one] and made.giver() == one
+    asks = made.of(FirstModelAsked)
+    assert 7200 <= asks[-1].elapsed_s - made.of(FirstModelFailed)[0].elapsed_s <= 7201
+    assert "asked again" in asks[-1].why
+    waiting = [event.text for event in made.of(RunStatusChanged) if event.status == "waiting"]
+    assert any("no device can give the first model now" in text and NOT_NOW[1] in text for text in waiting)
+
+
+def test_who_left_for_a_moment_is_asked_again_after_the_others(tmp_path: Path) -> None:
+    one, two, three = drawn(tmp_path)
+    slow = {one: lambda ask: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
+    made = Started(tmp_path / "left", slow, {one: [(3.0, 40.0)]})
+    made.drive()
+    assert made.store.run(made.run_id).status == "done"
+    assert made.asked() == [one, two, three, one] and made.giver() == one
+    assert [event.kind for event in made.of(FirstModelFailed)] == ["left", "task-error", "task-error"]
+
+
+@pytest.mark.parametrize("first", [fails(NOT_NOW), fails(REFUSES)])
+def test_while_nobody_can_give_it_the_run_waits_as_long_as_the_plan_says(tmp_path: Path, first: Script) -> None:
+    made = Started(tmp_path, dict.fromkeys(NAMES, first), cohort={"wait_s": 100})
+    made.drive()
+    row = made.store.run(made.run_id)
+    assert (row.status, row.exit_code) == ("failed", 6)
+    assert 100 <= made.fleet.virtual.now() <= 110
+
+
+def test_who_comes_while_the_run_waits_is_asked(tmp_path: Path) -> None:
+    *_, last = drawn(tmp_path)
+    refusing = dict.fromkeys([name for name in NAMES if name != last], fails(REFUSES))
+    made = Started(tmp_path / "late", refusing, {last: [(0.0, 90.0)]}, cohort={"wait_s": 100})
+    made.drive()
+    assert made.giver() == last
+
+
+def test_after_a_restart_the_same_device_is_waited_for_though_the_others_are_back_before_it(tmp_path: Path) -> None:
+    one, *_ = drawn(tmp_path)
+    made = Started(tmp_path / "again", {one: lambda ask: Turn(download_s=5.0)}, {one: [(3.0, 20.0)]})
+    made.fleet.grace_s = 60.0  # its leaving is not known before the aggregator dies
+    made.drive(until=10.0)
+    made.fleet = made.fleet.restart()
+    made.drive()
+    assert made.asked() == [one] and made.giver() == one
+    assert made.store.run(made.run_id).status == "done"
+
+
+def test_of_two_devices_that_have_made_one_the_first_that_was_taken_counts(tmp_path: Path) -> None:
+    """The first is given up after a restart, since it stays away for long; its answer comes while the second works."""
+    one, two, _ = drawn(tmp_path)
+    first = {one: lambda ask: Turn(download_s=2.0, upload_s=2.0), two: lambda ask: Turn(download_s=30.0)}
+    made = Started(tmp_path / "two", first, {one: [(3.0, 50.0)]})
+    made.fleet.grace_s = 60.0
+    made.drive(until=10.0)
+    made.fleet = made.fleet.restart()
+    made.drive()
+    assert made.asked() == [one, two] and made.giver() == two
+    assert [(event.kind, event.reason) for event in made.of(FirstModelFailed)] == [("left", "did not come back")]
+    assert made.store.run(made.run_id).status == "done"
+    assert made.of(ClientFailed) == []
+    assert made.fleet.spool.heads() == []
+
+
+def test_an_answer_that_comes_again_after_the_model_is_stored_is_thrown_away(tmp_path: Path) -> None:
+    made = Started(tmp_path)
+    acked = made.fleet.ack
+    made.fleet.ack = lambda update_ids: die() if update_ids else acked(update_ids)  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        made.drive()
+    assert made.giver() and len(made.fleet.spool.heads()) == 1
+    made.fleet = made.fleet.restart()
+    made.drive()
+    assert made.store.run(made.run_id).status == "done"
+    assert made.of(ClientFailed) == [] and made.fleet.spool.heads() == []
+    assert made.giver() == made.asked()[0]
+
+
+def test_who_is_silent_has_as_long_as_the_model_takes_on_a_thin_link(tmp_path: Path) -> None:
+    one, two, _ = drawn(tmp_path)
+    made = Started(tmp_path / "silent", {one: lambda ask: Turn(download_s=1e6)})
+    made.drive()
+    assert made.asked() == [one, two] and made.giver() == two
+    (failed,) = made.of(FirstModelFailed)
+    assert (failed.kind, failed.reason) == ("stale", "no answer within 60.1 s")
+
+
+def test_how_long_it_may_take_follows_from_the_device_s_link_where_that_was_measured(tmp_path: Path) -> None:
+    made = Started(tmp_path)
+    rows = [MeasureRow(name, "up", "", [[60.0, 10.0]], 48.0, 32.0, 0.0) for name in NAMES]
+    made.store.record(made.run_id, [RunNoted(0.0, "measured before")], rows)
+    made.drive()
+    (asked,) = made.of(FirstModelAsked)
+    said = "105 s: 60 s to make it, and three times the 15.0 s of 60 bytes on its link"
+    assert asked.deadline_reason == said, "half as long again as the one upload that was seen"
+
+
+def die() -> None:
+    raise Killed
 
 
 def kill(store: Store, at: int, before: bool) -> None:
@@ -122,7 +283,7 @@ def kill(store: Store, at: int, before: bool) -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_a_kill_at_any_commit_before_the_first_round_changes_no_bit(tmp_path: Path, before: bool) -> None:
-    for at in range(1, 5):
+    for at in range(1, 6):
         made = Started(tmp_path / str(at))
         kill(made.store, at, before)
         with pytest.raises(Killed):
@@ -131,7 +292,7 @@ def test_a_kill_at_any_commit_before_the_first_round_changes_no_bit(tmp_path: Pa
         made.drive()
         assert made.store.run(made.run_id).status == "done"
         assert (made.first == initial_model(task_of(), plan().run.seed).vector).all()
-        assert sum(isinstance(e, ModelStored) and e.version == 0 for e in made.events) == 1
+        assert made.asked() == [made.giver()] and made.of(FirstModelFailed) == []
 
 
 def test_a_simulation_asks_one_of_its_clients() -> None:

@@ -79,7 +79,7 @@ class Teller:
         match event:
             case events.RunStatusChanged():
                 return self._status(event)
-            case events.RunNoted():
+            case events.RunNoted() | events.FirstModelAsked() | events.FirstModelFailed():
                 return [event.text]
             case events.RoundOpened():
                 self.rounds[event.round] = Round(event.round, len(event.asks))

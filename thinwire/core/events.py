@@ -42,6 +42,40 @@ class RunNoted(Event):
 
 
 @dataclass(frozen=True)
+class FirstModelAsked(Event):
+    """A device is asked for the first model, before the ask leaves: `why` this one, and why it has so long.
+
+    Until it has failed or the model is stored no other device's is taken.
+    """
+
+    device: str
+    ask_id: str
+    why: str
+    deadline_s: float
+    deadline_reason: str
+    elapsed_s: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.device}, asked for the first model: {self.why}; it may take {self.deadline_reason}"
+
+
+@dataclass(frozen=True)
+class FirstModelFailed(Event):
+    """A device gave no first model that can be used, and is given up: what comes of it later is not taken."""
+
+    device: str
+    ask_id: str
+    kind: str
+    reason: str
+    elapsed_s: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.device}, asked for the first model: {self.kind}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class ModelStored(Event):
     """A model version is durable in `file`, whose `parts` (name, length, SHA-256) are also what devices are sent.
 
@@ -265,9 +299,9 @@ class BudgetSpent(Event):
 KINDS: Mapping[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
-        RunStatusChanged, RunNoted, ModelStored, ShadowStored, RoundOpened, HeadTaken, ClientAsked, AskedInFull,
-        UpdateAccepted, StateLost, UpdateFolded, UpdateDropped, ClientFailed, RoundClosed, Evaluated, DeviceJoined,
-        DeviceLeft, BudgetSpent,
+        RunStatusChanged, RunNoted, FirstModelAsked, FirstModelFailed, ModelStored, ShadowStored, RoundOpened,
+        HeadTaken, ClientAsked, AskedInFull, UpdateAccepted, StateLost, UpdateFolded, UpdateDropped, ClientFailed,
+        RoundClosed, Evaluated, DeviceJoined, DeviceLeft, BudgetSpent,
     )
 }  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""The first model from a device, [run] init = "device": one that the seed draws is asked, and if it cannot, the next.
+"""The first model from a device, [run] init = "device": one that the seed draws is asked, and if it cannot, another.
 
-Before the first round. The model is version 0 as soon as it is durable; a run that is killed before asks the same
-device again, which answers with the same bytes.
+Before the first round. Whom it asks and what came of it is journalled before anything follows from it, so a run that
+was killed goes on with the device that it had asked. One answer is taken: the first that fits, of the device whose
+turn it is. It is version 0 as soon as it is durable, and whatever comes after it is thrown away.
 """
 
 from __future__ import annotations
@@ -11,71 +12,146 @@ import numpy as np
 from thinwire.aggregation import BufferMean, parse
 from thinwire.aggregation.model_file import BUFFERS
 from thinwire.core.errors import BadPayload, TooFewClients
-from thinwire.core.events import RunNoted
+from thinwire.core.events import FirstModelAsked, FirstModelFailed, RunNoted
 from thinwire.core.fleet import Envelope, NodeLeft
 from thinwire.core.layout import Layout
 from thinwire.core.types import Ask, Failure, ReplyHead, Vector
-from thinwire.server.running import POLL_S, Running
-from thinwire.server.spares import in_drawn_order
+from thinwire.server.deadline import Deadline, first_model_deadline
+from thinwire.server.errands import update_bytes
+from thinwire.server.known import work_of
+from thinwire.server.running import POLL_S, RETURN_S, Running
 
-WITHIN_S = 600.0  # nothing is known of its link yet, and the whole model comes up it
+HALF_BYTES = 2  # of a value of the averaged buffers
 
 
 def take_first_model(running: Running) -> bool:
     """Ask one device after the other until one has given a model; False when the run was stopped meanwhile.
 
-    `TooFewClients` when none of those that are there can give one, with what each said.
+    `TooFewClients`, with what each said, when for `[cohort] wait_s` seconds in all nobody was there who could be asked;
+    where that is 0, which waits for ever, when all that are there have said no for good.
     """
-    said = dict[str, str]()
+    first, waited_s = running.past.first, 0.0
     while not running.stop_ordered():
-        unable = running.unable()
-        able = [device for device in running.presence.devices if device not in unable and device not in said]
-        if not able:
-            raise TooFewClients(
-                "no device gave the first model",
-                why="; ".join(f"{device}: {why}" for device, why in {**unable, **said}.items()),
-                hint="look at the task's model() there; or leave [run] init out, and it is made where you type",
-            )
-        device = in_drawn_order(able, running.plan.run.seed, 0)[0]
-        running.status("running", f"asking {device}, which the seed drew from {len(able)}, for the first model")
-        answer = _answer(running, device)
+        asked = first.open or _next(running)
+        if asked is None:
+            waited_s += _wait(running, waited_s)
+            continue
+        answer = _answer(running, asked)
         if answer is None:
             break
-        if isinstance(answer, str):
-            said[device] = answer
-            continue
-        try:
-            _begin(running, answer)
-            return True
-        except BadPayload as error:
-            said[device] = error.what
-            running.fleet.ack([answer.update_id])
+        if isinstance(answer, ReplyHead):
+            try:
+                _begin(running, answer)
+                return True
+            except BadPayload as error:
+                _fail(running, asked, "bad-payload", error.what)
+                running.fleet.ack([answer.update_id])
+        else:
+            _fail(running, asked, *answer)
+            running.fleet.cancel([asked.ask_id])
     return False
 
 
-def _answer(running: Running, device: str) -> ReplyHead | str | None:
-    """What a device sends, or why it sends nothing; None when the run was stopped."""
-    ask_id, until = f"{running.run_id}.init.{device}", running.elapsed + WITHIN_S
-    plan = running.holders.plan_for(device, running.presence.hellos.get(device))
-    digest = running.task_layout.digest
-    ask = Ask(ask_id, running.run_id, running.plan.run.task, "init", plan, layout_digest=digest, deadline_s=WITHIN_S)
-    running.ask([Envelope(device, ask)])
-    why: str | None = None
-    while why is None and not running.stop_ordered():
-        if running.elapsed >= until:
-            why = f"no answer within {WITHIN_S:.0f} s"
+def _next(running: Running) -> FirstModelAsked | None:
+    """The next ask, recorded; None when nobody can be asked now."""
+    first, unable = running.past.first, _unable(running)
+    able = [device for device in running.presence.devices if device not in unable]
+    if not able:
+        return None
+    device = first.next_of(able, running.plan.run.seed)
+    again = ", asked again" if first.times[device] else ""
+    why = f"the seed drew it from {len(able)}{again}"
+    if first.failed is not None and first.failed.device != device:
+        why += f", instead of {first.failed.device} ({first.failed.kind})"
+    deadline, ask_id = _deadline(running, device), f"{running.run_id}.init.{device}"
+    asked = FirstModelAsked(
+        running.clock.wall(), device, ask_id, why, deadline.seconds, deadline.reason, running.elapsed
+    )  # fmt: skip
+    running.record(asked)
+    return asked
+
+
+def _fail(running: Running, asked: FirstModelAsked, kind: str, reason: str) -> None:
+    now, elapsed = running.clock.wall(), running.elapsed
+    running.record(FirstModelFailed(now, asked.device, asked.ask_id, kind, reason, elapsed))
+
+
+def _unable(running: Running) -> dict[str, str]:
+    """Who is not asked now, with the reason; those who have left are not among them."""
+    there = running.presence.hellos
+    barred = running.past.first.bars(running.elapsed)
+    return running.unable() | {device: why for device, why in barred.items() if device in there}
+
+
+def _wait(running: Running, waited_s: float) -> float:
+    """One look at who comes while nobody can be asked, and how long that took; `waited_s`: those before it."""
+    began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
+    passing = running.past.first.may_pass
+    said = "; ".join(f"{device}: {why}" for device, why in sorted({**passing, **unable}.items()))
+    for_good = bool(unable) and not passing and began >= running.return_by
+    if waited_s > wait_s if wait_s else for_good:
+        raise TooFewClients(
+            "no device gave the first model",
+            why=said or f"nobody was there for {wait_s:g} s",
+            hint="look at the task's model() there; or leave [run] init out, and it is made where you type",
+        )
+    running.status("waiting", f"waiting: no device can give the first model now{f' ({said})' if said else ''}")
+    running.fleet.ack([head.update_id for head in running.poll(POLL_S) if isinstance(head, ReplyHead)])
+    return running.elapsed - began
+
+
+def _deadline(running: Running, device: str) -> Deadline:
+    """By the model's size, and by what is known of the device's link."""
+    layout = running.task_layout
+    up_bytes = update_bytes("identity", layout, {}) + HALF_BYTES * BufferMean(layout).layout.size
+    up = running.known.device(device, work_of(running.plan, running.layout)).up
+    return first_model_deadline(up_bytes, up.seconds(up_bytes).p90 if up else None)
+
+
+def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, str] | None:
+    """What the device sends, or why it sends nothing, as a failure's kind and text; None when the run was stopped.
+
+    The ask leaves as soon as the device is there, which after a restart may take a while; what it had sent before is
+    in the spool by then.
+    """
+    device, until, back_by = asked.device, asked.elapsed_s + asked.deadline_s, running.elapsed + RETURN_S
+    running.status("running", f"asking {device} for the first model: {asked.why}")
+    sent = False
+    while not running.stop_ordered():
+        if not sent and device in running.presence.hellos:
+            running.ask([_envelope(running, asked)])
+            sent = True
         for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
             match arrival:
-                case ReplyHead() if (arrival.update_id.device, arrival.ask_id) == (device, ask_id):
+                case ReplyHead() if (arrival.update_id.device, arrival.ask_id) == (device, asked.ask_id):
+                    if device in running.revoked():
+                        running.fleet.ack([arrival.update_id])
+                        return "refused", "revoked"
                     return arrival
                 case ReplyHead():
                     running.fleet.ack([arrival.update_id])
-                case Failure(kind, text, failed, _) if failed == ask_id:
-                    why = f"{kind}: {text}"
-                case NodeLeft(left, _) if left == device:
-                    why = "it left"
-    running.fleet.cancel([ask_id])
-    return why
+                case Failure(kind, text, ask_id, _) if ask_id == asked.ask_id:
+                    return kind, text
+                case NodeLeft(left, why) if left == device:
+                    return "refused" if why == "revoked" else "left", why
+        if running.elapsed >= until:
+            return "stale", f"no answer within {asked.deadline_s:g} s"
+        if not sent and running.elapsed >= back_by:
+            return "left", "did not come back"
+    if running.stopped == "run":
+        running.fleet.cancel([asked.ask_id])
+    return None
+
+
+def _envelope(running: Running, asked: FirstModelAsked) -> Envelope:
+    plan = running.holders.plan_for(asked.device, running.presence.hellos.get(asked.device))
+    return Envelope(
+        asked.device,
+        Ask(
+            asked.ask_id, running.run_id, running.plan.run.task, "init", plan,
+            layout_digest=running.task_layout.digest, deadline_s=asked.deadline_s,
+        ),
+    )  # fmt: skip
 
 
 def _begin(running: Running, head: ReplyHead) -> None:

@@ -6,8 +6,6 @@ run that goes on knows exactly what the one that was killed knew. Nothing is dec
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,11 +30,10 @@ from thinwire.core.events import (
 )
 from thinwire.core.types import Metrics, UpdateId, Verdict
 from thinwire.server.asked_codecs import AskedCodecs
+from thinwire.server.barred import barred_s
+from thinwire.server.first_asks import FirstAsks
 from thinwire.server.pace import Paces
 
-PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
-PASSING_S, DAY_S = 600.0, 90_000.0  # so long at least and at most a device is left alone that declined by one of them
-AGAIN = re.compile(r"\(again in (\d{1,6}) s\)$")
 TIMES = 3  # answers of a device whose times are remembered
 KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
 
@@ -54,18 +51,6 @@ def asked_round(ask_id: str) -> int:
         return 0
 
 
-def barred_s(kind: str, text: str) -> float:
-    """How long a device is not asked after such a failure, unless it says something else meanwhile.
-
-    >>> barred_s("declined", "hours: at night (again in 7200 s)"), barred_s("declined", "tasks: not this one")
-    (7200.0, inf)
-    """
-    if kind != "declined" or text.partition(":")[0] not in PASSING:
-        return math.inf
-    told = AGAIN.search(text)
-    return min(max(float(told[1]) if told else 0.0, PASSING_S), DAY_S)
-
-
 @dataclass
 class Past:
     """The state of a run between two events. `delay`: rounds that are opened ahead of the one that is folded."""
@@ -73,6 +58,7 @@ class Past:
     delay: int = 0
     status: RunStatus = "queued"
     status_text: str = ""
+    first: FirstAsks = field(default_factory=FirstAsks)  # while there is no model
     model: ModelStored | None = None
     models: dict[int, ModelStored] = field(default_factory=dict)  # version -> the model, of the last KEPT versions
     shadow: ShadowStored | None = None  # of the newest version; None: devices hold the model itself
@@ -174,6 +160,7 @@ class Past:
     def apply(self, event: Event) -> None:
         """Take in one event of the journal."""
         self.elapsed_s = max(self.elapsed_s, getattr(event, "elapsed_s", 0.0))
+        self.first.apply(event)
         match event:
             case RunStatusChanged():
                 self.status, self.status_text = event.status, event.text

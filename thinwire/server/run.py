@@ -59,7 +59,7 @@ def drive(
 
 def _rounds(running: Running) -> None:
     plan, past = running.plan, running.past
-    if past.model is None and not (_gather(running) and take_first_model(running)):
+    if past.model is None and not ((past.first.open or _gather(running)) and take_first_model(running)):
         return
     _ask_again(running)
     if past.open_round and past.taken:

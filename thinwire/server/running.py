@@ -74,7 +74,7 @@ class Running:
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
         self.deferred: list[ReplyHead] = []  # answers that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()
-        self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened else 0.0)
+        self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
 
     def begin(self) -> None:
         """Go on from the newest version; while there is none, nothing that is sent holds a model."""
@@ -127,6 +127,7 @@ class Running:
                 self.sending.holds(arrival.update_id.device)
             if anew and isinstance(arrival, NodeJoined):
                 self.past.barred.pop(arrival.device, None)
+                self.past.first.came_anew(arrival.device)
             if (again := self.holders.take(arrival, anew)) is not None:
                 self.sending.asked([again])
                 self.fleet.send([again])

@@ -19,6 +19,8 @@ from thinwire.core.events import (
     ClientFailed,
     Evaluated,
     Event,
+    FirstModelAsked,
+    FirstModelFailed,
     ModelStored,
     RoundClosed,
     RoundOpened,
@@ -65,7 +67,9 @@ class Projection:
             case RunStatusChanged():
                 self._status(event)
             case RunNoted():
-                self._noted(event)
+                self._noted(event.text)
+            case FirstModelAsked() | FirstModelFailed():
+                self._noted(event.text, instead_of=f"{event.device}, asked for the first model: ")
             case ModelStored():
                 self._model(event)
             case RoundOpened():
@@ -102,11 +106,13 @@ class Projection:
         if moment := MOMENTS.get(event.status):
             self.sums.of_run.setdefault(moment, event.at)  # the first one counts
 
-    def _noted(self, event: RunNoted) -> None:
+    def _noted(self, text: str, instead_of: str = "") -> None:
+        """One sentence more; the last one counts of those that begin alike."""
         known = self.sums.of_run.get("notes")
         if known is None:
             known = self.connection.scalar(select(Run.notes).where(Run.run_id == self.facts.run_id)) or []
-        self._run(notes=[*known, event.text])
+        kept = [note for note in known if not (instead_of and note.startswith(instead_of))]
+        self._run(notes=[*kept, text])
 
     def _model(self, event: ModelStored) -> None:
         self.connection.execute(_NO_CHECKPOINT, {"the_run": self.facts.run_id, "the_version": event.version})

@@ -20,6 +20,7 @@ measured, and the exit code is 1.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -119,6 +120,7 @@ def told(name: str, preset: Preset, case: Case, run: Gated, undisturbed: Sequenc
         "who": case.who,
         "recovery_s": max(run.recovered_s) if case.who and run.recovered_s else None,
         "recoveries_s": [round(seconds, 3) for seconds in run.recovered_s],
+        "load": os.getloadavg()[0],  # of all that ran here: seconds beside others say little
     }
 
 

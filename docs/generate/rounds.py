@@ -101,8 +101,8 @@ def stragglers_part() -> str:
         measured(document, VIRTUAL, said, every("stragglers")),
         *(part for name, of in settings.items() for part in (f"{name[0].upper()}{name[1:]}:", _policies(of, policies))),
         """\
-Seconds are medians over the seeds, accuracies means. "Never" is within the run, which made a quarter more rounds than
-waiting for all (the buffer twice as many); such a seed counts as 0 in the figures.""",
+Seconds are medians over the seeds, accuracies means. "Never" would be within the run, which made a quarter more rounds
+than waiting for all (the buffer twice as many); such a seed counts as 0 in the figures.""",
         table(("figure", "measured", "goal", "what it is"), _straggling(figures, policies[1:])),
     ))  # fmt: skip
 
@@ -138,7 +138,7 @@ def _straggling(figures: Mapping[str, float], policies: Sequence[str]) -> list[t
     for name, (goal, about) in STRAGGLING.items():
         if not (each := {policy: figures[f"{name} {policy}"] for policy in policies if f"{name} {policy}" in figures}):
             continue
-        form = ".3f" if "gap" in name else ".1f"
+        form = ".4f" if "gap" in name else ".1f"
         worst = f"**{figures[name]:{form}}**" if name in figures else ""
         missed = " **(missed)**" * (goal is not None and not _met(name, figures[name], goal))
         told = ", ".join(f"{policy} {value:{form}}" for policy, value in each.items())

@@ -35,7 +35,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask, UpdateId, Vector, Verdict
-from thinwire.server.past import Past
+from thinwire.server.past import KEPT, Past
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported
@@ -169,6 +169,7 @@ class Outcome:
         self.past = Past()
         for event in self.events:
             self.past.apply(event)
+        self.devices = list(fleet.devices)
         self.told = {update_id: v for device in fleet.devices.values() for update_id, v in device.told.items()}
 
     def of(self, *kinds: type[Event]) -> list[Any]:
@@ -176,7 +177,7 @@ class Outcome:
 
     @property
     def verdicts(self) -> dict[UpdateId, Verdict]:
-        return {verdict.update_id: verdict for told in self.past.verdicts.values() for verdict in told}
+        return {verdict.update_id: verdict for name in self.devices for verdict in self.past.told.of(name, KEPT)}
 
     def same(self) -> dict[str, object]:
         """All that must not depend on where it was killed."""

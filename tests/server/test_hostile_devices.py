@@ -222,7 +222,7 @@ def test_what_is_remembered_of_a_run_does_not_grow_with_its_rounds() -> None:
         update = f"toy-1/a/{number}"
         past.apply(UpdateAccepted(0.0, number, number, "a", ask_id, update, 0, 1.0, False, 0.0, {}))
         past.apply(RoundClosed(0.0, number, "all", number, [update], [], [], 0.0, 0.0, {}))
-    assert len(past.asks) == len(past.answered) == len(past.verdicts["a"]) == KEPT
+    assert len(past.asks) == len(past.answered) == len(past.told.of("a", most=3 * KEPT)) == KEPT
     assert past.round_of("a", f"toy-1.{number}.a") == number
     assert past.round_of("a", "toy-1.1.a") == past.round_of("b", f"toy-1.{number}.a") == 0
-    assert past.verdicts_for("a", most=7)[-1].update_id.sequence == number
+    assert past.told.of("a", most=7)[-1].update_id.sequence == number

@@ -211,7 +211,7 @@ def what_is_accepted_is_folded_or_dropped_once_and_so_is_said(made: Told) -> Non
     for device in made.devices:
         assert {u: v.outcome for u, v in device.told.items()}.items() <= said.items()
         if device.name in made.there:  # it was told its last ones at the end, and who sends too many has older ones
-            last = made.live.verdicts_for(device.name, most=made.told_at_most)
+            last = made.live.told.of(device.name, most=made.told_at_most)
             assert {verdict.update_id for verdict in last} <= device.told.keys()
 
 

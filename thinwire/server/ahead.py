@@ -47,7 +47,7 @@ def asked_before(running: Running) -> list[Envelope]:
         running.envelope_again(device, ask_id)
         for opened in past.line
         for device, ask_id in opened.asks.items()
-        if ask_id in past.asked_of(device)
+        if ask_id in past.owed.of(device)
     ]
 
 
@@ -55,7 +55,7 @@ def dissolve(running: Running) -> None:
     """The run is over: the rounds that are still open close without a step, and what came for them counts nowhere."""
     past = running.past
     while past.delay and (opened := past.open_round) is not None:
-        waited = [device for device, ask_id in opened.asks.items() if ask_id in past.asked_of(device)]
+        waited = [device for device, ask_id in opened.asks.items() if ask_id in past.owed.of(device)]
         running.fleet.cancel([opened.asks[device] for device in waited])
         running.record(
             RoundClosed(
@@ -64,7 +64,7 @@ def dissolve(running: Running) -> None:
                 reason="stopped",
                 version=past.version,
                 folded=[],
-                dropped=[event.update_id for event in past.accepted],
+                dropped=[event.update_id for event in past.now.accepted],
                 outstanding=waited,
                 elapsed_s=running.elapsed,
                 seconds=running.elapsed - past.head_since_s if past.taken else 0.0,

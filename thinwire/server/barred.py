@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass, field
+
+from thinwire.core.events import ClientFailed
 
 PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
 PASSING_S, DAY_S = 600.0, 90_000.0  # so long at least and at most a device is left alone that declined by one of them
 AGAIN = re.compile(r"\(again in (\d{1,6}) s\)$")
+BARRING = (
+    "task-missing",
+    "task-mismatch",
+    "layout-mismatch",
+    "declined",
+    "protocol",
+)  # asked again it would fail again
 
 
 def barred_s(kind: str, text: str) -> float:
@@ -20,3 +30,23 @@ def barred_s(kind: str, text: str) -> float:
         return math.inf
     told = AGAIN.search(text)
     return min(max(float(told[1]) if told else 0.0, PASSING_S), DAY_S)
+
+
+@dataclass
+class Barred:
+    """Devices whose failure was one that would come again."""
+
+    _said: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> why, and until when, elapsed_s
+
+    def failed(self, event: ClientFailed) -> None:
+        if event.kind in BARRING:
+            until_s = event.elapsed_s + barred_s(event.kind, event.text)
+            self._said[event.device] = f"{event.kind}: {event.text}", until_s
+
+    def came_anew(self, device: str) -> None:
+        """It says something else of itself now: the reason may be gone."""
+        self._said.pop(device, None)
+
+    def now(self, elapsed_s: float) -> dict[str, str]:
+        """Devices that are not asked now, with the reason."""
+        return {device: why for device, (why, until_s) in self._said.items() if elapsed_s < until_s}

@@ -72,7 +72,7 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
     """What is learned of devices from this round's answers, in the journal's order: a resume learns the same."""
     running = one.running
     work = work_of(running.plan, running.layout)
-    for event in running.past.accepted:
+    for event in running.past.now.accepted:
         head = one.heads[UpdateId.parse(event.update_id)]
         hello = running.presence.hellos.get(event.device)
         if hello is not None:
@@ -88,7 +88,7 @@ def _stepped(one: OneRound, closed: Closed) -> Closed:
         one.fold.step(one.running.model)
         return closed
     except Overflowed:
-        discounts = {event.update_id: event.discount for event in one.running.past.accepted}
+        discounts = {event.update_id: event.discount for event in one.running.past.now.accepted}
         folded = [(one.heads[u], one.frames(u), discounts[str(u)]) for u in closed.folded]
         spoiled = [head.update_id for head in spoilers(one.new_fold, folded)]
         if not spoiled:

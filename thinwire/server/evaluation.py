@@ -24,7 +24,7 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
     is `over`, for nobody at all.
     """
     past, best = running.past, running.past.best
-    due = [past.bases[asked] for d, (_, asked) in past.busy.items() if running.elapsed < past.due.get(d, 0.0)]
+    due = [past.bases[asked] for d, (_, asked) in past.owed.busy.items() if running.elapsed < past.owed.due.get(d, 0.0)]
     found = list[Evaluated]()
     for version in sorted(past.measured):
         if not over and version >= min(due, default=version + 1):

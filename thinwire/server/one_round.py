@@ -14,6 +14,7 @@ from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
+from thinwire.server.ask_ids import ask_id_of, asked_round
 from thinwire.server.asking import own_codec
 from thinwire.server.closing import finish
 from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact, lost_fact
@@ -21,7 +22,6 @@ from thinwire.server.folding import Folds
 from thinwire.server.moves import Closed
 from thinwire.server.opening import machine_of, open_round
 from thinwire.server.pacing import own_work
-from thinwire.server.past import ask_id_of, asked_round
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spares import who_could_answer
 from thinwire.server.step import Fold, Frames
@@ -58,22 +58,22 @@ class OneRound:
         opened = running.past.open_round
         assert opened is not None
         again = cls(running, opened)
-        for asked in running.past.asked_now:
+        for asked in running.past.now.asked:
             again.deadlines[asked.ask_id] = asked.deadline_s
             again.machine.on(moves.Asked(asked.device, asked.ask_id, asked.instead_of), asked.elapsed_s)
-        refused = {event.update_id for event in running.past.accepted} & running.past.dropped
-        again.machine.dropped += [UpdateId.parse(u) for u in running.past.dropped_now if u not in refused]
-        for event in running.past.accepted:
+        refused = {event.update_id for event in running.past.now.accepted} & running.past.dropped
+        again.machine.dropped += [UpdateId.parse(u) for u in running.past.now.dropped if u not in refused]
+        for event in running.past.now.accepted:
             head = reply_from_json(event.head)
             assert isinstance(head, ReplyHead)
             seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version, again=True)
             again.machine.on(seen, opened.elapsed_s)  # it was in time: that is not judged again
-            if event.device in running.revoked() and event.update_id not in running.past.folded_now:
+            if event.device in running.revoked() and event.update_id not in running.past.now.folded:
                 again.heads[head.update_id] = head
                 again._on(moves.Refused(head.update_id, "revoked"))
             else:
                 again._begin(head, event.discount)
-        for device, (kind, text) in running.past.lost_now.items():
+        for device, (kind, text) in running.past.now.lost.items():
             again.machine.on(moves.Failed(device, again.machine.asks[device], kind, text), opened.elapsed_s)
         return again
 
@@ -144,7 +144,7 @@ class OneRound:
 
     def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
         """Another round's ask will not be answered either: the one that is named, else all of earlier rounds."""
-        for busy_with, number in self.running.past.asked_of(device).items():
+        for busy_with, number in self.running.past.owed.of(device).items():
             named = ask_id == busy_with or (not ask_id and number <= self.opened.round)
             if named and busy_with != self.machine.asks.get(device):
                 self.running.lose(device, kind, text, busy_with)
@@ -217,7 +217,7 @@ class OneRound:
         running, past, opened = self.running, self.running.past, self.opened
         if past.delay:
             return  # a device that is there works on the rounds ahead, from a newer version
-        idle = running.presence.hellos.keys() - self.machine.passed_over - past.busy.keys()
+        idle = running.presence.hellos.keys() - self.machine.passed_over - past.owed.busy.keys()
         if idle:
             idle -= running.unable().keys()
         seed, drawn = self.plan.run.seed, opened.later

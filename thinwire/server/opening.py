@@ -8,13 +8,14 @@ from functools import partial
 
 from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.plan import RunPlan
+from thinwire.server.ask_ids import ask_id_of
 from thinwire.server.asking import codecs_of, deadline_of, expected, most_common, odds_of, rungs_of
 from thinwire.server.buffered import Buffer
 from thinwire.server.cohort import Cohort, choose, choose_for_buffer
 from thinwire.server.forewarned import notes
 from thinwire.server.moves import AtWork, Terms
 from thinwire.server.pacing import own_work
-from thinwire.server.past import Past, ask_id_of
+from thinwire.server.past import Past
 from thinwire.server.places import at_work_before, slowest_s
 from thinwire.server.round import Round, floor_of
 from thinwire.server.running import Running
@@ -24,8 +25,8 @@ def open_round(running: Running) -> RoundOpened | None:
     """Decide a round and record it; None when nobody can be asked now. Who has been silent too long is given up."""
     past, plan = running.past, running.plan
     number, base = past.rounds_opened + 1, past.base
-    for device in list(past.busy):
-        for ask_id, asked in running.still_due(device).items():
+    for device, asks in running.still_due().items():
+        for ask_id, asked in asks.items():
             if number - asked > plan.cohort.max_staleness + past.delay:
                 running.lose(device, "stale", f"no answer for {number - asked} rounds", ask_id)
     cohort = _cohort(running, number)
@@ -71,13 +72,15 @@ def open_round(running: Running) -> RoundOpened | None:
 
 def _cohort(running: Running, number: int) -> Cohort:
     past, plan, present, unable = running.past, running.plan, running.presence.devices, running.unable()
-    open_asks = {device: running.still_due(device) if past.delay else past.asked_of(device) for device in past.busy}
-    busy = {device: next(iter(asks.values())) for device, asks in open_asks.items() if len(asks) > past.delay}
+    if past.delay:
+        busy = {device: min(asks.values()) for device, asks in running.still_due().items() if len(asks) > past.delay}
+    else:
+        busy = {device: asked for device, (_, asked) in past.owed.busy.items()}
     if plan.cohort.mode == "sync":
         holding = sum(running.elapsed < work.until_s for work in at_work_before(past, number).values())
         odds = partial(odds_of, running, number)
         return choose(plan, number, present, unable, busy, odds, holding if plan.cohort.max_concurrency else 0)
-    at_work = sum(running.elapsed < past.due[device] for device in past.busy)
+    at_work = sum(running.elapsed < past.owed.due[device] for device in past.owed.busy)
     return choose_for_buffer(plan, number, present, unable, busy, at_work)
 
 
@@ -98,7 +101,7 @@ def _may_fill(running: Running) -> bool:
     if running.plan.cohort.mode == "sync":
         return False
     past = running.past
-    return bool(running.deferred) or any(running.elapsed < past.due[device] for device in past.busy)
+    return bool(running.deferred) or any(running.elapsed < past.owed.due[device] for device in past.owed.busy)
 
 
 def _references_from(running: Running, number: int) -> int:
@@ -120,7 +123,9 @@ def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
 
 def buffer_terms_of(opened: RoundOpened, plan: RunPlan, past: Past) -> Terms:
     """What the state machine needs of a buffer."""
-    earlier = {d: AtWork(ask_id, past.due[d]) for d, (ask_id, asked) in past.busy.items() if asked != opened.round}
+    earlier = {
+        d: AtWork(ask_id, past.owed.due[d]) for d, (ask_id, asked) in past.owed.busy.items() if asked != opened.round
+    }
     return replace(terms_of(opened, plan), earlier=earlier)
 
 

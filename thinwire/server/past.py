@@ -28,27 +28,29 @@ from thinwire.core.events import (
     UpdateDropped,
     UpdateFolded,
 )
-from thinwire.core.types import Metrics, UpdateId, Verdict
+from thinwire.core.types import Metrics
+from thinwire.server.ask_ids import asked_round
 from thinwire.server.asked_codecs import AskedCodecs
-from thinwire.server.barred import barred_s
+from thinwire.server.barred import Barred
 from thinwire.server.first_asks import FirstAsks
+from thinwire.server.owed import Owed
 from thinwire.server.pace import Paces
+from thinwire.server.told import Told
 
 TIMES = 3  # answers of a device whose times are remembered
 KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
 
 
-def ask_id_of(run_id: str, number: int, device: str) -> str:
-    """The id of what a device is asked in a round."""
-    return f"{run_id}.{number}.{device}"
+@dataclass
+class OpenNow:
+    """What came of the open round so far."""
 
-
-def asked_round(ask_id: str) -> int:
-    """The round that an ask belonged to stands in its id, RUN.ROUND.DEVICE; 0 where none does."""
-    try:
-        return int(ask_id.rsplit(".", 2)[1])
-    except (IndexError, ValueError):
-        return 0
+    accepted: list[UpdateAccepted] = field(default_factory=list)  # in fold order
+    folded: set[str] = field(default_factory=set)  # of their update_ids
+    dropped: list[str] = field(default_factory=list)  # update_ids
+    lost: dict[str, tuple[str, str]] = field(default_factory=dict)  # device -> (kind, text)
+    asked: list[ClientAsked] = field(default_factory=list)  # after its opening
+    slowest_s: float = 0.0  # of the answers in time
 
 
 @dataclass
@@ -72,27 +74,19 @@ class Past:
     head_taken: int = 0  # the last round of a line whose answers were taken
     ahead: list[RoundOpened] = field(default_factory=list)  # opened after it, in order: they wait to be the head
     lost_ahead: dict[int, dict[str, tuple[str, str]]] = field(default_factory=dict)  # of those: who will not answer
-    accepted: list[UpdateAccepted] = field(default_factory=list)  # of the open round, in fold order
-    folded_now: set[str] = field(default_factory=set)  # of the open round
-    lost_now: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the open round: device -> (kind, text)
-    dropped_now: list[str] = field(default_factory=list)  # of the open round
-    asked_now: list[ClientAsked] = field(default_factory=list)  # of the open round, those after its opening
+    now: OpenNow = field(default_factory=OpenNow)
     asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> ask_id -> device, of the last KEPT rounds
     sent: dict[str, int] = field(default_factory=dict)  # ask_id -> bytes of the model that went with it last
     decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
-    busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (ask_id, round) without an answer
-    queued: dict[str, dict[str, int]] = field(default_factory=dict)  # device -> ask_id -> round: asked while busy
-    heard: dict[str, int] = field(default_factory=dict)  # ask_id -> how many verdicts there were on its device
-    due: dict[str, float] = field(default_factory=dict)  # device -> when its last ask should be answered, elapsed_s
     measured: dict[int, list[Metrics]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s, its last answers
     paces: Paces = field(default_factory=Paces)
+    owed: Owed = field(default_factory=Owed)
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
-    barred: dict[str, str] = field(default_factory=dict)  # device -> why it is not asked again until it comes anew
-    barred_until: dict[str, float] = field(default_factory=dict)  # of those: when its reason may have passed by itself
-    verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
+    barred: Barred = field(default_factory=Barred)
+    told: Told = field(default_factory=lambda: Told(KEPT))
     bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
     codecs: AskedCodecs = field(default_factory=lambda: AskedCodecs(KEPT))
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted it
@@ -103,10 +97,10 @@ class Past:
     slowest: list[float] = field(default_factory=list)
     elapsed_s: float = 0.0
     deadline_s: float = 0.0  # of the last round
-    _slowest_now: float = 0.0
     _failed_with: int = 0  # the last round that was open when the last of `too_few_in_a_row` closed
-    _told: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # device -> verdicts on it so far
-    _asked_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> its last ask, and when
+
+    def __post_init__(self) -> None:
+        self.owed.ahead = self.delay > 0
 
     @property
     def version(self) -> int:
@@ -137,25 +131,10 @@ class Past:
         """A round that is open; the head where it is not one of those ahead."""
         return next((opened for opened in self.ahead if opened.round == number), self.open_round)
 
-    def asked_of(self, device: str) -> dict[str, int]:
-        """ask_id -> round of what a device has not answered, in the order asked."""
-        if device not in self.busy:
-            return {}
-        first, number = self.busy[device]
-        return {first: number, **self.queued.get(device, {})}
-
     def will_hold(self, device: str, but: str = "") -> int | None:
         """The version that a device holds when it takes up its next ask (`but`): of the ask before, or its answer."""
-        bases = [self.bases[number] for ask_id, number in self.asked_of(device).items() if ask_id != but]
+        bases = [self.bases[number] for ask_id, number in self.owed.of(device).items() if ask_id != but]
         return bases[-1] if bases else self.held.get(device)
-
-    def asked_at(self, device: str) -> float:
-        """When the device was asked last, elapsed_s."""
-        return self._asked_s[device][1]
-
-    def had_s(self, device: str) -> float:
-        """How long the device was given for its last ask."""
-        return self.due[device] - self.asked_at(device)
 
     def apply(self, event: Event) -> None:
         """Take in one event of the journal."""
@@ -180,18 +159,18 @@ class Past:
             case UpdateAccepted():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.held[event.device] = int(event.head.get("base_version", 0))
-                self.accepted.append(event)
+                self.now.accepted.append(event)
                 self.paces.answered(event)
                 self._time(event)
                 self._measure(event.head)
                 self.codecs.answered(event)
             case UpdateFolded():
-                self.folded_now.add(event.update_id)
+                self.now.folded.add(event.update_id)
             case UpdateDropped():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.dropped.add(event.update_id)
-                self.dropped_now.append(event.update_id)
-                self._tell(Verdict(UpdateId.parse(event.update_id), "dropped"))
+                self.now.dropped.append(event.update_id)
+                self.told.dropped(event.update_id)
             case ClientFailed():
                 self._fail(event)
             case RoundClosed():
@@ -224,7 +203,7 @@ class Past:
             self.answered.difference_update(old)
             for ask_id in old:
                 self.sent.pop(ask_id, None)
-                self.heard.pop(ask_id, None)
+                self.told.forget(ask_id)
 
     def _ask_since(self, event: ClientAsked | AskedInFull) -> None:
         """How much goes with an ask; nothing else is new for one that its round opened with."""
@@ -234,30 +213,25 @@ class Past:
         self.codecs.asked(event)
         self.paces.asked(event)
         if self.open_round and event.ask_id not in self.asks[event.round]:
-            self.asked_now.append(event)
+            self.now.asked.append(event)
             self._ask(event.round, event.device, event.ask_id, event.elapsed_s, event.deadline_s)
 
     def _ask(self, number: int, device: str, ask_id: str, elapsed_s: float, deadline_s: float) -> None:
         self.asks[number][ask_id] = device
         self.here.add(device)
-        self.heard[ask_id] = self._told[device]
-        if self.delay and device in self.busy:
-            self.queued.setdefault(device, {})[ask_id] = number
-        else:
-            self.busy[device] = ask_id, number
-        self._asked_s[device] = ask_id, elapsed_s
-        self.due[device] = elapsed_s + deadline_s
+        self.told.asked(device, ask_id)
+        self.owed.ask(number, device, ask_id, elapsed_s, deadline_s)
 
     def _time(self, event: UpdateAccepted) -> None:
         """How long this answer took, if it is one to the device's last ask."""
-        ask_id, asked_s = self._asked_s.get(event.device, ("", 0.0))
-        if ask_id != event.ask_id:
+        took_s = self.owed.took_s(event.device, event.ask_id, event.elapsed_s)
+        if took_s is None:
             return
         took = self.took[event.device]
-        took.append(event.elapsed_s - asked_s)
+        took.append(took_s)
         del took[:-TIMES]
         if not event.late:
-            self._slowest_now = max(self._slowest_now, took[-1])
+            self.now.slowest_s = max(self.now.slowest_s, took[-1])
 
     def _measure(self, head: Mapping[str, Any]) -> None:
         """What an answer says of a version that is not evaluated yet."""
@@ -267,55 +241,36 @@ class Past:
             self.measured.setdefault(version, []).append(found)
             self.measured.pop(self.version - KEPT, None)
 
-    def _tell(self, verdict: Verdict) -> None:
-        self._told[verdict.update_id.device] += 1
-        told = self.verdicts[verdict.update_id.device]
-        told.append(verdict)
-        del told[:-KEPT]
-
     def _answer(self, device: str, ask_id: str, update_id: str) -> None:
         self.decided.add(update_id)
         self.answered.add(ask_id)
-        self.release(device, ask_id)
-
-    def release(self, device: str, ask_id: str) -> None:
-        """Nothing more is waited for from this ask: the device is busy with what it was asked next, if anything."""
-        queued = self.queued.get(device, {})
-        queued.pop(ask_id, None)
-        if self.busy.get(device, ("", 0))[0] == ask_id:
-            del self.busy[device]
-            if queued:
-                following = next(iter(queued))
-                self.busy[device] = following, queued.pop(following)
+        self.owed.release(device, ask_id)
 
     def _fail(self, event: ClientFailed) -> None:
         asked = self.round_of(event.device, event.ask_id)
         if self.open_round and asked == self.open_round.round:
-            self.lost_now[event.device] = (event.kind, event.text)
+            self.now.lost[event.device] = (event.kind, event.text)
         elif asked in [opened.round for opened in self.ahead]:
             self.lost_ahead.setdefault(asked, {})[event.device] = (event.kind, event.text)
         if event.kind in ("left", "refused"):
             self.here.discard(event.device)
-        self.release(event.device, event.ask_id)
-        if event.kind in ("task-missing", "task-mismatch", "layout-mismatch", "declined", "protocol"):
-            self.barred[event.device] = f"{event.kind}: {event.text}"
-            self.barred_until[event.device] = event.elapsed_s + barred_s(event.kind, event.text)
+        self.owed.release(event.device, event.ask_id)
+        self.barred.failed(event)
 
     def _close(self, event: RoundClosed) -> None:
         stepped = event.reason not in ("too-few", "stopped")
-        for accepted in self.accepted:
+        for accepted in self.now.accepted:
             if stepped and accepted.update_id in event.folded:
                 self.weights.setdefault(accepted.device, int(accepted.head.get("examples", 0)))
         for text in event.folded:
-            update_id = UpdateId.parse(text)
-            self._tell(Verdict(update_id, "folded", event.version))
+            self.told.folded(text, event.version)
         for text in event.dropped:
             if text not in self.dropped:
                 self.dropped.add(text)
-                self._tell(Verdict(UpdateId.parse(text), "dropped"))
+                self.told.dropped(text)
         if self.delay and event.reason == "stopped":
             for ask_id, device in self.asks[event.round].items():
-                self.release(device, ask_id)
+                self.owed.release(device, ask_id)
         self.steps_made += stepped
         if stepped:
             self.too_few_in_a_row = 0
@@ -323,23 +278,9 @@ class Past:
             self.too_few_in_a_row, self._failed_with = self.too_few_in_a_row + 1, self.rounds_opened
         if stepped:
             self.made_by[event.version] = event.round
-        if self._slowest_now:
-            self.slowest.append(self._slowest_now)
-        self.open_round, self.accepted, self.lost_now, self._slowest_now = None, [], {}, 0.0
-        self.folded_now, self.asked_now, self.dropped_now = set(), [], []
+        if self.now.slowest_s:
+            self.slowest.append(self.now.slowest_s)
+        self.open_round, self.now = None, OpenNow()
         if self.ahead:
             self.open_round, self.head_since_s = self.ahead.pop(0), event.elapsed_s
-            self.lost_now = self.lost_ahead.pop(self.open_round.round, {})
-
-    def bars(self, elapsed_s: float) -> dict[str, str]:
-        """Devices that are not asked now, with the reason."""
-        return {device: why for device, why in self.barred.items() if elapsed_s < self.barred_until[device]}
-
-    def verdicts_for(self, device: str, most: int, ask_id: str = "") -> tuple[Verdict, ...]:
-        """The device's last `most` verdicts: told again until they are old, since being told twice does no harm.
-
-        Those that there were when it was asked `ask_id`, where one is named: an ask that is sent again says the same.
-        """
-        since = self._told[device] - self.heard[ask_id] if ask_id in self.heard else 0
-        told = self.verdicts.get(device, [])
-        return tuple(told[: len(told) - since][-most:])
+            self.now.lost = self.lost_ahead.pop(self.open_round.round, {})

@@ -34,7 +34,7 @@ def slowest_s(past: Past, device: str) -> float:
 def at_work_before(past: Past, number: int) -> Mapping[str, AtWork]:
     """Who is busy with a round before this one, and until when it holds a place."""
     return {
-        device: AtWork(ask_id, past.asked_at(device) + PATIENCE * slowest_s(past, device))
-        for device, (ask_id, asked) in past.busy.items()
+        device: AtWork(ask_id, past.owed.asked_at(device) + PATIENCE * slowest_s(past, device))
+        for device, (ask_id, asked) in past.owed.busy.items()
         if asked != number
     }

@@ -95,13 +95,14 @@ def _ask_again(running: Running) -> None:
         running.ask(asked_before(running))
     number = past.open_round.round if past.open_round else 0
     if running.plan.cohort.mode == "buffered":
-        running.ask([running.envelope_again(device) for device, (_, asked) in past.busy.items() if asked != number])
+        owed = past.owed.busy.items()
+        running.ask([running.envelope_again(device) for device, (_, asked) in owed if asked != number])
 
 
 def _one(running: Running, one: OneRound) -> None:
     one.run()
     past, newest = running.past, running.past.version
-    sent = {newest, *(past.bases[asked] for device in past.busy for asked in past.asked_of(device).values())}
+    sent = {newest, *(past.bases[asked] for device in past.owed.busy for asked in past.owed.of(device).values())}
     keep = {0, newest, newest - 1, past.best.version if past.best else 0}
     if "all" in running.plan.run.keep:
         if not running.plan.downlink.compressed:
@@ -130,11 +131,11 @@ def _gather(running: Running) -> bool:
 def _wait_for_busy(running: Running) -> None:
     """All who are there work on earlier rounds: as long as the plan's staleness allows, then they are asked anew."""
     past = running.past
-    running.status("running", f"waiting for {len(past.busy)} devices that are busy with earlier rounds")
+    running.status("running", f"waiting for {len(past.owed.busy)} devices that are busy with earlier rounds")
     _listen(running, POLL_S)
     waited = running.elapsed - past.elapsed_s
     if waited > past.deadline_s * (running.plan.cohort.max_staleness + 1):
-        for device in list(past.busy):
+        for device in list(past.owed.busy):
             running.lose(device, "stale", f"no answer for {waited:.0f} s after its round")
 
 
@@ -154,25 +155,24 @@ def _listen(running: Running, wait_s: float) -> None:
                 running.defer(arrival)
                 if running.plan.cohort.mode == "buffered" or running.past.delay:
                     continue  # it will stand in the next buffer or round, which is not to ask it before
-                if running.past.busy.get(arrival.update_id.device, ("", 0))[0] == arrival.ask_id:
-                    del running.past.busy[arrival.update_id.device]
+                running.past.owed.release(arrival.update_id.device, arrival.ask_id)
             else:
                 running.fleet.ack([arrival.update_id])
-        elif isinstance(arrival, Failure) and arrival.ask_id in running.past.asked_of(arrival.device):
+        elif isinstance(arrival, Failure) and arrival.ask_id in running.past.owed.of(arrival.device):
             running.lose(arrival.device, arrival.kind, arrival.text, arrival.ask_id)
         elif isinstance(arrival, NodeLeft):
             if arrival.why == "revoked":
                 running.forget(arrival.device)
             _gone(running, arrival.device, arrival.why)
     if running.elapsed >= running.return_by:
-        for device in running.past.busy.keys() - running.presence.hellos.keys():
+        for device in running.past.owed.busy.keys() - running.presence.hellos.keys():
             _gone(running, device, "did not come back")
 
 
 def _gone(running: Running, device: str, why: str) -> None:
     """What it owes closed rounds is not waited for; open ones wait for it to come back, until it is their turn."""
     in_line = [opened.round for opened in running.past.line]
-    for ask_id, asked in running.past.asked_of(device).items():
+    for ask_id, asked in running.past.owed.of(device).items():
         if asked not in in_line:
             running.lose(device, "left", why, ask_id)
 
@@ -206,7 +206,7 @@ def _end(running: Running) -> None:
 
 def _let_go(running: Running) -> None:
     """The last buffer is closed: nobody need finish what it works on, and no version is measured any more."""
-    running.fleet.cancel([ask_id for ask_id, _ in running.past.busy.values()])
+    running.fleet.cancel([ask_id for ask_id, _ in running.past.owed.busy.values()])
     running.record(*settled(running, running.clock.wall(), over=True))
 
 
@@ -236,7 +236,7 @@ def _evaluate_last(running: Running) -> None:
 
 def _dismiss(running: Running) -> None:
     """Tell all devices that the run is over, with their last verdicts."""
-    running.fleet.cancel([ask_id for device in running.past.busy for ask_id in running.past.asked_of(device)])
+    running.fleet.cancel([ask_id for device in running.past.owed.busy for ask_id in running.past.owed.of(device)])
     running.fleet.ack([head.update_id for head in running.deferred])
     if running.past.model is None:
         return  # nothing has begun that could be over

@@ -18,11 +18,12 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Ask, AskKind, ReplyHead
+from thinwire.server.ask_ids import asked_round
 from thinwire.server.clipping import work_of
 from thinwire.server.cohort import mismatch
 from thinwire.server.holders import Holders
 from thinwire.server.known import Known
-from thinwire.server.past import Past, asked_round
+from thinwire.server.past import Past
 from thinwire.server.presence import Presence
 from thinwire.server.requires import lacking
 from thinwire.server.sending import Sending
@@ -126,7 +127,7 @@ class Running:
             if isinstance(arrival, ReplyHead):
                 self.sending.holds(arrival.update_id.device)
             if anew and isinstance(arrival, NodeJoined):
-                self.past.barred.pop(arrival.device, None)
+                self.past.barred.came_anew(arrival.device)
                 self.past.first.came_anew(arrival.device)
             if (again := self.holders.take(arrival, anew)) is not None:
                 self.sending.asked([again])
@@ -150,7 +151,7 @@ class Running:
 
     def lose(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
         """Give up on an answer to another round's ask, the first of the device, so that it can be asked again."""
-        found = self.past.asked_of(device)
+        found = self.past.owed.of(device)
         ask_id = ask_id or next(iter(found))
         asked = found[ask_id]
         self.record(ClientFailed(self.clock.wall(), asked, device, ask_id, kind, text, self.elapsed))
@@ -195,15 +196,16 @@ class Running:
         elif head.update_id not in same:
             self.fleet.ack([head.update_id])
 
-    def still_due(self, device: str) -> dict[str, int]:
-        """ask_id -> round of what a device has not answered, in the order asked.
+    def still_due(self) -> dict[str, dict[str, int]]:
+        """What has not been answered, in the order asked: ask_id -> round of each device.
 
         What came too late for its round, and is kept for the next to open, is answered. What came too early counts as
         due until its round's turn comes: a device is not to have more under way than the delay allows.
         """
         in_line = [opened.round for opened in self.past.line]
         late = {head.ask_id for head in self.deferred if asked_round(head.ask_id) not in in_line}
-        return {ask_id: number for ask_id, number in self.past.asked_of(device).items() if ask_id not in late}
+        owed = {device: self.past.owed.of(device) for device in self.past.owed.busy}
+        return {device: {id_: of for id_, of in asks.items() if id_ not in late} for device, asks in owed.items()}
 
     def returning(self) -> set[str]:
         """Devices that were there before the aggregator was started again, may come and still have time to."""
@@ -216,7 +218,7 @@ class Running:
         """Devices that are there and cannot take part, with the reason."""
         found = {name: self._unfit(hello) for name, hello in self.presence.hellos.items()}
         return {name: why for name, why in found.items() if why} | {
-            name: why for name, why in self.past.bars(self.elapsed).items() if name in self.presence.hellos
+            name: why for name, why in self.past.barred.now(self.elapsed).items() if name in self.presence.hellos
         }
 
     def _unfit(self, hello: Hello) -> str:
@@ -245,7 +247,7 @@ class Running:
             deadline_s=deadline_s,
             parts=parcel.parts if parcel else (),
             references_from=self.past.references_from,
-            verdicts=self.past.verdicts_for(
+            verdicts=self.past.told.of(
                 device, self.plan.cohort.max_staleness + self.past.delay + 2, ask_id if self.past.delay else ""
             ),
         )
@@ -255,12 +257,12 @@ class Running:
         """What a device was asked in another round and has not answered, for a fleet that knows nothing of it: the
         first such ask where none is named.
         """
-        asked_of = self.past.asked_of(device)
+        asked_of = self.past.owed.of(device)
         ask_id = ask_id or next(iter(asked_of))
         number = asked_of[ask_id]
         base, codec = self.past.base_of(number), (self.past.codecs.of(number, device) or self.codec)
         opened = self.past.opened(number)
-        had_s = opened.deadline_s if opened and opened.round == number else self.past.had_s(device)
+        had_s = opened.deadline_s if opened and opened.round == number else self.past.owed.had_s(device)
         parcel, made = self.sending.whole(base), self.envelope(device, ask_id, "train", number, had_s)
         asked = replace(
             made.ask, base_version=base.version, base_digest=base.digest, codec=codec, parts=parcel.parts

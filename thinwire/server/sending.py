@@ -126,7 +126,7 @@ class Sending:
         self._lost.add(arrival.device)
         if last.ask.base_version == self.past.version:
             parcel = self.parcel(arrival.device)
-        elif self.past.delay and arrival.ask_id in self.past.asked_of(arrival.device):
+        elif self.past.delay and arrival.ask_id in self.past.owed.of(arrival.device):
             parcel = self.whole(self.past.base_of(last.ask.round))  # an ask that went ahead: its round is still open
         else:
             return None  # its round is over, and so is what it could be told to start from: the next ask is in full

@@ -13,7 +13,8 @@ from thinwire.client.compute import keys
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.order import Order
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.work import Job, Result
+from thinwire.client.job import Job
+from thinwire.client.work import Result
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.keys import Key
 from thinwire.core.types import ReplyHead

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from thinwire.client import outbox
 from thinwire.client.failures import CannotAnswer
+from thinwire.client.job import Say
 from thinwire.client.state import NOT_KNOWN, RunFolder, RunState
 from thinwire.client.until_exit import WaitingFolder
-from thinwire.client.work import Say
 from thinwire.core.errors import DataLost
 from thinwire.core.types import Ask, Failure, ReplyHead
 

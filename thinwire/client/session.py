@@ -19,11 +19,12 @@ from thinwire.client.compute.task import LoadedTask
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.first import first_model
 from thinwire.client.gate import Gate
+from thinwire.client.job import Job, Say, TakeBase
 from thinwire.client.kept_runs import KeptRuns, Reply
 from thinwire.client.settling import Settling
 from thinwire.client.state import Entry, RunFolder, RunState, Write
 from thinwire.client.until_exit import waiting_folder
-from thinwire.client.work import Job, Result, Say, TakeBase, Trained, encoded, trained, work
+from thinwire.client.work import Result, Trained, encoded, trained, work
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.fleet import Delivery
 from thinwire.core.home import write_atomically

@@ -2,115 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.downlink import Shadow
 from thinwire.aggregation.native.threads import cores, planned_threads
 from thinwire.client import exchange, overlap
-from thinwire.client.afterwards import Afterwards
-from thinwire.client.compute import keys
-from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.order import Done, Order
-from thinwire.client.compute.schedule import Schedule
 from thinwire.client.encoding import encode
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.following import Following
-from thinwire.core.keys import Key, derive
+from thinwire.client.job import Job
 from thinwire.core.types import Ask, ReplyHead, Timings, Vector
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from thinwire.aggregation.algorithms import Algorithm
     from thinwire.client.bench import Bench
     from thinwire.client.compute.site import Site
     from thinwire.client.state import RunState
-    from thinwire.core.fleet import Delivery
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Payload
-
-Say = Callable[[str], None]
-TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
-SAY_EVERY_S = 1.0
-MARGIN = 0.1  # of the deadline, that partial work leaves for what cannot be foreseen
-
-
-@dataclass
-class Job:
-    """One ask with what stands around it. `device` is this device's name: what is drawn depends on it."""
-
-    delivery: Delivery
-    plan: RunPlan
-    device: str
-    cancelled: Callable[[], bool]
-    say: Say
-    queue_s: float = 0.0
-    slow_step_s: float = 0.0
-    may_measure: bool = True
-    take_base: TakeBase = exchange.take_base
-    may_stop: bool = True  # whether the deadline may end its training, where the plan allows it
-    afterwards: Afterwards = field(default_factory=Afterwards)
-    clock: Clock = REAL
-
-    def __post_init__(self) -> None:
-        waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s  # it was sent ahead
-        self.until = self.clock.now() - waited_s + self.ask.deadline_s
-        self._said_at = 0.0
-
-    @property
-    def ask(self) -> Ask:
-        return self.delivery.ask
-
-    def key(self, purpose: str, label: str | int) -> Key:
-        return derive(Key(self.plan.run.seed), purpose, self.device, label)
-
-    @property
-    def train_key(self) -> keys.Key:
-        key = self.key("train", self.ask.round)
-        return keys.Key(key.a, key.b)
-
-    def schedule_after(self, pending: int) -> Schedule:
-        """The learning rate's, over the part of the run that comes so many changes after this ask's version."""
-        local, made, rounds = self.plan.local, self.ask.base_version + pending, self.plan.run.rounds
-        return Schedule(local.schedule, local.lr_warmup, local.lr_end, made / rounds, (made + 1) / rounds)
-
-    @property
-    def left_s(self) -> float | None:
-        """To the deadline, where there is one."""
-        return self.until - self.clock.now() if self.ask.deadline_s else None
-
-    def train_within_s(self, dense_bytes: int) -> float | None:
-        """How long training and what comes before it may take, where partial work sees to it.
-
-        None where nothing ends it, and where even no training at all would come late, by what encoding and sending are
-        known to take: then an answer that is folded all the same is worth the whole work.
-        """
-        if not (self.plan.local.partial and self.may_stop) or (left_s := self.left_s) is None:
-            return None
-        asked = sum(part.length for part in self.ask.parts)
-        after_s = self.afterwards.lasts_s(self.ask.codec, dense_bytes, asked, self.delivery.download_s)
-        within_s = left_s - MARGIN * self.ask.deadline_s - after_s
-        late = within_s <= 0 and self.afterwards.knows(self.ask.codec) and self.plan.cohort.late == "fold"
-        return None if late else within_s
-
-    def tell(self, what: str, done: int, total: int) -> None:
-        """One line a second."""
-        if what == "measure":
-            self.say(f"round {self.ask.round}: measure" if self.ask.kind == "train" else "measure the last model")
-            return
-        now = self.clock.now()
-        if now - self._said_at < SAY_EVERY_S and done != total:
-            return
-        self._said_at = now
-        left = self.until - now
-        deadline = f", deadline in {left:.0f} s" if left >= 0 else f", {-left:.0f} s over the deadline"
-        of = f"{done}/{total}" if total else str(done)
-        self.say(f"round {self.ask.round}: train {of} steps" + (deadline if self.ask.deadline_s else ""))
 
 
 @dataclass(frozen=True)

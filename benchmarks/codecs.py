@@ -8,7 +8,6 @@ medians of them. `decode_add` adds into a vector that is there already, as a ser
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments
 from benchmarks.limited import limited
 from benchmarks.resnet50 import shapes
 from thinwire.aggregation import feedback, native, parse
@@ -166,10 +166,8 @@ def l3_mb() -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What each codec costs beside a plain copy.")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
+    parser = arguments("codecs", __doc__, PRESETS)
     parser.add_argument("--codec", choices=SPECS, action="append", help="only these (again and again)")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     preset = PRESETS[given.preset]
     preset = replace(preset, specs=given.codec or preset.specs)

@@ -9,10 +9,7 @@ link, durable in the spool: without the run's journal, fold and model, which `be
 
 from __future__ import annotations
 
-import argparse
 import resource
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -23,6 +20,7 @@ from typing import Any
 from benchmarks.document import document, note, show
 from benchmarks.door_load import Answering, Devices, handshakes, quiet_poll, requests
 from benchmarks.door_process import DoorProcess, door_process
+from benchmarks.entry import arguments, end_what_we_started
 
 PAYLOAD_BYTES = 10_000
 WARM_ROUNDS = 2
@@ -128,16 +126,14 @@ def _rounds(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.door", description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    parser = arguments("door", __doc__, PRESETS)
+    given = parser.parse_args()
+    end_what_we_started()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand devices are two thousand files here
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, figures = measure(PRESETS[chosen.preset], Path(folder))
-    show(document("door", chosen.preset, rows, figures), chosen.json)
+        rows, figures = measure(PRESETS[given.preset], Path(folder))
+    show(document("door", given.preset, rows, figures), given.json)
 
 
 if __name__ == "__main__":

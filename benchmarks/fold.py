@@ -14,7 +14,6 @@ cache, as those of updates that have just come are.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import tempfile
 import time
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments
 from thinwire.aggregation import WeightedMean, parse
 from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.native import path
@@ -167,13 +167,11 @@ def _peak_models(spool: FileSpool, heads: list[ReplyHead], spec: str, layout: La
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fold", description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    chosen = parser.parse_args()
+    parser = arguments("fold", __doc__, PRESETS)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder, using_threads(1):
-        rows, figures = measure(PRESETS[chosen.preset], Path(folder))
-    show(document("fold", chosen.preset, rows, figures), chosen.json)
+        rows, figures = measure(PRESETS[given.preset], Path(folder))
+    show(document("fold", given.preset, rows, figures), given.json)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,8 @@ The target is 0.98 of the accuracy that the mildest codec ends with.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
-import signal
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +24,7 @@ from typing import Any
 from benchmarks.costs import Costs, given_costs, measured
 from benchmarks.curve import Curve, Devices, curve
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments, end_what_we_started
 from benchmarks.stragglers import PARAMETERS, SHARE, SPLIT, TASK
 from thinwire.client.task import load_task
 from thinwire.core import Key, RunPlan
@@ -130,12 +128,10 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser = arguments("links", __doc__, PRESETS)
     parser.add_argument("--costs", help="measured before, with nothing else on the machine: STEP,ENCODE,EXCHANGE in s")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    end_what_we_started()
     costs = given_costs(given.costs) if given.costs else measured(TASK, plan_of("int8", 1, 1), PARAMETERS)
     note(f"{costs}; here {SIZE} times that")
     rows = measure(PRESETS[given.preset], costs, len(os.sched_getaffinity(0)))

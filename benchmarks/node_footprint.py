@@ -11,7 +11,6 @@ and the client is bare again.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments, end_what_we_started
 from benchmarks.installed import installed_bytes, required
 from benchmarks.processes import Processes, cpu_seconds, descendants, free_port, status_bytes
 from thinwire.client.standing import Standing
@@ -149,14 +149,12 @@ def _has_torch(pid: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.node_footprint", description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    parser = arguments("node_footprint", __doc__, PRESETS)
+    given = parser.parse_args()
+    end_what_we_started()
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, made = measure(PRESETS[chosen.preset], Path(folder))
-    show(document("node_footprint", chosen.preset, rows, made), chosen.json)
+        rows, made = measure(PRESETS[given.preset], Path(folder))
+    show(document("node_footprint", given.preset, rows, made), given.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ where there is one.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -22,6 +21,7 @@ import torch
 from benchmarks import peers_in_numpy as in_numpy
 from benchmarks.codecs import made, timed
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments
 from benchmarks.limited import limited
 from benchmarks.peers_in_torch import casts, eight_bit, powersgd, rounded, signs, sparse
 from benchmarks.peers_in_torch.peer import Parts, Peer, sent_bytes
@@ -188,10 +188,8 @@ def figures(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The same encode beside what a user would take instead.")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
+    parser = arguments("peers", __doc__, PRESETS)
     parser.add_argument("--method", choices=sorted(PEERS), action="append", help="only these (again and again)")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = rows(PRESETS[given.preset], given.method or list(PEERS))
     show(document("peers", given.preset, found, figures(found)), given.json)

@@ -11,9 +11,6 @@ slower for both.
 
 from __future__ import annotations
 
-import argparse
-import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments, end_what_we_started
 from benchmarks.noop_client import Shape
 from benchmarks.ours import Made, Ours
 from benchmarks.processes import Processes
@@ -115,14 +113,12 @@ def _figures(found: Measured, preset: Preset) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.round_overhead", description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    parser = arguments("round_overhead", __doc__, PRESETS)
+    given = parser.parse_args()
+    end_what_we_started()
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, figures = measure(PRESETS[chosen.preset], Path(folder))
-    show(document("round_overhead", chosen.preset, rows, figures), chosen.json)
+        rows, figures = measure(PRESETS[given.preset], Path(folder))
+    show(document("round_overhead", given.preset, rows, figures), given.json)
 
 
 if __name__ == "__main__":

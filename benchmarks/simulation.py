@@ -15,7 +15,6 @@ and a row says why.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments
 from benchmarks.processes import Processes, tree_bytes
 from benchmarks.throwaway import NotInstallable, lend, made
 
@@ -128,11 +128,9 @@ def figures(measured: Measured, preset: Preset) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser = arguments("simulation", __doc__, PRESETS)
     parser.add_argument("--flower", type=Path, help=f"the Python of an environment with {FLOWER}")
     parser.add_argument("--case", action="append", choices=("few", "many", "mlp"), help="this one only; repeatable")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     preset = PRESETS[given.preset]
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-", ignore_cleanup_errors=True) as name:

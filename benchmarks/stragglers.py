@@ -12,12 +12,9 @@ waiting for all ends with. Accuracy is of all clients' test splits, at equal fol
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import os
-import signal
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,6 +29,7 @@ from benchmarks import real_stragglers
 from benchmarks.costs import Costs, given_costs, measured
 from benchmarks.curve import Curve, Devices, curve
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments, end_what_we_started
 from thinwire.client.task import load_task
 from thinwire.core import Key, RunPlan
 from thinwire.core.events import RoundClosed
@@ -204,12 +202,10 @@ def real_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser = arguments("stragglers", __doc__, PRESETS)
     parser.add_argument("--costs", help="measured before, with nothing else on the machine: STEP,ENCODE,EXCHANGE in s")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    end_what_we_started()
     costs = given_costs(given.costs) if given.costs else measured(TASK, plan_of(WAITING, 1, 1), PARAMETERS)
     note(f"{costs}; drawn out {stretch(costs):.0f} times")
     preset, real = PRESETS[given.preset], list[dict[str, Any]]()

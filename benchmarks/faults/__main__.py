@@ -19,9 +19,7 @@ measured, and the exit code is 1.
 
 from __future__ import annotations
 
-import argparse
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments, end_what_we_started
 from benchmarks.faults.breaking import Case, cases, on_a_small_disk
 from benchmarks.processes import free_port
 from tests.system.gated import DEVICES, Gated, gated_run
@@ -145,17 +144,15 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
+    parser = arguments("faults", __doc__, PRESETS)
     parser.add_argument("--only", action="append", choices=list(cases()), default=[], help="measure this fault alone")
     parser.add_argument("--patient", action="store_true", help="keep connections while the aggregator is down")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
+    given = parser.parse_args()
+    end_what_we_started()
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-", ignore_cleanup_errors=True) as folder:
-        preset = replace(PRESETS[chosen.preset], patient=chosen.patient)
-        rows, found = measure(preset, Path(folder), chosen.only)
-    show(document("faults", chosen.preset, rows, found), chosen.json)
+        preset = replace(PRESETS[given.preset], patient=given.patient)
+        rows, found = measure(preset, Path(folder), given.only)
+    show(document("faults", given.preset, rows, found), given.json)
     sys.exit(1 if found["failed"] else 0)
 
 

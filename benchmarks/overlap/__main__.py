@@ -12,9 +12,6 @@ model's way there and back takes as long. Then the same plan runs on such lines 
 
 from __future__ import annotations
 
-import argparse
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.document import document, note, show
+from benchmarks.entry import arguments, end_what_we_started
 from benchmarks.overlap.site import Devices, Took, medians
 from benchmarks.overlap.ways import way
 from benchmarks.processes import Processes
@@ -108,20 +106,18 @@ def figures(plain: Took, overlap: Took, preset: Preset, bytes_per_s: float, step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="small")
+    parser = arguments("overlap", __doc__, PRESETS)
     parser.add_argument("--shaped-by", choices=("netns", "proxy"), help="default: netns where that is allowed")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started ends with us
-    why = "chosen" if chosen.shaped_by == "proxy" else why_not()
-    if why and chosen.shaped_by == "netns":
+    given = parser.parse_args()
+    end_what_we_started()
+    why = "chosen" if given.shaped_by == "proxy" else why_not()
+    if why and given.shaped_by == "netns":
         parser.error(why)
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, found = measure(PRESETS[chosen.preset], Path(folder), "proxy" if why else "netns")
+        rows, found = measure(PRESETS[given.preset], Path(folder), "proxy" if why else "netns")
     if why:
         found["why_proxy"] = why
-    show(document("overlap", chosen.preset, rows, found), chosen.json)
+    show(document("overlap", given.preset, rows, found), given.json)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,11 @@ class Afterwards:
     def sent(self, head: ReplyHead, upload_s: float) -> None:
         self.sending[head.codec].append(upload_s)
 
-    def knows(self, codec: str) -> bool:
-        """Whether both were measured with this codec: no guess is in what `lasts_s` says."""
-        return codec in self.encoding and codec in self.sending
+    def least_s(self, codec: str) -> float:
+        """The least that both took with this codec; 0 where that is not known."""
+        if codec not in self.encoding or codec not in self.sending:
+            return 0.0
+        return min(self.encoding[codec]) + min(self.sending[codec])
 
     def lasts_s(self, codec: str, dense_bytes: int, asked_bytes: int, download_s: float) -> float:
         """What must be left when training ends: the p90 of what both took, or a guess that errs on the long side.

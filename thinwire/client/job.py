@@ -25,6 +25,7 @@ Say = Callable[[str], None]
 TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
 SAY_EVERY_S = 1.0
 MARGIN = 0.1  # of the deadline, that partial work leaves for what cannot be foreseen
+LATER = 0.5  # of the rounds that an answer may be late by: as long as an answer that is late anyway takes its time
 
 
 @dataclass
@@ -72,18 +73,20 @@ class Job:
         return self.until - self.clock.now() if self.ask.deadline_s else None
 
     def train_within_s(self, dense_bytes: int) -> float | None:
-        """How long training and what comes before it may take, where partial work sees to it.
+        """How long training and what comes before it may take, where partial work sees to it; None where nothing does.
 
-        None where nothing ends it, and where even no training at all would come late, by what encoding and sending are
-        known to take: then an answer that is folded all the same is worth the whole work.
+        Who would come late without any training, by the least that encoding and sending ever took, need not hurry: it
+        trains for as long as its answer will still count, by half of the versions that it may be behind, since rounds
+        may close before their deadline.
         """
+        cohort, deadline_s = self.plan.cohort, self.ask.deadline_s
         if not (self.plan.local.partial and self.may_stop) or (left_s := self.left_s) is None:
             return None
+        if cohort.late == "fold" and left_s < self.afterwards.least_s(self.ask.codec):
+            left_s += LATER * cohort.max_staleness * deadline_s
         asked = sum(part.length for part in self.ask.parts)
         after_s = self.afterwards.lasts_s(self.ask.codec, dense_bytes, asked, self.delivery.download_s)
-        within_s = left_s - MARGIN * self.ask.deadline_s - after_s
-        late = within_s <= 0 and self.afterwards.knows(self.ask.codec) and self.plan.cohort.late == "fold"
-        return None if late else within_s
+        return left_s - MARGIN * deadline_s - after_s
 
     def tell(self, what: str, done: int, total: int) -> None:
         """One line a second."""

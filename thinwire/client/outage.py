@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -9,45 +10,51 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 FIRST_S, MOST_S = 0.5, 300.0
-SHARE = 0.5  # of what it has lasted: who comes back is late by at most half as long again
 SAY_EVERY_S = 60.0
 
 
 @dataclass
 class Outage:
     """Waits with full jitter that grow with the outage: devices that lost an aggregator together do not come back
-    together, and none is late by much more than half of what they missed anyway.
+    together, and of a few none is late by more than what they missed anyway.
 
-    A wait is drawn from 0 to half of what the outage has lasted, from half a second on up to five minutes: by the time,
-    not by the number of tries, which two threads make. Where `within_s`, which the aggregator gave by the number of its
+    A wait is drawn from 0 to what the outage has lasted, from half a second on up to five minutes: by the time, not by
+    the number of tries, which two threads make. Where `within_s`, which the aggregator gave by the number of its
     devices, asks for more, it is drawn from 0 to that, and after the first try to twice that: a try in `within_s` on
-    average, so that 10 000 come back at some 100 a second, whenever it is there again. Any thread may call it.
+    average, so that 10 000 come back at some 100 a second, whenever it is there again. Any thread may call it; all wait
+    for one moment, or a device with two would come back at the sooner of two draws.
     """
 
     now: Callable[[], float] = time.monotonic
     draw: Callable[[], float] = random.random  # not a key's: no two devices may draw the same
     _since: float | None = None
     _said_at: float | None = None
+    _next_at: float = -math.inf  # the moment of the next try
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def failed(self, after_s: float = 0.0, within_s: float = 0.0) -> tuple[float, bool]:
+    def failed(self, after_s: float = 0.0, within_s: float = 0.0, since: float | None = None) -> tuple[float, bool]:
         """(seconds to wait, whether to say that nobody answers): at the first failure, then once a minute.
 
         `after_s`: the aggregator said not to come before; the draw comes on top, for it said so to others too.
+        `since`: when this call failed first, where others may have gone through since.
         """
         with self._lock:
-            now, spread_s = self.now(), within_s if self._since is None else 2 * within_s
-            self._since = now if self._since is None else self._since
-            window_s = min(max(MOST_S, within_s), max(FIRST_S, SHARE * (now - self._since), spread_s))
+            now = self.now()
+            first, self._since = self._since is None, now if self._since is None else self._since
+            lasted_s = now - (self._since if since is None else min(since, self._since))
+            spread_s = within_s if first and not lasted_s else 2 * within_s
+            window_s = min(max(MOST_S, 2 * within_s), max(FIRST_S, lasted_s, spread_s))
+            if self._next_at <= now + after_s:
+                self._next_at = now + after_s + self.draw() * window_s
             say = self._said_at is None or now - self._said_at >= SAY_EVERY_S
             self._said_at = now if say else self._said_at
-            return after_s + self.draw() * window_s, say
+            return self._next_at - now, say
 
     def worked(self) -> bool:
         """A call went through; True when the one before had not."""
         with self._lock:
             failed = self._since is not None
-            self._since, self._said_at = None, None
+            self._since, self._said_at, self._next_at = None, None, -math.inf
             return failed
 
     @property

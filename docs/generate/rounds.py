@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 from docs.generate.evidence import Row, measured, read
 from docs.generate.table import table
@@ -104,6 +104,10 @@ def stragglers_part() -> str:
 Seconds are medians over the seeds, accuracies means. "Never" would be within the run, which made a quarter more rounds
 than waiting for all (the buffer twice as many); such a seed counts as 0 in the figures.""",
         table(("figure", "measured", "goal", "what it is"), _straggling(figures, policies[1:])),
+        "The accuracy gap of each pair of seed and setting, with late answers in full:",
+        table(("policy", "mean", "standard error", "least", "most"), _gaps(rows, policies[1:])),
+        "Real processes:",
+        _policies([row for row in document["rows"] if row.get("real")], policies),
     ))  # fmt: skip
 
 
@@ -118,6 +122,18 @@ def _policies(rows: Sequence[Row], policies: Sequence[str]) -> str:
             f"{fmean(row['slow_accuracy'] for row in of):.3f}",
         ))  # fmt: skip
     return table(("policy", "seconds to the target", "accuracy", "on the slow client's own data"), lines)
+
+
+def _gaps(rows: Sequence[Row], policies: Sequence[str]) -> list[tuple[str, ...]]:
+    full = [row for row in rows if not row["exponent"]]
+    of = {(row["policy"], row["dying"], row["seed"]): row["accuracy"] for row in full}
+    pairs = sorted({(row["dying"], row["seed"]) for row in full})
+    found = []
+    for policy in policies:
+        gaps = [of["waiting", *pair] - of[policy, *pair] for pair in pairs]
+        error = stdev(gaps) / len(gaps) ** 0.5
+        found.append((policy, f"{fmean(gaps):.4f}", f"{error:.4f}", f"{min(gaps):.4f}", f"{max(gaps):.4f}"))
+    return found
 
 
 STRAGGLING = {

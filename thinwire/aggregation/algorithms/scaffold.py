@@ -12,7 +12,7 @@ hold. What the codec left out is still missing from c_i, and is part of the next
 A device whose c_i is not in c yet goes by g alone, and its c_i+ is the mean of its gradients like any other's. In the
 paper it goes by g + c with c_i = 0, and c is divided by the number of all devices, so that those never asked are in it
 as zeros. Here c is the mean of those that counted: g + c would be about two gradients, a step of twice the length.
-Either way the corrections of all devices sum to zero.
+Either way the corrections of all devices, by their weights, sum to zero.
 """
 
 from __future__ import annotations

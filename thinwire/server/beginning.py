@@ -111,17 +111,14 @@ def _deadline(running: Running, device: str) -> Deadline:
 def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, str] | None:
     """What the device sends, or why it sends nothing, as a failure's kind and text; None when the run was stopped.
 
-    The ask leaves as soon as the device is there, which after a restart may take a while; what it had sent before is
-    in the spool by then.
+    What it had sent before a restart is looked for first: it is not to be made again. The ask leaves as soon as the
+    device is there, which after a restart may take a while.
     """
     device, until, back_by = asked.device, asked.elapsed_s + asked.deadline_s, running.elapsed + RETURN_S
     running.status("running", f"asking {device} for the first model: {asked.why}")
-    sent = False
+    sent, wait_s = False, 0.0
     while not running.stop_ordered():
-        if not sent and device in running.presence.hellos:
-            running.ask([_envelope(running, asked)])
-            sent = True
-        for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
+        for arrival in running.poll(min(wait_s, max(0.0, until - running.elapsed))):
             match arrival:
                 case ReplyHead() if (arrival.update_id.device, arrival.ask_id) == (device, asked.ask_id):
                     if device in running.revoked():
@@ -138,6 +135,10 @@ def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, 
             return "stale", f"no answer within {asked.deadline_s:g} s"
         if not sent and running.elapsed >= back_by:
             return "left", "did not come back"
+        if not sent and device in running.presence.hellos:
+            running.ask([_envelope(running, asked)])
+            sent = True
+        wait_s = POLL_S
     if running.stopped == "run":
         running.fleet.cancel([asked.ask_id])
     return None

@@ -128,7 +128,7 @@ def _gaps(rows: Sequence[Row], policies: Sequence[str]) -> list[tuple[str, ...]]
     full = [row for row in rows if not row["exponent"]]
     of = {(row["policy"], row["dying"], row["seed"]): row["accuracy"] for row in full}
     pairs = sorted({(row["dying"], row["seed"]) for row in full})
-    found = []
+    found = list[tuple[str, ...]]()
     for policy in policies:
         gaps = [of["waiting", *pair] - of[policy, *pair] for pair in pairs]
         error = stdev(gaps) / len(gaps) ** 0.5

@@ -40,15 +40,20 @@ def take_head(running: Running) -> bool:
     return True
 
 
+def answered(running: Running) -> bool:
+    """Whether the head of the line has all that can come of it, and enough: it need not wait for who is away."""
+    past, opened = running.past, running.past.open_round
+    if opened is None or not past.delay:
+        return False
+    here = {head.ask_id for head in running.deferred} & set(opened.asks.values())
+    still = [ask_id for device, ask_id in opened.asks.items() if ask_id in past.owed.of(device)]
+    return len(here) >= opened.floor and here.issuperset(still)
+
+
 def asked_before(running: Running) -> list[Envelope]:
-    """After a restart: what the rounds in the line asked and nobody has answered, oldest first."""
-    past = running.past
-    return [
-        running.envelope_again(device, ask_id)
-        for opened in past.line
-        for device, ask_id in opened.asks.items()
-        if ask_id in past.owed.of(device)
-    ]
+    """After a restart: all that was asked and not answered, each device's oldest first."""
+    owed = running.past.owed
+    return [running.envelope_again(device, ask_id) for device in owed.busy for ask_id in owed.of(device)]
 
 
 def dissolve(running: Running) -> None:

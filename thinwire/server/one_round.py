@@ -90,9 +90,10 @@ class OneRound:
                 self._folded(FOLD_WAIT_S)
                 self._miss(open_asks)
                 if not self.machine.closed:
-                    self._on(moves.Stop() if running.stop_ordered() else moves.Tick())
-                if running.stopped == "service":
-                    break
+                    stopping = running.stop_ordered()
+                    if running.stopped == "service":
+                        break  # it stays open, and goes on at the next start
+                    self._on(moves.Stop() if stopping else moves.Tick())
         finally:
             self.folds.close()
         return finish(self) if self.machine.closed else Closed("stopped", (), (), self.machine.outstanding)

@@ -160,6 +160,7 @@ class Past:
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.held[event.device] = int(event.head.get("base_version", 0))
                 self.now.accepted.append(event)
+                self.head_taken = event.round  # in a journal of before HeadTaken, this says it
                 self.paces.answered(event)
                 self._time(event)
                 self._measure(event.head)

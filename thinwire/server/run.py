@@ -10,7 +10,7 @@ from thinwire.core.events import Event
 from thinwire.core.fleet import Fleet, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.server.ahead import asked_before, dissolve, line_up, take_head
+from thinwire.server.ahead import answered, asked_before, dissolve, line_up, take_head
 from thinwire.server.beginning import take_first_model
 from thinwire.server.cohort import missing
 from thinwire.server.deadline import evaluation_deadline
@@ -66,13 +66,15 @@ def _rounds(running: Running) -> None:
         running.status("running", f"round {past.open_round.round} goes on")
         _one(running, OneRound.take_up(running))
     while past.steps_made < plan.run.rounds and not _reached(running):
+        if running.stop_ordered():
+            return
         if past.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
                 f"{past.too_few_in_a_row} rounds in a row had too few replies",
                 why=f"the plan allows {plan.cohort.retry_limit}",
                 hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_replies",
             )
-        if running.stop_ordered() or not _gather(running):
+        if not _gather(running):
             return
         if (one := _next(running)) is None:
             _wait_for_busy(running)
@@ -84,7 +86,8 @@ def _next(running: Running) -> OneRound | None:
     """The round whose answers are taken now; None when nobody can be asked."""
     if not running.past.delay:
         return OneRound.open(running)
-    line_up(running)
+    if _missing(running) is None:
+        line_up(running)
     return OneRound.take_up(running) if take_head(running) else None
 
 
@@ -112,11 +115,13 @@ def _one(running: Running, one: OneRound) -> None:
 
 
 def _gather(running: Running) -> bool:
-    """Wait until enough devices are there; False when a person stopped the run meanwhile."""
+    """Wait until enough devices are there, or the head of a line needs nobody any more; False when a person stopped
+    the run meanwhile.
+    """
     began = running.elapsed
     wait_s = running.plan.cohort.wait_s
     _listen(running, 0.0)  # who came before the run began is there
-    while (sentence := _missing(running)) is not None:
+    while (sentence := _missing(running)) is not None and not answered(running):
         running.status("waiting", sentence)
         if running.stop_ordered():
             return False
@@ -135,8 +140,9 @@ def _wait_for_busy(running: Running) -> None:
     _listen(running, POLL_S)
     waited = running.elapsed - past.elapsed_s
     if waited > past.deadline_s * (running.plan.cohort.max_staleness + 1):
-        for device in list(past.owed.busy):
-            running.lose(device, "stale", f"no answer for {waited:.0f} s after its round")
+        for device, asks in running.still_due().items():
+            for ask_id in list(asks)[:1]:
+                running.lose(device, "stale", f"no answer for {waited:.0f} s after its round", ask_id)
 
 
 def _missing(running: Running) -> str | None:
@@ -150,14 +156,7 @@ def _listen(running: Running, wait_s: float) -> None:
     """Between rounds: who comes and goes is noted, answers are kept for the next round."""
     for arrival in running.poll(wait_s):
         if isinstance(arrival, ReplyHead):
-            mine = arrival.update_id.run == running.run_id and not running.wrong(arrival)
-            if mine and str(arrival.update_id) not in running.past.decided:
-                running.defer(arrival)
-                if running.plan.cohort.mode == "buffered" or running.past.delay:
-                    continue  # it will stand in the next buffer or round, which is not to ask it before
-                running.past.owed.release(arrival.update_id.device, arrival.ask_id)
-            else:
-                running.fleet.ack([arrival.update_id])
+            _keep(running, arrival)
         elif isinstance(arrival, Failure) and arrival.ask_id in running.past.owed.of(arrival.device):
             running.lose(arrival.device, arrival.kind, arrival.text, arrival.ask_id)
         elif isinstance(arrival, NodeLeft):
@@ -169,11 +168,30 @@ def _listen(running: Running, wait_s: float) -> None:
             _gone(running, device, "did not come back")
 
 
+def _keep(running: Running, head: ReplyHead) -> None:
+    """Keep an answer for the next round to take; one that none may take is thrown away, and its ask has failed."""
+    past, device = running.past, head.update_id.device
+    if str(head.update_id) in past.decided:
+        if str(head.update_id) not in {event.update_id for event in past.now.accepted}:  # those are folded again
+            running.fleet.ack([head.update_id])
+    elif head.update_id.run != running.run_id:
+        running.fleet.ack([head.update_id])
+    elif wrong := running.wrong(head):
+        if head.ask_id in past.owed.of(device):
+            running.lose(device, *wrong, head.ask_id)
+        running.fleet.ack([head.update_id])
+    else:
+        running.defer(head)
+        if running.plan.cohort.mode == "sync" and not past.delay:  # else it stands in a buffer or round to come
+            past.owed.release(device, head.ask_id)
+
+
 def _gone(running: Running, device: str, why: str) -> None:
     """What it owes closed rounds is not waited for; open ones wait for it to come back, until it is their turn."""
     in_line = [opened.round for opened in running.past.line]
+    late = running.kept_late()
     for ask_id, asked in running.past.owed.of(device).items():
-        if asked not in in_line:
+        if asked not in in_line and ask_id not in late:
             running.lose(device, "left", why, ask_id)
 
 

@@ -202,10 +202,14 @@ class Running:
         What came too late for its round, and is kept for the next to open, is answered. What came too early counts as
         due until its round's turn comes: a device is not to have more under way than the delay allows.
         """
-        in_line = [opened.round for opened in self.past.line]
-        late = {head.ask_id for head in self.deferred if asked_round(head.ask_id) not in in_line}
+        late = self.kept_late()
         owed = {device: self.past.owed.of(device) for device in self.past.owed.busy}
         return {device: {id_: of for id_, of in asks.items() if id_ not in late} for device, asks in owed.items()}
+
+    def kept_late(self) -> set[str]:
+        """The asks of closed rounds whose answers are kept for the next round to open."""
+        in_line = [opened.round for opened in self.past.line]
+        return {head.ask_id for head in self.deferred if asked_round(head.ask_id) not in in_line}
 
     def returning(self) -> set[str]:
         """Devices that were there before the aggregator was started again, may come and still have time to."""

@@ -56,17 +56,18 @@ def fails(*reasons: tuple[str, str]) -> Script:
 
 
 class Started:
-    """One run over three devices that train. `first`: what they do about the first model; `away` as for a device."""
+    """One run over devices that train. `first`: what they do about the first model; `away` as for a device."""
 
     def __init__(
         self,
         folder: Path,
         first: Mapping[str, Script] | None = None,
         away: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+        names: Sequence[str] = NAMES,
         **sections: Mapping[str, object],
     ) -> None:
         self.home, task = AggregatorHome.under(folder), task_of()
-        crowd = Crowd(folder / "clients", Site(), len(NAMES), debug=True)
+        crowd = Crowd(folder / "clients", Site(), len(names), debug=True)
         crowd.folder.mkdir()
         training = Training(task, crowd)
 
@@ -76,7 +77,7 @@ class Started:
             gone = (away or {}).get(name, ())
             return ScriptedDevice(name, work, lambda ask: own(ask) if ask.kind == "init" else Turn(), gone)
 
-        devices = [device(index, name) for index, name in enumerate(NAMES)]
+        devices = [device(index, name) for index, name in enumerate(names)]
         self.fleet = ScriptedFleet(HeldSpool(self.home.spool), VirtualClock(), report(task), devices)
         self.store = Store.open(self.home.database)
         made = initial_model(task, 99)  # another than the devices': of it only the layout counts
@@ -115,9 +116,9 @@ class Started:
         return str(said).removeprefix("the first model is ").removesuffix("'s")
 
 
-def drawn(folder: Path) -> list[str]:
+def drawn(folder: Path, names: Sequence[str] = NAMES) -> list[str]:
     """The devices in the order that the seed draws them."""
-    made = Started(folder / "drawn", dict.fromkeys(NAMES, fails(REFUSES)))
+    made = Started(folder / "drawn", dict.fromkeys(names, fails(("declined", "tasks: not this one"))), names=names)
     made.drive()
     return made.asked()
 

@@ -7,6 +7,9 @@ turn it is. It is version 0 as soon as it is durable, and whatever comes after i
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
 import numpy as np
 
 from thinwire.aggregation import BufferMean, parse
@@ -16,19 +19,21 @@ from thinwire.core.events import FirstModelAsked, FirstModelFailed, RunNoted
 from thinwire.core.fleet import Envelope, NodeLeft
 from thinwire.core.layout import Layout
 from thinwire.core.types import Ask, Failure, ReplyHead, Vector
-from thinwire.server.deadline import Deadline, first_model_deadline
+from thinwire.server.deadline import NAMED, Deadline, first_model_deadline
 from thinwire.server.errands import update_bytes
+from thinwire.server.first_asks import ENOUGH, patient
 from thinwire.server.known import work_of
 from thinwire.server.running import POLL_S, RETURN_S, Running
 
 HALF_BYTES = 2  # of a value of the averaged buffers
+HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"
 
 
 def take_first_model(running: Running) -> bool:
     """Ask one device after the other until one has given a model; False when the run was stopped meanwhile.
 
     `TooFewClients`, with what each said, when for `[cohort] wait_s` seconds in all nobody was there who could be asked;
-    where that is 0, which waits for ever, when all that are there have said no for good.
+    where that is 0, which waits for ever, when all that are there have said no for good. Or when ENOUGH have failed.
     """
     first, waited_s = running.past.first, 0.0
     while not running.stop_ordered():
@@ -56,14 +61,14 @@ def _next(running: Running) -> FirstModelAsked | None:
     """The next ask, recorded; None when nobody can be asked now."""
     first, unable = running.past.first, _unable(running)
     able = [device for device in running.presence.devices if device not in unable]
-    if not able:
+    if not able or len(first.for_good(_most(running))) >= ENOUGH:
         return None
     device = first.next_of(able, running.plan.run.seed)
     again = ", asked again" if first.times[device] else ""
     why = f"the seed drew it from {len(able)}{again}"
     if first.failed is not None and first.failed.device != device:
         why += f", instead of {first.failed.device} ({first.failed.kind})"
-    deadline, ask_id = _deadline(running, device), f"{running.run_id}.init.{device}"
+    deadline, ask_id = _deadline(running, device), _ask_id(running, device)
     asked = FirstModelAsked(
         running.clock.wall(), device, ask_id, why, deadline.seconds, deadline.reason, running.elapsed
     )  # fmt: skip
@@ -71,29 +76,50 @@ def _next(running: Running) -> FirstModelAsked | None:
     return asked
 
 
+def _ask_id(running: Running, device: str) -> str:
+    """Another than that of an ask which was withdrawn, since work on that may still be under way."""
+    late = running.past.first.late[device]
+    return f"{running.run_id}.init{f'-{late}' if late else ''}.{device}"
+
+
 def _fail(running: Running, asked: FirstModelAsked, kind: str, reason: str) -> None:
     now, elapsed = running.clock.wall(), running.elapsed
     running.record(FirstModelFailed(now, asked.device, asked.ask_id, kind, reason, elapsed))
 
 
+def _most(running: Running) -> int:
+    """How often a device is asked that leaves, or lets its time pass."""
+    return running.plan.cohort.retry_limit + 1
+
+
+def _named(said: Mapping[str, str]) -> str:
+    """What some devices said, and of how many more that is kept back: there may be thousands."""
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return "; ".join(f"{device}: {why}" for device, why in itertools.islice(said.items(), NAMED)) + more
+
+
 def _unable(running: Running) -> dict[str, str]:
     """Who is not asked now, with the reason; those who have left are not among them."""
     there = running.presence.hellos
-    barred = running.past.first.bars(running.elapsed)
+    barred = running.past.first.bars(running.elapsed, _most(running))
     return running.unable() | {device: why for device, why in barred.items() if device in there}
 
 
 def _wait(running: Running, waited_s: float) -> float:
     """One look at who comes while nobody can be asked, and how long that took; `waited_s`: those before it."""
     began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
-    passing = running.past.first.may_pass
-    said = "; ".join(f"{device}: {why}" for device, why in sorted({**passing, **unable}.items()))
+    first, most, revoked = running.past.first, _most(running), running.revoked()
+    if len(failed := first.for_good(most)) >= ENOUGH:
+        why = f"{len(failed)} devices failed for good, the last of them {_named(failed)}"
+        raise TooFewClients("no device gave the first model", why=why, hint=HINT)
+    passing = {device: why for device, why in first.may_pass(most).items() if device not in revoked}
+    said = _named(dict(sorted({**failed, **passing, **unable}.items())))
     for_good = bool(unable) and not passing and began >= running.return_by
     if waited_s > wait_s if wait_s else for_good:
         raise TooFewClients(
             "no device gave the first model",
             why=said or f"nobody was there for {wait_s:g} s",
-            hint="look at the task's model() there; or leave [run] init out, and it is made where you type",
+            hint=HINT,
         )
     running.status("waiting", f"waiting: no device can give the first model now{f' ({said})' if said else ''}")
     running.fleet.ack([head.update_id for head in running.poll(POLL_S) if isinstance(head, ReplyHead)])
@@ -101,11 +127,12 @@ def _wait(running: Running, waited_s: float) -> float:
 
 
 def _deadline(running: Running, device: str) -> Deadline:
-    """By the model's size, and by what is known of the device's link."""
+    """By the model's size, by what is known of the device's link, and by how often its time was over before."""
     layout = running.task_layout
     up_bytes = update_bytes("identity", layout, {}) + HALF_BYTES * BufferMean(layout).layout.size
     up = running.known.device(device, work_of(running.plan, running.layout)).up
-    return first_model_deadline(up_bytes, up.seconds(up_bytes).p90 if up else None)
+    one = first_model_deadline(up_bytes, up.seconds(up_bytes).p90 if up else None)
+    return patient(one, running.past.first.late[device])
 
 
 def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, str] | None:

@@ -4,49 +4,101 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from thinwire.core.events import Event, FirstModelAsked, FirstModelFailed
 from thinwire.server.barred import barred_s
+from thinwire.server.deadline import Deadline
 from thinwire.server.spares import in_drawn_order
+
+TRIED = ("left", "stale")  # what may be another time: it was away, slow, or at other work
+OWN = ("declined", "refused")  # what is the device's own affair, and says nothing of the task
+ENOUGH = 10  # devices that failed for good: it is the task then, and one after the other thousands would take days
+MOST_TIMES = 8  # over the first deadline, as the last ask has where nothing is said: nobody else is asked meanwhile
 
 
 @dataclass
 class FirstAsks:
     """`open` is the ask whose answer is waited for: no other answer is taken. `times`: how often each was asked.
 
-    Who left may be asked again as soon as it is back, who declined for now when that has passed, and everybody else
-    when it comes anew and says something else of itself.
+    Who left or let its time pass may be asked again, until that came of `most` asks; who declined for now when that has
+    passed; and everybody else when it comes anew and says something else of itself.
     """
 
     open: FirstModelAsked | None = None
     failed: FirstModelFailed | None = None  # the last one
     times: Counter[str] = field(default_factory=Counter)
+    tried: Counter[str] = field(default_factory=Counter)  # device -> asks of which nothing came, for one of TRIED
+    late: Counter[str] = field(default_factory=Counter)  # device -> of these asks, those whose time was over
     _said: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> why it gave none, and until when
+    _failed: dict[str, FirstModelFailed] = field(default_factory=dict)  # the last one of each, in order
 
     def apply(self, event: Event) -> None:
         """Take in an event, if it is one of these asks."""
         match event:
             case FirstModelAsked():
                 self.open, self.times[event.device] = event, self.times[event.device] + 1
-            case FirstModelFailed():
-                again_s = 0.0 if event.kind == "left" else barred_s(event.kind, event.reason)
+            case FirstModelFailed(device=device):
                 self.open, self.failed = None, event
-                self._said[event.device] = f"{event.kind}: {event.reason}", event.elapsed_s + again_s
+                self._failed.pop(device, None)
+                self._failed[device] = event
+                if event.kind in TRIED:
+                    self.tried[device] += 1
+                if event.kind == "stale":
+                    self.late[device] += 1
+                self._said[device] = _text(event), event.elapsed_s + _again_s(event)
 
     def came_anew(self, device: str) -> None:
+        """The reason may be gone; how often it was tried stays, since who dies of it comes anew each time."""
         self._said.pop(device, None)
 
-    def bars(self, elapsed_s: float) -> dict[str, str]:
+    def bars(self, elapsed_s: float, most: int) -> dict[str, str]:
         """Devices that are not asked now, with the reason."""
-        return {device: why for device, (why, until) in self._said.items() if elapsed_s < until}
+        now = {device: why for device, (why, until) in self._said.items() if elapsed_s < until}
+        return now | self._given_up(most)
 
-    @property
-    def may_pass(self) -> dict[str, str]:
+    def may_pass(self, most: int) -> dict[str, str]:
         """Devices that gave none for a reason that passes by itself."""
-        return {device: why for device, (why, until) in self._said.items() if math.isfinite(until)}
+        given_up = self._given_up(most)
+        passing = {device: why for device, (why, until) in self._said.items() if math.isfinite(until)}
+        return {device: why for device, why in passing.items() if device not in given_up}
 
-    def next_of(self, able: Iterable[str], seed: int) -> str:
-        """Whom the seed draws of those that were asked least often."""
-        return min(in_drawn_order(able, seed, 0), key=lambda device: self.times[device])
+    def for_good(self, most: int) -> dict[str, str]:
+        """Devices that failed for good, the last one first, but for what is only their own affair."""
+        given_up = self._given_up(most)
+        return {
+            device: given_up.get(device, _text(event))
+            for device, event in reversed(self._failed.items())
+            if device in given_up or (event.kind not in OWN and math.isinf(_again_s(event)))
+        }
+
+    def next_of(self, able: Sequence[str], seed: int) -> str:
+        """Whom the seed draws of those that were asked least often; where ENOUGH were tried, of these before others."""
+        tried = [device for device in able if self.tried[device]] if len(self.tried) >= ENOUGH else []
+        return min(in_drawn_order(tried or able, seed, 0), key=lambda device: self.times[device])
+
+    def _given_up(self, most: int) -> dict[str, str]:
+        given_up = [device for device, tried in self.tried.items() if tried >= most]
+        return {device: f"{_text(self._failed[device])} (asks: {self.times[device]})" for device in given_up}
+
+
+def patient(one: Deadline, late: int) -> Deadline:
+    """The deadline of a device that was late so often: twice as long each time, up to MOST_TIMES.
+
+    >>> patient(Deadline(60.0, "60 s: because"), 2)
+    Deadline(seconds=240.0, reason='240 s: 4 times over, for its time was over before; 60 s: because', usual_s=None)
+    """
+    if not late:
+        return one
+    times = min(2**late, MOST_TIMES)
+    seconds = times * one.seconds
+    return Deadline(seconds, f"{seconds:g} s: {times} times over, for its time was over before; {one.reason}")
+
+
+def _text(event: FirstModelFailed) -> str:
+    return f"{event.kind}: {event.reason}"
+
+
+def _again_s(event: FirstModelFailed) -> float:
+    return 0.0 if event.kind in TRIED else barred_s(event.kind, event.reason)

@@ -1,0 +1,127 @@
+"""[run] init = "device": how often a device is asked that is slow, away or silent, and when the run gives up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.test_first_model_of_a_device import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
+from thinwire.core.events import FirstModelAsked, RunStatusChanged
+from thinwire.core.types import Ask
+from thinwire.server.running import Running
+from thinwire.simulation import Turn
+
+MANY = tuple(f"sim-{index:02}" for index in range(12))
+
+
+def slow(ask: Ask) -> Turn:
+    """Slower than one is given at first of which nothing is known."""
+    return Turn(download_s=70.0)
+
+
+def silent(ask: Ask) -> Turn:
+    return Turn(download_s=1e6)
+
+
+def deadlines(made: Started) -> list[float]:
+    return [event.deadline_s for event in made.of(FirstModelAsked)]
+
+
+def test_who_is_only_slow_is_asked_again_after_the_others_and_has_twice_as_long(tmp_path: Path) -> None:
+    one, two, three = drawn(tmp_path)
+    made = Started(tmp_path / "slow", dict.fromkeys(NAMES, slow))
+    made.drive()
+    assert made.store.run(made.run_id).status == "done"
+    assert made.asked() == [one, two, three, one] and made.giver() == one
+    assert deadlines(made) == [60.1, 60.1, 60.1, 120.2]
+    said = "120.2 s: 2 times over, for its time was over before; 60.1 s: 60 s to make it, and"
+    assert made.of(FirstModelAsked)[-1].deadline_reason.startswith(said)
+
+
+def test_a_slow_device_that_is_alone_begins_anew_with_more_time(tmp_path: Path) -> None:
+    """By another ask: it may not have let go of the first yet, and takes nothing up that it works on."""
+    made = Started(tmp_path, {"sim-0": slow}, names=["sim-0"])
+    made.drive()
+    assert made.store.run(made.run_id).status == "done"
+    assert made.asked() == ["sim-0", "sim-0"] and made.giver() == "sim-0"
+    assert len({event.ask_id for event in made.of(FirstModelAsked)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("retries", "times"), [(0, [1]), (3, [1, 2, 4, 8]), (5, [1, 2, 4, 8, 8, 8])], ids=["once", "default", "capped"]
+)
+def test_who_is_silent_is_asked_as_often_as_the_plan_allows(tmp_path: Path, retries: int, times: list[int]) -> None:
+    made = Started(tmp_path, {"sim-0": silent}, names=["sim-0"], cohort={"retry_limit": retries})
+    made.drive()
+    row = made.store.run(made.run_id)
+    assert (row.status, row.exit_code) == ("failed", 6)
+    assert deadlines(made) == pytest.approx([60.1 * often for often in times])
+    assert f"sim-0: stale: no answer within {60.1 * times[-1]:g} s (asks: {len(times)})" in row.status_text
+
+
+def test_how_often_a_device_was_asked_outlives_a_restart(tmp_path: Path) -> None:
+    made = Started(tmp_path, {"sim-0": silent}, names=["sim-0"])
+    made.drive(until=200.0)
+    made.fleet = made.fleet.restart()
+    made.drive()
+    assert made.store.run(made.run_id).status == "failed"
+    assert deadlines(made) == pytest.approx([60.1, 120.2, 240.4, 480.8])
+
+
+def test_who_dies_of_it_is_not_asked_without_bound_though_it_comes_anew_each_time(tmp_path: Path) -> None:
+    gone = [(3.0 + 10 * each, 8.0 + 10 * each) for each in range(200)]
+    made = Started(tmp_path, dict.fromkeys(NAMES, lambda ask: Turn(download_s=30.0)), dict.fromkeys(NAMES, gone))
+    made.drive(until=1900)
+    row = made.store.run(made.run_id)
+    assert (row.status, row.exit_code) == ("failed", 6)
+    assert sorted(made.asked()) == sorted(4 * NAMES)
+    assert all(f"{name}: left: the link was closed (asks: 4)" in row.status_text for name in NAMES)
+
+
+@pytest.mark.parametrize(("revoked", "status"), [(False, "waiting"), (True, "failed")])
+def test_who_left_is_waited_for_unless_it_was_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revoked: bool, status: str
+) -> None:
+    one, two, three = drawn(tmp_path)
+    first = {one: lambda ask: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
+    made = Started(tmp_path / "left", first, {one: [(3.0, 1e9)]})
+    monkeypatch.setattr(Running, "revoked", lambda running: {one} if revoked and running.elapsed > 10 else set())
+    made.drive(until=100.0)
+    assert made.asked() == [one, two, three]
+    assert made.store.run(made.run_id).status == status
+
+
+def test_a_task_that_is_broken_everywhere_is_not_tried_on_every_device(tmp_path: Path) -> None:
+    made = Started(tmp_path, dict.fromkeys(MANY, fails(REFUSES)), names=MANY)
+    made.drive()
+    row, asked = made.store.run(made.run_id), made.asked()
+    assert (row.status, row.exit_code) == ("failed", 6)
+    assert len(asked) == len(set(asked)) == 10
+    last = "; ".join(f"{name}: task-error: x" for name in asked[:-6:-1])
+    assert f"10 devices failed for good, the last of them {last}; and 5 more" in row.status_text
+
+
+def test_where_nobody_answers_ten_are_asked_again_before_others_are(tmp_path: Path) -> None:
+    made = Started(tmp_path, dict.fromkeys(MANY, silent), names=MANY)
+    made.drive()
+    assert made.store.run(made.run_id).status == "failed"
+    assert len(set(made.asked())) == 10 and len(made.asked()) == 40
+
+
+def test_devices_whose_policy_declines_say_nothing_of_the_task(tmp_path: Path) -> None:
+    willing = drawn(tmp_path, MANY)[-1]
+    first = {name: fails(("declined", "tasks: not this one")) for name in MANY if name != willing}
+    made = Started(tmp_path / "willing", first, names=MANY)
+    made.drive()
+    assert made.giver() == willing and len(made.asked()) == 12
+
+
+def test_what_the_waiting_run_says_names_a_few_devices(tmp_path: Path) -> None:
+    made = Started(tmp_path, dict.fromkeys(MANY, fails(NOT_NOW)), names=MANY, cohort={"wait_s": 100})
+    made.drive()
+    row = made.store.run(made.run_id)
+    assert (row.status, row.exit_code) == ("failed", 6)
+    waiting = [event.text for event in made.of(RunStatusChanged) if event.status == "waiting"]
+    for text in (waiting[-1], row.status_text):
+        assert [name for name in MANY if name in text] == list(MANY[:5]) and "; and 7 more" in text

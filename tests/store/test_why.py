@@ -12,7 +12,7 @@ from thinwire.aggregation import parse
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.store import RoundRow, UpdateRow
-from thinwire.store.stages import ALONG, STAGES, along, within
+from thinwire.store.stages import ALONG, STAGES, along, turns, within
 from thinwire.store.why import SMALLER, in_all, why
 
 PARAMETERS = 2_300_000
@@ -147,6 +147,27 @@ def test_what_a_round_saw_of_an_ask_is_all_of_it_from_the_rounds_opening_on(took
     assert set(seen) <= set(STAGES)
     assert min(seen.values()) >= 0.0
     assert sum(seen.values()) == pytest.approx(max(0.0, sum(along(ask).values()) + asked_at - opened_at), abs=1e-6)
+
+
+def test_a_round_asked_ahead_counts_from_when_its_answers_were_taken_however_long_that_was_after_the_one_before():
+    before = replace(ROUND, round=11, opened_at=90.0, closed_at=100.0, seconds=10.0, spent={})
+    waited = replace(ROUND, opened_at=95.0, closed_at=164.8, seconds=3.0, spent={"step_s": 0.3, "store_s": 0.2})
+    ask = replace(ASK, asked_at=95.0, pulled_at=162.5, began_at=164.0, arrived_at=164.5, train_s=1.0)
+    turn_at = turns([before, waited])[12]
+    assert turn_at == pytest.approx(164.8 + 0.5 - 3.0), "a round is closed before its step is made and stored"
+    said = why(waited, [ask], turn_at=turn_at)
+    assert said.sentence.startswith("Round 12 took 3.0 s: waited 2.2 s for pi-3")
+    assert sum(said.stages.values()) == pytest.approx(3.0)
+
+
+def test_a_round_counts_from_its_opening_or_from_when_the_one_before_it_closed():
+    before = replace(ROUND, round=11, opened_at=90.0, closed_at=100.0, seconds=10.0, spent={})
+    never = replace(ROUND, opened_at=95.0, closed_at=120.0, reason="stopped", seconds=0.0, spent={})
+    ahead = replace(ROUND, opened_at=95.0, closed_at=None, reason="", seconds=None, spent={})
+    assert turns([before]) == {11: 90.0}
+    assert turns([before, never])[12] == 120.0
+    assert turns([before, ahead])[12] == 100.0
+    assert turns([replace(before, seconds=10.5)])[11] == 90.0, "never before its opening"
 
 
 @pytest.mark.parametrize(("spec", "bits"), SMALLER.items())

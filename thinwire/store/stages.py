@@ -30,10 +30,21 @@ def along(ask: UpdateRow) -> dict[str, float]:
 def turns(rounds: Sequence[RoundRow]) -> dict[int, float]:
     """When each round began to take answers, from which its seconds count.
 
-    That is when it opened, or, where asks were sent ahead, when the one before it closed.
+    That is when it opened, or, where asks were sent ahead, when it became the head of the line, which may be long after
+    the one before it closed: the run can have waited for devices between the two. Of a closed round its seconds tell;
+    the moment of its closing is from before its step was made and stored, which they hold too. Of an open one the rows
+    tell only when the one before it closed.
     """
-    before = {later.round: earlier.closed_at for earlier, later in pairwise(rounds)}
-    return {one.round: max(one.opened_at, before.get(one.round) or 0.0) for one in rounds}
+    before = {later.round: earlier.closed_at or 0.0 for earlier, later in pairwise(rounds)}
+    return {one.round: max(one.opened_at, _head_at(one, before.get(one.round, 0.0))) for one in rounds}
+
+
+def _head_at(one: RoundRow, before: float) -> float:
+    """`before`: when the round before it closed; 0 where none did."""
+    if one.opened_at >= before or one.closed_at is None or one.seconds is None:
+        return before
+    since = one.seconds - one.spent.get("step_s", 0.0) - one.spent.get("store_s", 0.0)
+    return one.closed_at - max(0.0, since)
 
 
 def within(ask: UpdateRow, opened_at: float) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def update(device: str, sequence: int = 1) -> UpdateId:
     return UpdateId("run-1", device, sequence)
 
 
-def new_round(devices: str = "abc", **terms: object) -> Round:
+def new_round(devices: Sequence[str] = "abc", **terms: object) -> Round:
     given = {"target": len(devices), "floor": 1, "opened_s": 100.0, "deadline_s": 10.0, **terms}
     return Round(Terms(7, 6, {d: f"ask-{d}" for d in devices}, **given))  # type: ignore[arg-type]  # tests vary them
 

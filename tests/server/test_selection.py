@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask, UpdateId
 from thinwire.server.cohort import choose
 from thinwire.server.moves import AskNow, AtWork, Failed, Input, Left, Tick
+from thinwire.server.past import Past
+from thinwire.server.places import at_work_before, place_s, slowest_s
 from thinwire.server.selection import LEAST, draw, odds
 from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
 from thinwire.store import Store
@@ -118,6 +122,35 @@ def test_who_was_slow_before_holds_its_place_for_twice_as_long() -> None:
     assert asked(r.on(Tick(), 108.0, Idle(b=1.0))) == ["b"]
 
 
+def test_one_answer_that_took_hours_holds_no_place_for_longer_than_a_rounds_deadline() -> None:
+    past = Past()
+    past.took["a"] = [28_800.0]
+    past.owed.ask(1, "a", "ask-a", 100.0, 10.0)
+    assert place_s(10.0, 4, 1, slowest_s(past, "a")) == 10.0
+    assert at_work_before(past, 2) == {"a": AtWork("ask-a", 120.0)}, "once more as long as it was given"
+    past.took["a"] = [6.0]
+    assert at_work_before(past, 2) == {"a": AtWork("ask-a", 112.0)}
+
+
+def test_a_round_goes_on_while_earlier_ones_hold_all_places() -> None:
+    r = new_round("a", target=3, max_concurrency=1, earlier={"x": AtWork("ask-old", 1e9)})
+    assert asked(r.on(Tick(), 100.5, Idle(b=1.0, c=1.0))) == []
+    found = r.on(head("a"), 101.0, Idle(b=1.0, c=1.0))
+    assert asked(found) == ["b"], "one at once"
+    assert isinstance(found[-1], AskNow)
+    assert found[-1].why.endswith("; no place is free, but nobody is at work on this round")
+    assert asked(r.on(head("b"), 102.0, Idle(c=1.0))) == ["c"]
+
+
+def test_the_silent_are_named_in_so_many_words_however_many_they_are() -> None:
+    silent, others = [f"s{i:03}" for i in range(60)], {f"o{i:03}": 0.5 for i in range(60)}
+    r = new_round(silent, target=120, max_concurrency=60)
+    found = [each for each in r.on(Tick(), 105.0, Idle(**others)) if isinstance(each, AskNow)]
+    assert len(found) == 60
+    said = "; silent for so long that they hold no place: s000, s001, s002, s003, s004 and 55 more"
+    assert all(each.why.endswith(said) for each in found)
+
+
 @pytest.mark.parametrize(
     "over", [head("x", "ask-old"), Failed("x", "ask-old", "task-error", ""), Left("x", "gone"), Tick()]
 )
@@ -132,16 +165,27 @@ def test_a_cohort_finds_as_many_places_as_earlier_rounds_leave() -> None:
     present = [f"pi-{i}" for i in range(5)]
     cohort = choose(plan(max_concurrency=3), 2, present, {}, {"pi-0": 1}, at_work=1)
     assert (len(cohort.asked), len(cohort.later), cohort.target) == (2, 2, 4)
-    assert choose(plan(max_concurrency=1), 2, present, {}, {"pi-0": 1}, at_work=1).asked == ()
 
 
-def scripted(folder: Path, speeds: dict[str, float], **cohort: object) -> list[Event]:
+def test_one_of_a_cohort_is_asked_though_earlier_rounds_hold_all_places() -> None:
+    present = [f"pi-{i}" for i in range(5)]
+    for at_work in (1, 2):
+        cohort = choose(plan(max_concurrency=1), 2, present, {}, {"pi-0": 1}, at_work=at_work)
+        assert (len(cohort.asked), len(cohort.later), cohort.target) == (1, 3, 4)
+        assert {cohort.reasons[d] for d in cohort.later} == {
+            f"no place is free: {at_work} at work on earlier rounds, and at most 1 devices may be at work at once"
+        }
+    assert choose(plan(max_concurrency=1), 2, ["pi-0"], {}, {"pi-0": 1}, at_work=1).asked == ()
+
+
+def scripted(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: object) -> list[Event]:
     raw = {"run": {"task": "toy", "rounds": 30, "evaluate": "off"}, "local": {"lr": 1, "steps": 1}}
     made = RunPlan.from_json({**raw, "uplink": {"codec": "identity", "feedback": "none"}, "cohort": cohort})
     home = AggregatorHome.under(folder, durable=False)
 
-    def device(name: str, seconds: float) -> ScriptedDevice:
+    def device(name: str, speed: float | list[float]) -> ScriptedDevice:
         def script(ask: Ask) -> Turn:
+            seconds = speed if isinstance(speed, float) else speed.pop(0)
             return Turn(download_s=seconds / 4, compute_s=seconds / 2, upload_s=seconds / 4)
 
         return ScriptedDevice(name, MadeUp(name, LAYOUT), script)
@@ -187,6 +231,15 @@ def test_a_frozen_device_keeps_nobody_from_being_asked(tmp_path: Path) -> None:
     events = scripted(tmp_path, speeds, wait_for=4, max_concurrency=1, deadline_s=100)
     for closing in (event for event in events if isinstance(event, RoundClosed)):
         assert {UpdateId.parse(each).device for each in closing.folded} == set("bcd")
+
+
+def test_a_frozen_device_that_was_slow_once_stops_no_run(tmp_path: Path) -> None:
+    speeds: dict[str, float | list[float]] = {"a": [100.0] + 30 * [1e9], "b": 4.0, "c": 4.0, "d": 4.0}
+    events = scripted(tmp_path, speeds, wait_for=4, max_concurrency=1, deadline_s=20, max_staleness=60)
+    assert [event.device for event in events if isinstance(event, UpdateAccepted) and event.late] == ["a"]
+    rounds = [event for event in events if isinstance(event, RoundOpened | RoundClosed)]
+    waits = [then.elapsed_s - one.elapsed_s for one, then in pairwise(rounds) if isinstance(then, RoundOpened)]
+    assert len(waits) >= 29 and max(waits) < 1.0
 
 
 def test_a_device_that_is_still_at_work_on_an_earlier_round_holds_a_place(tmp_path: Path) -> None:

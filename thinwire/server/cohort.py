@@ -75,14 +75,14 @@ def choose(
     """Draw a round's cohort, by the run's seed, from those who are there, able and idle.
 
     `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates, odds) only.
-    With `max_concurrency` so many, less those `at_work` on earlier rounds, are asked at once, and the others of the
-    cohort `later`.
+    With `max_concurrency` so many, less those `at_work` on earlier rounds, are asked at once, but always one, and the
+    others of the cohort `later`.
     """
     candidates, reasons = _idle(present, unable, busy)
     able = sum(device not in unable for device in present)
     count = min(wanted_count(plan, len(present)), len(candidates))
     target, limit = count, plan.cohort.max_concurrency
-    most = max(0, limit - at_work) if limit else len(candidates)
+    most = max(1, limit - at_work) if limit else len(candidates)
     if plan.cohort.over_select and plan.cohort.clients != "all":
         count = min(len(candidates), math.ceil(count * (1 + plan.cohort.over_select)))
     if count == len(candidates) <= most:
@@ -94,7 +94,9 @@ def choose(
         return Cohort(candidates, drawn, target, count, able, reasons, drawn=odds.reason)
     order = in_drawn_order(drawn, plan.run.seed, round_number)
     asked, later = tuple(sorted(order[:most])), tuple(order[most:])
-    reasons |= dict.fromkeys(later, f"asked when a place is free: at most {limit} devices may be at work at once")
+    full = f"no place is free: {at_work} at work on earlier rounds, and" if at_work >= limit else ""
+    why = f"{full or 'asked when a place is free:'} at most {limit} devices may be at work at once"
+    reasons |= dict.fromkeys(later, why)
     return Cohort(candidates, asked, target, count, able, reasons, later, odds.reason)
 
 

@@ -76,11 +76,19 @@ def auto_deadline(expected: Mapping[str, float | None], wanted: int, floor: int 
         said = f"{seconds:g} s: " + ("three times the" if seconds > LEAST_S else "the least, with")
         said += f" {_brief(enough_s)} in which {wanted} of {len(times)} answers are expected"
     if slower := [f"{device} ({_brief(time)})" for time, device in times if time > seconds]:
-        more = f" and {len(slower) - NAMED} more" if len(slower) > NAMED else ""
-        said += f"; {', '.join(slower[:NAMED])}{more} {'is' if len(slower) == 1 else 'are'} slower"
+        said += f"; {listed(slower)} {'is' if len(slower) == 1 else 'are'} slower"
     if unknown := sum(seconds is None for seconds in expected.values()):
         said += f"; {unknown} not known yet count as {_brief(unseen)}"
     return Deadline(seconds, said, min(enough_s, most_s / MARGIN))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are.
+
+    >>> listed("abc"), listed("abcdefg")
+    ('a, b, c', 'a, b, c, d, e and 2 more')
+    """
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _with_margin(seconds: float) -> float:
@@ -112,8 +120,8 @@ def first_model_deadline(up_bytes: int, up_s: float | None) -> Deadline:
 def in_groups(one: Deadline, devices: int, most: int) -> Deadline:
     """The deadline of a round whose devices are asked one group of `most` after the other; 0: all at once.
 
-    >>> in_groups(Deadline(20.0, "20 s: because"), 9, 4)
-    Deadline(seconds=60.0, reason='60 s: 3 times over, for at most 4 of 9 devices are at work at once; 20 s: because')
+    >>> in_groups(Deadline(20.0, "20 s: because"), 9, 4).reason
+    '60 s: 3 times over, for at most 4 of 9 devices are at work at once; 20 s: because'
     """
     groups = math.ceil(devices / most) if most else 1
     if groups == 1:

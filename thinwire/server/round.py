@@ -21,6 +21,7 @@ from itertools import islice
 
 from thinwire.core.events import CloseReason
 from thinwire.core.types import UpdateId
+from thinwire.server.deadline import listed
 from thinwire.server.moves import (
     Action,
     Asked,
@@ -191,24 +192,33 @@ class Round:
         """Devices whose answer is not here, and whose place another one may have."""
         return [device for device in self.outstanding if device in self.holding and now >= self.holding[device].until_s]
 
+    def _places(self, now: float) -> tuple[int, str]:
+        """(how many are free, what an ask's reason says of them): one, if none is, where nobody works on this round."""
+        held = {device: work for device, work in self.holding.items() if now < work.until_s}
+        silent = self._silent(now)
+        said = f"; silent for so long that they hold no place: {listed(silent)}" if silent else ""
+        free = self.terms.max_concurrency - len(held)
+        if free > 0 or any(self.asks.get(device) == work.ask_id for device, work in held.items()):
+            return free, said
+        return 1, said + "; no place is free, but nobody is at work on this round"
+
     def _fill(self, now: float, spares: Spares) -> list[Action]:
         """Ask as many others as answers are missing and places are free, of those that can answer in time."""
-        left_s, most = self.deadline_at - now, self.terms.max_concurrency
+        left_s, said = self.deadline_at - now, ""
         short = self.terms.target - self.possible
-        if most:
-            short = min(short, most - sum(now < work.until_s for work in self.holding.values()))
+        if short > 0 and self.terms.max_concurrency:
+            free, said = self._places(now)
+            short = min(short, free)
         if short <= 0 or left_s <= 0:
             return []
         others = (spare for spare in spares(left_s) if spare.device not in self.asks)
-        return [self._ask(spare, now) for spare in islice(others, short)]
+        return [self._ask(spare, now, said) for spare in islice(others, short)]
 
-    def _ask(self, spare: Spare, now: float) -> AskNow:
+    def _ask(self, spare: Spare, now: float, said: str) -> AskNow:
         left_s = self.deadline_at - now
         gone = [*self.lost, *(update_id.device for update_id in self.spoiled)]
         instead_of = next((device for device in gone if device not in self.instead.values()), "")
-        why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left"
-        if silent := self._silent(now):
-            why += f"; silent for so long that they hold no place: {', '.join(silent)}"
+        why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left{said}"
         self.asks[spare.device], self.instead[spare.device] = spare.ask_id, instead_of
         self._hold(spare.device, now)
         return AskNow(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)

@@ -86,7 +86,8 @@ class CohortSection(Section):
     staleness_exponent: NotNegative = Field(default=0.5, description="a late reply counts (1 + staleness)^-exponent")
     max_staleness: Count = Field(default=5, description="versions behind from which a reply is dropped")
     retry_limit: Annotated[int, Field(ge=0)] = Field(
-        default=3, description="rounds in a row with too few replies before the run fails"
+        default=3,
+        description="rounds in a row with too few replies before the run fails; more asks of a device for a first model",
     )
     mode: Literal["sync", "buffered"] = Field(
         default="sync",

@@ -87,7 +87,7 @@ class CohortSection(Section):
     max_staleness: Count = Field(default=5, description="versions behind from which a reply is dropped")
     retry_limit: Annotated[int, Field(ge=0)] = Field(
         default=3,
-        description="rounds in a row with too few replies before the run fails; more asks of a device for a first model",
+        description="rounds in a row with too few replies before the run fails; more asks of one device for a model",
     )
     mode: Literal["sync", "buffered"] = Field(
         default="sync",

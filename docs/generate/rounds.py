@@ -1,4 +1,4 @@
-"""Tables of what unequal devices and thin lines cost, from docs/evidence/{stragglers,links,overlap}.json alone."""
+"""Tables of what unequal devices and thin lines cost, from docs/evidence/*.json alone."""
 
 from __future__ import annotations
 
@@ -166,4 +166,28 @@ def _met(name: str, value: float, goal: float) -> bool:
     return value <= goal if "gap" in name else value >= goal
 
 
-PARTS: dict[str, Callable[[], str]] = {"stragglers": stragglers_part, "links": links_part, "overlap": overlap_part}
+def faults_part() -> str:
+    document = read("faults")
+    figures = document["figures"]
+    lines = [
+        (
+            row["fault"], str(row["struck"]) if row["struck"] else "every ask", str(row["lost_updates"]),
+            str(row["double_folds"]), "" if row["identical_share"] is None else f"{row['identical_share']:g}",
+            ", ".join(f"{seconds:.1f}" for seconds in row["recoveries_s"]),
+        )
+        for row in document["rows"]
+    ]  # fmt: skip
+    goals = {"aggregator_max_recovery_s": 10, "device_max_recovery_s": 5}
+    head = ("fault", "times", "lost updates", "double folds", "identical share", "seconds until it went on")
+    told = [
+        (f"`{name}`", f"{figures[name]:.1f}", f"{goal}" + " **(missed)**" * (figures[name] > goal))
+        for name, goal in goals.items()
+    ]
+    return "\n\n".join((
+        measured(document, "with nothing else running", every("faults")),
+        table(head, lines),
+        table(("figure", "measured", "goal"), told),
+    ))  # fmt: skip
+
+
+PARTS: dict[str, Callable[[], str]] = {"faults": faults_part, "stragglers": stragglers_part, "links": links_part, "overlap": overlap_part}

@@ -190,4 +190,6 @@ def faults_part() -> str:
     ))  # fmt: skip
 
 
-PARTS: dict[str, Callable[[], str]] = {"faults": faults_part, "stragglers": stragglers_part, "links": links_part, "overlap": overlap_part}
+PARTS: dict[str, Callable[[], str]] = {
+    "faults": faults_part, "stragglers": stragglers_part, "links": links_part, "overlap": overlap_part,
+}  # fmt: skip

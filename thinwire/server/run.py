@@ -171,11 +171,8 @@ def _listen(running: Running, wait_s: float) -> None:
 def _keep(running: Running, head: ReplyHead) -> None:
     """Keep an answer for the next round to take; one that none may take is thrown away, and its ask has failed."""
     past, device = running.past, head.update_id.device
-    if str(head.update_id) in past.decided:
-        if str(head.update_id) not in {event.update_id for event in past.now.accepted}:  # those are folded again
-            running.fleet.ack([head.update_id])
-    elif head.update_id.run != running.run_id:
-        running.fleet.ack([head.update_id])
+    if str(head.update_id) in past.decided or head.update_id.run != running.run_id:
+        running.fleet.ack([head.update_id])  # of a round whose answers are taken nothing is here: it goes on first
     elif wrong := running.wrong(head):
         if head.ask_id in past.owed.of(device):
             running.lose(device, *wrong, head.ask_id)

@@ -16,13 +16,14 @@ SAY_EVERY_S = 60.0
 @dataclass
 class Outage:
     """Waits with full jitter that grow with the outage: devices that lost an aggregator together do not come back
-    together, and of a few none is late by more than what they missed anyway.
+    together, and of a few none is late by more than half of what they missed anyway.
 
-    A wait is drawn from 0 to what the outage has lasted, from half a second on up to five minutes: by the time, not by
-    the number of tries, which two threads make. Where `within_s`, which the aggregator gave by the number of its
-    devices, asks for more, it is drawn from 0 to that, and after the first try to twice that: a try in `within_s` on
-    average, so that 10 000 come back at some 100 a second, whenever it is there again. Any thread may call it; all wait
-    for one moment, or a device with two would come back at the sooner of two draws.
+    A wait is drawn from 0 to half of what the outage has lasted, from half a second on up to five minutes: by the time,
+    not by the number of tries, which two threads make; some 30 in ten minutes, and then one in two and a half. Where
+    `within_s`, which the aggregator gave by the number of its devices, asks for more, it is drawn from 0 to that, and
+    after the first try to twice that: a try in `within_s` on average, so that 10 000 come back at some 100 a second,
+    whenever it is there again. Any thread may call it; all wait for one moment, or a device with two would come back at
+    the sooner of two draws.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -43,7 +44,7 @@ class Outage:
             first, self._since = self._since is None, now if self._since is None else self._since
             lasted_s = now - (self._since if since is None else min(since, self._since))
             spread_s = within_s if first and not lasted_s else 2 * within_s
-            window_s = min(max(MOST_S, 2 * within_s), max(FIRST_S, lasted_s, spread_s))
+            window_s = min(max(MOST_S, 2 * within_s), max(FIRST_S, lasted_s / 2, spread_s))
             if self._next_at <= now + after_s:
                 self._next_at = now + after_s + self.draw() * window_s
             say = self._said_at is None or now - self._said_at >= SAY_EVERY_S

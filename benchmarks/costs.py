@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,21 +33,32 @@ class Costs:
     step_s: float
     encode_s: float
     exchange_s: float
+    given: bool = False  # measured before this run, and typed
+
+    @classmethod
+    def of(cls, text: str) -> Costs:
+        """
+        >>> Costs.of("0.001,0.002,0.03")
+        Costs(step_s=0.001, encode_s=0.002, exchange_s=0.03, given=True)
+        """
+        return cls(*(float(seconds) for seconds in text.split(",")), given=True)
+
+    def figures(self) -> dict[str, float]:
+        """As a benchmark's document has them."""
+        seconds = {"step_s": self.step_s, "encode_s": self.encode_s, "exchange_s": self.exchange_s}
+        return {**seconds, "costs_given": float(self.given)}
 
     def __str__(self) -> str:
         named = {"a step": self.step_s, "an encoding": self.encode_s, "an exchange": self.exchange_s}
         return ", ".join(f"{name} takes {seconds * 1e3:.3f} ms" for name, seconds in named.items())
 
     def times(self, factor: float) -> Costs:
-        return Costs(self.step_s * factor, self.encode_s * factor, self.exchange_s * factor)
+        return Costs(self.step_s * factor, self.encode_s * factor, self.exchange_s * factor, self.given)
 
 
-def given_costs(text: str) -> Costs:
-    """
-    >>> given_costs("0.001,0.002,0.03")
-    Costs(step_s=0.001, encode_s=0.002, exchange_s=0.03)
-    """
-    return Costs(*(float(seconds) for seconds in text.split(",")))
+def add_option(parser: ArgumentParser) -> None:
+    """`--costs`, which `Costs.of` reads."""
+    parser.add_argument("--costs", help="measured before, with nothing else on the machine: STEP,ENCODE,EXCHANGE in s")
 
 
 def measured(task: str, plan: RunPlan, parameters: int) -> Costs:

@@ -21,7 +21,7 @@ from itertools import product
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.costs import Costs, given_costs, measured
+from benchmarks.costs import Costs, add_option, measured
 from benchmarks.curve import Curve, Devices, curve
 from benchmarks.document import document, note, show
 from benchmarks.entry import arguments, end_what_we_started
@@ -129,13 +129,13 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     parser = arguments("links", __doc__, PRESETS)
-    parser.add_argument("--costs", help="measured before, with nothing else on the machine: STEP,ENCODE,EXCHANGE in s")
+    add_option(parser)
     given = parser.parse_args()
     end_what_we_started()
-    costs = given_costs(given.costs) if given.costs else measured(TASK, plan_of("int8", 1, 1), PARAMETERS)
+    costs = Costs.of(given.costs) if given.costs else measured(TASK, plan_of("int8", 1, 1), PARAMETERS)
     note(f"{costs}; here {SIZE} times that")
     rows = measure(PRESETS[given.preset], costs, len(os.sched_getaffinity(0)))
-    show(document("links", given.preset, rows, {**figures(rows), **vars(costs)}), given.json)
+    show(document("links", given.preset, rows, {**figures(rows), **costs.figures()}), given.json)
 
 
 if __name__ == "__main__":

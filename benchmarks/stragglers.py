@@ -26,7 +26,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks import real_stragglers
-from benchmarks.costs import Costs, given_costs, measured
+from benchmarks.costs import Costs, add_option, measured
 from benchmarks.curve import Curve, Devices, curve
 from benchmarks.document import document, note, show
 from benchmarks.entry import arguments, end_what_we_started
@@ -203,17 +203,17 @@ def real_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     parser = arguments("stragglers", __doc__, PRESETS)
-    parser.add_argument("--costs", help="measured before, with nothing else on the machine: STEP,ENCODE,EXCHANGE in s")
+    add_option(parser)
     given = parser.parse_args()
     end_what_we_started()
-    costs = given_costs(given.costs) if given.costs else measured(TASK, plan_of(WAITING, 1, 1), PARAMETERS)
+    costs = Costs.of(given.costs) if given.costs else measured(TASK, plan_of(WAITING, 1, 1), PARAMETERS)
     note(f"{costs}; drawn out {stretch(costs):.0f} times")
     preset, real = PRESETS[given.preset], list[dict[str, Any]]()
     rows = measure(preset, costs, len(os.sched_getaffinity(0)))
     if preset.real_rounds:
         with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
             real = measure_processes(preset, Path(folder))
-    found = {**figures(rows), **real_figures(real), **vars(costs), "stretch": stretch(costs)}
+    found = {**figures(rows), **real_figures(real), **costs.figures(), "stretch": stretch(costs)}
     show(document("stragglers", given.preset, [*rows, *real], found), given.json)
 
 

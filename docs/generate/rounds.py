@@ -33,7 +33,8 @@ def links_part() -> str:
         "in_time_share": "of all asks of the ladder's runs, those whose answer was there by the deadline",
     }
     goals = {"speedup": "1.0", "in_time_share": "0.95"}
-    costs = f"a step took {1000 * figures['step_s']:.2f} ms and an encoding {1000 * figures['encode_s']:.2f} ms"
+    step_ms, encode_ms = (1000 * figures[name] for name in ("step_s", "encode_s"))
+    costs = f"a step took {step_ms:.2f} ms and an encoding {encode_ms:.2f} ms{_given(figures)}"
     return "\n\n".join((
         measured(document, VIRTUAL, costs, every("links")),
         table(("uplink", "seconds to the target"), lines),
@@ -42,6 +43,10 @@ def links_part() -> str:
             [(f"`{name}`", f"{figures[name]:.2f}", goals[name], means[name]) for name in goals],
         ),
     ))  # fmt: skip
+
+
+def _given(figures: Mapping[str, float]) -> str:
+    return " (measured before, alone on the machine)" if figures.get("costs_given") else ""
 
 
 def _of(rows: Sequence[Row], uplink: str) -> list[float]:
@@ -95,8 +100,8 @@ def stragglers_part() -> str:
         "all alive": [row for row in rows if not row["dying"]],
         "one dead, `staleness_exponent = 0.5`": [row for row in rows if row["exponent"]],
     }
-    costs = ", ".join(f"{1000 * figures[name]:.2f}" for name in ("step_s", "encode_s", "exchange_s"))
-    said = f"a step, an encoding and an exchange took {costs} ms, drawn out {figures['stretch']:.0f} times"
+    costs = ", ".join(f"{1000 * figures[name]:.2f}" for name in ("step_s", "encode_s", "exchange_s")) + " ms"
+    said = f"a step, encoding and an exchange took {costs}, drawn out {figures['stretch']:.0f} times{_given(figures)}"
     return "\n\n".join((
         measured(document, VIRTUAL, said, every("stragglers")),
         *(part for name, of in settings.items() for part in (f"{name[0].upper()}{name[1:]}:", _policies(of, policies))),

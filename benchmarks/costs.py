@@ -41,7 +41,8 @@ class Costs:
         >>> Costs.of("0.001,0.002,0.03")
         Costs(step_s=0.001, encode_s=0.002, exchange_s=0.03, given=True)
         """
-        return cls(*(float(seconds) for seconds in text.split(",")), given=True)
+        step_s, encode_s, exchange_s = (float(seconds) for seconds in text.split(","))
+        return cls(step_s, encode_s, exchange_s, given=True)
 
     def figures(self) -> dict[str, float]:
         """As a benchmark's document has them."""

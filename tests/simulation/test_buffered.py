@@ -41,8 +41,10 @@ def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]
     fleet = ScriptedFleet(HeldSpool(folder / "spool"), clock, report(task), devices)
     with Store.open(home.database, durable=False) as store:
         made = initial_model(task, plan.run.seed)
-        run_id = submit(store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task))
-        row = drive(run_id, store=store, fleet=fleet, home=home, clock=clock, simulated=True)
+        run_id = submit(
+            store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
+        )
+        row = drive(run_id, store=store, fleet=fleet, home=home, clock=clock)
         assert row.status == "done", row.status_text
         events = [event for _, event in store.events(run_id)]
     counted = [event.device for event in events if isinstance(event, UpdateAccepted)]

@@ -89,7 +89,7 @@ class Started:
         """Until the run is over, or the aggregator ends at a time on the clock."""
         clock = self.fleet.virtual
         drive(
-            self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=clock, simulated=True,
+            self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=clock,
             stop=lambda: "service" if clock.now() >= until else None,
         )  # fmt: skip
 

@@ -79,7 +79,7 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
             running.known.greeted(event.device, hello.link.get("rtt_s", 0.0))
         sent = running.past.sent.get(head.ask_id, 0)
         running.known.learn(event.device, work, durations(head, sent, epochs_of(running.plan)))
-    return running.known.news(now) if running.teaches else []
+    return [] if running.simulated else running.known.news(now)
 
 
 def _stepped(one: OneRound, closed: Closed) -> Closed:

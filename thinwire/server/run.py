@@ -32,23 +32,21 @@ def drive(
     presence: Presence | None = None,
     stop: Callable[[], StopOrder] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
-    simulated: bool = False,
 ) -> RunRow:
     """Make or go on with a run until it is done, failed or stopped; gives its row.
 
     `stop` is asked often: "run" ends the run for good, "service" leaves it as it is, to go on at the next start. A
     ThinwireError ends the run as failed, with the reason in its status; anything else is raised. On a full disk
-    NotWritten is raised and the run is left unchanged; the next start continues it. `simulated`: nobody on the fleet
-    can be shut out, nothing waits while an update is folded, and nobody resumes the run.
+    NotWritten is raised and the run is left unchanged; the next start continues it. Of a simulated run nobody can be
+    shut out, nothing waits while an update is folded, and nobody resumes it.
     """
     running = Running(run_id, store, fleet, home, clock or RealClock(), presence or Presence(), stop, on_event)
-    running.simulated = simulated
     try:
         _rounds(running)
         if running.stopped != "service":
             _end(running)
     except ThinwireError as error:
-        if isinstance(error, NotWritten) and not simulated:
+        if isinstance(error, NotWritten) and not running.simulated:
             raise
         dissolve(running)
         running.status("failed", str(error), error.exit_code)

@@ -53,8 +53,8 @@ class Running:
         self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
         self.on_event, self._stop = on_event, stop
         self.stopped: StopOrder = None
-        self.simulated = False  # its devices are in nobody's roster
         row = store.run(run_id)
+        self.simulated = row.source == "sim"  # its devices are in nobody's roster, and say nothing of others'
         self.plan, self.report, self.task_layout = (
             RunPlan.from_json(row.plan),
             row.task_report,
@@ -70,8 +70,7 @@ class Running:
         if self.past.model is None and self.plan.run.init != "device":  # which is asked for it before the first round
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         self.begin()
-        self.teaches = row.source == "devices"  # what is measured of simulated devices says nothing of others
-        self.known = Known(store.measures() if self.teaches else ())
+        self.known = Known(() if self.simulated else store.measures())
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
         self.deferred: list[ReplyHead] = []  # answers that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()

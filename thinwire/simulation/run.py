@@ -173,7 +173,7 @@ def run_sim(
         crowd = Crowd(folder, site, clients, debug, tuple(step_s))
         with answering(task, crowd, processes, spec) as workers:
             fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers).step
-            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event, simulated=True)
+            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
     return run_id
 
 

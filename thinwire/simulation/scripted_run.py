@@ -41,5 +41,5 @@ def run_scripted(
     nothing = np.zeros(0, np.float32)
     run_id = submit(store, home, plan, layout, first, nothing, {}, reported(plan, layout), source="sim")
     with store.gathering(run_id):
-        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, on_event=on_event, simulated=True)
+        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, on_event=on_event)
     return run_id

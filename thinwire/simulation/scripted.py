@@ -7,11 +7,9 @@ the clock goes on to the next thing that happens to a device, and an hour of rou
 from __future__ import annotations
 
 import hashlib
-import heapq
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, Spool, TaskReport
@@ -19,25 +17,27 @@ from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings
 from thinwire.simulation.local import LocalFleet, LocalLink
 from thinwire.simulation.made_up import Work
 from thinwire.simulation.scripted_device import Kept, ScriptedDevice
+from thinwire.simulation.timetable import Timetable
 from thinwire.simulation.turns import Again, Turn
 
-Step = Literal["come", "die", "left", "look", "work", "send"]
 
-
-@dataclass(order=True)
+@dataclass(frozen=True)
 class Due:
-    """Something that happens to a device at a time on the clock, if it is still in that life.
+    """A step of a device, a method of the fleet that it is before by then. `life`: the one it belongs to, None: any."""
 
-    `life` None: happens in any life.
-    """
+    step: Callable[..., None]
+    device: ScriptedDevice
+    life: int | None
+    given: tuple[Any, ...]
 
-    at: float
-    number: int
-    step: Step = field(compare=False)
-    device: ScriptedDevice = field(compare=False)
-    life: int | None = field(compare=False)
-    delivery: Delivery | None = field(compare=False, default=None)
-    turn: Turn = field(compare=False, default=Turn())
+
+@dataclass(frozen=True)
+class Held:
+    """An answer that leaves when the asks of round `until` go out."""
+
+    until: int
+    device: ScriptedDevice
+    kept: Kept
 
 
 class ScriptedFleet(LocalFleet):
@@ -54,9 +54,8 @@ class ScriptedFleet(LocalFleet):
         super().__init__(spool, clock)
         self.virtual, self.report, self.grace_s = clock, report, grace_s
         self.devices: dict[str, ScriptedDevice] = {}
-        self._due: list[Due] = []
-        self._numbers: Iterator[int] = itertools.count()
-        self._held: list[tuple[int, Due]] = []  # (the round that lets it go, what is then sent)
+        self._timetable = Timetable[Due](clock)
+        self._held: list[Held] = []
         for device in devices:
             self.add(device)
 
@@ -71,19 +70,19 @@ class ScriptedFleet(LocalFleet):
             self.come(device.name, until - self.virtual.now())
 
     def come(self, name: str, after_s: float = 0.0) -> None:
-        self._after(after_s, "come", self.devices[name], always=True)
+        self._timetable.put(after_s, Due(ScriptedFleet._come, self.devices[name], None, ()))
 
     def die(self, name: str, after_s: float = 0.0) -> None:
         """Without a word: what it has made is on its disk, what it was working on is gone."""
-        self._after(after_s, "die", self.devices[name], always=True)
+        self._timetable.put(after_s, Due(ScriptedFleet._die, self.devices[name], None, ()))
 
     def restart(self, spool: Spool | None = None) -> ScriptedFleet:
         """A new aggregator's fleet on the same spool's files, before the same devices: no time has passed for them.
 
         Devices that are there say hello again; of those that are gone the new one knows nothing.
         """
-        again = ScriptedFleet(spool or self.spool, self.virtual, self.report, (), self.grace_s)
-        again.devices, again._due, again._numbers, again._held = self.devices, self._due, self._numbers, self._held
+        again = type(self)(spool or self.spool, self.virtual, self.report, (), self.grace_s)
+        again.devices, again._timetable, again._held = self.devices, self._timetable, self._held
         again._live = {name: link for name, link in self._live.items() if not link.closed}
         for link in again._live.values():
             link.fleet = again
@@ -96,57 +95,25 @@ class ScriptedFleet(LocalFleet):
         super().send(asks)
         for envelope in asks:
             if envelope.device in self.devices:
-                self._after(0.0, "look", self.devices[envelope.device])
+                self._after(0.0, ScriptedFleet._look, self.devices[envelope.device])
         newest = max((envelope.ask.round for envelope in asks if envelope.ask.kind == "train"), default=0)
-        going = [due for number, due in self._held if number <= newest]
-        self._held = [(number, due) for number, due in self._held if number > newest]
-        for due in going:
-            self._after(due.at, "send", due.device, due.delivery, due.turn)
+        held, self._held = self._held, [one for one in self._held if one.until > newest]
+        for one in held:
+            if one.until <= newest:
+                self._after(one.kept.upload_s, ScriptedFleet._send, one.device, one.kept.ask_id)
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         """What has arrived; if nothing has, the clock goes on to what arrives next, by `wait_s` at most."""
         until = self.virtual.now() + wait_s
-        while self._due and self._due[0].at <= (self.virtual.now() if self._inbox else until):
-            due = heapq.heappop(self._due)
-            self.virtual.advance(max(0.0, due.at - self.virtual.now()))
-            if due.life in (None, due.device.life):
-                self._happens_whole(due)
+        while self._timetable.next_at <= (self.virtual.now() if self._inbox else until):
+            with self._timetable.taken() as due:  # what the aggregator's death cuts off happens again, to the next one
+                if due.life in (None, due.device.life):
+                    due.step(self, due.device, *due.given)
         return super().poll(max(0.0, until - self.virtual.now()))
 
-    def _after(
-        self,
-        seconds: float,
-        step: Step,
-        device: ScriptedDevice,
-        delivery: Delivery | None = None,
-        turn: Turn | None = None,
-        always: bool = False,
-    ) -> None:
-        at, life = self.virtual.now() + seconds, None if always else device.life
-        heapq.heappush(self._due, Due(at, next(self._numbers), step, device, life, delivery, turn or Turn()))
-
-    def _happens_whole(self, due: Due) -> None:
-        """What the aggregator's death cut off happens again, to the next one."""
-        try:
-            self._happens(due)
-        except BaseException:
-            heapq.heappush(self._due, due)
-            raise
-
-    def _happens(self, due: Due) -> None:
-        match due.step, due.delivery:
-            case "come", _:
-                self._come(due.device)
-            case "die", _:
-                self._die(due.device)
-            case "left", _:
-                self._left(due.device)
-            case "look", _:
-                self._look(due.device)
-            case "work", Delivery():
-                self._work(due.device, due.delivery, due.turn)
-            case "send", Delivery():
-                self._send(due.device, due.delivery, due.turn)
+    def _after(self, seconds: float, step: Callable[..., None], device: ScriptedDevice, *given: Any) -> None:
+        """Unless the device dies before."""
+        self._timetable.put(seconds, Due(step, device, device.life, given))
 
     # What happens to a device.
 
@@ -162,8 +129,8 @@ class ScriptedFleet(LocalFleet):
         device.link.hello(self._hello(device))
         for kept in device.outbox.values():
             if not kept.pushed:
-                self._upload(device, kept.delivery, kept.turn)
-        self._after(0.0, "look", device)
+                self._upload(device, kept)
+        self._after(0.0, ScriptedFleet._look, device)
 
     def _die(self, device: ScriptedDevice) -> None:
         if device.link is None:
@@ -171,7 +138,7 @@ class ScriptedFleet(LocalFleet):
         device.link.closed, device.link, device.busy = True, None, False
         device.sent_by = 0.0
         device.life += 1
-        self._after(self.grace_s, "left", device)
+        self._after(self.grace_s, ScriptedFleet._left, device)
 
     def _left(self, device: ScriptedDevice) -> None:
         if (link := self._live.get(device.name)) is not None and link.closed:
@@ -187,10 +154,10 @@ class ScriptedFleet(LocalFleet):
             device.outbox.clear()
         elif ask.ask_id in device.outbox:
             if device.outbox[ask.ask_id].pushed:
-                self._upload(device, delivery, device.outbox[ask.ask_id].turn)
+                self._upload(device, device.outbox[ask.ask_id])
         else:
             self._begin(device, delivery)
-        self._after(0.0, "look", device)
+        self._after(0.0, ScriptedFleet._look, device)
 
     def _begin(self, device: ScriptedDevice, delivery: Delivery) -> None:
         ask, turn = delivery.ask, device.turn(delivery.ask)
@@ -200,13 +167,13 @@ class ScriptedFleet(LocalFleet):
             self._fail(device, ask, "need-plan", "")
             return
         device.busy, turn = True, device.work.begin(delivery, turn)
-        self._after(turn.download_s + turn.compute_s + turn.encode_s, "work", device, delivery, turn)
+        self._after(turn.download_s + turn.compute_s + turn.encode_s, ScriptedFleet._work, device, delivery, turn)
 
     def _work(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
         """The work on an ask is over: the answer is made, and on its way if nothing holds it."""
         assert device.link is not None
         ask, device.busy = delivery.ask, False
-        self._after(0.0, "look", device)
+        self._after(0.0, ScriptedFleet._look, device)
         if ask.ask_id in device.link.cancelled():
             return
         if turn.failure is not None:
@@ -220,31 +187,28 @@ class ScriptedFleet(LocalFleet):
         kept = device.outbox[ask.ask_id] = Kept(delivery, turn, replace(head, timings=timings), body)
         kept.more = [_once_more(device.work, kept, again) for again in turn.again]
         if turn.held:
-            due = Due(turn.sending_s(len(body)), 0, "send", device, None, delivery, turn)
-            self._held.append((ask.round + turn.held, due))
+            self._held.append(Held(ask.round + turn.held, device, kept))
         elif turn.lost != "answer":
             device.busy = not device.overlaps
-            self._upload(device, kept.delivery, turn)
+            self._upload(device, kept)
 
-    def _upload(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
-        seconds = turn.sending_s(len(device.outbox[delivery.ask.ask_id].body))
+    def _upload(self, device: ScriptedDevice, kept: Kept) -> None:
+        seconds = kept.upload_s
         if device.overlaps:
             device.sent_by = max(device.sent_by, self.virtual.now()) + seconds
             seconds = device.sent_by - self.virtual.now()
-        self._after(seconds, "send", device, delivery, turn)
+        self._after(seconds, ScriptedFleet._send, device, kept.ask_id)
 
-    def _send(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
+    def _send(self, device: ScriptedDevice, ask_id: str) -> None:
         """The last byte of an answer is here."""
-        ask_id = delivery.ask.ask_id
         if not device.overlaps:
             device.busy = False
-        self._after(0.0, "look", device)
+        self._after(0.0, ScriptedFleet._look, device)
         if device.link is None or (kept := device.outbox.get(ask_id)) is None:
             return
-        upload_s = turn.sending_s(len(kept.body))
-        self.take(device.link, kept.head, kept.body, upload_s)
+        self.take(device.link, kept.head, kept.body, kept.upload_s)
         for head, body in () if kept.pushed else kept.more:
-            self.take(device.link, head, body, upload_s)
+            self.take(device.link, head, body, kept.upload_s)
         kept.pushed = True
         if not kept.head.parts:
             del device.outbox[ask_id]  # no verdict will come

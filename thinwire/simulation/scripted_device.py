@@ -24,6 +24,14 @@ class Kept:
     more: list[tuple[ReplyHead, bytes]] = field(default_factory=list)  # what is sent beside it
     pushed: bool = False
 
+    @property
+    def ask_id(self) -> str:
+        return self.delivery.ask.ask_id
+
+    @property
+    def upload_s(self) -> float:
+        return self.turn.sending_s(len(self.body))
+
 
 @dataclass
 class ScriptedDevice:

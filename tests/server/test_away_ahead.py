@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.server.test_crash_ahead import World
-from tests.server.test_crash_anywhere import Fate, Outcome
+from tests.server.crashes import Fate, Outcome, Whole, World, killed, undisturbed_once
+from tests.server.test_crash_ahead import ahead
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
 from thinwire.core.types import Ask
@@ -54,17 +53,14 @@ ALL = plan("wait_for = 3\nmin_replies = 3\nretry_limit = 1")
 
 
 def away_for_a_minute(folder: Path, fate: Fate, which: RunPlan = ALL) -> World:
-    return World(folder, fate, which, turn, away={"c": [(FROM_S, UNTIL_S)]})
+    return ahead(folder, fate, which, turn, away={"c": [(FROM_S, UNTIL_S)]})
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, list[str]]:
-    fate = Fate()
-    return away_for_a_minute(tmp_path_factory.mktemp("undisturbed"), fate).live(), fate.places
+undisturbed = undisturbed_once(away_for_a_minute)
 
 
 def test_a_minute_without_a_device_costs_one_round_and_the_run_goes_on_where_it_was(
-    undisturbed: tuple[Outcome, list[str]],
+    undisturbed: Whole,
 ) -> None:
     made, _ = undisturbed
     assert made.status == "done"
@@ -82,15 +78,13 @@ def test_a_minute_without_a_device_costs_one_round_and_the_run_goes_on_where_it_
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_a_kill_anywhere_changes_nothing(undisturbed: tuple[Outcome, list[str]], tmp_path: Path, share: int) -> None:
+def test_a_kill_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, share: int) -> None:
     made, places = undisturbed
-    for at, place in list(enumerate(places, start=1))[share::SHARES]:
-        again = away_for_a_minute(tmp_path / str(at), Fate(at)).live()
-        assert same(again) == same(made), f"killed at place {at}: {place}"
-        shutil.rmtree(tmp_path / str(at))
+    for where, again in killed(away_for_a_minute, tmp_path, places, slice(share, None, SHARES)):
+        assert same(again) == same(made), where
 
 
-def test_a_kill_while_it_waits_changes_nothing(undisturbed: tuple[Outcome, list[str]], tmp_path: Path) -> None:
+def test_a_kill_while_it_waits_changes_nothing(undisturbed: Whole, tmp_path: Path) -> None:
     made, _ = undisturbed
     world = away_for_a_minute(tmp_path, Fate())
     world.dies_at = FROM_S + 20.0
@@ -110,7 +104,7 @@ def test_wait_s_bounds_the_wait(tmp_path: Path) -> None:
 def test_rounds_that_were_asked_together_and_lack_the_same_device_fail_once(tmp_path: Path) -> None:
     """`wait_for` is met without it, so nobody is waited for; the rounds ahead had asked it, and were to have it."""
     most = plan("wait_for = 2\nmin_replies = 0.9\nretry_limit = 1", rounds=5, delay=3)
-    made = World(tmp_path, Fate(), most, turn, away={"c": [(FROM_S, 1e9)]}).live()
+    made = ahead(tmp_path, Fate(), most, turn, away={"c": [(FROM_S, 1e9)]}).live()
     assert made.status == "done"
     reasons = [e.reason for e in made.of(RoundClosed)]
     assert reasons.count("too-few") == 4 and reasons[-1] == "all"
@@ -120,7 +114,7 @@ def test_failing_rounds_still_end_a_run(tmp_path: Path) -> None:
     def failing(name: str, ask: Ask) -> Turn:
         return Turn(failure=("task-error", "x"))
 
-    made = World(tmp_path, Fate(), plan("wait_for = 3\nretry_limit = 1"), failing).live()
+    made = ahead(tmp_path, Fate(), plan("wait_for = 3\nretry_limit = 1"), failing).live()
     assert made.status == "failed"
     assert made.of(RunStatusChanged)[-1].text.startswith("2 rounds in a row had too few replies")
 
@@ -129,6 +123,6 @@ def test_who_answers_later_than_all_deadlines_is_asked_as_soon_as_it_has_answere
     def slow(name: str, ask: Ask) -> Turn:
         return Turn(compute_s=50.0) if ask.kind == "train" else Turn(compute_s=0.0)
 
-    made = World(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 1", rounds=3), slow).live()
+    made = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 1", rounds=3), slow).live()
     assert made.status == "done"
     assert [round(e.elapsed_s) for e in made.of(RoundOpened)][:3] == [0, 0, 50]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.server.test_crash_anywhere import LAYOUT, PLAN, Fate, World, change
+from tests.server.crashes import LAYOUT, Fate, change, killed
+from tests.server.test_crash_anywhere import PLAN, World
 from thinwire.aggregation import parse
 from thinwire.aggregation.algorithms import algorithm_of, carried, followed
 from thinwire.core import RunPlan
@@ -73,12 +74,10 @@ def test_it_is_the_mean_over_all_that_ever_counted_of_what_each_of_them_sent(tmp
 
 @BOTH
 def test_a_crash_changes_nothing_of_it(tmp_path: Path, algorithm: str) -> None:
-    fate = Fate()
-    made = World(tmp_path / "whole", fate, plan_of(algorithm)).live()
-    for at in range(1, len(fate.places) + 1, EVERY):
-        again = World(tmp_path / str(at), Fate(at), plan_of(algorithm)).live()
-        assert again.same() == made.same(), f"killed at place {at}: {fate.places[at - 1]}"
-        shutil.rmtree(tmp_path / str(at))
+    fate, begin = Fate(), partial(World, plan=plan_of(algorithm))
+    made = begin(tmp_path / "whole", fate).live()
+    for where, again in killed(begin, tmp_path, fate.places, slice(0, None, EVERY)):
+        assert again.same() == made.same(), where
 
 
 @pytest.mark.parametrize(("known", "expected"), [({}, 1.0), ({"b": 30}, 1.75), ({"a": 10, "b": 30}, 2.25)])

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.server.crashes import LAYOUT, Fate, Killed, World
 from tests.server.test_away_ahead import plan
-from tests.server.test_crash_ahead import World
-from tests.server.test_crash_anywhere import LAYOUT, Fate
+from tests.server.test_crash_ahead import ahead
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, HeadTaken, RoundClosed, RunStatusChanged
 from thinwire.core.types import Ask, ReplyHead
@@ -23,9 +23,6 @@ from thinwire.simulation import Turn, reported
 from thinwire.store import FileSpool, Store
 
 SLOW = {"c": 10.0}  # in the first round, seconds
-
-
-class Killed(BaseException): ...
 
 
 def turn(name: str, ask: Ask) -> Turn:
@@ -40,14 +37,14 @@ def closed(events: Iterable[Event]) -> list[tuple[int, str, int]]:
 def test_a_head_that_has_all_its_answers_waits_for_nobody(tmp_path: Path) -> None:
     """Two devices answer round 2 ahead of its turn and are switched off."""
     both = plan("wait_for = 3\nmin_replies = 2\nwait_s = 100", rounds=2)
-    made = World(tmp_path, Fate(), both, turn, away={"a": [(5.0, 1e9)], "b": [(5.0, 1e9)]}).live()
+    made = ahead(tmp_path, Fate(), both, turn, away={"a": [(5.0, 1e9)], "b": [(5.0, 1e9)]}).live()
     assert made.status == "done"
     assert closed(made.events) == [(1, "all", 3), (2, "all", 3)]
 
 
 def test_a_bad_answer_that_comes_while_the_head_waits_fails_its_ask(tmp_path: Path) -> None:
     away = {"a": [(2.5, 15.0)], "b": [(2.5, 15.0)]}
-    world = World(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 2", rounds=3), turn_of(c=4.0), away=away)
+    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 2", rounds=3), turn_of(c=4.0), away=away)
     take: Callable[..., Any] = world.fleet.take
 
     def foreign(link: Any, reply: Any, *more: Any) -> Any:
@@ -91,7 +88,7 @@ def test_a_journal_that_does_not_say_when_a_heads_time_began_loses_no_answer(
     tmp_path: Path, unsaid: type[Event] | None
 ) -> None:
     """As it was before that was an event: an aggregator that is updated in the middle of a round."""
-    world = World(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 2\nwait_s = 100", rounds=3), turn)
+    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 2\nwait_s = 100", rounds=3), turn)
 
     def dies() -> None:
         if world.clock.now() >= 5.0:
@@ -106,7 +103,7 @@ def test_a_journal_that_does_not_say_when_a_heads_time_began_loses_no_answer(
 def test_a_service_that_is_stopped_leaves_the_round_open(tmp_path: Path, overlap: str) -> None:
     cohort = "[cohort]\nwait_for = 3\ndeadline_s = 60\nretry_limit = 0\n"
     text = f'[run]\ntask = "toy"\nrounds = 3\n{cohort}[local]\nlr = 1\n'
-    world = World(tmp_path, Fate(), RunPlan.parse(text + overlap), turn)
+    world = ahead(tmp_path, Fate(), RunPlan.parse(text + overlap), turn)
     events, status = restarted(world, lambda: "service" if 5.0 <= world.clock.now() < 5.2 else None)
     assert status == "done"
     assert closed(events) == [(number, "all", 3) for number in (1, 2, 3)]

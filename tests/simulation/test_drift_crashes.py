@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.client.small import task_of
-from tests.server.test_crash_anywhere import Fate, Killed, Outcome, deadly
+from tests.server.crashes import Fate, Killed, Outcome, deadly
 from tests.simulation.test_drift import SIZES, Point, data, loss, plan_of
 from tests.store.agreement import empty_database
 from thinwire.aggregation.algorithms import algorithm_of, carried

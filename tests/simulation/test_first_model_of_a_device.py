@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.client.small import plan_of, task_of
+from tests.server.crashes import Killed
 from thinwire.client import Site
 from thinwire.client.initial import initial_model
 from thinwire.client.task import report
@@ -39,10 +40,6 @@ NAMES = ("sim-0", "sim-1", "sim-2")
 def plan(**run: object) -> RunPlan:
     raw = plan_of("steps = 2", codec="int8", feedback="none").to_json()
     return RunPlan.from_json({**raw, "run": {**raw["run"], "rounds": 2, "init": "device", **run}})
-
-
-class Killed(BaseException):
-    """The process is gone."""
 
 
 Script = Callable[[Ask], Turn]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from thinwire.core import Key, Registry, VirtualClock, derive
 from thinwire.core.errors import CodecError, DataLost
-from thinwire.core.events import KINDS, RoundClosed, UpdateDropped, from_json, to_json
+from thinwire.core.event_json import KINDS, from_json, to_json
+from thinwire.core.events import RoundClosed, UpdateDropped
 from thinwire.core.home import Held, disk_error, find_home, hold, holder, write_atomically
 from thinwire.core.keys import word32
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.store.agreement import assert_sums_agree, empty_database
 from thinwire.core import Layout, RunPlan
 from thinwire.core.clock import VirtualClock
+from thinwire.core.event_json import to_json
 from thinwire.core.events import (
     ClientAsked,
     ClientFailed,
@@ -29,7 +30,6 @@ from thinwire.core.events import (
     RoundOpened,
     UpdateAccepted,
     UpdateDropped,
-    to_json,
 )
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask, UpdateId

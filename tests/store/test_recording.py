@@ -21,16 +21,8 @@ from tests.store.story import (
     status,
 )
 from thinwire.core.errors import NotFound
-from thinwire.core.events import (
-    ClientAsked,
-    ClientFailed,
-    Evaluated,
-    Event,
-    ModelStored,
-    RunNoted,
-    UpdateFolded,
-    to_json,
-)
+from thinwire.core.event_json import to_json
+from thinwire.core.events import ClientAsked, ClientFailed, Evaluated, Event, ModelStored, RunNoted, UpdateFolded
 from thinwire.store import Store
 
 

@@ -9,7 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.events import Event, RunStatusChanged, from_json
+from thinwire.core.event_json import from_json
+from thinwire.core.events import Event, RunStatusChanged
 
 
 class Journal:

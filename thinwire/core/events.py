@@ -6,12 +6,9 @@ decided by), `elapsed_s` counts on the run's own clock, which stands still while
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from thinwire.core.plainly import plainly
 
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped"]
 DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped"]
@@ -57,7 +54,7 @@ class FirstModelAsked(Event):
 
     @property
     def text(self) -> str:
-        return f"{self.device}, asked for the first model: {self.why}; it may take {self.deadline_reason}"
+        return _of_first_model(self.device, f"{self.why}; it may take {self.deadline_reason}")
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,11 @@ class FirstModelFailed(Event):
 
     @property
     def text(self) -> str:
-        return f"{self.device}, asked for the first model: {self.kind}: {self.reason}"
+        return _of_first_model(self.device, f"{self.kind}: {self.reason}")
+
+
+def _of_first_model(device: str, said: str) -> str:
+    return f"{device}, asked for the first model: {said}"
 
 
 @dataclass(frozen=True)
@@ -294,25 +295,3 @@ class BudgetSpent(Event):
     round: int
     epsilon: float
     delta: float
-
-
-KINDS: Mapping[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (
-        RunStatusChanged, RunNoted, FirstModelAsked, FirstModelFailed, ModelStored, ShadowStored, RoundOpened,
-        HeadTaken, ClientAsked, AskedInFull, UpdateAccepted, StateLost, UpdateFolded, UpdateDropped, ClientFailed,
-        RoundClosed, Evaluated, DeviceJoined, DeviceLeft, BudgetSpent,
-    )
-}  # fmt: skip
-
-
-def to_json(event: Event) -> dict[str, Any]:
-    """The event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
-    return {"event": type(event).__name__, **plainly(event)}
-
-
-def from_json(raw: Mapping[str, Any]) -> Event:
-    """The event back; keys that a newer version wrote are ignored."""
-    kind = KINDS[raw["event"]]
-    names = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in raw.items() if name in names})

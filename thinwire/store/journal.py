@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import func, select
 
-from thinwire.core.events import Event, from_json
+from thinwire.core.event_json import from_json
+from thinwire.core.events import Event
 from thinwire.store.database import Database
 from thinwire.store.tables import Journal
 

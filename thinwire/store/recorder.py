@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import insert, select, update
 
 from thinwire.core.errors import NotFound
-from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RoundClosed, RunStatusChanged, to_json
+from thinwire.core.event_json import to_json
+from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RoundClosed, RunStatusChanged
 from thinwire.store import measures
 from thinwire.store.access import Device
 from thinwire.store.database import Database

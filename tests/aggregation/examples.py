@@ -7,9 +7,10 @@ import numpy as np
 from thinwire.aggregation import codecs, parse
 from thinwire.aggregation.hashing import lowbias32
 from thinwire.conformance.vectors import dense, layout_of, made, rotates, vectors
+from thinwire.core import Key
 from thinwire.core.types import Vector
 
-__all__ = ["CHAINS", "SPECS", "dense", "fixed_vector", "layout_of", "made", "rotates", "vectors"]
+__all__ = ["CHAINS", "SPECS", "decoded", "dense", "fixed_vector", "layout_of", "made", "rotates", "vectors"]
 
 CHAINS = {
     "topk(0.01) > int8 > zstd",
@@ -33,3 +34,9 @@ def fixed_vector(n: int = 4200) -> Vector:
     falling = np.float32(2.0) ** -(np.arange(n) % 40).astype(np.float32)
     x: Vector = signed * falling * np.float32(2.0**-30)
     return x
+
+
+def decoded(spec: str, x: Vector, key: int = 1) -> Vector:
+    """What comes of a vector on the other end."""
+    codec = parse(spec).bind(layout_of(x.size))
+    return codec.decode(codec.encode(x.copy(), codec.init(), Key(key)).payload)

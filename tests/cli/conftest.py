@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.story import KEY
 from thinwire.cli.app import main
+from thinwire.core.home import AggregatorHome
+from thinwire.store import Store
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,18 @@ Thinwire = Callable[..., Said]
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
+
+
+@pytest.fixture
+def store(home: Path) -> Iterator[Store]:
+    with Store.open(AggregatorHome.under(home).database) as store:
+        yield store
+
+
+@pytest.fixture
+def device(store: Store) -> None:
+    """One that was let in."""
+    store.roster.enrol("pi-01", KEY, b"key", "loopback")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from thinwire.server.submit import submit
 from thinwire.server.versions import Versions
 from thinwire.store import Store
 
+KEY = hashlib.sha256(b"key").hexdigest()  # a device's fingerprint
 PLAN = '[run]\ntask = "toy"\nrounds = 2\n[local]\nlr = 0.5'
 LAYOUT = Layout.build(
     [

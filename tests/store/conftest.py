@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+from tests.store.backups import Place
 from thinwire.core.clock import VirtualClock
+from thinwire.core.home import AggregatorHome
 from thinwire.store import Store
+from thinwire.store.backup import back_up
 
 POSTGRES = os.environ.get("THINWIRE_TEST_POSTGRES", "")
 
@@ -33,6 +36,22 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def store(address: str, clock: VirtualClock) -> Iterator[Store]:
     with Store.open(address, clock=clock) as opened:
         yield opened
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "here")
+
+
+@pytest.fixture
+def file(place: Place, tmp_path: Path) -> Path:
+    back_up(place.home, tmp_path / "backup.tar", "1.2.3")
+    return tmp_path / "backup.tar"
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> AggregatorHome:
+    return AggregatorHome(tmp_path / "there" / "aggregator")
 
 
 def empty_postgres() -> None:

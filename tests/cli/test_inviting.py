@@ -1,0 +1,144 @@
+"""`thinwire devices invite`: lines to paste, files for scripts, and what lets nobody in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+
+import pytest
+
+from tests.cli.story import KEY
+from thinwire.cli import inviting
+from thinwire.cli.places import operator
+from thinwire.core.fleet import Joining
+from thinwire.core.home import AggregatorHome
+from thinwire.store import Store
+
+PIN = "ab" * 32
+URLS = ["https://agg.example:9090", "https://192.0.2.9:9090"]
+
+
+@pytest.fixture
+def door(home, store):
+    """What a door that others reach leaves when it starts."""
+    folder = AggregatorHome.under(home).root / "tls"
+    folder.mkdir()
+    (folder / "invite.json").write_text(json.dumps({"pin": PIN, "urls": URLS}))
+
+
+def secret_of(text: str) -> str:
+    word, pin, secret = text.split(".")
+    assert (word, pin, len(bytes.fromhex(secret))) == ("tw1", PIN, 16)
+    return secret
+
+
+def join(store: Store, text: str, name: str) -> str:
+    return store.roster.join(Joining(secret_of(text), name, KEY, b"key", "192.0.2.7:40000")).state
+
+
+def test_an_invitation_is_printed_with_the_lines_to_paste(thinwire, home, store, door):
+    said = thinwire("devices", "invite", "--home", home)
+    assert said.code == 0, said.err
+    (text,) = {word for word in said.out.split() if word.startswith("tw1.")}
+    assert f"    thinwire client join {URLS[0]} {text}\n" in said.out
+    assert f"    THINWIRE_INVITE={text} thinwire client join {URLS[0]} -\n" in said.out
+    assert URLS[1] in said.err
+    assert join(store, text, "pi-09") == "approved"
+
+
+def test_invitations_as_a_document_hold_what_a_script_needs(thinwire, home, store, door):
+    words = ["--count", 2, "--expires", "90s", "--approve-manually"]
+    one, two = thinwire("devices", "invite", *words, "--json", "--home", home).document
+    assert one["invitation"] != two["invitation"]
+    assert one["command"] == f"thinwire client join {URLS[0]} {one['invitation']}"
+    assert (one["id"], two["id"], one["urls"], one["name"]) == (1, 2, URLS, "")
+    assert join(store, two["invitation"], "pi-09") == "pending"
+    rows = {row["id"]: row for row in thinwire("devices", "invite", "--list", "--json", "--home", home).document}
+    assert (rows[1]["state"], rows[2]["state"], rows[2]["used_by"]) == ("open", "used", "pi-09")
+    assert one["expires_at"] - rows[1]["created_at"] == pytest.approx(90, abs=1e-3)
+
+
+def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(thinwire, home, tmp_path, store, door):
+    names, out = tmp_path / "names.txt", tmp_path / "invites.csv"
+    names.write_text("# ward 3\npi-01\n\n  pi-02\n")
+    said = thinwire("devices", "invite", "--names", names, "--out", out, "--home", home)
+    assert said.code == 0, said.err
+    assert "tw1." not in said.out + said.err
+    assert out.stat().st_mode & 0o777 == 0o600
+    with out.open() as file:
+        one, two = csv.DictReader(file)
+    assert tuple(one) == inviting.COLUMNS
+    assert (one["id"], one["name"], one["url"], two["name"]) == ("1", "pi-01", URLS[0], "pi-02")
+    assert two["command"] == f"thinwire client join {URLS[0]} {two['invitation']} --name pi-02"
+    assert join(store, two["invitation"], "pi-02") == "approved"
+    before = out.read_bytes()
+    again = thinwire("devices", "invite", "--out", out, "--home", home)
+    assert (again.code, "is there already" in again.err) == (2, True)
+    assert out.read_bytes() == before
+    assert len(store.invitations.all()) == 2
+
+
+def test_what_cannot_be_made_leaves_no_file(thinwire, home, tmp_path, store, door, device):
+    (tmp_path / "names").write_text("pi-00\npi-01\n")
+    said = thinwire("devices", "invite", "--names", tmp_path / "names", "--out", tmp_path / "out.csv", "--home", home)
+    assert (said.code, "called pi-01" in said.err) == (5, True)
+    assert not (tmp_path / "out.csv").exists()
+    assert store.invitations.all() == []
+
+
+def test_invitations_that_a_full_disk_swallowed_are_withdrawn(thinwire, home, tmp_path, store, door, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = thinwire("devices", "invite", "--out", tmp_path / "out.csv", "--home", home)
+    monkeypatch.undo()
+    assert (said.code, "No space" in said.err) == (8, True)
+    assert not (tmp_path / "out.csv").exists()
+    assert [row.state for row in store.invitations.all()] == ["withdrawn"]
+
+
+def test_an_invitation_is_withdrawn_by_its_number(thinwire, home, store, door):
+    (one,) = thinwire("devices", "invite", "--json", "--home", home).document
+    assert thinwire("devices", "invite", "--withdraw", one["id"], "--home", home).code == 0
+    assert "withdrawn" in thinwire("devices", "invite", "--list", "--home", home).out
+    assert thinwire("devices", "invite", "--withdraw", 99, "--home", home).code == 9
+    assert [action.what for action in store.device_actions()] == ["withdraw", "invite"]
+    assert {action.who for action in store.device_actions()} == {operator()}
+
+
+def test_without_a_door_that_others_reach_nobody_is_invited(thinwire, home, store):
+    said = thinwire("devices", "invite", "--home", home)
+    assert (said.code, "aggregator start --listen 0.0.0.0:9090" in said.err) == (9, True)
+    path = AggregatorHome.under(home).root / "tls" / "invite.json"
+    path.parent.mkdir()
+    for torn in ("", "{}", "[]", '{"pin": "ab", "urls": ["https://x"]}', json.dumps({"pin": PIN, "urls": []})):
+        path.write_text(torn)
+        assert thinwire("devices", "invite", "--home", home).code == 9
+    assert store.invitations.all() == []
+
+
+def test_a_certificate_of_ones_own_is_named_by_the_system_in_the_invitation(thinwire, home, store, door):
+    path = AggregatorHome.under(home).root / "tls" / "invite.json"
+    path.write_text(json.dumps({"pin": "system", "urls": URLS}))
+    (one,) = thinwire("devices", "invite", "--json", "--home", home).document
+    assert one["invitation"].startswith("tw1.system.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--expires", "soon"],
+        ["--expires", "0s"],
+        ["--expires", "400d"],
+        ["--count", "0"],
+        ["--list", "--withdraw", "1"],
+        ["--list", "--count", "2"],
+        ["--names", "nowhere"],
+    ],
+)
+def test_an_invitation_that_cannot_be_understood_is_2(thinwire, home, store, door, words):
+    said = thinwire("devices", "invite", *words, "--home", home)
+    assert (said.code, said.out) == (2, "")
+    assert store.invitations.all() == []

@@ -10,17 +10,16 @@ link, durable in the spool: without the run's journal, fold and model, which `be
 from __future__ import annotations
 
 import resource
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.document import document, note, show
+from benchmarks.document import note
 from benchmarks.door_load import Answering, Devices, handshakes, quiet_poll, requests
 from benchmarks.door_process import DoorProcess, door_process
-from benchmarks.entry import arguments, end_what_we_started
+from benchmarks.entry import run_in_folder
 
 PAYLOAD_BYTES = 10_000
 WARM_ROUNDS = 2
@@ -125,16 +124,7 @@ def _rounds(
     }
 
 
-def main() -> None:
-    parser = arguments("door", __doc__, PRESETS)
-    given = parser.parse_args()
-    end_what_we_started()
+if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand devices are two thousand files here
-    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, figures = measure(PRESETS[given.preset], Path(folder))
-    show(document("door", given.preset, rows, figures), given.json)
-
-
-if __name__ == "__main__":
-    main()
+    run_in_folder("door", __doc__, PRESETS, measure)

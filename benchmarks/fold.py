@@ -15,7 +15,6 @@ cache, as those of updates that have just come are.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -27,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.document import document, note, show
-from benchmarks.entry import arguments
+from benchmarks.document import note
+from benchmarks.entry import run_in_folder
 from thinwire.aggregation import WeightedMean, parse
 from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.native import path
@@ -166,13 +165,6 @@ def _peak_models(spool: FileSpool, heads: list[ReplyHead], spec: str, layout: La
     return (peak + mapped) / (4 * layout.size)
 
 
-def main() -> None:
-    parser = arguments("fold", __doc__, PRESETS)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder, using_threads(1):
-        rows, figures = measure(PRESETS[given.preset], Path(folder))
-    show(document("fold", given.preset, rows, figures), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    with using_threads(1):
+        run_in_folder("fold", __doc__, PRESETS, measure)

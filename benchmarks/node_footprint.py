@@ -15,15 +15,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.document import document, note, show
-from benchmarks.entry import arguments, end_what_we_started
+from benchmarks.document import note
+from benchmarks.entry import run_in_folder
 from benchmarks.installed import installed_bytes, required
 from benchmarks.processes import Processes, cpu_seconds, descendants, free_port, status_bytes
 from thinwire.client.standing import Standing
@@ -148,14 +147,5 @@ def _has_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def main() -> None:
-    parser = arguments("node_footprint", __doc__, PRESETS)
-    given = parser.parse_args()
-    end_what_we_started()
-    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, made = measure(PRESETS[given.preset], Path(folder))
-    show(document("node_footprint", given.preset, rows, made), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder("node_footprint", __doc__, PRESETS, measure)

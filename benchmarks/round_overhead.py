@@ -11,15 +11,14 @@ slower for both.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.document import document, note, show
-from benchmarks.entry import arguments, end_what_we_started
+from benchmarks.document import note
+from benchmarks.entry import run_in_folder
 from benchmarks.noop_client import Shape
 from benchmarks.ours import Made, Ours
 from benchmarks.processes import Processes
@@ -112,14 +111,5 @@ def _figures(found: Measured, preset: Preset) -> dict[str, float]:
     return figures
 
 
-def main() -> None:
-    parser = arguments("round_overhead", __doc__, PRESETS)
-    given = parser.parse_args()
-    end_what_we_started()
-    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, figures = measure(PRESETS[given.preset], Path(folder))
-    show(document("round_overhead", given.preset, rows, figures), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder("round_overhead", __doc__, PRESETS, measure)

@@ -105,6 +105,16 @@ def test_a_withdrawn_ask_is_not_answered(tmp_path: Path) -> None:
     assert stage.until(20.0) == []
 
 
+def test_who_is_shut_out_at_work_is_gone_and_says_nothing_more(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(Turn(compute_s=4.0)))
+    stage.ask("pi-1", "run.1.pi-1")
+    stage.until(2.0)
+    stage.fleet.shut_out(["pi-1"])
+    assert [(t, type(a)) for t, a in stage.until(20.0)] == [(2.0, Failure), (2.0, NodeLeft)]
+    stage.fleet = stage.fleet.restart()
+    assert stage.until(30.0) == []
+
+
 def test_a_held_answer_leaves_when_a_later_round_is_asked(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(compute_s=1.0, upload_s=2.0, held=1)))
     stage.ask("pi-1", "run.1.pi-1")

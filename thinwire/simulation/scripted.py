@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, Spool, TaskReport
@@ -76,7 +76,7 @@ class ScriptedFleet(LocalFleet):
         """Without a word: what it has made is on its disk, what it was working on is gone."""
         self._timetable.put(after_s, Due(ScriptedFleet._die, self.devices[name], None, ()))
 
-    def restart(self, spool: Spool | None = None) -> ScriptedFleet:
+    def restart(self, spool: Spool | None = None) -> Self:
         """A new aggregator's fleet on the same spool's files, before the same devices: no time has passed for them.
 
         Devices that are there say hello again; of those that are gone the new one knows nothing.
@@ -101,6 +101,12 @@ class ScriptedFleet(LocalFleet):
         for one in held:
             if one.until <= newest:
                 self._after(one.kept.upload_s, ScriptedFleet._send, one.device, one.kept.ask_id)
+
+    def shut_out(self, devices: Sequence[str]) -> None:
+        super().shut_out(devices)
+        for name in devices:
+            if name in self.devices:
+                self._die(self.devices[name])
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         """What has arrived; if nothing has, the clock goes on to what arrives next, by `wait_s` at most."""

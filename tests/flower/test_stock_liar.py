@@ -10,15 +10,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.server.scripted import LAYOUT, Device
+from tests.server.bench import LAYOUT, work
 from thinwire.core.errors import PlanError
+from thinwire.core.fleet import Delivery
 from thinwire.core.messages import ask_from_bytes, reply_to_bytes
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Ask
+from thinwire.core.types import Ask, ReplyHead
 from thinwire.flower.stock.carrying import Carried
 from thinwire.flower.stock.folding_app import StockRun, _possible
 from thinwire.server.step import Model
 from thinwire.server.versions import Versions
+from thinwire.simulation import Turn
 
 
 @pytest.mark.parametrize("lie", ["no head", "no frames", "negative", "cut", "foreign frames"])
@@ -29,8 +31,8 @@ def test_a_stock_node_that_lies_ends_no_run(tmp_path: Path, lie: str, monkeypatc
     run.model = Model(LAYOUT, *versions.read(stored), {})
 
     def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
-        head, frames = Device("a").reply(ask_from_bytes(asks[1].head))
-        whole = b"".join(frames)
+        head, whole = work("a").answer(Delivery(ask_from_bytes(asks[1].head), None), Turn())
+        assert isinstance(head, ReplyHead)
         bad = {
             "no head": Carried(b"{}", whole), "no frames": Carried(reply_to_bytes(replace(head, parts=())), b""),
             "negative": Carried(reply_to_bytes(replace(head, examples=-1)), whole),
@@ -52,14 +54,14 @@ def test_stock_nodes_are_asked_in_the_warm_ups_codec_and_with_their_share_of_dgc
     versions = Versions(tmp_path, LAYOUT)
     stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
     run.model = Model(LAYOUT, *versions.read(stored), {})
-    asked, devices = list[Ask](), {node: Device(f"d{node}") for node in range(4)}
+    asked, devices = list[Ask](), {node: work(f"d{node}") for node in range(4)}
 
     def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
         found = {}
         for node, carried in asks.items():
             asked.append(ask_from_bytes(carried.head))
-            head, frames = devices[node].reply(asked[-1])
-            found[node] = Carried(reply_to_bytes(head), b"".join(frames))
+            head, whole = devices[node].answer(Delivery(asked[-1], None), Turn())
+            found[node] = Carried(reply_to_bytes(head), whole)
         return found
 
     monkeypatch.setattr(run, "_exchange", said)

@@ -79,6 +79,19 @@ def deadly(fate: Fate, store: Store) -> Iterator[None]:
         yield
 
 
+def around_commits(fate: Fate, store: Store) -> None:
+    """From now on the process may die before and after each commit."""
+    record = store.record
+
+    def committed(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        number = len(fate.places) // 2 + 1
+        fate.here(f"before commit {number}")
+        record(run_id, events, measured)
+        fate.here(f"after commit {number}")
+
+    store.record = committed  # type: ignore[method-assign]  # the kill
+
+
 class World:
     """Devices, their clock, and the disk: all that outlives an aggregator."""
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.server.scripted import LAYOUT, Device, Script
-from tests.server.test_run import Bench, Killed, drive_killed_at, outcome
+from tests.server.bench import FAILS, LAYOUT, SILENT, Bench, drive_through, killed, killing, outcome, scripted, work
+from tests.server.crashes import Killed
 from thinwire.aggregation import parse
 from thinwire.core.events import (
     ClientAsked,
     ClientFailed,
     Evaluated,
-    Event,
     ModelStored,
     RoundClosed,
     RoundOpened,
@@ -25,22 +26,19 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.types import Ask, Failure, Vector
+from thinwire.core.types import Ask, Vector
 from thinwire.server.versions import Versions
+from thinwire.simulation import MadeUp, ScriptedDevice, Turn
 
 
-def every(seconds: float) -> Script:
-    return lambda ask: seconds
-
-
-def bench(folder: Path, *devices: Device, rounds: int = 6, **cohort: Any) -> Bench:
+def bench(folder: Path, *devices: ScriptedDevice, rounds: int = 6, **cohort: Any) -> Bench:
     given = {"mode": "buffered", "buffer": 2, "deadline_s": 30, "max_staleness": 20, **cohort}
-    return Bench(folder, list(devices), run={"rounds": rounds}, cohort=given)
+    return Bench(folder, devices, run={"rounds": rounds}, cohort=given)
 
 
 def unequal(folder: Path, **cohort: Any) -> Bench:
     """Times that never fall together, so that the order of answers is given."""
-    return bench(folder, *(Device(n, every(s)) for n, s in zip("abcd", (1.0, 1.7, 3.1, 9.3), strict=True)), **cohort)
+    return bench(folder, *(scripted(n, s) for n, s in zip("abcd", (1.0, 1.7, 3.1, 9.3), strict=True)), **cohort)
 
 
 def asks_of(made: Bench) -> dict[str, list[tuple[float, str]]]:
@@ -65,27 +63,36 @@ def test_every_device_is_at_work_unless_it_stands_in_the_open_buffer(tmp_path: P
     assert made.events(RoundClosed)[-1].elapsed_s < 2 * 9.3, "a round of all would take 9.3 s"
 
 
+@dataclass
+class Noting(MadeUp):
+    """Keeps what it sent, by ask."""
+
+    frames: dict[str, bytes] = field(default_factory=dict)
+
+    def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
+        self.frames[ask.ask_id] = super().encoded(ask, segment, change)
+        return self.frames[ask.ask_id]
+
+
 def test_a_step_is_the_mean_of_whole_changes_each_discounted_by_its_staleness(tmp_path: Path) -> None:
-    made = unequal(tmp_path, rounds=5)
-    for device, examples in zip(made.fleet.devices, (10, 20, 30, 40), strict=True):
-        device.examples = examples
+    made, frames = unequal(tmp_path, rounds=5), dict[str, bytes]()
+    for device, examples in zip(made.fleet.devices.values(), (10, 20, 30, 40), strict=True):
+        device.work = work(device.name, Noting, frames=frames, examples=examples)
     made.drive()
     codec, versions = parse("topk(0.1) > int8").bind(LAYOUT), Versions(made.home.run(made.run_id), LAYOUT)
     stored = made.events(ModelStored)[-1]
-    expected, devices = np.zeros(LAYOUT.size), {device.name: device for device in made.fleet.devices}
-    staleness = set()
+    expected, staleness = np.zeros(LAYOUT.size), set()
     for closed in made.events(RoundClosed):
         for event in (e for e in made.events(UpdateAccepted) if e.round == closed.round):
-            _, (frame,) = devices[event.device].answered[event.ask_id]
             staleness.add(event.staleness)
-            expected += 5.0 * (1.0 + event.staleness) ** -0.5 * codec.decode(frame) / 2
+            expected += 5.0 * (1.0 + event.staleness) ** -0.5 * codec.decode(frames[event.ask_id]) / 2
     params, _ = versions.read(stored)
     np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
     assert len(staleness) > 1
 
 
 def test_a_buffer_that_is_larger_than_the_fleet_closes_with_all_of_it_and_is_warned_of(tmp_path: Path) -> None:
-    made = bench(tmp_path, Device("a"), Device("b"), rounds=3, buffer=5)
+    made = bench(tmp_path, scripted("a"), scripted("b"), rounds=3, buffer=5)
     made.drive()
     assert made.reasons() == ["enough"] * 3
     assert [len(event.folded) for event in made.events(RoundClosed)] == [2, 2, 2]
@@ -95,7 +102,7 @@ def test_a_buffer_that_is_larger_than_the_fleet_closes_with_all_of_it_and_is_war
 
 
 def test_most_answers_too_far_behind_are_warned_of(tmp_path: Path) -> None:
-    made = bench(tmp_path, *(Device(name, every(1.0)) for name in "abcdef"), rounds=1, buffer=1, max_staleness=2)
+    made = bench(tmp_path, *(scripted(name) for name in "abcdef"), rounds=1, buffer=1, max_staleness=2)
     made.drive()
     (note,) = made.events(RunNoted)
     assert "about 6 versions behind" in note.text and note.text.endswith("max_concurrency = 2")
@@ -116,8 +123,8 @@ def test_no_more_devices_are_at_work_than_the_plan_allows_and_all_have_their_tur
 
 
 def test_a_silent_device_blocks_nothing_and_is_asked_again_after_its_staleness(tmp_path: Path) -> None:
-    silent = Device("c", lambda ask: None if ask.round < 4 else 1.0)
-    made = bench(tmp_path, Device("a"), Device("b"), silent, rounds=8, max_staleness=3)
+    silent = scripted("c", lambda ask: SILENT if ask.round < 4 else Turn())
+    made = bench(tmp_path, scripted("a"), scripted("b"), silent, rounds=8, max_staleness=3)
     made.drive()
     assert made.reasons() == ["buffer"] * 8
     assert made.events(RoundClosed)[-1].elapsed_s < 20, "no deadline of 30 s was waited for"
@@ -127,8 +134,8 @@ def test_a_silent_device_blocks_nothing_and_is_asked_again_after_its_staleness(t
 
 
 def test_a_buffer_that_only_silent_devices_could_fill_closes_at_their_deadline(tmp_path: Path) -> None:
-    silent = Device("b", lambda ask: None)
-    made = bench(tmp_path, Device("a"), silent, rounds=2)
+    silent = scripted("b", lambda ask: SILENT)
+    made = bench(tmp_path, scripted("a"), silent, rounds=2)
     made.drive()
     first, second = made.events(RoundClosed)
     assert (first.reason, first.seconds, first.outstanding) == ("enough", 30.0, ["b"])
@@ -136,8 +143,8 @@ def test_a_buffer_that_only_silent_devices_could_fill_closes_at_their_deadline(t
 
 
 def test_a_device_that_fails_is_asked_once_in_a_buffer(tmp_path: Path) -> None:
-    broken = Device("c", lambda ask: Failure("task-error", "ValueError in task.py:3", ""))
-    made = bench(tmp_path, Device("a"), Device("b"), broken, rounds=4)
+    broken = scripted("c", lambda ask: FAILS)
+    made = bench(tmp_path, scripted("a"), scripted("b"), broken, rounds=4)
     made.drive()
     assert [event.round for event in made.events(ClientFailed)] == [1, 2, 3, 4]
 
@@ -167,64 +174,41 @@ def test_every_version_is_measured_in_its_order_by_those_who_trained_from_it(tmp
 
 @pytest.mark.parametrize("limit", [0, 2])
 def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path, limit: int) -> None:
-    def made(name: str) -> Bench:
-        return unequal(tmp_path / name, rounds=3, max_concurrency=limit)
-
-    undisturbed = made("undisturbed")
-    commits = drive_killed_at(undisturbed, 0, False)
+    begin = partial(unequal, rounds=3, max_concurrency=limit)
+    undisturbed = begin(tmp_path / "undisturbed")
+    places = drive_through(undisturbed)
     assert undisturbed.store.run(undisturbed.run_id).status == "done"
-    for at in range(1, commits + 1):
-        for before in (True, False):
-            killed = made(f"{at}-{before}")
-            drive_killed_at(killed, at, before)
-            assert outcome(killed) == outcome(undisturbed), f"killed {'before' if before else 'after'} commit {at}"
-            killed.store.close()
-
-
-class Garbage(Device):
-    """Its frames cannot be read, though their digests are right."""
-
-    def encoded(self, ask: Ask, change: Vector) -> bytes:
-        return b"garbage"
+    for where, made in killed(begin, tmp_path, places):
+        assert outcome(made) == outcome(undisturbed), where
 
 
 def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
-    def troubled(ask: Ask) -> float | Failure | None:
-        said: dict[int, float | Failure | None] = {1: 40.0, 2: Failure("task-error", "x", ""), 3: None}
-        return said.get(ask.round, 1.0)
+    def troubled(ask: Ask) -> Turn:
+        return {1: Turn(compute_s=40.0), 2: FAILS, 3: SILENT}.get(ask.round, Turn())
 
-    def made(name: str) -> Bench:
-        devices = Device("a", every(1.0)), Device("b", every(1.7)), Device("c", troubled), Garbage("d", every(0.9))
-        return bench(tmp_path / name, *devices, rounds=3, buffer=2)
+    def begin(folder: Path) -> Bench:
+        spoiled = scripted("d", lambda ask: Turn(compute_s=0.9, garbage=True))
+        devices = scripted("a", 1.0), scripted("b", 1.7), scripted("c", troubled), spoiled
+        return bench(folder, *devices, rounds=3, buffer=2)
 
-    commits = drive_killed_at(made("undisturbed"), 0, False)
-    for at in range(1, commits + 1):
-        for before in (True, False):
-            killed = made(f"{at}-{before}")
-            drive_killed_at(killed, at, before)
-            assert killed.store.run(killed.run_id).status == "done"
-            accepted = [event.update_id for event in killed.events(UpdateAccepted)]
-            folded = [update_id for event in killed.events(RoundClosed) for update_id in event.folded]
-            assert len(accepted) == len(set(accepted))
-            spoiled = [event.update_id for event in killed.events(UpdateDropped)]
-            assert sorted(folded + spoiled) == sorted(accepted), f"killed {'before' if before else 'after'} commit {at}"
-            assert all(len(event.folded) <= 2 for event in killed.events(RoundClosed))
-            asked = [event.ask_id for event in killed.events(ClientAsked)]
-            assert len(asked) == len(set(asked))
-            killed.store.close()
+    for where, made in killed(begin, tmp_path, drive_through(begin(tmp_path / "undisturbed"))):
+        assert made.store.run(made.run_id).status == "done"
+        accepted = [event.update_id for event in made.events(UpdateAccepted)]
+        folded = [update_id for event in made.events(RoundClosed) for update_id in event.folded]
+        assert len(accepted) == len(set(accepted))
+        spoiled = [event.update_id for event in made.events(UpdateDropped)]
+        assert sorted(folded + spoiled) == sorted(accepted), where
+        assert all(len(event.folded) <= 2 for event in made.events(RoundClosed))
+        asked = [event.ask_id for event in made.events(ClientAsked)]
+        assert len(asked) == len(set(asked))
 
 
 def test_after_a_restart_asks_of_earlier_buffers_go_out_again_as_they_were(tmp_path: Path) -> None:
     made = unequal(tmp_path)
-
-    def die(event: Event) -> None:
-        if isinstance(event, RoundOpened) and event.round == 4:
-            raise Killed
-
     with pytest.raises(Killed):
-        made.drive(on_event=die)
+        made.drive(on_event=killing(lambda e: isinstance(e, RoundOpened) and e.round == 4))
     first = {e.ask.ask_id: e.ask for e in made.fleet.sent}
-    made.fleet = made.fleet.restart()
+    made.restart()
     made.fleet.sent = []
     made.drive()
     again = {e.ask.ask_id: e.ask for e in made.fleet.sent if e.ask.ask_id in first}

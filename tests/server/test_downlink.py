@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.server.scripted import LAYOUT, Device
-from tests.server.test_run import Bench, drive_killed_at, outcome, steady, straggling
+from tests.server.bench import LAYOUT, SILENT, Bench, drive_through, killed, outcome, scripted, work
+from tests.server.test_run import steady, straggling
 from thinwire.aggregation import Shadow, digest
 from thinwire.client.exchange import take_base
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import AskedInFull, ModelStored, ShadowStored
-from thinwire.core.types import Ask, Failure, Vector
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import Ask, Vector
+from thinwire.simulation import HeldSpool, MadeUp, Script, Turn
 from thinwire.store import Store
 
 DOWN = {"codec": "topk(0.05) > int8 > rice"}
@@ -24,48 +27,47 @@ FULL = LAYOUT.size * 4
 
 
 @dataclass
-class Holding(Device):
-    """A device that keeps the shadow, as client/work.py does, and trains from it: its change depends on every bit."""
+class Holding(MadeUp):
+    """Keeps the shadow, as client/work.py does, and trains from it: its change depends on every bit."""
 
     shadow: Shadow = field(default_factory=lambda: Shadow(LAYOUT, DOWN["codec"]))
     held: dict[int, str] = field(default_factory=dict)  # version -> the digest of what it held then
 
-    def take(self, ask: Ask) -> float | Failure | None:
+    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
         try:
-            take_base(ask, self.bundle, self.shadow)
+            take_base(delivery.ask, delivery.bundle, self.shadow)
         except BadPayload as error:
-            return Failure("base-mismatch", str(error), ask.ask_id)
-        self.held[ask.base_version] = digest(self.shadow.params)
-        return super().take(ask)
+            return Turn(compute_s=0.0, failure=("base-mismatch", str(error)))
+        self.held[delivery.ask.base_version] = digest(self.shadow.params)
+        return turn
 
-    def encoded(self, ask: Ask, change: Vector) -> bytes:
-        return super().encoded(ask, change - self.shadow.params / np.float32(50))
-
-
-def devices(third: Any = lambda ask: 1.0) -> list[Device]:
-    return [Holding("a"), Holding("b", lambda ask: 2.0), Holding("c", third)]
+    def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
+        return super().encoded(ask, segment, change - self.shadow.params / np.float32(50))
 
 
-def new(folder: Path, *, third: Any = lambda ask: 1.0, downlink: dict[str, Any] = DOWN, **sections: Any) -> Bench:
+def new(folder: Path, *, third: Script | float = 1.0, downlink: dict[str, Any] = DOWN, **sections: Any) -> Bench:
     cohort = {"deadline_s": 30, **sections.pop("cohort", {})}
     run = {"rounds": 6, **sections.pop("run", {})}
-    return Bench(folder, devices(third), run=run, cohort=cohort, downlink=downlink, **sections)
+    devices = [scripted(name, script, work(name, Holding)) for name, script in {"a": 1.0, "b": 2.0, "c": third}.items()]
+    return Bench(folder, devices, run=run, cohort=cohort, downlink=downlink, **sections)
+
+
+def holding(bench: Bench) -> list[Holding]:
+    return [device.work for device in bench.fleet.devices.values() if isinstance(device.work, Holding)]
 
 
 def asked(bench: Bench, device: str) -> list[tuple[int, tuple[str, ...]]]:
     """(version, parts) of each training ask that went to a device."""
-    asks = [e.ask for e in bench.fleet.sent if e.device == device and e.ask.kind == "train"]
-    return [(ask.base_version, tuple(part.name for part in ask.parts)) for ask in asks]
+    return [(ask.base_version, tuple(part.name for part in ask.parts)) for ask in bench.asks(device)]
 
 
 def assert_same_bits(bench: Bench) -> None:
     """Law: all devices at a version hold the bits that the aggregator recorded for it."""
     recorded = {e.version: e.digest for e in bench.events(ModelStored)}
     recorded |= {e.version: e.digest for e in bench.events(ShadowStored)}
-    for device in bench.fleet.devices:
-        assert isinstance(device, Holding)
-        assert device.held
-        assert all(recorded[version] == held for version, held in device.held.items())
+    for one in holding(bench):
+        assert one.held
+        assert all(recorded[version] == held for version, held in one.held.items())
 
 
 def test_the_first_ask_carries_the_model_and_later_ones_the_changes(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_the_first_ask_carries_the_model_and_later_ones_the_changes(tmp_path: Pa
 
 
 def test_a_device_that_missed_rounds_gets_their_changes_in_order(tmp_path: Path) -> None:
-    bench = new(tmp_path, third=lambda ask: 31.0 if ask.round == 2 else 1.0)
+    bench = new(tmp_path, third=lambda ask: Turn(compute_s=31.0 if ask.round == 2 else 1.0))
     assert bench.drive().status == "done"
     assert ("2/0", "3/0") in [parts for _, parts in asked(bench, "c")]
     assert_same_bits(bench)
@@ -84,7 +86,7 @@ def test_a_device_that_missed_rounds_gets_their_changes_in_order(tmp_path: Path)
 
 @pytest.mark.parametrize("more", [{"log_rounds": 1}, {"full_every": 3}])
 def test_a_device_behind_the_log_or_a_full_version_gets_the_model_in_full(tmp_path: Path, more: Any) -> None:
-    bench = new(tmp_path, third=lambda ask: 31.0 if ask.round == 2 else 1.0, downlink=DOWN | more)
+    bench = new(tmp_path, third=lambda ask: Turn(compute_s=31.0 if ask.round == 2 else 1.0), downlink=DOWN | more)
     assert bench.drive().status == "done"
     assert [parts for _, parts in asked(bench, "c")].count(("full/0",)) > 1
     assert_same_bits(bench)
@@ -93,7 +95,7 @@ def test_a_device_behind_the_log_or_a_full_version_gets_the_model_in_full(tmp_pa
 
 
 def test_a_round_after_too_few_replies_sends_nothing_that_is_held(tmp_path: Path) -> None:
-    bench = new(tmp_path, cohort={"min_replies": 3}, third=lambda ask: None if ask.round == 2 else 1.0)
+    bench = new(tmp_path, cohort={"min_replies": 3}, third=lambda ask: SILENT if ask.round == 2 else Turn())
     bench.drive()
     assert asked(bench, "a")[2] == (1, ())
     assert_same_bits(bench)
@@ -110,10 +112,8 @@ def test_bytes_down_are_those_of_the_parts(tmp_path: Path) -> None:
 def test_a_device_that_lost_its_model_gets_the_same_ask_again_in_full_and_the_bytes_count(tmp_path: Path) -> None:
     bench = new(tmp_path)
     bench.drive(stop=lambda: "service" if len(bench.reasons()) == 2 else None)
-    lost = bench.fleet.devices[0]
-    assert isinstance(lost, Holding)
-    lost.shadow = Shadow(LAYOUT, DOWN["codec"])
-    bench.fleet = bench.fleet.restart()
+    holding(bench)[0].shadow = Shadow(LAYOUT, DOWN["codec"])
+    bench.restart()
     row = bench.drive()
     assert (row.status, bench.reasons()) == ("done", ["all"] * 6)
     (again,) = bench.events(AskedInFull)
@@ -132,17 +132,15 @@ def test_devices_that_are_ahead_of_a_restored_backup_come_back_to_it(tmp_path: P
     bench.store.close()
     shutil.copytree(bench.home.root, kept)
     bench.store = Store.open(bench.home.database)
-    bench.fleet = bench.fleet.restart()
+    bench.restart()
     bench.drive(stop=lambda: "service" if len(bench.reasons()) == 5 else None)
     bench.store.close()
     shutil.rmtree(bench.home.root)
     shutil.copytree(kept, bench.home.root)
     bench.store = Store.open(bench.home.database)
-    for device in bench.fleet.devices:
-        device.answered.clear()
-        device.sequence += 10
-    bench.fleet = bench.fleet.restart()
-    bench.fleet.spooled.clear()
+    for device in bench.fleet.devices.values():
+        device.outbox.clear()
+    bench.fleet = bench.fleet.restart(HeldSpool(bench.home.spool))
     row = bench.drive()
     assert (row.status, row.version) == ("done", 6)
     assert {e.device for e in bench.events(AskedInFull)} == {"a", "b", "c"}
@@ -154,7 +152,7 @@ def test_changes_that_cannot_be_read_any_more_are_not_promised(tmp_path: Path) -
     bench.drive(stop=lambda: "service" if len(bench.reasons()) == 2 else None)
     for path in bench.home.run(bench.run_id).glob("*.change"):
         path.unlink()
-    bench.fleet = bench.fleet.restart()
+    bench.restart()
     assert bench.drive().status == "done"
     assert_same_bits(bench)
 
@@ -170,20 +168,17 @@ def test_a_shadow_that_is_damaged_ends_the_run_with_the_reason(tmp_path: Path) -
 
 @pytest.mark.parametrize("third", [steady, straggling])
 def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path, third: Any) -> None:
-    undisturbed = new(tmp_path / "undisturbed", third=third, run={"rounds": 4})
-    commits = drive_killed_at(undisturbed, 0, False)
+    begin = partial(new, third=third, run={"rounds": 4})
+    undisturbed = begin(tmp_path / "undisturbed")
+    places = drive_through(undisturbed)
     assert undisturbed.store.run(undisturbed.run_id).status == "done"
     assert_same_bits(undisturbed)
-    for at in range(1, commits + 1):
-        for before in (True, False) if third is steady else (True,):
-            bench = new(tmp_path / f"{at}-{before}", third=third, run={"rounds": 4})
-            drive_killed_at(bench, at, before)
-            assert_same_bits(bench)
-            if third is steady:
-                assert outcome(bench) == outcome(undisturbed), f"killed {'before' if before else 'after'} commit {at}"
-                shadows = [(e.version, e.digest) for e in bench.events(ShadowStored)]
-                assert shadows == [(e.version, e.digest) for e in undisturbed.events(ShadowStored)]
-            bench.store.close()
+    for where, bench in killed(begin, tmp_path, places, slice(0, None, 1 if third is steady else 2)):
+        assert_same_bits(bench)
+        if third is steady:
+            assert outcome(bench) == outcome(undisturbed), where
+            shadows = [(e.version, e.digest) for e in bench.events(ShadowStored)]
+            assert shadows == [(e.version, e.digest) for e in undisturbed.events(ShadowStored)]
 
 
 def test_files_that_nobody_needs_any_more_are_removed(tmp_path: Path) -> None:

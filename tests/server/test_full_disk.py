@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.scripted import Device
-from tests.server.test_run import Bench
-from tests.store.agreement import empty_database
+from tests.server.bench import Bench, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import Event, ModelStored, RoundClosed
-from thinwire.core.home import AggregatorHome
 from thinwire.server.service import serve
 from thinwire.server.versions import Versions
 from thinwire.store import MeasureRow
@@ -46,8 +43,7 @@ class Full:
 
 
 def bench(folder: Path) -> Bench:
-    AggregatorHome.under(folder).database.write_bytes(empty_database())
-    return Bench(folder, [Device("a"), Device("b", lambda ask: 2.0)], run={"rounds": ROUNDS})
+    return Bench(folder, [scripted("a"), scripted("b", 2.0)], run={"rounds": ROUNDS})
 
 
 def models(made: Bench) -> list[Any]:
@@ -67,7 +63,7 @@ def test_a_disk_that_is_full_anywhere_ends_no_run_and_changes_nothing(
             Full(made, patch, at)
             made.drive()
         assert made.store.run(made.run_id).status not in ("failed", "stopped")
-        made.fleet = made.fleet.restart()
+        made.restart()
         assert made.drive().status == "done", f"full at write {at}"
         assert models(made) == models(undisturbed), f"full at write {at}"
         closed = [u for e in made.events(RoundClosed) for u in e.folded]
@@ -80,5 +76,5 @@ def test_it_ends_the_service_whose_next_start_goes_on(tmp_path: Path, monkeypatc
         Full(made, patch, 4)
         serve(made.fleet, made.store, made.home, clock=made.clock)
     assert made.store.next_run() is not None
-    made.fleet = made.fleet.restart()
+    made.restart()
     assert made.drive().status == "done"

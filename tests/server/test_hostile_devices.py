@@ -3,85 +3,89 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-import numpy as np
-
-from tests.server.scripted import LAYOUT, Device, ScriptedFleet
-from tests.server.test_run import Bench
-from thinwire.aggregation import feedback, parse
-from thinwire.core import Key
+from tests.server.bench import LAYOUT, SILENT, Bench, ToldFleet, killing, scripted, work
+from tests.server.crashes import Killed
 from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
-from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
 from thinwire.server.past import KEPT, Past
+from thinwire.simulation import LocalLink, MadeUp, ScriptedDevice, Turn
 from thinwire.store import MeasureRow
 
 Lie = Callable[[Ask, ReplyHead], ReplyHead]
 
 
-class Liar(Device):
+@dataclass
+class Liar(MadeUp):
     """Says what `lie` makes of its honest head, with the honest frames."""
 
-    lie: Lie = staticmethod(lambda ask, head: head)
+    lie: Lie = lambda ask, head: head
 
-    def reply(self, ask: Ask) -> tuple[ReplyHead, list[bytes]]:
-        head, frames = super().reply(ask)
-        return (self.lie(ask, head) if ask.kind == "train" else head), frames
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+        head, body = super().answer(delivery, turn)
+        assert isinstance(head, ReplyHead)
+        return (self.lie(delivery.ask, head) if delivery.ask.kind == "train" else head), body
 
 
-def liar(name: str, lie: Lie) -> Liar:
-    made = Liar(name)
-    made.lie = lie
-    return made
+def liar(name: str, lie: Lie) -> ScriptedDevice:
+    return scripted(name, does=work(name, Liar, lie=lie))
 
 
 def test_an_answer_to_anothers_ask_does_not_stand_for_it(tmp_path: Path) -> None:
     steal = liar("a", lambda ask, head: replace(head, ask_id=head.ask_id[:-1] + "b"))
-    bench = Bench(tmp_path, [steal, Device("b", lambda ask: 5.0)], run={"rounds": 2}, cohort={"deadline_s": 9})
+    bench = Bench(tmp_path, [steal, scripted("b", 5.0)], run={"rounds": 2}, cohort={"deadline_s": 9})
     assert bench.drive().status == "done"
     assert {e.device for e in bench.events(UpdateAccepted)} == {"b"}
     assert bench.events(UpdateDropped) == []
-    assert bench.fleet.spooled == {}
+    assert bench.fleet.spool.heads() == []
 
 
 def test_answers_to_asks_that_nobody_made_are_not_folded(tmp_path: Path) -> None:
     made_up = iter(("digits-1.1.a", "x", "", "toy-1.99.a", "a.b.c.d", "toy-1.-1.a"))
     invent = liar("a", lambda ask, head: replace(head, ask_id=next(made_up, "toy-1.7e3.a")))
-    bench = Bench(tmp_path, [invent, Device("b")], run={"rounds": 3}, cohort={"deadline_s": 9})
+    bench = Bench(tmp_path, [invent, scripted("b")], run={"rounds": 3}, cohort={"deadline_s": 9})
     assert bench.drive().status == "done"
     assert {e.device for e in bench.events(UpdateAccepted)} == {"b"}
 
 
 def test_one_ask_is_answered_once_also_in_later_rounds_and_fills_no_journal(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Device("a"), Device("b", lambda ask: 2.0)], run={"rounds": 4})
-    first = bench.fleet.devices[0]
+    said = list[tuple[ReplyHead, bytes]]()
 
-    class Flood(ScriptedFleet):
-        def ack(self, update_ids: object) -> None:
-            super().ack(update_ids)  # type: ignore[arg-type]  # as it came
-            for ask_id, (head, frames) in list(first.answered.items()):
-                for _ in range(20):
-                    first.sequence += 1
-                    again = replace(head, ask_id=ask_id, update_id=UpdateId(bench.run_id, "a", first.sequence))
-                    if len(self.bodies) < 400:
-                        self.bodies[again.update_id] = frames
-                        self.later(0.0, again)
+    class Flooding(MadeUp):
+        def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+            head, body = super().answer(delivery, turn)
+            if isinstance(head, ReplyHead) and delivery.ask.kind == "train":
+                said.append((head, body))
+            return head, body
 
-    bench.fleet = Flood(bench.clock, bench.fleet.devices)
+    flood = work("a", Flooding)
+
+    class Flooded(ToldFleet):
+        def ack(self, update_ids: Sequence[UpdateId]) -> None:
+            super().ack(update_ids)
+            for head, body in said * 20 if flood.sequence < 400 else ():
+                flood.sequence += 1
+                again = replace(head, update_id=UpdateId(head.update_id.run, "a", flood.sequence))
+                self.take(cast(LocalLink, self.devices["a"].link), again, body)
+
+    devices = [scripted("a", does=flood), scripted("b", 2.0)]
+    bench = Bench(tmp_path, devices, Flooded, run={"rounds": 4})
     assert bench.drive().status == "done"
     folded = [e.ask_id for e in bench.events(UpdateAccepted) if e.device == "a"]
     assert len(folded) == len(set(folded)) == 4
     assert len(bench.events(UpdateDropped)) <= 4 * 4
-    assert bench.fleet.spooled == {}
+    assert bench.fleet.spool.heads() == []
 
 
 def test_a_device_that_says_it_began_anew_is_recorded_with_the_update_that_says_so(tmp_path: Path) -> None:
     forgot = liar("a", lambda ask, head: replace(head, lost="older" if ask.round == 2 else ""))
-    bench = Bench(tmp_path, [forgot, Device("b")], run={"rounds": 3})
+    bench = Bench(tmp_path, [forgot, scripted("b")], run={"rounds": 3})
     assert bench.drive().status == "done"
     (lost,) = bench.events(StateLost)
     (told,) = [e for e in bench.events(UpdateAccepted) if e.update_id == lost.update_id]
@@ -90,7 +94,7 @@ def test_a_device_that_says_it_began_anew_is_recorded_with_the_update_that_says_
 
 def test_a_model_that_does_not_exist_yet_is_no_base(tmp_path: Path) -> None:
     ahead = liar("a", lambda ask, head: replace(head, base_version=10**6))
-    bench = Bench(tmp_path, [ahead, Device("b", lambda ask: 2.0)], run={"rounds": 2})
+    bench = Bench(tmp_path, [ahead, scripted("b", 2.0)], run={"rounds": 2})
     assert bench.drive().status == "done"
     assert {(e.device, e.kind) for e in bench.events(ClientFailed)} == {("a", "base-mismatch")}
     assert bench.reasons() == ["enough", "enough"], "nobody waits for its deadline"
@@ -98,7 +102,7 @@ def test_a_model_that_does_not_exist_yet_is_no_base(tmp_path: Path) -> None:
 
 def test_an_answer_without_frames_is_a_failure_and_not_waited_for(tmp_path: Path) -> None:
     empty = liar("a", lambda ask, head: replace(head, parts=()))
-    bench = Bench(tmp_path, [empty, Device("b", lambda ask: 2.0)], run={"rounds": 3})
+    bench = Bench(tmp_path, [empty, scripted("b", 2.0)], run={"rounds": 3})
     assert bench.drive().status == "done"
     assert [(e.round, e.device, e.kind) for e in bench.events(ClientFailed)] == [(1, "a", "protocol")]
     assert all(e.seconds < 3 for e in bench.events(RoundClosed))
@@ -109,7 +113,7 @@ def test_frames_that_are_not_there_cost_only_their_own_update(tmp_path: Path) ->
     odd = liar(
         "a", lambda ask, head: replace(head, parts=tuple(Part(next(names), p.length, p.sha256) for p in head.parts))
     )
-    bench = Bench(tmp_path, [odd, Device("b")], run={"rounds": 4})
+    bench = Bench(tmp_path, [odd, scripted("b")], run={"rounds": 4})
     assert bench.drive().status == "done"
     assert [e.reason.split(":")[0] for e in bench.events(UpdateDropped)] == ["bad-payload"] * 4
 
@@ -117,38 +121,23 @@ def test_frames_that_are_not_there_cost_only_their_own_update(tmp_path: Path) ->
 def test_a_resume_survives_the_loss_of_a_device_that_answers_an_earlier_round(tmp_path: Path) -> None:
     """The device is busy with round 1 and leaves in round 2, in which it was not asked; then the aggregator dies."""
     devices = [
-        Device("a", lambda ask: 4.0),
-        Device("b", lambda ask: 4.0),
-        Device("c", lambda ask: None if ask.round == 1 else 1.0),
+        scripted("a", 4.0),
+        scripted("b", 4.0),
+        scripted("c", lambda ask: SILENT if ask.round == 1 else Turn()),
     ]
     bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort={"deadline_s": 6})
-    bench.fleet.lose("c", 7.0)
-
-    class Killed(BaseException):
-        pass
-
-    def kill(event: object) -> None:
-        if isinstance(event, ClientFailed) and event.device == "c":
-            raise Killed
-
+    bench.fleet.die("c", 7.0)
     with contextlib.suppress(Killed):
-        bench.drive(on_event=kill)
+        bench.drive(on_event=killing(lambda e: isinstance(e, ClientFailed) and e.device == "c"))
     assert bench.store.run(bench.run_id).status == "running"
-    bench.fleet = bench.fleet.restart()
+    bench.restart()
     assert bench.drive().status == "done"
 
 
 def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None:
     """The journal notes an answer a moment after it was judged; that moment may lie beyond the deadline."""
-    bench = Bench(tmp_path, [Device("a"), Device("b", lambda ask: None)], run={"rounds": 1}, cohort={"deadline_s": 6})
-
-    class Killed(BaseException):
-        pass
-
-    def kill(event: object) -> None:
-        if isinstance(event, UpdateAccepted):
-            raise Killed
-
+    silent = scripted("b", lambda ask: SILENT)
+    bench = Bench(tmp_path, [scripted("a"), silent], run={"rounds": 1}, cohort={"deadline_s": 6})
     record = bench.store.record
 
     def slow(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
@@ -157,9 +146,9 @@ def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None
 
     bench.store.record = slow  # type: ignore[method-assign]  # a disk that stood still
     with contextlib.suppress(Killed):
-        bench.drive(on_event=kill)
+        bench.drive(on_event=killing(lambda e: isinstance(e, UpdateAccepted)))
     bench.store.record = record  # type: ignore[method-assign]  # quick again
-    bench.fleet = bench.fleet.restart()
+    bench.restart()
     bench.drive()
     (closed,) = bench.events(RoundClosed)
     assert (len(closed.folded), closed.outstanding) == (1, ["b"])
@@ -168,7 +157,7 @@ def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None
 
 def test_devices_that_hang_all_at_once_end_the_run_with_a_reason(tmp_path: Path) -> None:
     """They stay connected and never answer, so nothing but time tells that they never will."""
-    bench = Bench(tmp_path, [Device("a", lambda ask: None)], run={"rounds": 3}, cohort={"deadline_s": 5})
+    bench = Bench(tmp_path, [scripted("a", lambda ask: SILENT)], run={"rounds": 3}, cohort={"deadline_s": 5})
     row = bench.drive()
     assert (row.status, row.exit_code) == ("failed", TooFewClients.exit_code)
     assert bench.reasons() == ["too-few"] * 4
@@ -177,39 +166,30 @@ def test_devices_that_hang_all_at_once_end_the_run_with_a_reason(tmp_path: Path)
 
 
 def test_a_lone_device_that_needs_several_deadlines_is_waited_for(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Device("a", lambda ask: 17.0)], run={"rounds": 2}, cohort={"deadline_s": 5})
+    bench = Bench(tmp_path, [scripted("a", 17.0)], run={"rounds": 2}, cohort={"deadline_s": 5})
     assert bench.drive().status == "done"
     assert all(e.late for e in bench.events(UpdateAccepted))
 
 
-class Giant(Device):
+def giant(name: str) -> ScriptedDevice:
     """Every number of its change is finite, and its weight makes the sum infinite."""
-
-    def reply(self, ask: Ask) -> tuple[ReplyHead, list[bytes]]:
-        head, frames = super().reply(ask)
-        if ask.kind != "train":
-            return head, frames
-        codec = feedback(parse(ask.codec)).bind(LAYOUT)
-        payload = codec.encode(np.full(LAYOUT.size, 3e36, np.float32), codec.init(), Key(1)).payload
-        part = Part("frame/0", len(payload), hashlib.sha256(payload).hexdigest())
-        return replace(head, parts=(part,), examples=1000), [payload]
+    return scripted(name, does=MadeUp(name, LAYOUT, 3e36, examples=1000, steps=5))
 
 
 def test_an_update_that_makes_the_sum_infinite_is_dropped_and_the_others_count(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "giant", [Giant("a"), Device("b")], run={"rounds": 3}, cohort={"min_replies": 0.5})
+    bench = Bench(tmp_path / "giant", [giant("a"), scripted("b")], run={"rounds": 3}, cohort={"min_replies": 0.5})
     assert bench.drive().status == "done"
     assert [(e.device, e.reason) for e in bench.events(UpdateDropped)] == [
         ("a", "bad-payload: numbers too large to be added")
     ] * 3
     assert [len(e.folded) for e in bench.events(RoundClosed)] == [1, 1, 1]
-    alone = Bench(tmp_path / "alone", [Device("b")], run={"rounds": 3})
+    alone = Bench(tmp_path / "alone", [scripted("b")], run={"rounds": 3})
     assert bench.store.run(bench.run_id).model_digest == alone.drive().model_digest
-    told = [v.outcome for e in bench.fleet.sent if e.device == "a" for v in e.ask.verdicts]
-    assert set(told) == {"dropped"}
+    assert {verdict.outcome for verdict in bench.fleet.devices["a"].told.values()} == {"dropped"}
 
 
 def test_where_too_few_are_left_no_step_is_made(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Giant("a"), Device("b")], run={"rounds": 3}, cohort={"min_replies": 2, "retry_limit": 1})
+    bench = Bench(tmp_path, [giant("a"), scripted("b")], run={"rounds": 3}, cohort={"min_replies": 2, "retry_limit": 1})
     assert bench.drive().exit_code == TooFewClients.exit_code
     assert bench.reasons() == ["too-few", "too-few"]
 

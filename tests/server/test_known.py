@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.client.small import plan_of, task_of
-from tests.server.scripted import LAYOUT, REPORT, Device
-from tests.server.test_run import Bench, Killed
+from tests.server.bench import LAYOUT, REPORT, Bench, killing, scripted
+from tests.server.crashes import Killed
 from thinwire.client import Site
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
-from thinwire.core.events import DeviceJoined, Event, UpdateAccepted
+from thinwire.core.events import DeviceJoined, UpdateAccepted
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
 from thinwire.server.durations import durations
 from thinwire.server.known import Errand, Known
 from thinwire.server.links import KEPT
 from thinwire.server.submit import submit
-from thinwire.simulation import run_sim
+from thinwire.simulation import ScriptedDevice, Turn, run_sim
 from thinwire.store import MeasureRow, Store
 
 WORK = "model/32"
@@ -126,8 +126,12 @@ def test_a_round_trip_told_again_is_one_sample() -> None:
     assert [row.samples for row in known.news(0.0)] == [[[1.0, 0.02], [1.0, 0.03]]]
 
 
+def sending(name: str, upload_s: float) -> ScriptedDevice:
+    return scripted(name, lambda ask: Turn(compute_s=0.0, upload_s=upload_s))
+
+
 def test_a_run_keeps_what_its_answers_showed_and_the_next_one_knows_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Device("a"), Device("b", lambda ask: 4.0)], run={"rounds": 3})
+    bench = Bench(tmp_path, [scripted("a"), sending("b", 4.0)], run={"rounds": 3})
     bench.drive()
     rows = {(row.device, row.kind): row for row in bench.store.measures()}
     assert rows["b", "up"].samples == [[n, pytest.approx(4.0)] for n, _ in rows["b", "up"].samples]
@@ -136,15 +140,10 @@ def test_a_run_keeps_what_its_answers_showed_and_the_next_one_knows_it(tmp_path:
 
 
 def test_a_resumed_run_learns_each_answer_once(tmp_path: Path) -> None:
-    def kill_in_round_2(event: Event) -> None:
-        if isinstance(event, UpdateAccepted) and event.round == 2 and event.device == "a":
-            raise Killed
-
-    devices = [Device("a"), Device("b", lambda ask: 4.0)]
-    bench = Bench(tmp_path, devices, run={"rounds": 3})
+    bench = Bench(tmp_path, [scripted("a"), scripted("b", 4.0)], run={"rounds": 3})
     with pytest.raises(Killed):
-        bench.drive(on_event=kill_in_round_2)
-    bench.fleet = bench.fleet.restart()
+        bench.drive(on_event=killing(lambda e: isinstance(e, UpdateAccepted) and e.round == 2 and e.device == "a"))
+    bench.restart()
     bench.drive()
     assert {(row.device, len(row.samples)) for row in bench.store.measures() if row.kind == "step"} == {
         ("a", 3), ("b", 3),
@@ -160,7 +159,7 @@ def test_simulated_devices_teach_nothing_about_real_ones(tmp_path: Path) -> None
 
 
 def test_a_deadline_that_no_device_there_can_meet_is_refused_when_the_run_is_handed_over(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Device("a", lambda ask: 40.0), Device("b", lambda ask: 50.0)], run={"rounds": 2})
+    bench = Bench(tmp_path, [sending("a", 40.0), sending("b", 50.0)], run={"rounds": 2})
     bench.drive()
 
     def hand_over(deadline_s: float) -> str:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.scripted import Device
-from tests.server.test_run import Bench, drive_killed_at
+from tests.server.bench import FAILS, Bench, drive_through, killed, scripted
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted, UpdateDropped
-from thinwire.core.types import Ask, Failure
+from thinwire.core.types import Ask
 from thinwire.server.deadline import SHARE, auto_deadline, fixed
 from thinwire.server.ladder import PATIENCE, Standing, choose
+from thinwire.simulation import Script, Turn
 
 LADDER = ["identity", "int8", "topk(0.05) > int8"]
 MILD, MIDDLE, HARSH = LADDER
@@ -85,14 +85,22 @@ def seconds(**of: float) -> dict[str, float]:
 SLOW = seconds(mild=150.0, middle=38.0, harsh=5.0)
 
 
-def bench(folder: Path, slow: Device, rounds: int = 7) -> Bench:
+def sending(seconds: float) -> Turn:
+    return Turn(compute_s=0.0, upload_s=seconds)
+
+
+def by_codec(ask: Ask) -> Turn:
+    return sending(SLOW[ask.codec])
+
+
+def bench(folder: Path, slow: Script, rounds: int = 7) -> Bench:
     uplink, cohort = {"ladder": LADDER}, {"deadline_s": 30, "min_replies": 2}
-    quick = [Device(name, lambda ask: 0.1) for name in "ab"]
-    return Bench(folder, [*quick, slow], run={"rounds": rounds}, uplink=uplink, cohort=cohort)
+    quick = [scripted(name, lambda ask: sending(0.1)) for name in "ab"]
+    return Bench(folder, [*quick, scripted("slow", slow)], run={"rounds": rounds}, uplink=uplink, cohort=cohort)
 
 
 def test_a_slow_client_alone_is_asked_in_the_harsher_codec_and_the_reason_is_told(tmp_path: Path) -> None:
-    made = bench(tmp_path, Device("slow", lambda ask: SLOW[ask.codec]))
+    made = bench(tmp_path, by_codec)
     assert made.drive().status == "done"
     opened = made.events(RoundOpened)
     assert set(opened[0].codecs.values()) == {HARSH}
@@ -108,7 +116,7 @@ def test_a_slow_client_alone_is_asked_in_the_harsher_codec_and_the_reason_is_tol
 
 
 def test_who_was_too_slow_is_asked_milder_again_only_after_three_rounds_that_would_have_fitted(tmp_path: Path) -> None:
-    made = bench(tmp_path, Device("slow", lambda ask: 28.0 if ask.round in (3, 4) else 0.1), rounds=26)
+    made = bench(tmp_path, lambda ask: sending(28.0 if ask.round in (3, 4) else 0.1), rounds=26)
     made.drive()
     asked = [round_.codecs["slow"] for round_ in made.events(RoundOpened)]
     told = [round_.codec_reasons["slow"] for round_ in made.events(RoundOpened)]
@@ -121,20 +129,17 @@ def test_who_was_too_slow_is_asked_milder_again_only_after_three_rounds_that_wou
 
 
 def test_a_late_answer_is_decoded_by_the_codec_of_its_ask_and_so_after_a_kill(tmp_path: Path) -> None:
-    def script(ask: Ask) -> float:
-        return 30.05 if ask.round == 2 else 0.1
+    def script(ask: Ask) -> Turn:
+        return sending(30.05 if ask.round == 2 else 0.1)
 
-    undisturbed = bench(tmp_path / "undisturbed", Device("slow", script))
-    commits = drive_killed_at(undisturbed, 0, before=False)
+    undisturbed = bench(tmp_path / "undisturbed", script)
+    places = drive_through(undisturbed)
     late = [event for event in undisturbed.events(UpdateAccepted) if event.late]
     opened = {round_.round: round_ for round_ in undisturbed.events(RoundOpened)}
     assert [(event.asked_round, event.round) for event in late] == [(2, 3)]
     assert opened[2].codecs["slow"] == MILD and undisturbed.events(UpdateDropped) == []
-    for at in range(5, commits, 4):
-        killed = bench(tmp_path / str(at), Device("slow", script))
-        drive_killed_at(killed, at, before=at % 8 == 1)
-        assert killed.events(UpdateDropped) == []
-        killed.store.close()
+    for where, made in killed(lambda folder: bench(folder, script), tmp_path, places, slice(8, None, 7)):
+        assert made.events(UpdateDropped) == [], where
 
 
 def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None:
@@ -144,24 +149,21 @@ def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None
             for e in made.events(RoundOpened)
         ]
 
-    def script(ask: Ask) -> float:
-        return SLOW[ask.codec] / (1 if ask.round < 4 else 20)
+    def script(ask: Ask) -> Turn:
+        return sending(SLOW[ask.codec] / (1 if ask.round < 4 else 20))
 
-    undisturbed = bench(tmp_path / "undisturbed", Device("slow", script))
-    commits = drive_killed_at(undisturbed, 0, before=False)
-    for at in range(4, commits, 3):
-        killed = bench(tmp_path / str(at), Device("slow", script))
-        drive_killed_at(killed, at, before=at % 2 == 0)
-        assert decided(killed) == decided(undisturbed), f"killed at commit {at}"
-        killed.store.close()
+    undisturbed = bench(tmp_path / "undisturbed", script)
+    places = drive_through(undisturbed)
+    for where, made in killed(lambda folder: bench(folder, script), tmp_path, places, slice(6, None, 7)):
+        assert decided(made) == decided(undisturbed), where
 
 
 def test_a_device_asked_in_the_place_of_another_is_asked_in_its_own_codec(tmp_path: Path) -> None:
-    def fails(ask: Ask) -> float | Failure:
-        return Failure("task-error", "x", ask.ask_id) if ask.round == 4 else SLOW[ask.codec]
+    def fails(ask: Ask) -> Turn:
+        return FAILS if ask.round == 4 else by_codec(ask)
 
     made = Bench(
-        tmp_path, [Device("a", fails), Device("b", fails), Device("c", lambda ask: SLOW[ask.codec])],
+        tmp_path, [scripted("a", fails), scripted("b", fails), scripted("c", by_codec)],
         run={"rounds": 5}, uplink={"ladder": LADDER}, cohort={"clients": 2, "deadline_s": 30, "min_replies": 1},
     )  # fmt: skip
     made.drive()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.server.scripted import LAYOUT, Device
-from tests.server.test_run import Bench
+from tests.server.bench import LAYOUT, Bench, scripted
 from thinwire.server.limits import BASE_BYTES, answer_limit
 
 
 def test_an_answer_may_be_as_large_as_its_model_allows_and_no_larger(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Device("a")])
+    bench = Bench(tmp_path, [scripted("a")])
     limit = answer_limit(bench.store)
     assert limit(f"{bench.run_id}.1.a") == BASE_BYTES + 8 * LAYOUT.size
     assert limit("unknown-9.1.a") == limit("") == BASE_BYTES

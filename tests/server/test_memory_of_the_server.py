@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.scripted import LAYOUT, Device
-from tests.server.test_run import Bench
+from tests.server.bench import LAYOUT, SILENT, Bench, scripted, work
 from thinwire.aggregation import parse
 from thinwire.aggregation.ef21 import ef21
 from thinwire.core import Key
@@ -17,12 +16,13 @@ from thinwire.core.errors import DataLost
 from thinwire.core.events import Event, ModelStored, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.types import Ask, State
 from thinwire.server.versions import Versions
+from thinwire.simulation import MadeUp, Script, ScriptedDevice, Turn
 
 ADAM = {"optimizer": "fedadam", "lr": 0.1}
 EF21: dict[str, Any] = {"codec": "topk(0.2)", "feedback": "ef21"}
 
 
-def run(folder: Path, devices: list[Device], **sections: Any) -> Bench:
+def run(folder: Path, devices: list[ScriptedDevice], **sections: Any) -> Bench:
     bench = Bench(folder, devices, **sections)
     assert bench.drive().status == "done"
     return bench
@@ -35,31 +35,31 @@ def last(bench: Bench) -> ModelStored:
 @pytest.mark.parametrize("optimizer", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
 def test_a_run_that_is_closed_and_opened_again_after_any_round_ends_with_the_same_bits(tmp_path, optimizer):
     server = {"optimizer": optimizer, "lr": 0.1}
-    whole = run(tmp_path / "whole", [Device("a"), Device("b")], run={"rounds": 4}, server=server)
-    parted = Bench(tmp_path / "parted", [Device("a"), Device("b")], run={"rounds": 4}, server=server)
+    whole = run(tmp_path / "whole", [scripted("a"), scripted("b")], run={"rounds": 4}, server=server)
+    parted = Bench(tmp_path / "parted", [scripted("a"), scripted("b")], run={"rounds": 4}, server=server)
     for closed in (1, 2, 3):
         parted.drive(stop=lambda at=closed: "service" if len(parted.reasons()) >= at else None)
-        parted.fleet = parted.fleet.restart()
+        parted.restart()
     assert parted.drive().status == "done"
     assert last(parted).digest == last(whole).digest
     assert last(parted).state == last(whole).state != ""
 
 
 def test_fedavg_remembers_nothing_and_writes_no_file(tmp_path):
-    bench = run(tmp_path, [Device("a")], run={"rounds": 2})
+    bench = run(tmp_path, [scripted("a")], run={"rounds": 2})
     assert last(bench).state == ""
     assert not list(bench.home.run(bench.run_id).glob("*.state"))
 
 
 def test_files_of_versions_that_are_not_kept_go_with_them(tmp_path):
-    bench = run(tmp_path, [Device("a")], run={"rounds": 5}, server=ADAM)
+    bench = run(tmp_path, [scripted("a")], run={"rounds": 5}, server=ADAM)
     folder = bench.home.run(bench.run_id)
     models = {path.stem for path in folder.glob("*.model")} - {"v000000"}
     assert {path.stem for path in folder.glob("*.state")} == models
 
 
 def test_a_run_whose_memory_is_damaged_does_not_go_on_without_it(tmp_path):
-    bench = Bench(tmp_path, [Device("a")], run={"rounds": 3}, server=ADAM)
+    bench = Bench(tmp_path, [scripted("a")], run={"rounds": 3}, server=ADAM)
     bench.drive(stop=lambda: "service" if bench.reasons() else None)
     path = bench.home.run(bench.run_id) / "v000001.state"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -67,10 +67,10 @@ def test_a_run_whose_memory_is_damaged_does_not_go_on_without_it(tmp_path):
         bench.drive()
 
 
-class Following(Device):
+class Following(MadeUp):
     """A device that keeps its reference, as ef21 says."""
 
-    def encoded(self, ask: Ask, change: np.ndarray) -> bytes:
+    def encoded(self, ask: Ask, segment: int, change: np.ndarray) -> bytes:
         codec = ef21(parse(ask.codec)).bind(LAYOUT)
         anew = ask.references_from > getattr(self, "since", 0)
         self.since = ask.references_from
@@ -80,31 +80,40 @@ class Following(Device):
         return encoded.payload
 
 
+def following(name: str, script: Script | float = 1.0, examples: int = 10) -> ScriptedDevice:
+    return scripted(name, script, work(name, Following, examples=examples))
+
+
+def reference(device: ScriptedDevice) -> np.ndarray:
+    assert isinstance(device.work, Following)
+    return device.work.state["reference"]
+
+
 def test_with_ef21_the_model_moves_by_the_mean_of_all_references(tmp_path):
-    devices = [Following("a", examples=10), Following("b", examples=30)]
+    devices = [following("a", examples=10), following("b", examples=30)]
     cohort = {"late": "drop"}
-    bench = run(tmp_path, list(devices), run={"rounds": 1}, uplink=EF21, cohort=cohort)
+    bench = run(tmp_path, devices, run={"rounds": 1}, uplink=EF21, cohort=cohort)
     params, _ = bench_versions(bench).read(last(bench))
-    expected = 5.0 * (10 * devices[0].state["reference"] + 30 * devices[1].state["reference"]) / 40
+    expected = 5.0 * (10 * reference(devices[0]) + 30 * reference(devices[1])) / 40
     np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_with_ef21_a_device_that_is_not_there_counts_with_its_last_reference(tmp_path):
-    devices = [Following("a", examples=10), Following("b", lambda ask: 1.0 if ask.round == 1 else None, examples=30)]
+    devices = [
+        following("a", examples=10),
+        following("b", lambda ask: Turn() if ask.round == 1 else SILENT, examples=30),
+    ]
     cohort = {"late": "drop", "deadline_s": 10, "min_replies": 1}
-    bench = run(tmp_path, list(devices), run={"rounds": 2, "keep": "all"}, uplink=EF21, cohort=cohort)
+    bench = run(tmp_path, devices, run={"rounds": 2, "keep": "all"}, uplink=EF21, cohort=cohort)
     before, after = (bench_versions(bench).read(stored)[0] for stored in bench.events(ModelStored)[1:3])
-    references = [device.state["reference"] for device in devices]
-    expected = 5.0 * (10 * references[0] + 30 * references[1]) / 40
+    expected = 5.0 * (10 * reference(devices[0]) + 30 * reference(devices[1])) / 40
     np.testing.assert_allclose(after - before, expected, rtol=1e-4, atol=1e-5)
 
 
 def shutting_out(folder: Path) -> Bench:
     """Three devices, of which c is shut out in the second round, after it was folded; b is late in that round."""
-    slow = [lambda ask: 3.0, lambda ask: 35.0 if ask.round == 2 else 2.0, lambda ask: 1.0]
-    devices: list[Device] = [
-        Following(n, s, examples=10 * (i + 1)) for i, (n, s) in enumerate(zip("abc", slow, strict=True))
-    ]
+    late = following("b", lambda ask: Turn(compute_s=35.0 if ask.round == 2 else 2.0), examples=20)
+    devices = [following("a", 3.0, examples=10), late, following("c", 1.0, examples=30)]
     cohort = {"deadline_s": 30, "staleness_exponent": 0}
     bench = Bench(folder, devices, run={"rounds": 6, "keep": "all"}, uplink=EF21, cohort=cohort)
     for device in devices:
@@ -123,7 +132,7 @@ def test_with_ef21_nothing_of_a_device_that_was_shut_out_moves_the_model_any_mor
     assert bench.drive(on_event=on_event).status == "done"
     assert [e.references_from for e in bench.events(RoundOpened)] == [0, 0, 3, 3, 3, 3]
     before, after = (bench_versions(bench).read(stored)[0] for stored in bench.events(ModelStored)[-2:])
-    a, b = (device.state["reference"] for device in bench.fleet.devices[:2])  # type: ignore[attr-defined]  # Following
+    a, b = (reference(bench.fleet.devices[name]) for name in "ab")
     np.testing.assert_allclose(after - before, 5.0 * (10 * a + 20 * b) / 30, rtol=1e-4, atol=1e-5)
     assert {e.reason for e in bench.events(UpdateDropped)} == {"stale"}, "b's late one was a difference to the old one"
 
@@ -133,11 +142,11 @@ def test_with_ef21_a_kill_around_a_shutting_out_changes_nothing(tmp_path):
         bench = shutting_out(tmp_path / folder)
         bench.drive(stop=lambda: "service" if len(bench.reasons()) >= 2 else None)
         bench.store.roster.revoke("c")
-        bench.fleet = bench.fleet.restart()
+        bench.restart()
         bench.fleet.shut_out(["c"])
         for closed in stops:
             bench.drive(stop=lambda at=closed: "service" if len(bench.reasons()) >= at else None)
-            bench.fleet = bench.fleet.restart()
+            bench.restart()
         assert bench.drive().status == "done"
         return bench
 
@@ -147,14 +156,14 @@ def test_with_ef21_a_kill_around_a_shutting_out_changes_nothing(tmp_path):
 
 def test_with_ef21_a_run_that_was_opened_again_ends_with_the_same_bits(tmp_path):
     def bench(folder: str) -> Bench:
-        devices: list[Device] = [Following("a", examples=10), Following("b", examples=30)]
+        devices = [following("a", examples=10), following("b", examples=30)]
         return Bench(tmp_path / folder, devices, run={"rounds": 4}, uplink=EF21, cohort={"late": "drop"})
 
     whole, parted = bench("whole"), bench("parted")
     whole.drive()
     for closed in (1, 2, 3):
         parted.drive(stop=lambda at=closed: "service" if len(parted.reasons()) >= at else None)
-        parted.fleet = parted.fleet.restart()
+        parted.restart()
     assert parted.drive().status == "done"
     assert (last(parted).digest, last(parted).state) == (last(whole).digest, last(whole).state)
 

@@ -10,12 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from tests.server.scripted import Device
+from tests.server.bench import Bench, scripted
 from tests.server.test_hostile_devices import liar
-from tests.server.test_run import Bench
 from thinwire.core.errors import BadPayload
 from thinwire.core.messages import MAX_EXAMPLES, MAX_SECONDS, reply_from_bytes, reply_to_bytes
-from thinwire.core.types import Ask, ReplyHead, Timings
+from thinwire.core.types import Ask, ReplyHead, Timings, UpdateId
 from thinwire.web.reading import Reader
 
 LARGEST: Mapping[str, Mapping[str, Any]] = {
@@ -40,7 +39,7 @@ def test_the_largest_numbers_end_no_run_and_break_no_page(tmp_path: Path, which:
         assert isinstance(said, ReplyHead)
         return replace(said, transfer=head.transfer)
 
-    devices = [liar("a", lie), liar("c", lie), Device("b")]
+    devices = [liar("a", lie), liar("c", lie), scripted("b")]
     bench = Bench(tmp_path, devices, run={"rounds": 2, "evaluate": "clients"}, cohort={"deadline_s": 9})
     run = bench.drive().run_id
     assert bench.store.run(run).status == "done"
@@ -53,6 +52,6 @@ def test_the_largest_numbers_end_no_run_and_break_no_page(tmp_path: Path, which:
 @pytest.mark.parametrize("stage", ["download_s", "queue_s", "evaluate_s", "train_s", "encode_s"])
 def test_no_stage_took_for_ever(stage: str, seconds: float) -> None:
     """Two of 1.7e308 s are infinity, which no page can show: the run's was gone for good."""
-    head, _ = Device("a").reply(Ask("toy-1.1.a", "toy-1", "toy", "evaluate", {}))
+    head = ReplyHead("toy-1.1.a", UpdateId("toy-1", "a", 1), 0, 10)
     with pytest.raises(BadPayload):
         reply_from_bytes(reply_to_bytes(replace(head, timings=Timings(**cast(Any, {stage: seconds})))))

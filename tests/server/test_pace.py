@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from tests.server.scripted import Device, ScriptedFleet
-from tests.server.test_run import Bench
+from tests.server.bench import Bench, scripted, work
 from thinwire.core.events import ClientAsked
 from thinwire.core.sections import LocalSection
-from thinwire.core.types import ReplyHead, Timings
 from thinwire.server.pace import FIRST_STEPS, HALVINGS, SHARE, Pace, given
+from thinwire.simulation import MadeUp, ScriptedDevice, Turn
 
 
 def local(**more: object) -> LocalSection:
@@ -53,45 +50,29 @@ def test_the_reason_says_what_it_came_from(pace, steps, batch, why):
     assert (work.steps, work.batch, work.why) == (steps, batch, why)
 
 
-class Timed(Device):
-    """A device that takes so many seconds for one example of a step, and two more for everything else."""
+class Timed(MadeUp):
+    """Makes as many steps as it is asked for."""
 
-    def __init__(self, name: str, example_s: float, examples: int) -> None:
-        super().__init__(name, lambda ask: 2.0 + self.train_s(ask), examples=examples)
-        self.example_s = example_s
-
-    def train_s(self, ask):
-        return ask.work.steps * ask.work.batch * self.example_s
-
-    def reply(self, ask):
-        head, frames = super().reply(ask)
-        if ask.kind != "train":
-            return head, frames
-        return replace(head, steps=ask.work.steps, a=ask.work.steps, timings=Timings(train_s=self.train_s(ask))), frames
+    def answer(self, delivery, turn):
+        self.steps = delivery.ask.work.steps
+        return super().answer(delivery, turn)
 
 
-def timed(monkeypatch):
-    """The aggregator's stopwatch over each answer, which the scripted fleet does not have."""
-    poll = ScriptedFleet.poll
+def timed(name: str, example_s: float) -> ScriptedDevice:
+    """A device with 640 examples that takes so many seconds for one of a step, and two more for its upload."""
 
-    def polled(fleet, wait_s):
-        def out(head):
-            assert head.transfer is not None
-            out_s = 2.0 + head.timings.train_s
-            return replace(head, transfer=replace(head.transfer, pulled_at=head.transfer.arrived_at - out_s))
+    def script(ask):
+        return Turn(compute_s=ask.work.steps * ask.work.batch * example_s, upload_s=2.0)
 
-        return [out(one) if isinstance(one, ReplyHead) else one for one in poll(fleet, wait_s)]
-
-    monkeypatch.setattr(ScriptedFleet, "poll", polled)
+    return scripted(name, script, work(name, Timed, examples=640))
 
 
 def asked(bench: Bench, name: str) -> list[tuple[int, int]]:
     return [(event.steps, event.batch) for event in bench.events(ClientAsked) if event.device == name]
 
 
-def test_each_device_is_asked_for_what_it_can_do_in_time(tmp_path, monkeypatch):
-    timed(monkeypatch)
-    devices: list[Device] = [Timed("fast", 0.001, 640), Timed("slow", 0.1, 640), Timed("tiny", 1.0, 640)]
+def test_each_device_is_asked_for_what_it_can_do_in_time(tmp_path):
+    devices = [timed("fast", 0.001), timed("slow", 0.1), timed("tiny", 1.0)]
     bench = Bench(
         tmp_path, devices, run={"rounds": 8}, local={"lr": 1.0, "steps": "auto", "min_steps": 2},
         cohort={"deadline_s": 60},
@@ -101,25 +82,23 @@ def test_each_device_is_asked_for_what_it_can_do_in_time(tmp_path, monkeypatch):
     assert asked(bench, "slow") == [(8, 32)] + [(16, 32)] * 7
     assert asked(bench, "tiny")[0] == (8, 32)
     assert asked(bench, "tiny")[-1] == (3, 16), "its first answer was late; then a smaller batch lets it take part"
-    asks = [envelope.ask for envelope in bench.fleet.sent if envelope.device == "slow" and envelope.ask.kind == "train"]
-    assert [(ask.work.steps, ask.work.batch) for ask in asks] == asked(bench, "slow")
+    assert [(ask.work.steps, ask.work.batch) for ask in bench.asks("slow")] == asked(bench, "slow")
     assert bench.reasons()[-2:] == ["all", "all"]
 
 
-def test_a_resumed_run_goes_by_what_the_journal_says(tmp_path, monkeypatch):
-    timed(monkeypatch)
+def test_a_resumed_run_goes_by_what_the_journal_says(tmp_path):
     section = {"lr": 1.0, "steps": "auto"}
-    bench = Bench(tmp_path, [Timed("a", 0.1, 640)], run={"rounds": 4}, local=section, cohort={"deadline_s": 60})
+    bench = Bench(tmp_path, [timed("a", 0.1)], run={"rounds": 4}, local=section, cohort={"deadline_s": 60})
     rounds = iter(range(100))
     bench.drive(stop=lambda: "service" if bench.events(ClientAsked)[1:] and next(rounds) > 3 else None)
     assert len(asked(bench, "a")) < 4
-    bench.fleet = bench.fleet.restart()
+    bench.restart()
     assert bench.drive().status == "done"
     assert asked(bench, "a")[0] == (8, 32)
     assert set(asked(bench, "a")[1:]) == {(16, 32)}
 
 
 def test_a_plan_that_says_how_much_leaves_nothing_to_speed(tmp_path):
-    bench = Bench(tmp_path, [Device("a")], run={"rounds": 1})
+    bench = Bench(tmp_path, [scripted("a")], run={"rounds": 1})
     bench.drive()
     assert [(event.steps, event.batch, event.work_reason) for event in bench.events(ClientAsked)] == [(0, 0, "")]

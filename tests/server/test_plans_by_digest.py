@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.server.scripted import REPORT, Device, ScriptedFleet
-from tests.server.test_run import Bench, drive_killed_at, outcome, three
+from tests.server.bench import FAILS, Bench, ToldFleet, drive_through, killed, outcome, scripted, three
 from thinwire.core import RunPlan
-from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, RunStatusChanged
+from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.fleet import Envelope, Hello, NodeJoined
 from thinwire.core.types import Ask, Failure, ReplyHead, UpdateId
 from thinwire.server.holders import Holders
+from thinwire.simulation import Script, ScriptedDevice, Turn
 
 
-class Forgetful(Device):
+def forgetful(name: str, rounds: set[int], after_s: float = 1.0) -> ScriptedDevice:
     """Loses its plans at each of these rounds, the first time that it is asked."""
 
-    def __init__(self, name: str, rounds: set[int], **more: float) -> None:
-        super().__init__(name, lambda ask: more.get("after_s", 1.0))
-        self.rounds = rounds
+    def script(ask: Ask) -> Turn:
+        if ask.round in rounds and ask.kind == "train" and isinstance(ask.plan, str):
+            made.plans.clear()
+        return Turn(compute_s=after_s)
 
-    def take(self, ask: Ask) -> float | Failure | None:
-        if ask.round in self.rounds and ask.kind == "train" and isinstance(ask.plan, str):
-            self.plans.clear()
-        return super().take(ask)
+    made = scripted(name, script)
+    return made
 
 
-def carried(fleet: ScriptedFleet, device: str) -> list[tuple[str, int, str]]:
+def carried(fleet: ToldFleet, device: str) -> list[tuple[str, int, str]]:
     """(kind, round, how the plan went) of everything that was sent to a device."""
     return [
         (e.ask.kind, e.ask.round, "digest" if isinstance(e.ask.plan, str) else "whole")
@@ -40,7 +40,7 @@ def carried(fleet: ScriptedFleet, device: str) -> list[tuple[str, int, str]]:
 
 
 def test_a_device_that_answered_with_the_whole_plan_is_sent_the_digest_only(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Device("a")], run={"rounds": 3})
+    bench = Bench(tmp_path, [scripted("a")], run={"rounds": 3})
     bench.drive()
     assert carried(bench.fleet, "a") == [
         ("train", 1, "whole"), ("train", 2, "digest"), ("train", 3, "digest"), ("evaluate", 3, "digest"),
@@ -49,16 +49,15 @@ def test_a_device_that_answered_with_the_whole_plan_is_sent_the_digest_only(tmp_
 
 
 def test_a_device_that_failed_may_not_have_kept_the_plan(tmp_path: Path) -> None:
-    fails: Callable[[Ask], float | Failure] = lambda ask: Failure("task-error", "x", "") if ask.round == 1 else 1.0  # noqa: E731
-    bench = Bench(tmp_path, [Device("a"), Device("b", fails)], run={"rounds": 3})
+    fails = scripted("b", lambda ask: FAILS if ask.round == 1 else Turn())
+    bench = Bench(tmp_path, [scripted("a"), fails], run={"rounds": 3})
     bench.drive()
     assert [how for kind, _, how in carried(bench.fleet, "b") if kind == "train"] == ["whole", "whole", "digest"]
 
 
 def test_a_hello_says_who_holds_the_plan_already(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Device("a")], run={"rounds": 1})
-    device = Device("a", plans={_digest(bench)})
-    bench.fleet = ScriptedFleet(bench.clock, [device])
+    bench = Bench(tmp_path, [scripted("a")], run={"rounds": 1})
+    bench.fleet.devices["a"].plans = {_digest(bench)}
     bench.drive()
     assert {how for _, _, how in carried(bench.fleet, "a")} == {"digest"}
 
@@ -68,11 +67,11 @@ def _digest(bench: Bench) -> str:
 
 
 def test_who_has_lost_the_plan_gets_it_with_the_same_ask_and_has_not_failed(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [Device("a"), Forgetful("b", {2})], run={"rounds": 3})
+    bench = Bench(tmp_path, [scripted("a"), forgetful("b", {2})], run={"rounds": 3})
     row = bench.drive()
     assert (row.status, bench.reasons()) == ("done", ["all"] * 3)
     assert bench.events(ClientFailed) == []
-    asks = [e.ask for e in bench.fleet.sent if e.device == "b" and e.ask.round == 2]
+    asks = [ask for ask in bench.asks("b") if ask.round == 2]
     assert len({ask.ask_id for ask in asks}) == 1
     first, again = asks
     assert isinstance(first.plan, str)
@@ -83,10 +82,9 @@ def test_who_has_lost_the_plan_gets_it_with_the_same_ask_and_has_not_failed(tmp_
 
 
 def test_who_asks_for_the_plan_again_and_again_gets_it_once_and_has_then_failed(tmp_path: Path) -> None:
-    never: Callable[[Ask], Failure] = lambda ask: Failure("need-plan", "", "")  # noqa: E731
-    bench = Bench(tmp_path, [Device("a"), Device("b", never)], run={"rounds": 2})
-    bench.fleet.devices[1].plans = {_digest(bench)}
-    bench.fleet = ScriptedFleet(bench.clock, bench.fleet.devices)
+    never = Turn(compute_s=0.0, failure=("need-plan", ""))
+    bench = Bench(tmp_path, [scripted("a"), scripted("b", lambda ask: never)], run={"rounds": 2})
+    bench.fleet.devices["b"].plans = {_digest(bench)}
     bench.drive()
     assert bench.reasons() == ["enough"] * 2
     assert [(e.round, e.kind) for e in bench.events(ClientFailed)] == [(1, "need-plan"), (2, "need-plan")]
@@ -119,32 +117,31 @@ def test_only_the_device_that_was_asked_gets_the_plan_again() -> None:
     assert holders.take(Failure("need-plan", "", "ask-1", "a"), anew=False) is None
 
 
-def killed_at(folder: Path, at: int, before: bool, forgets: set[int]) -> tuple[Bench, int]:
-    devices = [Device("a"), Forgetful("b", forgets, after_s=2.0), Device("c")]
-    bench = Bench(folder, devices, run={"rounds": 4}, cohort={"deadline_s": 30})
-    return bench, drive_killed_at(bench, at, before)
+def four_rounds(forgets: set[int], folder: Path) -> Bench:
+    devices = [scripted("a"), forgetful("b", forgets, 2.0), scripted("c")]
+    return Bench(folder, devices, run={"rounds": 4}, cohort={"deadline_s": 30})
 
 
 def test_a_kill_at_any_commit_changes_nothing_where_plans_are_lost_and_sent_again(tmp_path: Path) -> None:
-    undisturbed, commits = killed_at(tmp_path / "undisturbed", 0, False, set())
-    for at in range(1, commits + 1):
-        for before in (True, False):
-            bench, _ = killed_at(tmp_path / f"{at}-{before}", at, before, {2, 3})
-            assert outcome(bench) == outcome(undisturbed), f"killed {'before' if before else 'after'} commit {at}"
-            bench.store.close()
+    undisturbed = four_rounds(set(), tmp_path / "undisturbed")
+    places = drive_through(undisturbed)
+    for where, bench in killed(partial(four_rounds, {2, 3}), tmp_path, places):
+        assert outcome(bench) == outcome(undisturbed), where
 
 
 # Declined
 
 
-def declining(rule: str, again: str = "") -> Callable[[Ask], float | Failure]:
-    return lambda ask: Failure("declined", f"{rule}: so it is{again}", "")
+def declining(rule: str, again: str = "") -> Script:
+    return lambda ask: Turn(compute_s=0.0, failure=("declined", f"{rule}: so it is{again}"))
+
+
+def two_slow_and(third: Script) -> list[ScriptedDevice]:
+    return [scripted("a", 50.0), scripted("b", 50.0), scripted("c", third)]
 
 
 def test_a_device_that_declined_is_not_asked_again_and_the_rule_stands_beside_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(declining("secure")), run={"rounds": 40}, cohort={"deadline_s": 60})
-    for device in bench.fleet.devices[:2]:
-        device.script = lambda ask: 50.0
+    bench = Bench(tmp_path, two_slow_and(declining("secure")), run={"rounds": 40}, cohort={"deadline_s": 60})
     bench.drive()
     assert bench.clock.now() > 1800
     assert [e.round for e in bench.events(ClientFailed)] == [1]
@@ -155,9 +152,7 @@ def test_a_device_that_declined_is_not_asked_again_and_the_rule_stands_beside_it
 
 @pytest.mark.parametrize("rule", ["hours", "rounds_a_day", "metered"])
 def test_a_reason_that_may_have_passed_is_tried_again_after_ten_minutes(tmp_path: Path, rule: str) -> None:
-    bench = Bench(tmp_path, three(declining(rule)), run={"rounds": 20}, cohort={"deadline_s": 60})
-    for device in bench.fleet.devices[:2]:
-        device.script = lambda ask: 50.0
+    bench = Bench(tmp_path, two_slow_and(declining(rule)), run={"rounds": 20}, cohort={"deadline_s": 60})
     bench.drive()
     asked = [(e.round, e.elapsed_s) for e in bench.events(RoundOpened) if "c" in e.asks]
     assert [number for number, _ in asked] == [1, 13]
@@ -170,7 +165,7 @@ def test_who_says_how_long_it_stays_so_is_left_alone_for_so_long(
 ) -> None:
     """A run of devices that work at night waits for the night: it does not fail for too few in the afternoon."""
     script = declining("hours", f" (again in {again_s} s)")
-    bench = Bench(tmp_path, [Device("a", script)], run={"rounds": 1}, cohort={"retry_limit": 1})
+    bench = Bench(tmp_path, [scripted("a", script)], run={"rounds": 1}, cohort={"retry_limit": 1})
     bench.drive()
     one, two = bench.events(RoundOpened)
     assert left_alone_s <= two.elapsed_s - one.elapsed_s < left_alone_s + 60
@@ -180,9 +175,13 @@ def test_who_says_how_long_it_stays_so_is_left_alone_for_so_long(
 
 def test_a_hello_that_says_something_else_lets_a_device_be_asked_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(declining("secure")), run={"rounds": 6}, cohort={"deadline_s": 60})
-    same = Hello("c", "p1", (REPORT,), link={"rtt_s": 0.2}, plans=("x",))
-    bench.fleet.later(1.5, NodeJoined("c", same))  # it came back, and is what it was
-    bench.fleet.later(3.5, NodeJoined("c", replace(same, versions={"policy": "another"})))
-    bench.drive()
+    same = {"link": {"rtt_s": 0.2}, "plans": ("x",)}
+    said: dict[int, Any] = {2: same, 4: {**same, "versions": {"policy": "another"}}}  # at first it is what it was
+
+    def comes_back(event: Event) -> None:
+        if isinstance(event, RoundOpened) and event.round in said:
+            bench.hears("c", **said[event.round])
+
+    bench.drive(on_event=comes_back)
     assert [e.round for e in bench.events(RoundOpened) if "c" in e.asks] == [1, 5]
     assert len(bench.events(RoundClosed)) == 6

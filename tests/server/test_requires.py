@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.server.scripted import Device, ScriptedFleet
-from tests.server.test_run import Bench
+from tests.server.bench import Bench, scripted
 from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.events import RoundOpened
 from thinwire.core.fleet import Hello, NodeJoined
@@ -36,12 +35,12 @@ def test_what_a_device_does_not_say_it_does_not_have(has, lacks):
     assert lacking(Requires(), has) == ""
 
 
-def test_who_lacks_it_is_not_asked_and_the_reason_stands_in_the_round(tmp_path, monkeypatch):
-    said = {"a": replace(RICH, mains=False), "b": Equipment(), "c": RICH}
-    hello = ScriptedFleet.hello
-    monkeypatch.setattr(ScriptedFleet, "hello", lambda fleet, one: replace(hello(fleet, one), has=said[one.name]))
+def test_who_lacks_it_is_not_asked_and_the_reason_stands_in_the_round(tmp_path):
     cohort = {"wait_for": 1, "requires": {"mains": True}}
-    bench = Bench(tmp_path, [Device(name) for name in "abc"], run={"rounds": 1}, cohort=cohort)
+    bench = Bench(tmp_path, [scripted(name) for name in "abc"], run={"rounds": 1}, cohort=cohort)
+    bench.fleet.poll(0.0)
+    for name, has in {"a": replace(RICH, mains=False), "b": Equipment(), "c": RICH}.items():
+        bench.hears(name, has=has)
     assert bench.drive().status == "done"
     (opened,) = bench.events(RoundOpened)
     assert list(opened.asks) == ["c"]

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.scripted import Device
-from tests.server.test_run import Bench, Killed
+from tests.server.bench import SILENT, Bench, killing, scripted
+from tests.server.crashes import Killed
 from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateDropped, UpdateFolded
-from thinwire.core.types import Ask
 from thinwire.server import one_round
 from thinwire.server.folding import Folds
 from thinwire.server.orders import Orders
 from thinwire.server.running import RETURN_S
 from thinwire.server.service import NotedFleet
+from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow
 
 
@@ -27,8 +27,8 @@ def orders_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Revoking(Bench):
     """A run of three devices, all in the roster; `revoke` is what the command line does."""
 
-    def __init__(self, folder: Path, third: Callable[[Ask], float | None] = lambda ask: 1.0) -> None:
-        devices = [Device("a"), Device("b", lambda ask: 2.0), Device("c", third)]
+    def __init__(self, folder: Path, third: Script | float = 1.0) -> None:
+        devices = [scripted("a"), scripted("b", 2.0), scripted("c", third)]
         super().__init__(folder, devices, run={"rounds": 3}, cohort={"deadline_s": 30})
         for device in devices:
             self.store.roster.enrol(device.name, device.name * 64, device.name.encode(), "loopback")
@@ -59,7 +59,7 @@ class Revoking(Bench):
 
 
 def test_the_open_ask_ends_refused_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
-    bench = Revoking(tmp_path, lambda ask: None if ask.round == 2 else 1.0)
+    bench = Revoking(tmp_path, lambda ask: SILENT if ask.round == 2 else Turn())
     heard = bench.once(lambda e: isinstance(e, UpdateAccepted) and e.round == 2, lambda: bench.revoke("c"))
     row = bench.go(heard)
     assert (row.status, bench.reasons()) == ("done", ["all", "enough", "all"])
@@ -105,35 +105,26 @@ def test_what_came_and_is_not_folded_is_dropped(tmp_path: Path, monkeypatch: pyt
 
 def test_a_device_revoked_while_the_aggregator_was_down_is_out_before_its_answer_is_folded(tmp_path: Path) -> None:
     bench = Revoking(tmp_path)
-
-    def killed(event: Event) -> None:
-        if isinstance(event, UpdateAccepted) and event.round == 2 and event.device == "c":
-            raise Killed
-
     with pytest.raises(Killed):
-        bench.go(killed)
+        bench.go(killing(lambda e: isinstance(e, UpdateAccepted) and e.round == 2 and e.device == "c"))
     bench.store.roster.revoke("c")
-    bench.fleet = bench.fleet.restart()
+    bench.restart()
     row = bench.go()
     assert row.status == "done"
     assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
     assert not [u for e in bench.events(RoundClosed) if e.round > 1 for u in e.folded if "/c/" in u]
-    assert not [u for u in bench.fleet.spooled if u.device == "c"]
+    assert not [head for head in bench.fleet.spool.heads() if head.update_id.device == "c"]
 
 
 def test_nobody_waits_for_a_device_to_come_back_that_was_revoked_while_the_aggregator_was_down(tmp_path: Path) -> None:
     bench = Revoking(tmp_path)
-
-    def killed(event: Event) -> None:
-        if isinstance(event, RoundClosed):
-            raise Killed
-
     with pytest.raises(Killed):
-        bench.go(killed)
+        bench.go(killing(lambda e: isinstance(e, RoundClosed)))
     began = bench.clock.now()
     bench.store.roster.revoke("c")
-    bench.fleet.devices = [device for device in bench.fleet.devices if device.name != "c"]
-    bench.fleet = bench.fleet.restart()
+    bench.fleet.die("c")
+    bench.fleet.poll(0.0)
+    bench.restart()
     assert bench.go().status == "done"
     assert bench.clock.now() - began < RETURN_S
 
@@ -148,7 +139,7 @@ def test_what_was_recorded_as_folded_before_a_kill_stays_after_it(tmp_path: Path
 
     with pytest.raises(Killed):
         bench.go(on_event)
-    bench.fleet = bench.fleet.restart()
+    bench.restart()
     assert bench.go().status == "done"
     folded = {e.round: [u for u in e.folded if "/c/" in u] for e in bench.events(RoundClosed)}
     assert [len(folded[number]) for number in (1, 2, 3)] == [1, 1, 0]

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.scripted import Device
+from tests.server.bench import Bench, drive_through, killed, scripted
 from tests.server.test_cohort_and_deadline import plan
 from tests.server.test_round import closed, head, new_round, play
-from tests.server.test_run import Bench, drive_killed_at
 from tests.server.test_spares import Idle, asked
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import ClientAsked, Event, RoundClosed, RoundOpened, UpdateAccepted
@@ -178,19 +177,19 @@ def test_one_of_a_cohort_is_asked_though_earlier_rounds_hold_all_places() -> Non
     assert choose(plan(max_concurrency=1), 2, ["pi-0"], {}, {"pi-0": 1}, at_work=1).asked == ()
 
 
-def scripted(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: object) -> list[Event]:
+def played(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: object) -> list[Event]:
     raw = {"run": {"task": "toy", "rounds": 30, "evaluate": "off"}, "local": {"lr": 1, "steps": 1}}
     made = RunPlan.from_json({**raw, "uplink": {"codec": "identity", "feedback": "none"}, "cohort": cohort})
     home = AggregatorHome.under(folder, durable=False)
 
-    def device(name: str, speed: float | list[float]) -> ScriptedDevice:
+    def of_speed(name: str, speed: float | list[float]) -> ScriptedDevice:
         def script(ask: Ask) -> Turn:
             seconds = speed if isinstance(speed, float) else speed.pop(0)
             return Turn(download_s=seconds / 4, compute_s=seconds / 2, upload_s=seconds / 4)
 
         return ScriptedDevice(name, MadeUp(name, LAYOUT), script)
 
-    devices = [device(*one) for one in speeds.items()]
+    devices = [of_speed(*one) for one in speeds.items()]
     fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), reported(made, LAYOUT), devices)
     with Store.open(home.database, durable=False) as store:
         run_id = run_scripted(made, LAYOUT, fleet, store=store, home=home)
@@ -200,7 +199,7 @@ def scripted(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: 
 @pytest.mark.parametrize(("selection", "of"), [("speed", "a step"), ("link", "an exchange")])
 def test_a_run_learns_who_is_quick_and_draws_those_more_often(tmp_path: Path, selection: str, of: str) -> None:
     speeds = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 50.0, "e": 50.0, "f": 50.0}
-    events = scripted(tmp_path, speeds, clients=2, wait_for=6, selection=selection, deadline_s=600)
+    events = played(tmp_path, speeds, clients=2, wait_for=6, selection=selection, deadline_s=600)
     opened = [event for event in events if isinstance(event, RoundOpened)]
     counts = Counter(device for event in opened for device in event.asks)
     assert 2 * sum(counts[d] for d in "def") < sum(counts[d] for d in "abc"), counts
@@ -210,7 +209,7 @@ def test_a_run_learns_who_is_quick_and_draws_those_more_often(tmp_path: Path, se
 
 def test_no_more_are_at_work_than_the_plan_allows_and_all_are_asked(tmp_path: Path) -> None:
     speeds = {name: 1.0 + i for i, name in enumerate("abcdefg")}
-    events = scripted(tmp_path, speeds, wait_for=7, max_concurrency=3, deadline_s=100)
+    events = played(tmp_path, speeds, wait_for=7, max_concurrency=3, deadline_s=100)
     at_work, most = set[str](), 0
     for event in events:
         match event:
@@ -228,14 +227,14 @@ def test_no_more_are_at_work_than_the_plan_allows_and_all_are_asked(tmp_path: Pa
 
 def test_a_frozen_device_keeps_nobody_from_being_asked(tmp_path: Path) -> None:
     speeds = {"a": 1e9, "b": 1.0, "c": 1.0, "d": 1.0}
-    events = scripted(tmp_path, speeds, wait_for=4, max_concurrency=1, deadline_s=100)
+    events = played(tmp_path, speeds, wait_for=4, max_concurrency=1, deadline_s=100)
     for closing in (event for event in events if isinstance(event, RoundClosed)):
         assert {UpdateId.parse(each).device for each in closing.folded} == set("bcd")
 
 
 def test_a_frozen_device_that_was_slow_once_stops_no_run(tmp_path: Path) -> None:
     speeds: dict[str, float | list[float]] = {"a": [100.0] + 30 * [1e9], "b": 4.0, "c": 4.0, "d": 4.0}
-    events = scripted(tmp_path, speeds, wait_for=4, max_concurrency=1, deadline_s=20, max_staleness=60)
+    events = played(tmp_path, speeds, wait_for=4, max_concurrency=1, deadline_s=20, max_staleness=60)
     assert [event.device for event in events if isinstance(event, UpdateAccepted) and event.late] == ["a"]
     rounds = [event for event in events if isinstance(event, RoundOpened | RoundClosed)]
     waits = [then.elapsed_s - one.elapsed_s for one, then in pairwise(rounds) if isinstance(then, RoundOpened)]
@@ -244,7 +243,7 @@ def test_a_frozen_device_that_was_slow_once_stops_no_run(tmp_path: Path) -> None
 
 def test_a_device_that_is_still_at_work_on_an_earlier_round_holds_a_place(tmp_path: Path) -> None:
     speeds = {"a": 150.0, "b": 30.0, "c": 30.0, "d": 30.0}
-    events = scripted(tmp_path, speeds, wait_for=4, max_concurrency=2, deadline_s=100)
+    events = played(tmp_path, speeds, wait_for=4, max_concurrency=2, deadline_s=100)
     known = next(i for i, event in enumerate(events) if isinstance(event, UpdateAccepted) and event.device == "a")
     at_work, alone = set[str](), 0
     for i, event in enumerate(events):
@@ -261,18 +260,13 @@ def test_a_device_that_is_still_at_work_on_an_earlier_round_holds_a_place(tmp_pa
 
 
 def test_a_kill_at_any_commit_leaves_nobody_out_and_asks_nobody_twice(tmp_path: Path) -> None:
-    def three(name: str) -> Bench:
+    def three(folder: Path) -> Bench:
         more = {"wait_for": 3, "max_concurrency": 1, "deadline_s": 100}
-        return Bench(tmp_path / name, [Device(each) for each in "abc"], run={"rounds": 1}, cohort=more)
+        return Bench(folder, [scripted(each) for each in "abc"], run={"rounds": 1}, cohort=more)
 
-    commits = drive_killed_at(three("undisturbed"), 0, False)
-    for at in range(1, commits + 1):
-        for before in (True, False):
-            made = three(f"{at}-{before}")
-            drive_killed_at(made, at, before)
-            assert made.reasons() == ["all"], f"killed {'before' if before else 'after'} commit {at}"
-            opened = [ask_id for event in made.events(RoundOpened) for ask_id in event.asks.values()]
-            asked_now = [event.ask_id for event in made.events(ClientAsked)]
-            assert len(opened) == 1 and len(asked_now) == len(set(asked_now)) == 3
-            assert len(made.events(UpdateAccepted)) == 3
-            made.store.close()
+    for where, made in killed(three, tmp_path, drive_through(three(tmp_path / "undisturbed"))):
+        assert made.reasons() == ["all"], where
+        opened = [ask_id for event in made.events(RoundOpened) for ask_id in event.asks.values()]
+        asked_now = [event.ask_id for event in made.events(ClientAsked)]
+        assert len(opened) == 1 and len(asked_now) == len(set(asked_now)) == 3
+        assert len(made.events(UpdateAccepted)) == 3

@@ -8,13 +8,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.scripted import Device
+from tests.server.bench import FAILS, SILENT, Bench, drive_through, killed, scripted
 from tests.server.test_round import closed, head, new_round, play, update
-from tests.server.test_run import Bench, drive_killed_at
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
-from thinwire.core.types import Ask, Failure
+from thinwire.core.types import Ask
 from thinwire.server.moves import Asked, AskNow, Failed, Fold, Folded, Joined, Left, Refused, Spare, Tick
 from thinwire.server.spares import expected_s, who_could_answer
+from thinwire.simulation import ScriptedDevice, Turn
 
 
 class Idle:
@@ -114,17 +114,17 @@ def test_each_device_is_first_about_as_often() -> None:
 # Over a whole run.
 
 
-def fails(ask: Ask) -> float | Failure:
-    return Failure("task-error", "ValueError in task.py:3", "") if ask.round == 2 else 1.0
+def fails(ask: Ask) -> Turn:
+    return FAILS if ask.round == 2 else Turn()
 
 
-def bench(folder: Path, *devices: Device, **cohort: object) -> Bench:
-    return Bench(folder, list(devices), run={"rounds": 3}, cohort={"clients": 2, "deadline_s": 20, **cohort})
+def bench(folder: Path, *devices: ScriptedDevice, **cohort: object) -> Bench:
+    return Bench(folder, devices, run={"rounds": 3}, cohort={"clients": 2, "deadline_s": 20, **cohort})
 
 
 def four(folder: Path) -> Bench:
     """Two of four are asked; all but one fail in the second round."""
-    return bench(folder, *(Device(name, fails) for name in "abc"), Device("d", lambda ask: 2.0))
+    return bench(folder, *(scripted(name, fails) for name in "abc"), scripted("d", 2.0))
 
 
 def since(made: Bench) -> list[ClientAsked]:
@@ -147,11 +147,11 @@ def test_a_failed_client_is_replaced_within_its_round(tmp_path: Path) -> None:
 
 
 def test_the_ask_says_how_long_is_left(tmp_path: Path) -> None:
-    made = bench(tmp_path, *(Device(name, lambda ask: 8.0) for name in "abc"))
+    made = bench(tmp_path, *(scripted(name, 8.0) for name in "abc"))
 
     def lose(event: Event) -> None:
         if isinstance(event, RoundOpened) and event.round == 1:
-            made.fleet.lose(next(iter(event.asks)), 5.0)
+            made.fleet.die(next(iter(event.asks)), 5.0)
 
     made.drive(on_event=lose)
     (event,) = since(made)
@@ -161,11 +161,11 @@ def test_the_ask_says_how_long_is_left(tmp_path: Path) -> None:
 
 
 def test_a_device_that_joins_takes_the_place_of_one_that_was_lost(tmp_path: Path) -> None:
-    made = bench(tmp_path, Device("a", lambda ask: None), Device("b", lambda ask: 9.0), clients="all")
-    late = Device("z")
-    made.fleet.lose("a", 0.5)
-    made.fleet.devices.append(late)
-    made.fleet.arrive("z", 3.0)
+    made = bench(tmp_path, scripted("a", lambda ask: SILENT), scripted("b", 9.0), clients="all")
+    late = scripted("z")
+    late.away = [(0.0, 3.0)]
+    made.fleet.die("a", 0.5)
+    made.fleet.add(late)
     made.drive()
     (first, *_) = since(made)
     assert (first.device, first.instead_of, first.round) == ("z", "a", 1)
@@ -173,16 +173,11 @@ def test_a_device_that_joins_takes_the_place_of_one_that_was_lost(tmp_path: Path
 
 
 def test_a_kill_at_any_commit_replaces_nobody_twice(tmp_path: Path) -> None:
-    commits = drive_killed_at(four(tmp_path / "undisturbed"), 0, False)
-    for at in range(1, commits + 1):
-        for before in (True, False):
-            made = four(tmp_path / f"{at}-{before}")
-            drive_killed_at(made, at, before)
-            assert made.store.run(made.run_id).status == "done"
-            opened = [ask_id for event in made.events(RoundOpened) for ask_id in event.asks.values()]
-            asked_now = opened + [event.ask_id for event in since(made)]
-            answered = [event.ask_id for event in made.events(UpdateAccepted)]
-            failed = [event.ask_id for event in made.events(ClientFailed)]
-            assert len(set(asked_now)) == len(asked_now), f"killed {'before' if before else 'after'} commit {at}"
-            assert sorted(answered + failed) == sorted(asked_now)
-            made.store.close()
+    for where, made in killed(four, tmp_path, drive_through(four(tmp_path / "undisturbed"))):
+        assert made.store.run(made.run_id).status == "done"
+        opened = [ask_id for event in made.events(RoundOpened) for ask_id in event.asks.values()]
+        asked_now = opened + [event.ask_id for event in since(made)]
+        answered = [event.ask_id for event in made.events(UpdateAccepted)]
+        failed = [event.ask_id for event in made.events(ClientFailed)]
+        assert len(set(asked_now)) == len(asked_now), where
+        assert sorted(answered + failed) == sorted(asked_now)

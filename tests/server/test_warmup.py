@@ -7,8 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from tests.server.scripted import Device
-from tests.server.test_run import Bench
+from tests.server.bench import Bench, scripted
 from thinwire.aggregation import codecs
 from thinwire.aggregation.uplink import encoder
 from thinwire.aggregation.warmup import codec_of, milder
@@ -16,6 +15,7 @@ from thinwire.core import Key, Layout, RunPlan
 from thinwire.core.errors import CodecError
 from thinwire.core.events import UpdateAccepted, UpdateDropped
 from thinwire.core.sections import UplinkSection
+from thinwire.simulation import Turn
 
 DGC = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = {}\n{}\n[uplink]\ncodec = "{}"\n'
 WARM = {"rounds": 2, "ratios": [0.5, 0.25]}
@@ -23,18 +23,16 @@ WARM = {"rounds": 2, "ratios": [0.5, 0.25]}
 
 def test_each_round_asks_in_its_own_codec_and_then_in_the_plans(tmp_path):
     uplink = {"codec": "topk(0.1) > int8", "warmup": WARM}
-    bench = Bench(tmp_path, [Device("a")], run={"rounds": 3}, uplink=uplink)
+    bench = Bench(tmp_path, [scripted("a")], run={"rounds": 3}, uplink=uplink)
     assert bench.drive().status == "done"
-    asked = [envelope.ask.codec for envelope in bench.fleet.sent if envelope.ask.kind == "train"]
-    assert asked == ["topk(0.5) > int8", "topk(0.25) > int8", "topk(0.1) > int8"]
+    assert [ask.codec for ask in bench.asks("a")] == ["topk(0.5) > int8", "topk(0.25) > int8", "topk(0.1) > int8"]
 
 
 def test_an_answer_that_comes_in_the_next_round_is_read_by_its_own_codec(tmp_path):
-    devices = [Device("a"), Device("b", lambda ask: 15.0 if ask.round == 1 else 1.0)]
-    cohort = {"deadline_s": 10, "min_replies": 1}
-    script = Device("a", lambda ask: 1.0 if ask.round == 1 else 9.0)
+    late = scripted("b", lambda ask: Turn(compute_s=15.0 if ask.round == 1 else 1.0))
+    other = scripted("a", lambda ask: Turn(compute_s=1.0 if ask.round == 1 else 9.0))
     bench = Bench(
-        tmp_path, [script, devices[1]], run={"rounds": 3}, cohort=cohort,
+        tmp_path, [other, late], run={"rounds": 3}, cohort={"deadline_s": 10, "min_replies": 1},
         uplink={"codec": "topk(0.1) > int8", "warmup": WARM},
     )  # fmt: skip
     assert bench.drive().status == "done"
@@ -58,14 +56,14 @@ def test_dgc_is_topk_with_momentum_mask_and_the_papers_warm_up():
 
 
 def test_dgc_clips_each_devices_gradient_by_the_root_of_their_number(tmp_path):
-    devices = [Device(name) for name in "abcd"]
+    devices = [scripted(name) for name in "abcd"]
     local = {"lr": 1.0, "steps": 1, "clip_grad": 3.0}
     bench = Bench(
         tmp_path, devices, run={"rounds": 2}, local=local, uplink={"codec": "dgc(0.1)"}, cohort={"clients": 4}
     )
     assert bench.drive().status == "done"
     assert {e.ask.work.clip for e in bench.fleet.sent if e.ask.kind == "train"} == {1.5}
-    plain = Bench(tmp_path / "plain", [Device("a")], run={"rounds": 1}, local=local)
+    plain = Bench(tmp_path / "plain", [scripted("a")], run={"rounds": 1}, local=local)
     plain.drive()
     assert {e.ask.work.clip for e in plain.fleet.sent} == {0.0}, "the plan's own clip is the whole device's"
 

@@ -7,17 +7,22 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.server.scripted import Device, Script, ScriptedFleet
+from tests.server.bench import LAYOUT, REPORT, scripted, seed_of, work
 from tests.store.agreement import assert_sums_agree
+from thinwire.aggregation import feedback, parse
+from thinwire.core import Key
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost
 from thinwire.core.events import RoundClosed, RoundOpened
+from thinwire.core.fleet import Delivery
 from thinwire.core.home import AggregatorHome
+from thinwire.core.types import Ask, Vector
 from thinwire.server.run import drive
+from thinwire.simulation import MadeUp, ScriptedDevice, ScriptedFleet, Turn
+from thinwire.simulation.scripted_device import Kept
 from thinwire.store import FileSpool, Store, schema
 from thinwire.store.backup import back_up
 from thinwire.store.restore import restore
@@ -46,18 +51,25 @@ def dump(path: Path) -> list[str]:
         return list(opened.iterdump())
 
 
-def after(seconds: float) -> Script:
-    return lambda ask: seconds
+class AsItWas(MadeUp):
+    """Encodes as the devices did that made the folder."""
+
+    def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
+        codec = feedback(parse(ask.codec)).bind(LAYOUT)
+        return codec.encode(change, codec.init(), Key(seed_of(self.name, ask))).payload
 
 
-def devices_as_they_are(spool: FileSpool, store: Store) -> list[Device]:
+def devices_as_they_are(spool: FileSpool, store: Store) -> list[ScriptedDevice]:
     """Each goes on above what it has sent; whose answer lies in the spool has it in its outbox too."""
     devices = []
     for name, seconds in SECONDS.items():
         sent = [head for head in spool.heads() if head.update_id.device == name]
-        answered: dict[str, Any] = {head.ask_id: (head, list(spool.open(head.update_id))) for head in sent}
         known = [*(head.update_id.sequence for head in sent), *store.roster.sequences(name).values()]
-        devices.append(Device(name, after(seconds), max(known, default=0), answered=answered))
+        device = scripted(name, seconds, work(name, AsItWas, sequence=max(known, default=0)))
+        for head in sent:
+            asked = Delivery(Ask(head.ask_id, RUN, "toy", "train", {}), None)
+            device.outbox[head.ask_id] = Kept(asked, Turn(), head, b"".join(spool.open(head.update_id)), pushed=True)
+        devices.append(device)
     return devices
 
 
@@ -87,15 +99,12 @@ def test_its_run_goes_on_and_ends_as_if_nobody_had_killed_it(home: AggregatorHom
     with Store.open(home.database, upgrade=True) as store:
         spool, clock = FileSpool(home.spool), VirtualClock()
         assert {str(head.update_id) for head in spool.heads()} == {f"{RUN}/a/2", f"{RUN}/b/2"}
-        fleet = ScriptedFleet(clock, devices_as_they_are(spool, store))
-        for head in spool.heads():  # what was not acked comes again
-            fleet.spooled[head.update_id] = (head, [bytes(part) for part in spool.open(head.update_id)])
-            fleet.later(0.0, head)
+        fleet = ScriptedFleet(spool, clock, REPORT, devices_as_they_are(spool, store))
         row = drive(RUN, store=store, fleet=fleet, home=home, clock=clock)
         assert (row.status, row.model_digest) == (EXPECTED["status"], EXPECTED["model_digest"])
         events = [event for _, event in store.events(RUN)]
         closed = [[e.round, e.reason, e.version, list(e.folded)] for e in events if isinstance(e, RoundClosed)]
         assert closed == EXPECTED["rounds"]
         assert [e.round for e in events if isinstance(e, RoundOpened)] == [1, 2, 3, 4]
-        assert fleet.spooled == {}, "everything was acked"
+        assert spool.heads() == [], "everything was acked"
         assert_sums_agree(store, RUN)

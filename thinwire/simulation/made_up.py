@@ -67,13 +67,14 @@ class MadeUp:
     def _frame(self, ask: Ask, segment: int) -> bytes:
         span = self.layout.segments[segment].span
         if callable(self.change):
-            return self._encoded(ask, segment, self.change(ask)[span])
+            return self.encoded(ask, segment, self.change(ask)[span])
         if (ask.codec, segment) not in self._payloads:
             constant = np.full(span.stop - span.start, self.change, np.float32)
-            self._payloads[ask.codec, segment] = self._encoded(ask, segment, constant)
+            self._payloads[ask.codec, segment] = self.encoded(ask, segment, constant)
         return self._payloads[ask.codec, segment]
 
-    def _encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
+    def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
+        """The frame of a segment; for a device that remembers what it sent, or trains from what it was sent."""
         codec = parse(ask.codec).bind(self.layout)
         key = derive(Key(0), self.name, ask.ask_id)
         return codec.encode(change.copy(), codec.init(segment), key, segment).payload

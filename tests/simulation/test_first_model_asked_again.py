@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.test_first_model_of_a_device import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
+from tests.simulation.first_model import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
 from thinwire.core.events import FirstModelAsked, RunStatusChanged
 from thinwire.core.types import Ask
 from thinwire.server.running import Running

@@ -2,122 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.client.small import plan_of, task_of
-from tests.server.crashes import Killed
-from thinwire.client import Site
+from tests.client.small import task_of
+from tests.server.crashes import Fate, Killed, around_commits
+from tests.simulation.first_model import NAMES, NOT_NOW, REFUSES, Started, drawn, fails, plan
 from thinwire.client.initial import initial_model
-from thinwire.client.task import report
-from thinwire.core import RunPlan, VirtualClock
-from thinwire.core.events import (
-    ClientFailed,
-    Event,
-    FirstModelAsked,
-    FirstModelFailed,
-    ModelStored,
-    RunNoted,
-    RunStatusChanged,
-)
-from thinwire.core.home import AggregatorHome
-from thinwire.core.types import Ask
-from thinwire.server.run import drive
-from thinwire.server.submit import submit
-from thinwire.server.versions import Versions
-from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, Training, Turn, simulate
-from thinwire.simulation.sessions import Crowd
-from thinwire.store import MeasureRow, Store
-
-NAMES = ("sim-0", "sim-1", "sim-2")
-
-
-def plan(**run: object) -> RunPlan:
-    raw = plan_of("steps = 2", codec="int8", feedback="none").to_json()
-    return RunPlan.from_json({**raw, "run": {**raw["run"], "rounds": 2, "init": "device", **run}})
-
-
-Script = Callable[[Ask], Turn]
-REFUSES = ("task-error", "x")
-
-
-def fails(*reasons: tuple[str, str]) -> Script:
-    """One that answers asks for the first model so, one after the other, the last one for ever."""
-    left = list(reasons)
-    return lambda ask: Turn(failure=left.pop(0) if len(left) > 1 else left[0])
-
-
-class Started:
-    """One run over devices that train. `first`: what they do about the first model; `away` as for a device."""
-
-    def __init__(
-        self,
-        folder: Path,
-        first: Mapping[str, Script] | None = None,
-        away: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-        names: Sequence[str] = NAMES,
-        **sections: Mapping[str, object],
-    ) -> None:
-        self.home, task = AggregatorHome.under(folder), task_of()
-        crowd = Crowd(folder / "clients", Site(), len(names), debug=True)
-        crowd.folder.mkdir()
-        training = Training(task, crowd)
-
-        def device(index: int, name: str) -> ScriptedDevice:
-            own = (first or {}).get(name, lambda ask: Turn())
-            work = training.client(index, lambda ask: 1.0)
-            gone = (away or {}).get(name, ())
-            return ScriptedDevice(name, work, lambda ask: own(ask) if ask.kind == "init" else Turn(), gone)
-
-        devices = [device(index, name) for index, name in enumerate(names)]
-        self.fleet = ScriptedFleet(HeldSpool(self.home.spool), VirtualClock(), report(task), devices)
-        self.store = Store.open(self.home.database)
-        made = initial_model(task, 99)  # another than the devices': of it only the layout counts
-        self.layout, raw = made.layout, plan(keep="all").to_json()
-        asked = RunPlan.from_json({**raw, **{name: {**raw[name], **own} for name, own in sections.items()}})
-        self.run_id = submit(self.store, self.home, asked, made.layout, made.vector, made.buffers, {}, report(task))
-
-    def drive(self, until: float = math.inf) -> None:
-        """Until the run is over, or the aggregator ends at a time on the clock."""
-        clock = self.fleet.virtual
-        drive(
-            self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=clock,
-            stop=lambda: "service" if clock.now() >= until else None,
-        )  # fmt: skip
-
-    @property
-    def events(self) -> list[Event]:
-        return [event for _, event in self.store.events(self.run_id)]
-
-    @property
-    def first(self) -> np.ndarray:
-        stored = next(event for event in self.events if isinstance(event, ModelStored))
-        assert stored.version == 0
-        return Versions(self.home.run(self.run_id), self.layout).read(stored)[0]
-
-    def of(self, *kinds: type[Event]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kinds)]
-
-    def asked(self) -> list[str]:
-        return [event.device for event in self.of(FirstModelAsked)]
-
-    def giver(self) -> str:
-        """Whose model it began with: one device's, said and stored once."""
-        assert len([event for event in self.of(ModelStored) if event.version == 0]) == 1
-        (said,) = [event.text for event in self.of(RunNoted) if "first model" in event.text]
-        return str(said).removeprefix("the first model is ").removesuffix("'s")
-
-
-def drawn(folder: Path, names: Sequence[str] = NAMES) -> list[str]:
-    """The devices in the order that the seed draws them."""
-    made = Started(folder / "drawn", dict.fromkeys(names, fails(("declined", "tasks: not this one"))), names=names)
-    made.drive()
-    return made.asked()
+from thinwire.core.events import ClientFailed, FirstModelAsked, FirstModelFailed, RunNoted, RunStatusChanged
+from thinwire.simulation import Script, Turn, simulate
+from thinwire.store import MeasureRow
 
 
 def test_the_run_begins_with_what_the_device_s_task_makes_of_the_run_s_seed(tmp_path: Path) -> None:
@@ -151,9 +46,6 @@ def test_who_was_asked_and_why_another_was_stands_among_what_is_shown_of_the_run
     assert "it may take 60.1 s: 60 s to make it, and three times the 0.0 s of 60 bytes at 1 Mb/s" in notes[1]
     assert notes[2] == f"the first model is {two}'s" and len(notes) == 3
     assert [event.text for event in made.of(FirstModelFailed)] == [notes[0]]
-
-
-NOT_NOW = ("declined", "hours: work begins at night (again in 7200 s)")
 
 
 def test_who_declines_for_now_is_asked_again_when_that_has_passed(tmp_path: Path) -> None:
@@ -263,27 +155,10 @@ def die() -> None:
     raise Killed
 
 
-def kill(store: Store, at: int, before: bool) -> None:
-    """Let the process die around its `at`-th commit, once."""
-    record, commits = store.record, 0
-
-    def counted(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
-        nonlocal commits
-        commits += 1
-        if commits == at and before:
-            raise Killed
-        record(run_id, events, measured)
-        if commits == at:
-            raise Killed
-
-    store.record = counted  # type: ignore[method-assign]  # the kill
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_a_kill_at_any_commit_before_the_first_round_changes_no_bit(tmp_path: Path, before: bool) -> None:
-    for at in range(1, 6):
+def test_a_kill_at_any_commit_before_the_first_round_changes_no_bit(tmp_path: Path) -> None:
+    for at in range(1, 11):
         made = Started(tmp_path / str(at))
-        kill(made.store, at, before)
+        around_commits(Fate(at), made.store)
         with pytest.raises(Killed):
             made.drive()
         made.fleet = made.fleet.restart()

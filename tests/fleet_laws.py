@@ -8,101 +8,18 @@ may join), `.spool` and `.roster`. Where it also has `.restart()`, that closes t
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
-import time
-import uuid
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pytest
 
+from tests.fleet_words import PATIENCE_S, Setting, answer, answers_now, envelope, hello, join, polled, pulled, written
 from thinwire.core.errors import Refused, ThinwireError
-from thinwire.core.fleet import Delivery, Envelope, Fleet, Hello, Link, NodeJoined, NodeLeft, Roster, Spool
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
-
-T = TypeVar("T")
-PATIENCE_S = 20.0  # nothing here takes that long: it only ends a test that would hang
-
-
-class Setting(Protocol):
-    """What a fleet's factory yields."""
-
-    @property
-    def fleet(self) -> Fleet: ...
-    @property
-    def spool(self) -> Spool: ...
-    @property
-    def roster(self) -> Roster: ...
-    def link(self, name: str) -> Link: ...
-
-
-def hello(name: str, process: str = "") -> Hello:
-    return Hello(name=name, process=process or uuid.uuid4().hex, versions={"thinwire": "test"})
-
-
-def join(setting: Setting, name: str) -> Link:
-    """A link that has said hello."""
-    link = setting.link(name)
-    link.hello(hello(name))
-    return link
-
-
-def body_parts(*bodies: bytes) -> tuple[Part, ...]:
-    return tuple(
-        Part(f"frame/{index}", len(body), hashlib.sha256(body).hexdigest()) for index, body in enumerate(bodies)
-    )
-
-
-def envelope(device: str, ask_id: str, folder: Path | None = None, *bodies: bytes) -> Envelope:
-    """An ask, with the bodies as its parts when there are any."""
-    ask = Ask(ask_id, "digits-1", "digits", "train", {"run": {"task": "digits"}}, round=1, parts=body_parts(*bodies))
-    return Envelope(device, ask, written(folder, *bodies) if folder and bodies else None)
-
-
-def written(folder: Path, *bodies: bytes) -> Path:
-    path = folder / f"bundle-{uuid.uuid4().hex}"
-    path.write_bytes(b"".join(bodies))
-    return path
-
-
-def answer(device: str, ask_id: str, sequence: int = 1, *bodies: bytes) -> ReplyHead:
-    return ReplyHead(ask_id, UpdateId("digits-1", device, sequence), 0, examples=32, steps=5, a=5.0, norm=1.5,
-                     metrics={"loss": (3.5, 7.0)}, parts=body_parts(*bodies))  # fmt: skip
-
-
-def until(true: Callable[[], object]) -> None:
-    """Wait for something that another thread brings about."""
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def polled(fleet: Fleet, kind: type[T], where: Callable[[T], bool] = lambda arrival: True) -> T:
-    """The next arrival of this kind; others are passed over."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        for arrival in fleet.poll(0.5):
-            if isinstance(arrival, kind) and where(arrival):
-                return arrival
-    raise AssertionError(f"no {kind.__name__} came")
-
-
-def answers_now(fleet: Fleet) -> list[ReplyHead | Failure]:
-    return [arrival for arrival in fleet.poll(0.2) if isinstance(arrival, (ReplyHead, Failure))]
-
-
-def pulled(link: Link) -> Delivery:
-    """The next ask on this link."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        if (delivery := link.pull(1.0)) is not None:
-            return delivery
-    raise AssertionError("no ask came")
+from thinwire.core.fleet import Delivery, NodeJoined, NodeLeft
+from thinwire.core.types import Failure, ReplyHead, UpdateId
 
 
 class FleetLaws:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.client.trained_elsewhere import TASK, Elsewhere
-from tests.fleet_laws import polled
+from tests.fleet_words import polled
 from thinwire.client.compute.site import Site
 from thinwire.client.gate import Gate
 from thinwire.client.policy import FILE, load_policy

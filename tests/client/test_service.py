@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
-from tests.fleet_laws import polled
+from tests.fleet_words import polled
 from thinwire.client.gate import Gate
 from thinwire.client.loop import sent
 from thinwire.client.policy import Policy

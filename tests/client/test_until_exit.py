@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.client.test_service import Running
-from tests.fleet_laws import polled
+from tests.fleet_words import polled
 from thinwire.client import loop
 from thinwire.client.session import Session
 from thinwire.client.until_exit import AHEAD, MARK

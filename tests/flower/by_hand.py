@@ -8,7 +8,7 @@ import json
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.fleet_laws import hello
+from tests.fleet_words import hello
 from tests.flower.doubles import Place
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.fleet_laws import hello
+from tests.fleet_words import hello
 from tests.flower.doubles import Place
 from thinwire.core.messages import MAX_HEAD_BYTES, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead

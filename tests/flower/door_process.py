@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fleet_laws import PATIENCE_S, answer, envelope, hello, polled, written
+from tests.fleet_words import PATIENCE_S, answer, envelope, hello, polled, written
 from tests.flower.callers import TlsPlace, tls_place
 from tests.system.processes import environment
 from thinwire.core.errors import Unreachable

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fleet_laws import answer, hello
+from tests.fleet_words import answer, hello
 from tests.flower.callers import Caller
 from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Failure

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.fleet_laws import body_parts, written
+from tests.fleet_words import body_parts, written
 from tests.flower.doubles import Place
 from thinwire.core.fleet import Delivery, Envelope, Hello, TaskReport, Welcome
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, UpdateId, Verdict, Work

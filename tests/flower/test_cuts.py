@@ -12,7 +12,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from tests.fleet_laws import PATIENCE_S, answer, hello, polled
+from tests.fleet_words import PATIENCE_S, answer, hello, polled
 from tests.flower.doubles import Place, place
 from tests.system.proxy import Proxy, proxy
 from thinwire.core.errors import BadPayload, NotTaken, Unreachable

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.fleet_laws import answer, answers_now, hello
+from tests.fleet_words import answer, answers_now, hello
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import Refused, ThinwireError

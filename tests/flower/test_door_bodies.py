@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import answer, answers_now, hello, polled
+from tests.fleet_words import answer, answers_now, hello, polled
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.types import Failure, Part, ReplyHead, UpdateId

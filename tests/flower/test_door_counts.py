@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import answer, envelope, hello, polled, pulled
+from tests.fleet_words import answer, envelope, hello, polled, pulled
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import NodeJoined

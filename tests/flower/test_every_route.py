@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs.generate.door import CALLERS, PLAIN, TLS
-from tests.fleet_laws import answer, envelope, hello, polled
+from tests.fleet_words import answer, envelope, hello, polled
 from tests.flower.callers import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import DeviceState, NodeJoined

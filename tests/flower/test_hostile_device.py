@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fleet_laws import answer, answers_now, envelope, hello, polled, pulled
+from tests.fleet_words import answer, answers_now, envelope, hello, polled, pulled
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import NodeJoined

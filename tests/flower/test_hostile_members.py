@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.fleet_laws import answer, hello, polled
+from tests.fleet_words import answer, hello, polled
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, bomb, joined, tls_place
 from thinwire.cli import shown_devices
 from thinwire.cli.waiting import until

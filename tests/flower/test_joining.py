@@ -180,7 +180,7 @@ def test_a_proxy_that_is_configured_carries_join_and_link(here: Place, monkeypat
         folder = here.folder / "clients" / "pi-1"
         link = FlowerLink(url, device_key(folder), "pi-1", folder, got.trust)
         here.links.append(link)
-        from tests.fleet_laws import hello
+        from tests.fleet_words import hello
 
         assert link.hello(hello("pi-1")).name == "pi-1"
         assert all(asked.startswith("CONNECT agg.example:9090 HTTP/1.1\r\n") for asked in tunnel.asked)

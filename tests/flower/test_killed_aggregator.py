@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from tests.fleet_laws import PATIENCE_S, hello
+from tests.fleet_words import PATIENCE_S, hello
 from tests.flower.test_cuts import BESIDE, SENT_TWICE, SIZE, ask_of, file_of, head_of, pulled, pushed
 from tests.system.processes import environment, free_port
 from tests.system.proxy import Proxy, proxy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import answer, answers_now, envelope, join, polled, pulled
+from tests.fleet_words import answer, answers_now, envelope, join, polled, pulled
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import BadPayload, DataLost, Refused, Unreachable
 from thinwire.core.fleet import Envelope

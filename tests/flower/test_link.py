@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import PATIENCE_S, answer, envelope, hello, join, polled, pulled, until, written
+from tests.fleet_words import PATIENCE_S, answer, envelope, hello, join, polled, pulled, until, written
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft

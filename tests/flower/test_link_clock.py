@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import (
+from tests.fleet_words import (
     answer,
     envelope,
     hello,

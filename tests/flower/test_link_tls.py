@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import (
-    PATIENCE_S,
-    FleetLaws,
-    Setting,
-    answer,
-    hello,
-    join,
-    until,
-)  # fmt: skip
+from tests.fleet_laws import FleetLaws
+from tests.fleet_words import PATIENCE_S, Setting, answer, hello, join, until  # fmt: skip
 from tests.flower.doubles import Place, place
 from tests.flower.test_flower_fleet import on_the_store
 from thinwire.core.errors import Refused, ThinwireError, Unreachable

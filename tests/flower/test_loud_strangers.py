@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import answer, until
+from tests.fleet_words import answer, until
 from tests.flower.callers import joined
 from tests.flower.watched import (
     ASK_CA,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import PATIENCE_S, envelope, hello, join, polled, pulled, until
+from tests.fleet_words import PATIENCE_S, envelope, hello, join, polled, pulled, until
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import Delivery, Link, NodeJoined, NodeLeft
 from thinwire.core.types import Failure

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.fleet_laws import answer, envelope, polled
+from tests.fleet_words import answer, envelope, polled
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, asked, joined, pending, revoked, tls_place
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import reply_to_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import hello, polled
+from tests.fleet_words import hello, polled
 from tests.flower.callers import PATIENCE_S, TlsPlace, joined, tls_place
 from tests.flower.certificates import Authority
 from tests.flower.test_joining import listening

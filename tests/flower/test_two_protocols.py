@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_laws import answer, envelope, hello, polled, pulled, written
+from tests.fleet_words import answer, envelope, hello, polled, pulled, written
 from tests.flower.callers import TlsPlace, tls_place
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable

@@ -8,7 +8,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from tests.fleet_laws import until
+from tests.fleet_words import until
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace
 from thinwire.core.clock import VirtualClock
 from thinwire.flower.door.protocols import HttpProtocol

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fleet_laws import FleetLaws, answer, written
+from tests.fleet_laws import FleetLaws
+from tests.fleet_words import answer, written
 from thinwire.core.fleet import Link
 from thinwire.simulation.local import LocalFleet, LocalLink
 from thinwire.simulation.spool import HeldSpool

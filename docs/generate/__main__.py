@@ -9,6 +9,7 @@ from pathlib import Path
 from docs.generate.accuracy import accuracy_page, plots
 from docs.generate.cli import cli_page
 from docs.generate.door import door_page
+from docs.generate.drift import drift_part
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
@@ -37,6 +38,8 @@ def page(name: str) -> str:
     return f"{NOTE}\n\n{PAGES[name]().strip()}\n"
 
 
+HOW: dict[str, Callable[[], str]] = {"which-codec": which_codec, "different-data": drift_part}
+
 # Between these two lines of a page that people write stands what the script writes.
 BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- Until here. -->"
 
@@ -49,7 +52,7 @@ def written() -> dict[str, str]:
         **{f"reference/{name}": page(name) for name in PAGES},
         **{f"evidence/{name}": text for name, text in evidence.items()},
         **{f"evidence/{name}.md": filled(DOCS / "evidence" / f"{name}.md", part()) for name, part in parts.items()},
-        "how/which-codec.md": filled(DOCS / "how" / "which-codec.md", which_codec()),
+        **{f"how/{name}.md": filled(DOCS / "how" / f"{name}.md", part()) for name, part in HOW.items()},
     }
 
 

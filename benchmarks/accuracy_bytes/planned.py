@@ -29,11 +29,11 @@ def rounds_planned(model: Model, rounds: int) -> int:
 def hours(protocol: Protocol) -> float:
     """Of the whole protocol with nothing beside it, by cells that are there, else by a trial.
 
-    Where R is not known yet it is taken to be a third of the most.
+    Where R is not known yet it is taken to be a third of the most, or what a smoke looks at.
     """
     model, lab = protocol.model, protocol.lab
     known = protocol.decisions.all().get("rounds")
-    rounds = known["decided"]["rounds"] if known else MOST // 3
+    rounds = known["decided"]["rounds"] if known else min(MOST // 3, model.horizons[-1] * 4 // 5)
     done = [cell for cell in Cells(lab.folder / model.name).all().values() if cell.rounds]
     if done:
         each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)

@@ -31,7 +31,8 @@ def drift_part() -> str:
 
 
 def _typed(algorithm: str) -> str:
-    """
+    """An algorithm with its settings, as a plan has them.
+
     >>> _typed("feddyn, alpha = 0.01")
     '`feddyn`, `alpha = 0.01`'
     """

@@ -16,7 +16,14 @@ def test_scaffold_sends_twice_the_bytes() -> None:
 
 def test_a_gain_is_in_points_over_fedavg_of_the_same_seed() -> None:
     rows = [
-        {"algorithm": name, "uplink": codec, "seed": seed, "loss": 1.0, "payload_up": 1, "accuracy": accuracy + 0.1 * seed}
+        {
+            "algorithm": name,
+            "uplink": codec,
+            "seed": seed,
+            "loss": 1.0,
+            "payload_up": 1,
+            "accuracy": accuracy + 0.1 * seed,
+        }
         for codec in CODECS
         for seed in (1, 2)
         for name, accuracy in ((FEDAVG, 0.5), *((other, 0.5 + 0.01 * seed) for other in SETS if other != FEDAVG))

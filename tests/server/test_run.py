@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import FAILS, SILENT, Bench, drive_through, killed, outcome, scripted, three
+from tests.server.bench import FAILS, SILENT, Bench, drive_through, killed, killing, outcome, scripted, three
+from tests.server.crashes import Killed
 from thinwire.core.events import (
     ClientFailed,
+    Evaluated,
     RoundClosed,
     RoundOpened,
     UpdateAccepted,
@@ -115,7 +117,17 @@ def test_a_target_ends_the_run(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 9, "target": {"metric": "loss", "value": 1.0}})
     row = bench.drive()
     assert (row.status, row.version) == ("done", 1)
-    assert "loss reached 1" in row.status_text
+    assert "loss reached 1 with version 0" in row.status_text
+
+
+def test_a_target_stays_reached_where_the_last_model_is_worse_and_the_aggregator_dies(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 9, "target": {"metric": "loss", "value": 0.5}})
+    with pytest.raises(Killed):
+        bench.drive(on_event=killing(lambda event: isinstance(event, Evaluated) and event.version == 1))
+    bench.restart()
+    row = bench.drive()
+    assert (row.status, row.version) == ("done", 1)
+    assert "loss reached 0.5 with version 0" in row.status_text
 
 
 def test_a_person_stops_a_run(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _rounds(running: Running) -> None:
     if past.open_round and past.taken:
         running.status("running", f"round {past.open_round.round} goes on")
         _one(running, OneRound.take_up(running))
-    while past.steps_made < plan.run.rounds and not _reached(running):
+    while past.steps_made < plan.run.rounds and _reached(running) is None:
         if running.stop_ordered():
             return
         if past.too_few_in_a_row > plan.cohort.retry_limit:
@@ -190,10 +190,12 @@ def _gone(running: Running, device: str, why: str) -> None:
             running.lose(device, "left", why, ask_id)
 
 
-def _reached(running: Running) -> bool:
-    target = running.plan.run.target
-    metrics = running.past.evaluated.get(max(running.past.evaluated, default=-1), {})
-    return target is not None and reached(metrics, target.metric, target.value)
+def _reached(running: Running) -> int | None:
+    """The first version that met the target: one that is measured after it, and is worse, takes nothing back."""
+    if (target := running.plan.run.target) is None:
+        return None
+    measured = running.past.evaluated.items()
+    return min((version for version, found in measured if reached(found, target.metric, target.value)), default=None)
 
 
 def _end(running: Running) -> None:
@@ -210,10 +212,10 @@ def _end(running: Running) -> None:
     if running.stopped == "service":
         return
     said = f"{past.steps_made} rounds"
-    if (target := plan.run.target) and _reached(running):
-        said += f", {target.metric} reached {target.value:g}"
-    elif target:
-        said += f", {target.metric} did not reach {target.value:g}"
+    if target := plan.run.target:
+        version = _reached(running)
+        how = "did not reach" if version is None else "reached"
+        said += f", {target.metric} {how} {target.value:g}" + ("" if version is None else f" with version {version}")
     running.status("done", said)
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 def main() -> None:
     """Run `thinwire` and end this process with its exit code."""
+    from thinwire.client.compute.ending import Ending
+
+    ending = Ending()
     from thinwire.cli.app import main as run
 
-    raise SystemExit(run())
+    ending.code = run()
+    raise SystemExit(ending.code)

@@ -43,12 +43,15 @@ class Wanted:
 def serve_here(wanted: Wanted, home: Path | None) -> int:
     """Serve in this process until SIGTERM, Ctrl-C or `thinwire aggregator stop`."""
     from thinwire import __version__
-    from thinwire.cli.page import Page
-    from thinwire.core.home import lock_file, write_about
-    from thinwire.flower import FlowerFleet, stock_guests
-    from thinwire.server.limits import answer_limit
-    from thinwire.server.service import serve
-    from thinwire.store import FileSpool, Store
+    from thinwire.client.compute.importing import imported_for_good
+
+    with imported_for_good():
+        from thinwire.cli.page import Page
+        from thinwire.core.home import lock_file, write_about
+        from thinwire.flower import FlowerFleet, stock_guests
+        from thinwire.server.limits import answer_limit
+        from thinwire.server.service import serve
+        from thinwire.store import FileSpool, Store
 
     place = aggregator_home(home)
     with contextlib.ExitStack() as stack:

@@ -26,8 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .ending import Ending
 from .errors import Cancelled, Wrong
 from .failures import kind, place
+from .importing import imported_for_good
 from .order import Order
 from .site import Site
 from .task import LoadedTask, load_task
@@ -45,6 +47,7 @@ FIRST_KILLED = "800"  # of 1000: when memory runs out, this process goes before 
 
 def main(descriptor: int) -> None:
     """Serve the socket of this number until it is closed."""
+    ending = Ending()
     faulthandler.enable()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_KILLED)
@@ -52,7 +55,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     with contextlib.suppress(EOFError):
         Served(Wire(sock)).run()
-    sys.stdout.flush()
+    ending.code = 0
 
 
 def _end_with(descriptor: int) -> None:
@@ -79,7 +82,9 @@ class Served:
         while True:
             head = self.wire.head()
             if head["do"] == "load":
-                self.wire.send(self.load(head))
+                with imported_for_good():
+                    loaded = self.load(head)
+                self.wire.send(loaded)
             elif head["do"] == "work":
                 self.work(head)
 

@@ -35,7 +35,7 @@ from benchmarks.processes import free_port
 from tests.system.gated import DEVICES, Gated, gated_run
 from tests.system.moments import drawn, spaced
 from tests.system.outcome import double_folds, identical_share, lost_updates
-from tests.system.processes import Site
+from tests.system.processes import THE_DEMOS, Site
 from thinwire.core.events import Event
 
 SEED = 20261122
@@ -72,6 +72,7 @@ def measure(preset: Preset, folder: Path, only: Sequence[str]) -> tuple[list[dic
 def made(folder: Path, preset: Preset, case: Case, name: str, count: int) -> Gated:
     folder.mkdir(exist_ok=True)
     site = Site(folder / "home")
+    site.example = THE_DEMOS
     if case.page:
         site.page = ("--page", f"127.0.0.1:{free_port()}")
     if case.identical or not count:

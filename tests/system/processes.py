@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -13,12 +12,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from thinwire.aggregation import codecs
+from thinwire.cli.handover import hand_over
+from thinwire.cli.options import overrides
+from thinwire.cli.places import alive
+from thinwire.core import RunPlan
 from thinwire.core.events import Event
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 90.0  # nothing takes that long: it only ends a test that would hang
 THINWIRE = ("thinwire.cli",)
-EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
+EXAMPLE = Path(__file__).parent / "digits"
+THE_DEMOS = Path(__file__).parents[2] / "examples" / "digits"  # with sklearn
 
 
 class Site:
@@ -32,16 +37,21 @@ class Site:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.aggregator: subprocess.Popen[bytes] | None = None
 
-    def start_aggregator(self) -> subprocess.Popen[bytes]:
+    def start_aggregator(self, *more: str) -> subprocess.Popen[bytes]:
         """Begin it, and wait until it serves."""
-        begun = self.begin_aggregator()
-        self.until(lambda: _status(self).get("pid") == begun.pid, "the aggregator serves")
+        begun = self.begin_aggregator(*more)
+        self.until(lambda: self.serving().get("pid") == begun.pid, "the aggregator serves")
         return begun
 
-    def begin_aggregator(self) -> subprocess.Popen[bytes]:
-        words = ("aggregator", "start", "--listen", self.listen, *self.page)
+    def begin_aggregator(self, *more: str) -> subprocess.Popen[bytes]:
+        words = ("aggregator", "start", "--listen", self.listen, *self.page, *more)
         self.aggregator = self.start(*words, inside=self.inside)
         return self.aggregator
+
+    def serving(self) -> dict[str, Any]:
+        """What the aggregator says of itself since it serves; nothing before."""
+        assert self.aggregator is None or self.aggregator.poll() is None, self.said()
+        return alive(self.home) or {}
 
     def start_client(
         self, name: str, part: int = 0, parts: int = 1, *more: str, at: str = "", program: Sequence[str] = THINWIRE
@@ -75,11 +85,14 @@ class Site:
         )
 
     def begin(self, *sets: str) -> str:
-        """Hand over the example's plan; gives the run's id."""
-        chosen = [word for each in sets for word in ("--set", each)]
-        done = self.call("run", str(self.example / "plan.toml"), "--detach", "--json", *chosen)
-        assert done.returncode == 0, done.stderr
-        return str(json.loads(done.stdout)["run_id"])
+        """Hand over the example's plan, as `thinwire run --detach` does in a process of its own, which imports torch
+        first; gives the run's id.
+        """
+        file = self.example / "plan.toml"
+        plan = RunPlan.load(file, overrides(list(sets)))
+        assert plan.check(codecs) == []
+        with self.store() as store:
+            return hand_over(store, self.home, plan, file, None)
 
     def log_of(self, process: subprocess.Popen[bytes]) -> str:
         return (self.home.parent / f"log-{self.processes.index(process)}.txt").read_text()
@@ -126,13 +139,6 @@ class Site:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _status(site: Site) -> dict[str, Any]:
-    from thinwire.core.home import holder
-
-    assert site.aggregator is None or site.aggregator.poll() is None, site.said()
-    return holder(site.home / "aggregator" / "lock") or {}
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from tests.system import no_calls_out
-from tests.system.processes import EXAMPLE, Site, environment, free_port
+from tests.system.processes import THE_DEMOS, Site, environment, free_port
 
 
 @pytest.fixture
@@ -42,13 +42,14 @@ def test_nothing_calls_out_but_to_the_door(tmp_path, denied):
     site = Site(tmp_path / "home")
     try:
         page = f"127.0.0.1:{free_port()}"
-        site.start("aggregator", "start", "--listen", site.listen, "--san", "localhost", "--page", page)
-        site.until(lambda: site.call("aggregator", "status").returncode == 0)
+        site.page = ("--page", page)
+        site.start_aggregator("--san", "localhost")
         (invited,) = json.loads(site.call("devices", "invite", "--json").stdout)
         joined = site.call("client", "join", invited["url"], invited["invitation"], "--name", "pi-01")
         assert joined.returncode == 0, joined.stderr
-        site.start("client", "start", "--task", f"digits={EXAMPLE / 'task.py'}", "--name", "pi-01")
-        run_id = site.begin("run.rounds=2")
+        site.start("client", "start", "--task", f"digits={THE_DEMOS / 'task.py'}", "--name", "pi-01")
+        queued = site.call("run", str(THE_DEMOS / "plan.toml"), "--set", "run.rounds=2", "--detach", "--json")
+        run_id = json.loads(queued.stdout)["run_id"]
         assert site.until_done(run_id).status == "done"
         login = json.loads(site.call("aggregator", "status", "--login", "--json").stdout)["login"]
         with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(login) as answer:

@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.system.processes import EXAMPLE, Site, environment, free_port
 
 APP = Path(__file__).parent / "tiny_app"
-OURS = EXAMPLE.parent / "stock_flower"
+OURS = Path(__file__).parents[2] / "examples" / "stock_flower"
 BIN = Path(sys.executable).parent
 PATIENCE_S = 180
 
@@ -25,24 +24,17 @@ class Stock(Site):
 
     tls = False
 
-    def start_aggregator(self) -> subprocess.Popen[bytes]:
-        more = ["--san", "localhost"] if self.tls else []
-        self.aggregator = self.start(
-            "aggregator", "start", "--listen", self.listen, "--no-page", "--allow-stock-nodes", *more
-        )
-        self.until(lambda: self.status().get("pid") == self.aggregator.pid if self.aggregator else False)
-        config = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{self.status()["control_address"]}"\n'
+    def start_aggregator(self, *more: str) -> subprocess.Popen[bytes]:
+        begun = super().start_aggregator("--allow-stock-nodes", *(["--san", "localhost"] if self.tls else []), *more)
+        address = self.serving()["control_address"]
+        config = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
         self.flwr_home.mkdir(exist_ok=True)
-        (self.flwr_home / "config.toml").write_text(config + "insecure = true\n")
-        return self.aggregator
+        (self.flwr_home / "config.toml").write_text(config)
+        return begun
 
     @property
     def flwr_home(self) -> Path:
         return self.home.parent / "flwr"
-
-    def status(self) -> dict[str, Any]:
-        done = self.call("aggregator", "status", "--json")
-        return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
 
     def node(self, config: str, *security: str) -> subprocess.Popen[bytes]:
         address = self.listen.replace("127.0.0.1", "localhost") if self.tls else self.listen

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.system.processes import EXAMPLE, Site
+from tests.system.processes import THE_DEMOS, Site
 from tests.system.proxy import proxy
 from thinwire.core.events import ClientFailed, RoundClosed
 
@@ -17,8 +17,7 @@ CONNECTIONS = 2 + 2  # of a device: for the CA and for the join, and one to wait
 
 @pytest.mark.slow  # half a minute, most of it the line's
 def test_join_and_twenty_rounds_of_the_demo_over_a_thin_line_without_a_time_out(site: Site) -> None:
-    site.start("aggregator", "start", "--listen", site.listen, "--san", "localhost", "--no-page")
-    site.until(lambda: site.call("aggregator", "status").returncode == 0)
+    site.start_aggregator("--san", "localhost")
     invited = json.loads(site.call("devices", "invite", "--count", str(len(DEVICES)), "--json").stdout)
     with proxy(site.listen, bytes_per_s=BYTES_PER_S, latency_s=LATENCY_S) as line:
         for name, one in zip(DEVICES, invited, strict=True):
@@ -26,9 +25,10 @@ def test_join_and_twenty_rounds_of_the_demo_over_a_thin_line_without_a_time_out(
             assert joined.returncode == 0, joined.stderr
         for part, name in enumerate(DEVICES):
             site.start(
-                "client", "start", "--name", name, "--task", f"digits={EXAMPLE / 'task.py'}",
+                "client", "start", "--name", name, "--task", f"digits={THE_DEMOS / 'task.py'}",
                 "--partition", f"{part}/{len(DEVICES)}",
             )  # fmt: skip
+        site.example = THE_DEMOS
         run_id = site.begin(f"run.rounds={ROUNDS}", f"cohort.wait_for={len(DEVICES)}")
         row = site.until_done(run_id)
         assert (row.status, row.version, row.exit_code) == ("done", ROUNDS, 0), site.said()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import socket
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.aggregation import codecs
+from thinwire.cli.app import main
 from thinwire.cli.handover import hand_over
 from thinwire.cli.options import overrides
 from thinwire.cli.places import alive
@@ -83,6 +86,13 @@ class Site:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment(), check=False
         )
+
+    def typed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command in this process, which has imported what it needs: one that looks, or writes into the store."""
+        words, out, err = [*arguments, "--home", str(self.home)], io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words)
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def begin(self, *sets: str) -> str:
         """Hand over the example's plan, as `thinwire run --detach` does in a process of its own, which imports torch

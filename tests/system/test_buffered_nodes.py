@@ -27,7 +27,7 @@ def test_a_buffer_waits_for_nobody_and_outlives_its_aggregator(site: Site) -> No
     site.start_aggregator()
     for name in DEVICES:
         site.until(lambda name=name: len(accepted(site, run_id, name)) > before[name])  # type: ignore[misc]  # mypy cannot type a default
-    assert site.call("runs", "stop", run_id).returncode == 0
+    assert site.typed("runs", "stop", run_id).returncode == 0
     row = site.until_done(run_id)
     assert (row.status, row.version > 2) == ("stopped", True), site.said()
     events = site.events(run_id)

@@ -22,7 +22,7 @@ LONG = ("run.rounds=500", *SMALL)  # until it is stopped
 
 def stopped(site: Site, run_id: str) -> None:
     """The run is ended by a person; nothing was lost or counted twice until then."""
-    assert site.call("runs", "stop", run_id).returncode == 0
+    assert site.typed("runs", "stop", run_id).returncode == 0
     assert site.until_done(run_id).status == "stopped", site.said()
     events = site.events(run_id)
     assert (double_folds(events), lost_updates(events)) == (0, 0)

@@ -46,7 +46,7 @@ def test_a_device_whose_disk_is_full_fails_its_asks_at_once_and_takes_part_again
             )
         )
         assert full.poll() is None
-        assert site.call("runs", "stop", run_id).returncode == 0
+        assert site.typed("runs", "stop", run_id).returncode == 0
         assert site.until_done(run_id).status == "stopped"
         events = site.events(run_id)
         assert (double_folds(events), lost_updates(events)) == (0, 0)
@@ -69,7 +69,7 @@ def test_an_aggregator_whose_disk_is_full_ends_no_run_and_goes_on_when_there_is_
             site.start_aggregator()
         now = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
         site.until_event(run_id, RoundClosed, round=now + 2)
-        assert site.call("runs", "stop", run_id).returncode == 0
+        assert site.typed("runs", "stop", run_id).returncode == 0
         assert site.until_done(run_id).status == "stopped", site.said()
         events = site.events(run_id)
         closed = [e.round for e in events if isinstance(e, RoundClosed)]

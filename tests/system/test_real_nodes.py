@@ -33,7 +33,7 @@ def test_two_devices_train_and_the_model_comes_back(site: Site) -> None:
     assert row.metrics["accuracy"] > 0.3
     assert row.wire_up is not None
     assert row.payload_up < row.wire_up < row.dense_up
-    shown = json.loads(site.call("runs", "show", run_id, "--json").stdout)
+    shown = json.loads(site.typed("runs", "show", run_id, "--json").stdout)
     assert shown["model_digest"] == row.model_digest
     assert [r["reason"] for r in shown["rounds"]] == ["all"] * 3
     folded_once(site, run_id)
@@ -114,7 +114,7 @@ def test_a_run_waits_for_its_devices_and_says_who_is_missing(site: Site) -> None
     run_id = site.begin("run.rounds=1", 'cohort.wait_for=["pi-a", "pi-b"]')
     site.until(lambda: "missing pi-b" in site.run(run_id).status_text)
     assert site.run(run_id).status_text == "waiting: 1 of 2 devices (missing pi-b)"
-    assert site.call("runs", "stop", run_id).returncode == 0
+    assert site.typed("runs", "stop", run_id).returncode == 0
     row = site.until_done(run_id)
     assert (row.status, row.exit_code) == ("stopped", 10)
 
@@ -143,6 +143,6 @@ def test_an_aggregator_ends_when_told_and_its_run_waits(site: Site, order: str) 
     site.start_client("pi-a")
     run_id = site.begin("run.rounds=500", "local.steps=5")
     site.until_event(run_id, RoundClosed, count=2)
-    assert site.call("aggregator", order).returncode == 0
+    assert site.typed("aggregator", order).returncode == 0
     assert running.wait(30) == 0
     assert site.run(run_id).status == "running"

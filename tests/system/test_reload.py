@@ -28,20 +28,20 @@ def test_a_running_client_takes_over_new_code_and_a_new_policy(site: Site, tmp_p
     first = told(site)
     task.write_text(task.read_text() + "\n__version__ = '2.0'\nprint('the second one')\n")
     (site.home / "clients" / "pi-a" / "client.toml").write_text('[policy]\nkinds = ["train", "evaluate"]\n')
-    done = site.call("client", "reload", "--name", "pi-a")
+    done = site.typed("client", "reload", "--name", "pi-a")
     assert done.returncode == 0, done.stderr
     site.until(lambda: told(site)["version"] == "2.0")
     assert told(site)["source_digest"] != first["source_digest"]
     assert (first["policy"], bool(told(site)["policy"])) == ("", True)
     row = site.until_done(site.begin("run.rounds=2", "cohort.wait_for=1", "local.steps=5"))
     assert row.status == "done", site.said()
-    printed = site.call("client", "logs", "--name", "pi-a", "--worker").stdout.split("\n")
+    printed = site.typed("client", "logs", "--name", "pi-a", "--worker").stdout.split("\n")
     assert printed.index("the first one") < printed.index("the second one")
-    assert "importing the tasks anew" in site.call("client", "logs", "--name", "pi-a").stdout
+    assert "importing the tasks anew" in site.typed("client", "logs", "--name", "pi-a").stdout
 
 
 def test_a_client_that_does_not_run_cannot_reload(site: Site) -> None:
     (site.home / "clients" / "pi-a").mkdir(parents=True)
-    done = site.call("client", "reload", "--name", "pi-a")
+    done = site.typed("client", "reload", "--name", "pi-a")
     assert (done.returncode, "is not running" in done.stderr) == (9, True), done.stderr
-    assert json.loads(site.call("client", "status", "--json").stdout) == []
+    assert json.loads(site.typed("client", "status", "--json").stdout) == []

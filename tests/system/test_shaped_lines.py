@@ -51,7 +51,7 @@ def test_the_ladder_gives_a_slow_line_the_harsher_codec_and_every_round_closes_i
             with site.store() as store:
                 up = {row.device: 1e-6 * (row.p50 or math.inf) for row in store.measures() if row.kind == "up"}
             assert up["slow"] < 3 * UP_MBIT["slow"] < up["fast"], "what their lines are taken for"
-            assert site.call("runs", "stop", run_id).returncode == 0
+            assert site.typed("runs", "stop", run_id).returncode == 0
         finally:
             site.close()
 

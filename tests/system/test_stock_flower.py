@@ -86,7 +86,7 @@ def test_stock_nodes_train_theirs_and_ours_and_neither_see_nor_touch_our_devices
     assert stock.until_done(run_id).status == "done"
     runs = json.loads(stock.flwr("ls", "here", "--format", "json"))["runs"]
     assert len(runs) == 2, "no run of ours is among theirs"
-    devices = json.loads(stock.call("devices", "list", "--json").stdout)
+    devices = json.loads(stock.typed("devices", "list", "--json").stdout)
     assert [(device["name"], device["how"]) for device in devices] == [("pi-1", "loopback")]
     assert stock.run(run_id).folded_count == 3
 
@@ -99,15 +99,15 @@ def test_a_tls_door_passes_stock_nodes_whose_key_was_approved_and_no_others(stoc
         subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key], check=True)
     ca = next((stock.home / "aggregator" / "tls").glob("*.ca.pem"))
     approved, unknown = (("--root-certificates", str(ca), "--auth-supernode-private-key", str(key)) for key in keys)
-    done = stock.call("devices", "approve", "--key", f"{keys[0]}.pub", "--name", "hospital-3")
+    done = stock.typed("devices", "approve", "--key", f"{keys[0]}.pub", "--name", "hospital-3")
     assert done.returncode == 0, done.stderr
     refused = stock.node("add=9", *unknown)
     stock.node("add=5", *approved)
     said = stock.flwr("run", str(APP), "here", "--stream", "--run-config", "nodes=1")
     assert "RESULT 1 [5.0, 5.0, 5.0, 5.0]" in said
     stock.until(lambda: refused.poll() is not None or "not approved" in stock.log_of(refused))
-    assert stock.call("devices", "revoke", "hospital-3").returncode == 0
-    devices = json.loads(stock.call("devices", "list", "--json").stdout)
+    assert stock.typed("devices", "revoke", "hospital-3").returncode == 0
+    devices = json.loads(stock.typed("devices", "list", "--json").stdout)
     assert [(device["name"], device["how"], device["state"]) for device in devices] == [
         ("hospital-3", "stock", "revoked")
     ]

@@ -18,10 +18,10 @@ CONNECTIONS = 2 + 2  # of a device: for the CA and for the join, and one to wait
 @pytest.mark.slow  # half a minute, most of it the line's
 def test_join_and_twenty_rounds_of_the_demo_over_a_thin_line_without_a_time_out(site: Site) -> None:
     site.start_aggregator("--san", "localhost")
-    invited = json.loads(site.call("devices", "invite", "--count", str(len(DEVICES)), "--json").stdout)
+    invited = json.loads(site.typed("devices", "invite", "--count", str(len(DEVICES)), "--json").stdout)
     with proxy(site.listen, bytes_per_s=BYTES_PER_S, latency_s=LATENCY_S) as line:
         for name, one in zip(DEVICES, invited, strict=True):
-            joined = site.call("client", "join", f"https://{line.address}", one["invitation"], "--name", name)
+            joined = site.typed("client", "join", f"https://{line.address}", one["invitation"], "--name", name)
             assert joined.returncode == 0, joined.stderr
         for part, name in enumerate(DEVICES):
             site.start(

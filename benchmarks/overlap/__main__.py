@@ -64,11 +64,11 @@ def measure(preset: Preset, folder: Path, shaped_by: str) -> tuple[list[dict[str
     bytes_per_s = (alone.up_bytes + alone.down_bytes) / compute_s
     note(f"{steps} steps compute {compute_s:.2f} s; lines of {8e-6 * bytes_per_s:.1f} Mb/s, by {shaped_by}")
     took = dict[bool, Took]()
-    for overlap in (False, True):
-        name = "overlap" if overlap else "plain"
-        with here(folder / name, shaped_by, bytes_per_s) as devices:
+    with here(folder / "lines", shaped_by, bytes_per_s) as devices:
+        for overlap in (False, True):
             took[overlap] = devices.run(plan_of(preset.rounds + preset.warm_up, steps, overlap), within_s)
-        note(f"{name}: {medians(took[overlap].rounds, preset.warm_up):.2f} s a round")
+            name = "overlap" if overlap else "plain"
+            note(f"{name}: {medians(took[overlap].rounds, preset.warm_up):.2f} s a round")
     rows = [
         {"overlap": overlap, "round": number, "seconds": seconds}
         for overlap, one in took.items() for number, seconds in enumerate(one.rounds, 1)

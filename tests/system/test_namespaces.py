@@ -50,7 +50,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
         try:
             site.listen = f"0.0.0.0:{PORT}"
             aggregator = site.start_aggregator()
-            (invited,) = json.loads(site.call("devices", "invite", "--json", inside=here).stdout)
+            (invited,) = json.loads(site.typed("devices", "invite", "--json").stdout)
             url = f"https://{AGGREGATOR}:{PORT}"
             joined = site.call("client", "join", url, invited["invitation"], "--name", "pi-01", inside=on_the_device)
             assert joined.returncode == 0, joined.stderr

@@ -34,14 +34,13 @@ def test_the_ladder_gives_a_slow_line_the_harsher_codec_and_every_round_closes_i
     if reason := why_not():
         pytest.skip(reason)
     with star(UP_MBIT) as net:
-        here = ("ip", "netns", "exec", net.aggregator)
-        site = Site(tmp_path / "home", here)
+        site = Site(tmp_path / "home", ("ip", "netns", "exec", net.aggregator))
         site.example = wide_example(tmp_path / "wide")
         try:
             site.listen = f"0.0.0.0:{PORT}"
             site.start_aggregator()
             for part, (name, namespace) in enumerate(net.devices.items()):
-                join_and_start(site, name, part, ("ip", "netns", "exec", namespace), here)
+                join_and_start(site, name, part, ("ip", "netns", "exec", namespace))
             run_id = site.begin(*PLAN)
             site.until(lambda: any(e.codecs.get("fast") == MILD for e in opened(site, run_id)))
             now = opened(site, run_id)[-1].round
@@ -80,8 +79,8 @@ def wide_example(folder: Path) -> Path:
     return folder
 
 
-def join_and_start(site: Site, name: str, part: int, there: tuple[str, ...], here: tuple[str, ...]) -> None:
-    (invited,) = json.loads(site.call("devices", "invite", "--json", inside=here).stdout)
+def join_and_start(site: Site, name: str, part: int, there: tuple[str, ...]) -> None:
+    (invited,) = json.loads(site.typed("devices", "invite", "--json").stdout)
     url = f"https://{AGGREGATOR}:{PORT}"
     joined = site.call("client", "join", url, invited["invitation"], "--name", name, inside=there)
     assert joined.returncode == 0, joined.stderr

@@ -79,17 +79,26 @@ def test_who_dies_of_it_is_not_asked_without_bound_though_it_comes_anew_each_tim
     assert all(f"{name}: left: the link was closed (asks: 4)" in row.status_text for name in NAMES)
 
 
-@pytest.mark.parametrize(("revoked", "status"), [(False, "waiting"), (True, "failed")])
-def test_who_left_is_waited_for_unless_it_was_revoked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revoked: bool, status: str
+LAST_ASK_S = 480.0  # eight times a minute, as the last ask of one that is there and silent has
+
+
+@pytest.mark.parametrize(
+    ("revoked", "until", "status"),
+    [(False, LAST_ASK_S, "waiting"), (False, LAST_ASK_S + 5, "failed"), (True, 100.0, "failed")],
+)
+def test_who_left_is_waited_for_as_long_as_one_that_is_silent_unless_it_was_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revoked: bool, until: float, status: str
 ) -> None:
+    """The others have said no for good, and `[cohort] wait_s` is 0."""
     one, two, three = drawn(tmp_path)
     first = {one: lambda ask: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
     made = Started(tmp_path / "left", first, {one: [(3.0, 1e9)]})
     monkeypatch.setattr(Running, "revoked", lambda running: {one} if revoked and running.elapsed > 10 else set())
-    made.drive(until=100.0)
+    made.drive(until=until)
     assert made.asked() == [one, two, three]
-    assert made.store.run(made.run_id).status == status
+    row = made.store.run(made.run_id)
+    assert row.status == status
+    assert (f"{one}: left: the link was closed" in row.status_text) is not revoked
 
 
 def test_a_task_that_is_broken_everywhere_is_not_tried_on_every_device(tmp_path: Path) -> None:

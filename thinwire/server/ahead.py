@@ -41,12 +41,15 @@ def take_head(running: Running) -> bool:
 
 
 def answered(running: Running) -> bool:
-    """Whether the head of the line has all that can come of it, and enough: it need not wait for who is away."""
+    """Whether the head of the line has enough answers, and all that those who are there may give: then it waits for
+    nobody who is away, since one that left may have left for good.
+    """
     past, opened = running.past, running.past.open_round
     if opened is None or not past.delay:
         return False
     here = {head.ask_id for head in running.deferred} & set(opened.asks.values())
-    still = [ask_id for device, ask_id in opened.asks.items() if ask_id in past.owed.of(device)]
+    there = opened.asks.keys() if running.elapsed < running.return_by else running.presence.hellos.keys()
+    still = [ask_id for device, ask_id in opened.asks.items() if device in there and ask_id in past.owed.of(device)]
     return len(here) >= opened.floor and here.issuperset(still)
 
 

@@ -33,7 +33,8 @@ def take_first_model(running: Running) -> bool:
     """Ask one device after the other until one has given a model; False when the run was stopped meanwhile.
 
     `TooFewClients`, with what each said, when for `[cohort] wait_s` seconds in all nobody was there who could be asked;
-    where that is 0, which waits for ever, when all that are there have said no for good. Or when ENOUGH have failed.
+    where that is 0, which waits for ever, when all that are there have said no for good and nobody who left is waited
+    for any more. Or when ENOUGH have failed.
     """
     first, waited_s = running.past.first, 0.0
     while not running.stop_ordered():
@@ -112,16 +113,17 @@ def _wait(running: Running, waited_s: float) -> float:
     if len(failed := first.for_good(most)) >= ENOUGH:
         why = f"{len(failed)} devices failed for good, the last of them {_named(failed)}"
         raise TooFewClients("no device gave the first model", why=why, hint=HINT)
-    passing = {device: why for device, why in first.may_pass(most).items() if device not in revoked}
-    said = _named(dict(sorted({**failed, **passing, **unable}.items())))
+    passing = first.may_pass(began, most) - revoked
+    said = {device: why for device, why in first.said.items() if device not in revoked}
+    named = _named(dict(sorted({**said, **failed, **unable}.items())))
     for_good = bool(unable) and not passing and began >= running.return_by
     if waited_s > wait_s if wait_s else for_good:
         raise TooFewClients(
             "no device gave the first model",
-            why=said or f"nobody was there for {wait_s:g} s",
+            why=named or f"nobody was there for {wait_s:g} s",
             hint=HINT,
         )
-    running.status("waiting", f"waiting: no device can give the first model now{f' ({said})' if said else ''}")
+    running.status("waiting", f"waiting: no device can give the first model now{f' ({named})' if named else ''}")
     running.fleet.ack([head.update_id for head in running.poll(POLL_S) if isinstance(head, ReplyHead)])
     return running.elapsed - began
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from thinwire.core.events import Event, FirstModelAsked, FirstModelFailed
 from thinwire.server.barred import barred_s
-from thinwire.server.deadline import Deadline
+from thinwire.server.deadline import FIRST_S, Deadline
 from thinwire.server.spares import in_drawn_order
 
 TRIED = ("left", "stale")  # what may be another time: it was away, slow, or at other work
 OWN = ("declined", "refused")  # what is the device's own affair, and says nothing of the task
 ENOUGH = 10  # devices that failed for good: it is the task then, and one after the other thousands would take days
 MOST_TIMES = 8  # over the first deadline, as the last ask has where nothing is said: nobody else is asked meanwhile
+AWAY_S = MOST_TIMES * FIRST_S  # who is not there is waited for no longer than who is, and says nothing
 
 
 @dataclass
@@ -58,11 +59,17 @@ class FirstAsks:
         now = {device: why for device, (why, until) in self._said.items() if elapsed_s < until}
         return now | self._given_up(most)
 
-    def may_pass(self, most: int) -> dict[str, str]:
-        """Devices that gave none for a reason that passes by itself."""
-        given_up = self._given_up(most)
-        passing = {device: why for device, (why, until) in self._said.items() if math.isfinite(until)}
-        return {device: why for device, why in passing.items() if device not in given_up}
+    @property
+    def said(self) -> dict[str, str]:
+        """Why devices gave none, of all that say nothing else of themselves since."""
+        return {device: why for device, (why, _) in self._said.items()}
+
+    def may_pass(self, elapsed_s: float, most: int) -> set[str]:
+        """Devices whose reason passes by itself, or passed AWAY_S ago at most: who can be asked then is asked, and the
+        others may have left for good.
+        """
+        passing = {d for d, (_, until) in self._said.items() if math.isfinite(until) and elapsed_s < until + AWAY_S}
+        return passing - self._given_up(most).keys()
 
     def for_good(self, most: int) -> dict[str, str]:
         """Devices that failed for good, the last one first, but for what is only their own affair."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.aggregation import parse
+from thinwire.core.events import HeadTaken
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.store import RoundRow, UpdateRow
@@ -167,6 +168,8 @@ def test_a_round_counts_from_its_opening_or_from_when_the_one_before_it_closed()
     assert turns([before]) == {11: 90.0}
     assert turns([before, never])[12] == 120.0
     assert turns([before, ahead])[12] == 100.0
+    assert turns([before, ahead], HeadTaken(90.0, 11, 1.0))[12] is None, "its turn has not come"
+    assert turns([before, ahead], HeadTaken(160.0, 12, 2.0))[12] == 160.0, "the run waited for devices before"
     assert turns([replace(before, seconds=10.5)])[11] == 90.0, "never before its opening"
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tests.web.filled_store import DEVICES, REPORT, Told, add_devices, new_run
 from thinwire.core.equipment import GIB, Equipment
-from thinwire.core.events import RunNoted
+from thinwire.core.events import HeadTaken, RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.store import Store
 
@@ -71,8 +71,8 @@ def buffered(store: Store) -> Told:
     return run
 
 
-def ahead(store: Store) -> Told:
-    """Each round but the first was asked for while the one before it was open; the third takes answers."""
+def ahead(store: Store, waits: bool = False) -> Told:
+    """Each round but the first was asked for while the one before it was open; the third takes answers, or `waits`."""
     start = time.time() - 20
     add_devices(store, DEVICES, start)
     run = new_run(store, at=start, more="[local.overlap]\nmax_delay = 1")
@@ -85,13 +85,18 @@ def ahead(store: Store) -> Told:
     run.open()
     _came(run, 2, start + 3.0, 3.9)
     run.close("all", 1.0)
-    run.round = 3
-    run.open()
+    if waits:
+        run.status("waiting", "waiting: 4 of 8 devices")
+    else:
+        run.say(HeadTaken(run.now, 3, run.elapsed))
+        run.round = 3
+        run.open()
     return run
 
 
 def _came(run: Told, number: int, turn_at: float, seconds: float) -> None:
     """The answers of a round, in at most so many seconds from being asked; it takes them from `turn_at` on."""
+    run.say(HeadTaken(turn_at, number, run.elapsed))
     run.round, run.opened_at, run.folded = number, turn_at, []
     for device in DEVICES:
         run.fold(run.head(device, seconds - 0.05 * (device != "pi-07")), late=False, staleness=0)

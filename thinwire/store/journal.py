@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select
 
 from thinwire.core.event_json import from_json
-from thinwire.core.events import Event
+from thinwire.core.events import Event, HeadTaken
 from thinwire.store.database import Database
 from thinwire.store.tables import Journal
 
@@ -16,6 +16,14 @@ def events(database: Database, run_id: str | None, after: int = 0, limit: int | 
     with database.reading() as connection:
         rows = connection.execute(wanted.order_by(Journal.seq).limit(limit)).all()
     return [(seq, from_json({**body, "event": kind})) for seq, kind, body in rows]
+
+
+def head_taken(database: Database, run_id: str) -> HeadTaken | None:
+    """Of a run whose asks go ahead: which round became the first in the line last, and when; looks from the end on."""
+    wanted = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == HeadTaken.__name__)
+    with database.reading() as connection:
+        body = connection.scalar(wanted.order_by(Journal.seq.desc()).limit(1))
+    return None if body is None else HeadTaken(**body)
 
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from thinwire.core.events import HeadTaken
 from thinwire.store.rows import RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
@@ -27,24 +28,26 @@ def along(ask: UpdateRow) -> dict[str, float]:
     return {"asked": pulled - asked, **on_device, "trips": trips, "upload": ask.arrived_at - began}
 
 
-def turns(rounds: Sequence[RoundRow]) -> dict[int, float]:
-    """When each round began to take answers, from which its seconds count.
+def turns(rounds: Sequence[RoundRow], taken: HeadTaken | None = None) -> dict[int, float | None]:
+    """When each round began to take answers, from which its seconds count; None: it does not yet.
 
     That is when it opened, or, where asks were sent ahead, when it became the head of the line, which may be long after
     the one before it closed: the run can have waited for devices between the two. Of a closed round its seconds tell;
-    the moment of its closing is from before its step was made and stored, which they hold too. Of an open one the rows
-    tell only when the one before it closed.
+    the moment of its closing is from before its step was made and stored, which they hold too. Of an open one `taken`
+    tells, of a run whose asks go ahead: the last whose answers were taken.
     """
     before = {later.round: earlier.closed_at or 0.0 for earlier, later in pairwise(rounds)}
-    return {one.round: max(one.opened_at, _head_at(one, before.get(one.round, 0.0))) for one in rounds}
+    return {one.round: _turn_at(one, before.get(one.round, 0.0), taken) for one in rounds}
 
 
-def _head_at(one: RoundRow, before: float) -> float:
+def _turn_at(one: RoundRow, before: float, taken: HeadTaken | None) -> float | None:
     """`before`: when the round before it closed; 0 where none did."""
+    if taken is not None and not one.reason and one.round >= taken.round:
+        return taken.at if one.round == taken.round else None
     if one.opened_at >= before or one.closed_at is None or one.seconds is None:
-        return before
+        return max(one.opened_at, before)
     since = one.seconds - one.spent.get("step_s", 0.0) - one.spent.get("store_s", 0.0)
-    return one.closed_at - max(0.0, since)
+    return max(one.opened_at, one.closed_at - max(0.0, since))
 
 
 def within(ask: UpdateRow, opened_at: float) -> dict[str, float]:

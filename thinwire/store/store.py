@@ -11,7 +11,7 @@ from typing import Any, Self
 from sqlalchemy import func, insert, select
 
 from thinwire.core.clock import Clock, RealClock
-from thinwire.core.events import DeviceJoined, DeviceLeft, Event
+from thinwire.core.events import DeviceJoined, DeviceLeft, Event, HeadTaken
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
@@ -125,6 +125,10 @@ class Store:
     def events(self, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
         """(seq, event) behind `after`; `seq` rises over all runs. None: those of the devices."""
         return journal.events(self._database, run_id, after, limit)
+
+    def head_taken(self, run_id: str) -> HeadTaken | None:
+        """Which round of a run whose asks go ahead took its answers last, and since when."""
+        return journal.head_taken(self._database, run_id)
 
     def last_seq(self, run_id: str | None = None) -> int:
         """The newest event's seq, of a run or of all; cheap enough to ask ten times a second."""

@@ -172,11 +172,11 @@ class RoundPage(Round):
     """A round with its asks, and those to earlier rounds that were folded into it or may yet be. `stages`: seconds,
     along `slowest` and then in the aggregator; `waited_for`: who had not answered when it closed. `codecs`: in which of
     the ladder's how many were asked, most first; empty where there is no ladder. `turn_at`: when it began to take
-    answers, from which its seconds and all stretches count: later than `opened_at` where asks are sent ahead. `drawn`:
-    how those who were asked were drawn, where not all had the same odds.
+    answers, from which its seconds and all stretches count: later than `opened_at` where asks are sent ahead, and null
+    until then. `drawn`: how those who were asked were drawn, where not all had the same odds.
     """
 
-    turn_at: float
+    turn_at: float | None
     deadline_reason: str
     drawn: str
     codecs: list[tuple[str, int]]

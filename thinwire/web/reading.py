@@ -14,7 +14,7 @@ from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.stages import turns
 from thinwire.store.why import Why, why
 from thinwire.web import models
-from thinwire.web.sentences import buffered, closing, open_round, run_sentence
+from thinwire.web.sentences import buffered, closing, open_round, overlaps, run_sentence
 from thinwire.web.timeline import stretches
 from thinwire.web.working import client_states
 
@@ -64,8 +64,9 @@ class Reader:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
         own = self._store.updates(row.run_id, number)
         earlier = self._earlier(row, found, own)
-        turn_at, ahead = turns(rounds)[number], [one.round for one in rounds if not one.reason and one.round < number]
-        open_now = Why(number, 0.0, open_round(found, own, earlier, buffered(row), ahead))
+        turn_at = turns(rounds, self._store.head_taken(row.run_id) if overlaps(row) else None)[number]
+        ahead = [one.round for one in rounds if not one.reason and one.round < number]
+        open_now = Why(number, 0.0, open_round(found, own, earlier, buffered(row), ahead, taken=turn_at is not None))
         took = why(found, own, row.size, earlier, turn_at) if found.reason else open_now
         said = {"why": took.sentence, "slowest": took.device}
         shown = _with_sums(rounds[: rounds.index(found) + 1], number)[0].model_copy(update=said)

@@ -48,12 +48,21 @@ def buffered(run: RunRow) -> bool:
     return dict(run.plan.get("cohort") or {}).get("mode") == "buffered"
 
 
+def overlaps(run: RunRow) -> bool:
+    """Whether its asks go ahead."""
+    return bool(dict(run.plan.get("local") or {}).get("overlap"))
+
+
 def open_round(
-    round_: RoundRow, own: Sequence[UpdateRow], earlier: Sequence[UpdateRow], buffer: bool, ahead: Sequence[int] = ()
-) -> str:
-    """How far a round is; of a `buffer` what it holds, whenever that was asked for. `ahead`: open ones before it."""
-    if ahead:
-        said = f"{len(round_.asked)} were asked ahead, and it takes answers when round {ahead[-1]} has closed"
+    round_: RoundRow, own: Sequence[UpdateRow], earlier: Sequence[UpdateRow], buffer: bool, ahead: Sequence[int] = (),
+    taken: bool = True,
+) -> str:  # fmt: skip
+    """How far a round is; of a `buffer` what it holds, whenever that was asked for. `ahead`: open ones before it;
+    `taken`: whether its answers are taken.
+    """
+    if not taken:
+        until = f"round {ahead[-1]} has closed" if ahead else "enough devices are there"
+        said = f"{len(round_.asked)} were asked ahead, and it takes answers when {until}"
         return f"Round {round_.round} waits for its turn: {said}."
     if not buffer:
         answered = round_.folded_count + round_.dropped + round_.failed

@@ -27,5 +27,5 @@ const Codec = ({ update }) => {
 
 const since = (update, round) => {
   const place = update.instead_of ? ` instead of ${update.instead_of}` : "";
-  return `after ${seconds(Math.max(0, update.asked_at - round.turn_at))}${place}: ${update.asked_why}`;
+  return `after ${seconds(Math.max(0, update.asked_at - (round.turn_at ?? round.opened_at)))}${place}: ${update.asked_why}`;
 };

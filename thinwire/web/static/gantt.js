@@ -12,10 +12,11 @@ const NEAR = 1.6; // a deadline farther away than so many times the round's leng
 export const Gantt = ({ round, buffered }) => {
   const now = useNow(!round.reason);
   const open = !round.reason;
-  const length = Math.max(0.05, open ? now - round.turn_at : round.seconds);
+  const since = round.turn_at ?? round.opened_at; // null: it was asked ahead, and its time does not run yet
+  const length = Math.max(0.05, open ? now - since : round.seconds);
   const last = Math.max(length, ...round.updates.flatMap((u) => u.stretches.map((s) => s.end_s)));
   const content = Math.min(last, length * FAR);
-  const near = !buffered && round.deadline_s <= content * NEAR; // a buffer has none: each ask has its own
+  const near = !buffered && round.turn_at !== null && round.deadline_s <= content * NEAR; // of a buffer each ask has its own
   const span = Math.max(content, near ? round.deadline_s : 0) * 1.03;
   const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
   const lines = html`
@@ -29,8 +30,8 @@ export const Gantt = ({ round, buffered }) => {
             : buffered ? null : html`<b class="flag deadline far">deadline ${seconds(round.deadline_s)} →</b>`}
         </span><span></span></div>
       <ul aria-label=${`Clients of round ${round.round}`}>
-        ${round.updates.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${round.turn_at} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
-        ${round.late_folded.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${round.turn_at} at=${at} span=${span} length=${length} open=${open} lines=${lines} earlier />`)}
+        ${round.updates.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
+        ${round.late_folded.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} earlier />`)}
       </ul>
       <div class="lane axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>

@@ -116,16 +116,32 @@ def test_who_is_silent_for_its_share_of_the_deadline_holds_no_place() -> None:
 
 
 def test_who_was_slow_before_holds_its_place_for_twice_as_long() -> None:
-    r = new_round("a", target=2, max_concurrency=1, slowest_s=lambda device: 4.0)
+    r = new_round("a", target=3, deadline_s=15.0, max_concurrency=1, slowest_s=lambda device: 4.0)
     assert asked(r.on(Tick(), 107.9, Idle(b=1.0))) == []
     assert asked(r.on(Tick(), 108.0, Idle(b=1.0))) == ["b"]
+
+
+def test_who_was_slow_before_holds_no_place_that_a_step_needs() -> None:
+    """Five seconds are a share; two answers make a step, and need the last ten."""
+    r = new_round("a", target=3, floor=2, deadline_s=15.0, max_concurrency=1, slowest_s=lambda device: 100.0)
+    assert asked(r.on(Tick(), 104.9, Idle(b=4.0, c=4.0))) == []
+    assert asked(r.on(Tick(), 105.0, Idle(b=4.0, c=4.0))) == ["b"]
+    assert asked(r.on(head("b"), 109.0, Idle(c=4.0))) == [], "the last five are enough for the last one"
+    assert asked(r.on(Tick(), 110.0, Idle(c=4.0))) == ["c"]
+
+
+def test_who_was_slow_before_holds_its_place_where_a_step_lacks_nothing() -> None:
+    r = new_round("ab", target=4, floor=1, deadline_s=15.0, max_concurrency=2, slowest_s=lambda device: 100.0)
+    assert asked(r.on(head("b"), 101.0, Idle(c=4.0))) == ["c"]
+    r.on(Failed("c", "ask-c", "task-error", "x"), 102.0)
+    assert asked(r.on(Tick(), 114.0, Idle(d=0.5, e=0.5))) == ["d"], "one place is free, the other still a's"
 
 
 def test_one_answer_that_took_hours_holds_no_place_for_longer_than_a_rounds_deadline() -> None:
     past = Past()
     past.took["a"] = [28_800.0]
     past.owed.ask(1, "a", "ask-a", 100.0, 10.0)
-    assert place_s(10.0, 4, 1, slowest_s(past, "a")) == 10.0
+    assert place_s(10.0, 2.5, slowest_s(past, "a")) == 10.0
     assert at_work_before(past, 2) == {"a": AtWork("ask-a", 120.0)}, "once more as long as it was given"
     past.took["a"] = [6.0]
     assert at_work_before(past, 2) == {"a": AtWork("ask-a", 112.0)}
@@ -239,6 +255,13 @@ def test_a_frozen_device_that_was_slow_once_stops_no_run(tmp_path: Path) -> None
     rounds = [event for event in events if isinstance(event, RoundOpened | RoundClosed)]
     waits = [then.elapsed_s - one.elapsed_s for one, then in pairwise(rounds) if isinstance(then, RoundOpened)]
     assert len(waits) >= 29 and max(waits) < 1.0
+
+
+def test_a_slow_device_that_freezes_costs_no_round(tmp_path: Path) -> None:
+    speeds: dict[str, float | list[float]] = {"a": [15.0] + 30 * [1e9], "b": 4.0, "c": 4.0, "d": 4.0}
+    events = played(tmp_path, speeds, wait_for=4, max_concurrency=1, deadline_s=20, max_staleness=3)
+    assert "too-few" not in [event.reason for event in events if isinstance(event, RoundClosed)]
+    assert any(event.asks.keys() == {"a"} for event in events if isinstance(event, RoundOpened) and event.round > 1)
 
 
 def test_a_device_that_is_still_at_work_on_an_earlier_round_holds_a_place(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,10 +13,13 @@ from thinwire.core.types import UpdateId
 
 @dataclass(frozen=True)
 class AtWork:
-    """An ask that a device works on, and how long it holds a place for that, in seconds on the run's clock."""
+    """An ask that a device works on, and how long it holds a place for that, in seconds on the run's clock. `yields_s`:
+    from when on it gives the place up to answers that a step would lack otherwise.
+    """
 
     ask_id: str
     until_s: float
+    yields_s: float = math.inf
 
 
 def unknown_s(_device: str) -> float:

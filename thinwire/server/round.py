@@ -26,7 +26,6 @@ from thinwire.server.moves import (
     Action,
     Asked,
     AskNow,
-    AtWork,
     Closed,
     Defer,
     Drop,
@@ -47,7 +46,7 @@ from thinwire.server.moves import (
     ended,
     nobody,
 )
-from thinwire.server.places import place_s
+from thinwire.server.places import Places
 
 
 @dataclass
@@ -72,15 +71,14 @@ class Round:
     in_time: set[UpdateId] = field(default_factory=set)  # answers to this round's own asks
     spoiled: list[UpdateId] = field(default_factory=list)  # those of them that could not be folded
     lost: dict[str, str] = field(default_factory=dict)  # device -> kind
-    holding: dict[str, AtWork] = field(default_factory=dict)  # who has a place, where they are few
     shut: CloseReason | None = None
     closed: Closed | None = None
 
     def __post_init__(self) -> None:
         self.asks |= self.terms.asks
-        self.holding |= self.terms.earlier
-        for device in self.terms.asks:
-            self._hold(device, self.terms.opened_s)
+        self.places = Places(self.terms)
+        for device, ask_id in self.terms.asks.items():
+            self.places.take(device, ask_id, self.terms.opened_s)
 
     @property
     def deadline_at(self) -> float:
@@ -97,9 +95,14 @@ class Round:
         return frozenset(self.asks)
 
     @property
+    def good(self) -> int:
+        """Answers in time that are here, and could be folded so far."""
+        return len(self.in_time) - len(self.spoiled)
+
+    @property
     def possible(self) -> int:
         """Answers in time that are here and good so far, or may still come."""
-        return len(self.in_time) - len(self.spoiled) + len(self.outstanding)
+        return self.good + len(self.outstanding)
 
     def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
         """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where answers lack."""
@@ -117,7 +120,7 @@ class Round:
         match event:
             case Asked(device, ask_id, instead_of):
                 self.asks[device], self.instead[device] = ask_id, instead_of
-                self._hold(device, now)
+                self.places.take(device, ask_id, now)
             case Head():
                 return self._head(event, now)
             case Folded(update_id):
@@ -133,12 +136,12 @@ class Round:
             case Failed(device, ask_id, kind, text):
                 return self._lose(device, ask_id, kind, text)
             case Left(device, why):
-                self.holding.pop(device, None)
+                self.places.free(device)
                 return self._lose(device, self.asks.get(device, ""), "left", why)
             case Joined(device):
                 if self.lost.get(device) == "left" and not self.shut:
                     del self.lost[device]  # it is back in time, and its ask is delivered again
-                    self._hold(device, now)
+                    self.places.take(device, self.asks[device], now)
             case Stop():
                 self.shut = self.shut or "stopped"
             case Tick():
@@ -147,7 +150,7 @@ class Round:
 
     def _head(self, head: Head, now: float) -> list[Action]:
         terms = self.terms
-        self._free(head.device, head.ask_id)
+        self.places.free(head.device, head.ask_id)
         if self.shut or now >= self.deadline_at:
             return [Defer(head.update_id)]
         if head.ask_id in self.answered:
@@ -172,30 +175,16 @@ class Round:
         return [Drop(update_id, reason)]
 
     def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
-        self._free(device, ask_id)
+        self.places.free(device, ask_id)
         if self.asks.get(device) != ask_id or ask_id in self.answered or device in self.lost:
             return []
         self.lost[device] = kind
         return [Lose(device, ask_id, kind, text)]
 
-    def _hold(self, device: str, now: float) -> None:
-        terms = self.terms
-        if most := terms.max_concurrency:
-            seconds = place_s(terms.deadline_s, terms.target, most, terms.slowest_s(device))
-            self.holding[device] = AtWork(self.asks[device], now + seconds)
-
-    def _free(self, device: str, ask_id: str) -> None:
-        if device in self.holding and self.holding[device].ask_id == ask_id:
-            del self.holding[device]
-
-    def _silent(self, now: float) -> list[str]:
-        """Devices whose answer is not here, and whose place another one may have."""
-        return [device for device in self.outstanding if device in self.holding and now >= self.holding[device].until_s]
-
     def _places(self, now: float) -> tuple[int, str]:
         """(how many are free, what an ask's reason says of them): one, if none is, where nobody works on this round."""
-        held = {device: work for device, work in self.holding.items() if now < work.until_s}
-        silent = self._silent(now)
+        lacking = self.terms.floor - self.good
+        held, silent = self.places.held(now, lacking), self.places.silent(self.outstanding, now, lacking)
         said = f"; silent for so long that they hold no place: {listed(silent)}" if silent else ""
         free = self.terms.max_concurrency - len(held)
         if free > 0 or any(self.asks.get(device) == work.ask_id for device, work in held.items()):
@@ -220,7 +209,7 @@ class Round:
         instead_of = next((device for device in gone if device not in self.instead.values()), "")
         why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left{said}"
         self.asks[spare.device], self.instead[spare.device] = spare.ask_id, instead_of
-        self._hold(spare.device, now)
+        self.places.take(spare.device, spare.ask_id, now)
         return AskNow(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)
 
     def _shutting(self, now: float) -> CloseReason | None:

@@ -127,6 +127,8 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("steps = 1\n[uplink]\nmomentum = 0.9\nfeedback = 'none'", "[uplink] momentum = 0.9 with feedback"),
         ("[uplink]\nfeedback_decay = 0.5\nfeedback = 'none'", "[uplink] feedback_decay = 0.5 with feedback"),
         ("[run.target]\nvalue = 0.9\n[cohort]\nmin_replies = 2.5", "min_replies"),
+        ("[cohort]\nclients = 3\nmin_replies = 4", "[cohort] min_replies = 4 with clients = 3"),
+        ("[cohort]\nclients = 3\nover_select = 0.5\nmin_replies = 6", "[cohort] min_replies = 6 with clients = 3"),
     ],
 )
 def test_what_cannot_hold_together_is_refused(more: str, what: str) -> None:

@@ -58,6 +58,31 @@ def test_waiting_names_the_missing_and_the_unable() -> None:
     assert missing(plan(wait_for=2), ["a", "b"], {}) is None
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_round_that_asks_fewer_than_a_step_needs_is_waited_with(begun: bool) -> None:
+    count = plan(min_replies=3)
+    said = missing(count, ["a", "b", "c"], {"c": "task-missing"}, begun)
+    assert said == "waiting: of 2 devices a round asks 2, and [cohort] min_replies = 3 (c task-missing)"
+    assert missing(count, ["a", "b", "c"], {}, begun) is None
+    half = plan(clients=0.5, min_replies=3)
+    said = missing(half, list("abcd"), {}, begun)
+    assert said == "waiting: of 4 devices a round asks 2, and [cohort] min_replies = 3"
+    assert missing(half, list("abcde"), {}, begun) is None
+    wide = plan(clients=0.5, min_replies=3, over_select=0.5)
+    assert missing(wide, list("abcd"), {}, begun) is None
+    assert missing(plan(wait_for=["a"], min_replies=2), ["a", "b"], {}, begun) is None
+
+
+@settings(deadline=None)
+@given(devices, st.integers(1, 6), st.sampled_from(["all", 2, 4, 0.5]), st.sampled_from([0.0, 0.3, 1.0]))
+def test_whenever_nobody_is_waited_for_a_round_asks_as_many_as_a_step_needs(
+    present: list[str], least: int, clients: str | float, excess: float
+) -> None:
+    given = plan(clients=clients, min_replies=least, over_select=0.0 if clients == "all" else excess)
+    if missing(given, present, {}) is None:
+        assert choose(given, 1, present, {}, {}).wanted >= least
+
+
 def test_a_device_is_matched_by_layout_version_or_digest() -> None:
     wanted = TaskReport("digits", version="2", source_digest="s2", layout_digest="L")
     same_layout = Hello("a", "p", (TaskReport("digits", version="1", source_digest="s1", layout_digest="L"),))

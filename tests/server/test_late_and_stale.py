@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.test_scripted_rounds import NAMES, Story, Told, the_model_is_the_sum_of_what_was_folded, told
 from thinwire.core import RunPlan
-from thinwire.core.events import ClientFailed, RoundClosed, UpdateAccepted, UpdateDropped
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import UpdateId
 from thinwire.simulation import Turn
 
@@ -69,3 +69,18 @@ def test_after_too_few_what_was_folded_goes_back(tmp_path: Path) -> None:
     assert (first.reason, first.folded, first.dropped) == ("too-few", [], ["toy-1/a/1"])
     assert verdict(made, "toy-1/a/1") == "dropped"
     the_model_is_the_sum_of_what_was_folded(made)
+
+
+def test_a_round_that_could_only_have_too_few_waits_for_who_is_busy(tmp_path: Path) -> None:
+    """All five are needed for a step, and one misses a deadline: what it sends then counts, and all are asked anew."""
+    made = told(story({("a", 1): Turn(compute_s=30.0)}, deadline_s=20.0, min_replies=5), tmp_path)
+    assert [(e.reason, len(e.folded)) for e in made.of(RoundClosed)][:2] == [("too-few", 0), ("all", 6)]
+    second = made.of(RoundOpened)[1]
+    assert len(second.asks) == 5 and 30.0 <= second.elapsed_s < 32.0
+    assert made.status == "done"
+
+
+def test_over_selection_closes_no_round_before_a_step_has_its_fewest_replies(tmp_path: Path) -> None:
+    turns = {(name, number): Turn(compute_s=1.0 + at) for at, name in enumerate(NAMES) for number in range(9)}
+    made = told(story(turns, clients=2, over_select=1.0, min_replies=0.9), tmp_path)
+    assert {(e.reason, len(e.folded)) for e in made.of(RoundClosed)} == {("all", 4)}

@@ -20,6 +20,7 @@ from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Work
 from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.core import RunPlan
+from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ModelStored
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
@@ -145,3 +146,15 @@ def test_simulate_takes_an_object_and_gives_the_history() -> None:
     assert len(history.rounds) == 3
     assert history.run.plan["run"]["seed"] == 4
     assert len(history.series("loss")) == 3
+
+
+@pytest.mark.parametrize("cohort", [{"wait_for": 3}, {"min_replies": 3}, {"wait_for": ["sim-0", "pi-03"]}])
+def test_a_simulation_that_would_wait_for_clients_that_never_come_is_refused(
+    tmp_path: Path, cohort: dict[str, Any]
+) -> None:
+    raw = plan_of(run=ROUNDS).to_json()
+    waits = RunPlan.from_json({**raw, "cohort": {**raw["cohort"], **cohort}})
+    with pytest.raises(TooFewClients, match="would wait for ever with 2 simulated clients"):
+        run(tmp_path, task_of(), waits)
+    with Store.open(AggregatorHome.under(tmp_path).database) as store:
+        assert store.runs() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -79,6 +80,14 @@ def _work(plan: RunPlan) -> Iterator[Refusal]:
             f"[cohort] min_replies = {plan.cohort.min_replies} cannot be",
             "up to 1 it is a share, above it a count",
             "[cohort] min_replies = 2",
+        )
+    clients = plan.cohort.clients
+    asked = math.ceil(clients * (1 + plan.cohort.over_select)) if isinstance(clients, int) else math.inf
+    if plan.cohort.min_replies > max(asked, 1):
+        yield Refusal(
+            f"[cohort] min_replies = {plan.cohort.min_replies:g} with clients = {clients}",
+            f"no round could make a step, since it asks {asked} at most",
+            f"[cohort] min_replies = {clients}, or a share of those asked",
         )
 
 

@@ -58,6 +58,12 @@ def wanted_count(plan: RunPlan, there: int) -> int:
     return min(clients, there)
 
 
+def with_excess(plan: RunPlan, wanted: int, there: int) -> int:
+    """How many of `there` devices a round asks that wants so many."""
+    excess = 0.0 if plan.cohort.clients == "all" else plan.cohort.over_select
+    return min(there, math.ceil(wanted * (1 + excess)))
+
+
 def alike(_candidates: Sequence[str]) -> Odds:
     """Every candidate has the same odds."""
     return Odds()
@@ -80,11 +86,9 @@ def choose(
     """
     candidates, reasons = _idle(present, unable, busy)
     able = sum(device not in unable for device in present)
-    count = min(wanted_count(plan, len(present)), len(candidates))
-    target, limit = count, plan.cohort.max_concurrency
+    target, limit = min(wanted_count(plan, len(present)), len(candidates)), plan.cohort.max_concurrency
+    count = with_excess(plan, target, len(candidates))
     most = max(1, limit - at_work) if limit else len(candidates)
-    if plan.cohort.over_select and plan.cohort.clients != "all":
-        count = min(len(candidates), math.ceil(count * (1 + plan.cohort.over_select)))
     if count == len(candidates) <= most:
         return Cohort(candidates, candidates, target, count, able, reasons)
     odds = odds_of(candidates) if count < len(candidates) else Odds()
@@ -132,7 +136,8 @@ def _idle(
 def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], begun: bool = False) -> str | None:
     """One sentence on who is waited for, or None when a round can open.
 
-    Once the run has begun, `wait_for` no longer holds it up: as many as a round's floor asks for are enough.
+    Once the run has begun, `wait_for` no longer holds it up: as many as a round's floor asks for are enough. A round
+    that asks fewer devices than `min_replies` needs answers of could only end with too few, and is never opened.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nwait_for=["a","b"]')
     >>> missing(plan, ["a"], {})
@@ -146,7 +151,12 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
     else:
         absent = [device for device in wait_for if device not in present]
         have, want = sum(device in able for device in wait_for), len(wait_for)
-    if have >= (floor_of(plan.cohort.min_replies, want) if begun else want):
-        return None
+    asks = with_excess(plan, min(wanted_count(plan, len(present)), len(able)), len(able))
+    needs = floor_of(plan.cohort.min_replies, asks)
     notes = ([f"missing {', '.join(absent)}"] if absent else []) + [f"{d} {unable[d]}" for d in sorted(unable)]
-    return f"waiting: {have} of {want} devices" + (f" ({'; '.join(notes)})" if notes else "")
+    noted = f" ({'; '.join(notes)})" if notes else ""
+    if have < (min(want, floor_of(plan.cohort.min_replies, want)) if begun else want):
+        return f"waiting: {have} of {want} devices{noted}"
+    if asks < needs:
+        return f"waiting: of {len(able)} devices a round asks {asks}, and [cohort] min_replies = {needs}{noted}"
+    return None

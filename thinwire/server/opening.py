@@ -22,7 +22,9 @@ from thinwire.server.running import Running
 
 
 def open_round(running: Running) -> RoundOpened | None:
-    """Decide a round and record it; None when nobody can be asked now. Who has been silent too long is given up."""
+    """Decide a round and record it; None when nobody can be asked now, or too few for a step since the others are
+    busy. Who has been silent too long is given up.
+    """
     past, plan = running.past, running.plan
     number, base = past.rounds_opened + 1, past.base
     for device, asks in running.still_due().items():
@@ -33,6 +35,8 @@ def open_round(running: Running) -> RoundOpened | None:
     if not cohort.asked and not _may_fill(running):
         return None
     floor = floor_of(plan.cohort.min_replies, cohort.wanted)
+    if floor > cohort.wanted and plan.cohort.mode == "sync":
+        return None
     timed, wanted = _timed(running, cohort, floor)
     sizes = {device: running.sending.parcel(device).size for device in timed}
     codecs = codecs_of(running)
@@ -49,7 +53,7 @@ def open_round(running: Running) -> RoundOpened | None:
         asks={device: ask_id_of(running.run_id, number, device) for device in cohort.asked},
         codec=most_common(chosen, codecs),
         deadline_s=deadline.seconds,
-        target=cohort.target,
+        target=max(cohort.target, floor),
         floor=floor,
         reasons=dict(cohort.reasons),
         references_from=_references_from(running, number),

@@ -17,10 +17,11 @@ from thinwire.client.compute.site import Site
 from thinwire.client.initial import Initial, initial_model
 from thinwire.client.task import LoadedTask, as_task, load_task, report, require_own_loop
 from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import PlanError, ThinwireError, UsageError
+from thinwire.core.errors import PlanError, ThinwireError, TooFewClients, UsageError
 from thinwire.core.events import Event
 from thinwire.core.home import AggregatorHome
 from thinwire.core.plan import RunPlan
+from thinwire.server.cohort import missing
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation.clients import Answering, InTurn, SimulatedClients
@@ -162,19 +163,30 @@ def run_sim(
             hint=f"[0.1] * {clients}",
         )
     require_own_loop(plan, task)
-    made = first or initial_model(task, plan.run.seed)
-    run_id = submit(
-        store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
-    )
-    on_begin(run_id)
-    with _work_folder() as folder, store.gathering(run_id):
+    with _work_folder() as folder:
+        crowd = Crowd(folder, site, clients, debug, tuple(step_s))
+        require_enough(plan, crowd)
+        made = first or initial_model(task, plan.run.seed)
+        run_id = submit(
+            store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
+        )
+        on_begin(run_id)
         clock = VirtualClock(origin=time.time())
         fleet = LocalFleet(HeldSpool(folder / "spool"), clock)
-        crowd = Crowd(folder, site, clients, debug, tuple(step_s))
-        with answering(task, crowd, processes, spec) as workers:
+        with store.gathering(run_id), answering(task, crowd, processes, spec) as workers:
             fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers).step
             drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
     return run_id
+
+
+def require_enough(plan: RunPlan, crowd: Crowd) -> None:
+    """`TooFewClients` where a run would wait for more clients than there are: nobody else ever comes."""
+    if said := missing(plan, [crowd.name(index) for index in range(crowd.count)], {}):
+        raise TooFewClients(
+            f"the run would wait for ever with {crowd.count} simulated clients",
+            why=said,
+            hint="more --clients, or fewer in [cohort] wait_for, clients and min_replies",
+        )
 
 
 def require_processes(processes: int, spec: str, debug: bool) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from tests.server.crashes import LAYOUT, Fate, Whole, World, change, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
+from thinwire.core.fleet import Envelope
 from thinwire.core.types import Ask
-from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.simulation import MadeUp, ScriptedDevice, ScriptedFleet, Turn
+from thinwire.store import FileSpool
 
 SHARES = 4  # of all places: one test each
 PLAN = RunPlan.parse("""
@@ -77,3 +80,37 @@ def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, sh
     made, places = undisturbed
     for where, again in killed(ahead, tmp_path, places, slice(share, None, SHARES)):
         assert again.same() == made.same(), where
+
+
+def test_after_a_restart_asks_of_closed_rounds_go_out_again_as_they_were_to_who_has_lost_them(tmp_path: Path) -> None:
+    """The slow device dies with the aggregator, while it works on rounds that have closed without it."""
+
+    def slow(name: str, ask: Ask) -> Turn:
+        return Turn(compute_s=6.0 if name == "c" else 1.0) if ask.kind == "train" else Turn(compute_s=0.0)
+
+    def restart(spool: FileSpool) -> ScriptedFleet:
+        world.fleet.die("c")
+        world.fleet.come("c")
+        lives.append([])
+        return whole(spool)
+
+    def send(fleet: ScriptedFleet, envelopes: Sequence[Envelope]) -> None:
+        lives[-1] += [envelope.ask for envelope in envelopes if envelope.device == "c"]
+        sent(fleet, envelopes)
+
+    raw = PLAN.to_json()
+    cohort = {**raw["cohort"], "deadline_s": 3, "max_staleness": 20}
+    plan = RunPlan.from_json({**raw, "run": {**raw["run"], "rounds": 20}, "cohort": cohort})
+    world, lives, sent = ahead(tmp_path, Fate(), plan, slow), list[list[Ask]]([[]]), ScriptedFleet.send
+    world.dies_at, whole = 5.0, world.fleet.restart
+    world.fleet.restart = restart  # type: ignore[method-assign, assignment]
+    with patch.object(ScriptedFleet, "send", send):
+        made = world.live()
+    assert [e.round for e in made.of(RoundClosed) if e.elapsed_s < 5.0] == [1]
+    before, again = lives[0], lives[1][:2]
+    assert [ask.round for ask in before] == [ask.round for ask in again] == [1, 2]
+    for ask, once_more in zip(before, again, strict=True):
+        for name in ("ask_id", "base_version", "base_digest", "codec", "deadline_s", "verdicts"):
+            assert getattr(once_more, name) == getattr(ask, name)
+    late = [e.asked_round for e in made.of(UpdateAccepted) if e.device == "c"]
+    assert late[:2] == [1, 2]

@@ -1,4 +1,4 @@
-"""A device that left for good is waited for no longer than it could answer, though `[cohort] wait_s` is 0."""
+"""A device that left for good is waited for no longer than it could answer."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from tests.server.crashes import Fate, Killed, around_commits
 from tests.simulation.first_model import NAMES, NOT_NOW, REFUSES, Started, drawn, fails, plan
 from thinwire.client.initial import initial_model
 from thinwire.core.events import ClientFailed, FirstModelAsked, FirstModelFailed, RunNoted, RunStatusChanged
+from thinwire.core.fleet import Arrival, Envelope
+from thinwire.core.types import ReplyHead
 from thinwire.simulation import Script, Turn, simulate
 from thinwire.store import MeasureRow
 
@@ -116,6 +119,33 @@ def test_of_two_devices_that_have_made_one_the_first_that_was_taken_counts(tmp_p
     assert made.store.run(made.run_id).status == "done"
     assert made.of(ClientFailed) == []
     assert made.fleet.spool.heads() == []
+
+
+def test_what_came_before_a_restart_is_looked_for_before_anybody_is_asked_again(tmp_path: Path) -> None:
+    made = Started(tmp_path)
+    poll = made.fleet.poll
+
+    def dies(wait_s: float) -> Sequence[Arrival]:
+        arrivals = poll(wait_s)
+        if any(isinstance(arrival, ReplyHead) for arrival in arrivals):
+            raise Killed
+        return arrivals
+
+    made.fleet.poll = dies  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        made.drive()
+    assert made.of(RunNoted) == [] and len(made.fleet.spool.heads()) == 1, "it is here, and nobody has taken it"
+    made.fleet, asked = made.fleet.restart(), list[str]()
+    send = made.fleet.send
+
+    def noted(asks: Sequence[Envelope]) -> None:
+        asked.extend(envelope.ask.kind for envelope in asks)
+        send(asks)
+
+    made.fleet.send = noted  # type: ignore[method-assign]
+    made.drive()
+    assert made.store.run(made.run_id).status == "done"
+    assert "init" not in asked and made.asked() == [made.giver()]
 
 
 def test_an_answer_that_comes_again_after_the_model_is_stored_is_thrown_away(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.server.test_round import closed, head, new_round, play, update
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.types import Ask
 from thinwire.server.moves import Asked, AskNow, Failed, Fold, Folded, Joined, Left, Refused, Spare, Tick
-from thinwire.server.spares import expected_s, who_could_answer
+from thinwire.server.spares import expected_s, in_time, who_could_answer
 from thinwire.simulation import ScriptedDevice, Turn
 
 
@@ -181,3 +181,10 @@ def test_a_kill_at_any_commit_replaces_nobody_twice(tmp_path: Path) -> None:
         failed = [event.ask_id for event in made.events(ClientFailed)]
         assert len(set(asked_now)) == len(asked_now), where
         assert sorted(answered + failed) == sorted(asked_now)
+
+
+def test_nobody_is_looked_at_beyond_those_who_are_asked() -> None:
+    """One is asked whenever a place is free: to look at all each time would take a thousand devices a million looks."""
+    devices = iter("abcdef")
+    assert next(in_time(devices, 9.0, {"a": [10.0], "b": [8.0]}, 60.0)) == "b"
+    assert list(devices) == list("cdef")

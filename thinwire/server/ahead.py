@@ -47,7 +47,7 @@ def answered(running: Running) -> bool:
     past, opened = running.past, running.past.open_round
     if opened is None or not past.delay:
         return False
-    here = {head.ask_id for head in running.deferred} & set(opened.asks.values())
+    here = running.deferred.keys() & set(opened.asks.values())
     there = opened.asks.keys() if running.elapsed < running.return_by else running.presence.hellos.keys()
     still = [ask_id for device, ask_id in opened.asks.items() if device in there and ask_id in past.owed.of(device)]
     return len(here) >= opened.floor and here.issuperset(still)

@@ -6,6 +6,7 @@ in the journal (and folded again from the spool, in the same order) or the spool
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from thinwire.server.moves import Closed
 from thinwire.server.opening import machine_of, open_round
 from thinwire.server.pacing import own_work
 from thinwire.server.running import POLL_S, Running
-from thinwire.server.spares import who_could_answer
+from thinwire.server.spares import in_time, who_could_answer
 from thinwire.server.step import Fold, Frames
 from thinwire.store import MeasureRow
 
@@ -37,6 +38,8 @@ class OneRound:
         self.running, self.opened, self.plan = running, opened, running.plan
         self.machine = machine_of(opened, running)
         self.heads: dict[UpdateId, ReplyHead] = {}
+        self.heads_of: Counter[str] = Counter()  # ask_id -> how many
+        self.drawn = deque(opened.later)  # whom it asks first when a place is free
         self.fold = self.new_fold()
         self.folds = Folds(at_once=running.simulated)
         self.fold_s = 0.0
@@ -66,6 +69,7 @@ class OneRound:
         for event in running.past.now.accepted:
             head = reply_from_json(event.head)
             assert isinstance(head, ReplyHead)
+            again.heads_of[head.ask_id] += 1
             seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version, again=True)
             again.machine.on(seen, opened.elapsed_s)  # it was in time: that is not judged again
             if event.device in running.revoked() and event.update_id not in running.past.now.folded:
@@ -100,8 +104,8 @@ class OneRound:
 
     def _take_deferred(self) -> None:
         """What came when nothing was accepted, in its order."""
-        deferred, self.running.deferred = self.running.deferred, []
-        self._take(deferred)
+        deferred, self.running.deferred = self.running.deferred, {}
+        self._take(deferred.values())
 
     def _miss(self, asked: Iterable[str]) -> None:
         """Count as gone who was asked before a restart and did not come back."""
@@ -163,13 +167,14 @@ class OneRound:
             self._on(moves.Failed(update_id.device, head.ask_id, kind, text))
             running.fleet.ack([update_id])
             return
-        if sum(known.ask_id == head.ask_id for known in self.heads.values()) > 1:
+        if self.heads_of[head.ask_id] > 1:
             running.fleet.ack([update_id])  # a device that answers one ask again and again fills no journal
             return
         if self.machine.closed or asked_round(head.ask_id) > self.opened.round:
             running.defer(head)
             return
         self.heads[update_id] = head
+        self.heads_of[head.ask_id] += 1
         if head.ask_id in running.past.answered and head.ask_id not in self.machine.answered:
             self.drop(update_id, "duplicate")
             return
@@ -194,7 +199,9 @@ class OneRound:
                 case moves.Drop(update_id, reason):
                     facts += self._dropped(update_id, reason)
                 case moves.Defer(update_id):
-                    running.defer(self.heads.pop(update_id))
+                    deferred = self.heads.pop(update_id)
+                    self.heads_of[deferred.ask_id] -= 1
+                    running.defer(deferred)
                 case moves.Lose(device, ask_id, kind, text):
                     facts.append(ClientFailed(now, number, device, ask_id, kind, text, elapsed))
                 case moves.AskNow(device, ask_id):
@@ -214,16 +221,20 @@ class OneRound:
         return self.running.envelope(device, ask_id, "train", self.opened.round, deadline_s)
 
     def _spares(self, left_s: float) -> Iterator[moves.Spare]:
-        """Devices that are there, able and idle, and can answer in time: looked for only where one is needed."""
+        """Devices that are there, able and idle, and can answer in time, first those that the round has drawn: looked
+        for only where one is needed.
+        """
         running, past, opened = self.running, self.running.past, self.opened
         if past.delay:
             return  # a device that is there works on the rounds ahead, from a newer version
-        idle = running.presence.hellos.keys() - self.machine.passed_over - past.owed.busy.keys()
-        if idle:
-            idle -= running.unable().keys()
-        seed, drawn = self.plan.run.seed, opened.later
-        able = who_could_answer(idle, left_s, past.took, opened.deadline_s, seed, opened.round, drawn)
-        for device in able:
+        while self.drawn and self.drawn[0] in self.machine.asks:
+            self.drawn.popleft()
+        terms = left_s, past.took, opened.deadline_s
+        for device in in_time(self.drawn, *terms):
+            if device not in past.owed.busy and running.able(device):
+                yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
+        idle = running.presence.hellos.keys() - self.machine.passed_over - past.owed.busy.keys() - set(self.drawn)
+        for device in who_could_answer(filter(running.able, idle), *terms, self.plan.run.seed, opened.round):
             yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
 
     def drop(self, update_id: UpdateId, reason: str) -> None:

@@ -16,6 +16,7 @@ as there is time for them. The table of states is short:
 from __future__ import annotations
 
 import math
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -42,7 +43,6 @@ from thinwire.server.moves import (
     Spares,
     Stop,
     Terms,
-    Tick,
     ended,
     nobody,
 )
@@ -66,19 +66,20 @@ class Round:
     accepted: list[UpdateId] = field(default_factory=list)
     folding: set[UpdateId] = field(default_factory=set)
     folded: list[UpdateId] = field(default_factory=list)
+    folded_in_time: int = 0
     dropped: list[UpdateId] = field(default_factory=list)
     answered: dict[str, UpdateId] = field(default_factory=dict)  # ask_id -> the update that answered it
     in_time: set[UpdateId] = field(default_factory=set)  # answers to this round's own asks
     spoiled: list[UpdateId] = field(default_factory=list)  # those of them that could not be folded
     lost: dict[str, str] = field(default_factory=dict)  # device -> kind
+    waited_for: set[str] = field(default_factory=set)  # devices asked that have neither answered nor been lost
     shut: CloseReason | None = None
     closed: Closed | None = None
 
     def __post_init__(self) -> None:
-        self.asks |= self.terms.asks
         self.places = Places(self.terms)
         for device, ask_id in self.terms.asks.items():
-            self.places.take(device, ask_id, self.terms.opened_s)
+            self._begin(device, ask_id, self.terms.opened_s)
 
     @property
     def deadline_at(self) -> float:
@@ -86,23 +87,23 @@ class Round:
 
     @property
     def outstanding(self) -> tuple[str, ...]:
-        """Devices asked that have neither answered nor been lost."""
-        return tuple(d for d, ask in self.asks.items() if ask not in self.answered and d not in self.lost)
+        """Who is waited for, in the order asked."""
+        return tuple(device for device in self.asks if device in self.waited_for)
 
     @property
-    def passed_over(self) -> frozenset[str]:
+    def passed_over(self) -> AbstractSet[str]:
         """Devices that this round asks no more."""
-        return frozenset(self.asks)
+        return self.asks.keys()
 
     @property
     def good(self) -> int:
-        """Answers in time that are here, and could be folded so far."""
+        """Answers in time that are here and good so far."""
         return len(self.in_time) - len(self.spoiled)
 
     @property
     def possible(self) -> int:
-        """Answers in time that are here and good so far, or may still come."""
-        return self.good + len(self.outstanding)
+        """Those, and answers that may still come."""
+        return self.good + len(self.waited_for)
 
     def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
         """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where answers lack."""
@@ -119,13 +120,14 @@ class Round:
     def _take(self, event: Input, now: float) -> list[Action]:
         match event:
             case Asked(device, ask_id, instead_of):
-                self.asks[device], self.instead[device] = ask_id, instead_of
-                self.places.take(device, ask_id, now)
+                self.instead[device] = instead_of
+                self._begin(device, ask_id, now)
             case Head():
                 return self._head(event, now)
             case Folded(update_id):
                 self.folding.discard(update_id)
                 self.folded.append(update_id)
+                self.folded_in_time += update_id in self.in_time
             case Refused(update_id, reason):
                 self.folding.discard(update_id)
                 if update_id in self.in_time:
@@ -141,12 +143,10 @@ class Round:
             case Joined(device):
                 if self.lost.get(device) == "left" and not self.shut:
                     del self.lost[device]  # it is back in time, and its ask is delivered again
-                    self.places.take(device, self.asks[device], now)
+                    self._begin(device, self.asks[device], now)
             case Stop():
                 self.shut = self.shut or "stopped"
-            case Tick():
-                pass
-        return []
+        return []  # a Tick says only that time has passed
 
     def _head(self, head: Head, now: float) -> list[Action]:
         terms = self.terms
@@ -162,11 +162,13 @@ class Round:
         if staleness > terms.max_staleness:
             return self._drop(head.update_id, "stale")
         self.answered[head.ask_id] = head.update_id
-        self.lost.pop(head.device, None)
+        if self.lost.pop(head.device, None):
+            self.waited_for.add(head.device)  # it is there after all
         self.accepted.append(head.update_id)
         self.folding.add(head.update_id)
         if in_time:
             self.in_time.add(head.update_id)
+            self.waited_for.discard(head.device)
         discount = (1.0 + staleness) ** -terms.staleness_exponent
         return [Fold(head.update_id, staleness, discount, late=not in_time)]
 
@@ -179,12 +181,19 @@ class Round:
         if self.asks.get(device) != ask_id or ask_id in self.answered or device in self.lost:
             return []
         self.lost[device] = kind
+        self.waited_for.discard(device)
         return [Lose(device, ask_id, kind, text)]
+
+    def _begin(self, device: str, ask_id: str, now: float) -> None:
+        """It works on this ask from now on."""
+        self.asks[device] = ask_id
+        self.waited_for.add(device)
+        self.places.take(device, ask_id, now)
 
     def _places(self, now: float) -> tuple[int, str]:
         """(how many are free, what an ask's reason says of them): one, if none is, where nobody works on this round."""
         lacking = self.terms.floor - self.good
-        held, silent = self.places.held(now, lacking), self.places.silent(self.outstanding, now, lacking)
+        held, silent = self.places.held(now, lacking), self.places.silent(self.asks, now, lacking)
         said = f"; silent for so long that they hold no place: {listed(silent)}" if silent else ""
         free = self.terms.max_concurrency - len(held)
         if free > 0 or any(self.asks.get(device) == work.ask_id for device, work in held.items()):
@@ -193,8 +202,7 @@ class Round:
 
     def _fill(self, now: float, spares: Spares) -> list[Action]:
         """Ask as many others as answers are missing and places are free, of those that can answer in time."""
-        left_s, said = self.deadline_at - now, ""
-        short = self.terms.target - self.possible
+        left_s, short, said = self.deadline_at - now, self.terms.target - self.possible, ""
         if short > 0 and self.terms.max_concurrency:
             free, said = self._places(now)
             short = min(short, free)
@@ -205,19 +213,22 @@ class Round:
 
     def _ask(self, spare: Spare, now: float, said: str) -> AskNow:
         left_s = self.deadline_at - now
-        gone = [*self.lost, *(update_id.device for update_id in self.spoiled)]
-        instead_of = next((device for device in gone if device not in self.instead.values()), "")
         why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left{said}"
-        self.asks[spare.device], self.instead[spare.device] = spare.ask_id, instead_of
-        self.places.take(spare.device, spare.ask_id, now)
+        self.instead[spare.device] = instead_of = self._vacant() if self.lost or self.spoiled else ""
+        self._begin(spare.device, spare.ask_id, now)
         return AskNow(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)
+
+    def _vacant(self) -> str:
+        """A device that was lost or sent what could not be folded, and in whose place nobody was asked yet."""
+        replaced, spoiled = set(self.instead.values()), (update_id.device for update_id in self.spoiled)
+        return next((device for device in (*self.lost, *spoiled) if device not in replaced), "")
 
     def _shutting(self, now: float) -> CloseReason | None:
         """The reason for which no more answers are accepted, or None while the round stays open."""
-        if not self.outstanding:
+        if not self.waited_for:
             unasked = self.terms.max_concurrency and self.possible < self.terms.target
             return "enough" if self.lost or unasked else "all"
-        if sum(update_id in self.in_time for update_id in self.folded) >= self.terms.target:
+        if self.folded_in_time >= self.terms.target:
             return "enough"
         if now >= self.deadline_at:
             return "deadline"

@@ -252,7 +252,7 @@ def _evaluate_last(running: Running) -> None:
 def _dismiss(running: Running) -> None:
     """Tell all devices that the run is over, with their last verdicts."""
     running.fleet.cancel([ask_id for device in running.past.owed.busy for ask_id in running.past.owed.of(device)])
-    running.fleet.ack([head.update_id for head in running.deferred])
+    running.fleet.ack([head.update_id for head in running.deferred.values()])
     if running.past.model is None:
         return  # nothing has begun that could be over
     stops = {device: f"{running.run_id}.stop.{device}" for device in running.presence.devices}

@@ -72,7 +72,7 @@ class Running:
         self.begin()
         self.known = Known(() if self.simulated else store.measures())
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
-        self.deferred: list[ReplyHead] = []  # answers that came when no round was open
+        self.deferred: dict[str, ReplyHead] = {}  # ask_id -> an answer that came when no round was open
         self._clock_base = self.past.elapsed_s - clock.now()
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
 
@@ -184,15 +184,12 @@ class Running:
 
     def forget(self, device: str) -> None:
         """Drop what a device that was shut out had sent for a later round."""
-        self.fleet.ack([head.update_id for head in self.deferred if head.update_id.device == device])
-        self.deferred = [head for head in self.deferred if head.update_id.device != device]
+        gone = [head for head in self.deferred.values() if head.update_id.device == device]
+        self.fleet.ack([self.deferred.pop(head.ask_id).update_id for head in gone])
 
     def defer(self, head: ReplyHead) -> None:
         """Keep an answer for the next round: one for each ask."""
-        same = [known.update_id for known in self.deferred if known.ask_id == head.ask_id]
-        if not same:
-            self.deferred.append(head)
-        elif head.update_id not in same:
+        if self.deferred.setdefault(head.ask_id, head).update_id != head.update_id:
             self.fleet.ack([head.update_id])
 
     def still_due(self) -> dict[str, dict[str, int]]:
@@ -208,7 +205,7 @@ class Running:
     def kept_late(self) -> set[str]:
         """The asks of closed rounds whose answers are kept for the next round to open."""
         in_line = [opened.round for opened in self.past.line]
-        return {head.ask_id for head in self.deferred if asked_round(head.ask_id) not in in_line}
+        return {ask_id for ask_id in self.deferred if asked_round(ask_id) not in in_line}
 
     def returning(self) -> set[str]:
         """Devices that were there before the aggregator was started again, may come and still have time to."""
@@ -223,6 +220,11 @@ class Running:
         return {name: why for name, why in found.items() if why} | {
             name: why for name, why in self.past.barred.now(self.elapsed).items() if name in self.presence.hellos
         }
+
+    def able(self, device: str) -> bool:
+        """Whether it is there and can take part."""
+        hello = self.presence.hellos.get(device)
+        return hello is not None and not self._unfit(hello) and device not in self.past.barred.now(self.elapsed)
 
     def _unfit(self, hello: Hello) -> str:
         """Why the plan's work is not for this device; a simulated client is no machine, and lacks nothing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from statistics import median
 
 from thinwire.core.keys import Key, derive
@@ -11,24 +12,27 @@ UNKNOWN = 0.5  # share of a round's deadline that a device gets where nothing wa
 
 
 def who_could_answer(
-    idle: Iterable[str],
-    left_s: float,
-    took: Mapping[str, Sequence[float]],
-    deadline_s: float,
-    seed: int,
-    number: int,
-    first: Collection[str] = (),
+    idle: Iterable[str], left_s: float, took: Mapping[str, Sequence[float]], deadline_s: float, seed: int, number: int
 ) -> list[str]:
-    """Those of the idle devices that should answer within `left_s` seconds, in the order that the seed draws, before
-    all others those whom the round has drawn already (`first`).
+    """Those of the idle devices that should answer within `left_s` seconds, in the order that the seed draws.
 
     `took` holds the seconds of each device's last answers.
 
     >>> who_could_answer(["a", "b", "c"], 9.0, {"a": [5.0, 8.0], "b": [10.0]}, 60.0, seed=1, number=4)
     ['c', 'a']
     """
-    able = [device for device in idle if expected_s(device, took, deadline_s) <= left_s]
-    return sorted(in_drawn_order(able, seed, number), key=lambda device: device not in first)
+    return in_drawn_order(in_time(idle, left_s, took, deadline_s), seed, number)
+
+
+def in_time(
+    devices: Iterable[str], left_s: float, took: Mapping[str, Sequence[float]], deadline_s: float
+) -> Iterator[str]:
+    """Those of the devices that should answer within `left_s` seconds; looks no further than is asked for."""
+    others_s = cache(lambda: expected_s("", took, deadline_s))
+    for device in devices:
+        seconds = expected_s(device, took, deadline_s) if took.get(device) else others_s()
+        if seconds <= left_s:
+            yield device
 
 
 def in_drawn_order(devices: Iterable[str], seed: int, number: int) -> list[str]:

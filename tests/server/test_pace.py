@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from tests.server.bench import Bench, scripted, work
-from thinwire.core.events import ClientAsked
+from tests.server.bench import LAYOUT, Bench, scripted, work
+from thinwire.core import RunPlan
+from thinwire.core.events import ClientAsked, RunNoted
 from thinwire.core.sections import LocalSection
+from thinwire.server.known import LINK, work_of
 from thinwire.server.pace import FIRST_STEPS, HALVINGS, SHARE, Pace, given
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.store import MeasureRow
 
 
 def local(**more: object) -> LocalSection:
@@ -84,6 +87,39 @@ def test_each_device_is_asked_for_what_it_can_do_in_time(tmp_path):
     assert asked(bench, "tiny")[-1] == (3, 16), "its first answer was late; then a smaller batch lets it take part"
     assert [(ask.work.steps, ask.work.batch) for ask in bench.asks("slow")] == asked(bench, "slow")
     assert bench.reasons()[-2:] == ["all", "all"]
+
+
+def test_a_new_run_begins_with_what_earlier_ones_measured_of_a_device(tmp_path):
+    devices = [timed("fast", 0.001), timed("slow", 0.1), timed("new", 0.1)]
+    bench = Bench(
+        tmp_path, devices, run={"rounds": 1}, local={"lr": 1.0, "steps": "auto"}, cohort={"deadline_s": 60}
+    )  # fmt: skip
+    plan = RunPlan.from_json(bench.store.run(bench.run_id).plan)
+    rows = [
+        MeasureRow(name, kind, "" if kind in LINK else work_of(plan, LAYOUT), [list(sample)] * 16, None, None, 0.0)
+        for name, step_s in (("fast", 0.032), ("slow", 3.2))
+        for kind, sample in {
+            "up": (1000.0, 2.0), "down": (1000.0, 0.5), "encode": (1.0, 0.0), "step": (8.0, 8 * step_s),
+            "pass": (1.0, 20.0),
+        }.items()
+    ]  # fmt: skip
+    bench.store.record(bench.run_id, [RunNoted(0.0, "measured before")], rows)
+    bench.drive()
+    first = {event.device: event for event in bench.events(ClientAsked) if event.round == 1}
+    assert first["fast"].steps == 20 and "a whole pass" in first["fast"].work_reason
+    assert 8 < first["slow"].steps < 20
+    assert first["slow"].work_reason.endswith("by what earlier runs measured of it")
+    assert (first["new"].steps, first["new"].work_reason) == (8, "8 steps, since nothing is known of its speed yet")
+
+
+def test_a_run_teaches_how_long_a_pass_is(tmp_path):
+    bench = Bench(
+        tmp_path, [timed("a", 0.1)], run={"rounds": 2}, local={"lr": 1.0, "steps": "auto"}, cohort={"deadline_s": 60}
+    )  # fmt: skip
+    bench.drive()
+    taught = {row.kind: row.samples[-1] for row in bench.store.measures() if row.device == "a"}
+    assert taught["pass"] == [1.0, 20.0]
+    assert taught["step"][1] / taught["step"][0] == pytest.approx(3.2)
 
 
 def test_a_resumed_run_goes_by_what_the_journal_says(tmp_path):

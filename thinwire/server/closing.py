@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import UpdateId
-from thinwire.server.durations import durations
+from thinwire.server.durations import at_own_pace, durations
 from thinwire.server.evaluation import evaluation, settled
 from thinwire.server.known import epochs_of, work_of
 from thinwire.server.measured import pooled
@@ -78,7 +78,11 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
         if hello is not None:
             running.known.greeted(event.device, hello.link.get("rtt_s", 0.0))
         sent = running.past.sent.get(head.ask_id, 0)
-        running.known.learn(event.device, work, durations(head, sent, epochs_of(running.plan)))
+        found = durations(head, sent, epochs_of(running.plan))
+        if running.plan.local.steps == "auto":
+            asked = running.past.paces.work(event.device, head.ask_id)
+            found = at_own_pace(found, head, running.plan.local, asked)
+        running.known.learn(event.device, work, found)
     return [] if running.simulated else running.known.news(now)
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
+from thinwire.core.sections import LocalSection
 from thinwire.core.types import ReplyHead
 from thinwire.server.links import Sample
 
 SLACK_S, SLACK = 1e-3, 1e-3  # by how much two stopwatches may differ over the same time
 
 Durations = dict[str, Sample]
+
+
+def at_own_pace(found: Durations, head: ReplyHead, local: LocalSection, asked: tuple[int, int] | None) -> Durations:
+    """Of an answer with steps and a batch of its own (`asked`; None: not known any more): what it says of a step of the
+    plan's batch, and of a pass over the device's data, which is told by its examples where nothing ended training.
+    """
+    if asked is None or asked[1] != local.batch:
+        found = {kind: sample for kind, sample in found.items() if kind != "step"}
+    if found and head.planned in (0, head.steps) and head.examples:
+        found["pass"] = (1, math.ceil(head.examples / (local.batch * local.accumulate)))
+    return found
 
 
 def durations(head: ReplyHead, sent_bytes: int, epochs: float) -> Durations:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.server.pace import given
+from thinwire.server.errands import errand, update_bytes
+from thinwire.server.known import work_of
+from thinwire.server.pace import Pace, given
 from thinwire.server.running import Running
 
 
@@ -13,5 +15,20 @@ def own_work(running: Running, device: str, deadline_s: float) -> dict[str, Any]
     local = running.plan.local
     if local.steps != "auto":
         return {}
-    work = given(local, running.past.paces.of(device), deadline_s)
-    return {"steps": work.steps, "batch": work.batch, "work_reason": work.why}
+    pace = running.past.paces.of(device)
+    before = None if pace else _measured_before(running, device)
+    work = given(local, pace or before, deadline_s)
+    why = f"{work.why}, by what earlier runs measured of it" if before else work.why
+    return {"steps": work.steps, "batch": work.batch, "work_reason": why}
+
+
+def _measured_before(running: Running, device: str) -> Pace | None:
+    """Of a device that has not answered in this run; None where a part of it was never seen at this model and batch."""
+    plan, local = running.plan, running.plan.local
+    known = running.known.device(device, work_of(plan, running.layout))
+    up = update_bytes(running.codec, running.layout, running.past.codecs.came)
+    rest = known.seconds(errand(plan, 1, running.sending.parcel(device).size, up))  # without a step, but it measures
+    if known.step is None or known.epoch_steps is None or rest is None:
+        return None
+    examples = round(known.epoch_steps.p50 * local.batch * local.accumulate)
+    return Pace(known.step.p90 / local.batch, rest.p90, examples)

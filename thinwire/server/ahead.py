@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from thinwire.core.events import HeadTaken, RoundClosed
 from thinwire.core.fleet import Envelope
+from thinwire.server.envelopes import envelope, envelope_again
 from thinwire.server.opening import open_round
 from thinwire.server.running import Running
 
@@ -23,7 +24,7 @@ def line_up(running: Running) -> None:
             return
         running.ask(
             [
-                running.envelope(device, ask_id, "train", opened.round, opened.deadline_s)
+                envelope(running, device, ask_id, "train", opened.round, opened.deadline_s)
                 for device, ask_id in opened.asks.items()
             ]
         )
@@ -56,7 +57,7 @@ def answered(running: Running) -> bool:
 def asked_before(running: Running) -> list[Envelope]:
     """After a restart: all that was asked and not answered, each device's oldest first."""
     owed = running.past.owed
-    return [running.envelope_again(device, ask_id) for device in owed.busy for ask_id in owed.of(device)]
+    return [envelope_again(running, device, ask_id) for device in owed.busy for ask_id in owed.of(device)]
 
 
 def dissolve(running: Running) -> None:

@@ -18,6 +18,7 @@ from thinwire.server import moves
 from thinwire.server.ask_ids import ask_id_of, asked_round
 from thinwire.server.asking import own_codec
 from thinwire.server.closing import finish
+from thinwire.server.envelopes import envelope
 from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact, lost_fact
 from thinwire.server.folding import Folds
 from thinwire.server.moves import Closed
@@ -218,7 +219,7 @@ class OneRound:
     def _envelope(self, device: str) -> Envelope:
         ask_id = self.machine.asks[device]
         deadline_s = self.deadlines.get(ask_id, self.opened.deadline_s)
-        return self.running.envelope(device, ask_id, "train", self.opened.round, deadline_s)
+        return envelope(self.running, device, ask_id, "train", self.opened.round, deadline_s)
 
     def _spares(self, left_s: float) -> Iterator[moves.Spare]:
         """Devices that are there, able and idle, and can answer in time, first those that the round has drawn: looked

@@ -14,6 +14,7 @@ from thinwire.server.ahead import answered, asked_before, dissolve, line_up, tak
 from thinwire.server.beginning import take_first_model
 from thinwire.server.cohort import missing
 from thinwire.server.deadline import evaluation_deadline
+from thinwire.server.envelopes import envelope, envelope_again
 from thinwire.server.evaluation import evaluation, settled
 from thinwire.server.measured import reached
 from thinwire.server.one_round import OneRound
@@ -97,7 +98,7 @@ def _ask_again(running: Running) -> None:
     number = past.open_round.round if past.open_round else 0
     if running.plan.cohort.mode == "buffered":
         owed = past.owed.busy.items()
-        running.ask([running.envelope_again(device) for device, (_, asked) in owed if asked != number])
+        running.ask([envelope_again(running, device) for device, (_, asked) in owed if asked != number])
 
 
 def _one(running: Running, one: OneRound) -> None:
@@ -231,7 +232,7 @@ def _evaluate_last(running: Running) -> None:
     deadline = evaluation_deadline(running.past.slowest)
     asks = {d: f"{running.run_id}.eval{version}.{d}" for d in running.presence.devices if d not in running.unable()}
     running.status("running", f"measuring the last model on {len(asks)} devices")
-    running.ask([running.envelope(d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()])
+    running.ask([envelope(running, d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()])
     until, open_asks, heads = running.elapsed + deadline, dict(asks), list[ReplyHead]()
     while open_asks and running.elapsed < until and not running.stop_ordered():
         for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
@@ -256,4 +257,4 @@ def _dismiss(running: Running) -> None:
     if running.past.model is None:
         return  # nothing has begun that could be over
     stops = {device: f"{running.run_id}.stop.{device}" for device in running.presence.devices}
-    running.ask([running.envelope(d, a, "stop", running.past.rounds_opened, 0.0) for d, a in stops.items()])
+    running.ask([envelope(running, d, a, "stop", running.past.rounds_opened, 0.0) for d, a in stops.items()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -12,14 +11,13 @@ from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.rungs import rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
-from thinwire.core.events import AskedInFull, ClientFailed, Event, RoundOpened, RunStatus, RunStatusChanged
+from thinwire.core.events import AskedInFull, ClientFailed, Event, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello, NodeJoined
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Ask, AskKind, ReplyHead
+from thinwire.core.types import ReplyHead
 from thinwire.server.ask_ids import asked_round
-from thinwire.server.clipping import work_of
 from thinwire.server.cohort import mismatch
 from thinwire.server.holders import Holders
 from thinwire.server.known import Known
@@ -230,55 +228,6 @@ class Running:
         """Why the plan's work is not for this device; a simulated client is no machine, and lacks nothing."""
         why = mismatch(self.plan, self.report, hello)
         return why if why or self.simulated else lacking(self.plan.cohort.requires, hello.has)
-
-    def envelope(self, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float) -> Envelope:
-        """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
-        base, parcel = self.past.base, None if kind == "stop" else self.sending.parcel(device, but=ask_id)
-        opened = self.past.opened(round_number)
-        ask = Ask(
-            ask_id=ask_id,
-            run=self.run_id,
-            task=self.plan.run.task,
-            kind=kind,
-            plan=self.holders.digest
-            if kind == "stop"
-            else self.holders.plan_for(device, self.presence.hellos.get(device)),
-            round=round_number,
-            base_version=base.version,
-            base_digest=base.digest,
-            layout_digest=self.task_layout.digest,
-            codec=self.past.codecs.of(round_number, device) if opened else self.codec,
-            work=work_of(self.plan, self._side_by_side(opened), self.past.paces.work(device, ask_id)),
-            deadline_s=deadline_s,
-            parts=parcel.parts if parcel else (),
-            references_from=self.past.references_from,
-            verdicts=self.past.told.of(
-                device, self.plan.cohort.max_staleness + self.past.delay + 2, ask_id if self.past.delay else ""
-            ),
-        )
-        return Envelope(device, ask, self.sending.bundle(parcel) if parcel else None)
-
-    def envelope_again(self, device: str, ask_id: str = "") -> Envelope:
-        """What a device was asked in another round and has not answered, for a fleet that knows nothing of it: the
-        first such ask where none is named.
-        """
-        asked_of = self.past.owed.of(device)
-        ask_id = ask_id or next(iter(asked_of))
-        number = asked_of[ask_id]
-        base, codec = self.past.base_of(number), (self.past.codecs.of(number, device) or self.codec)
-        opened = self.past.opened(number)
-        had_s = opened.deadline_s if opened and opened.round == number else self.past.owed.had_s(device)
-        parcel, made = self.sending.whole(base), self.envelope(device, ask_id, "train", number, had_s)
-        asked = replace(
-            made.ask, base_version=base.version, base_digest=base.digest, codec=codec, parts=parcel.parts
-        )  # fmt: skip
-        return Envelope(device, asked, self.sending.bundle(parcel))
-
-    def _side_by_side(self, opened: RoundOpened | None) -> int:
-        """How many updates are put together."""
-        if self.plan.cohort.mode == "buffered":
-            return self.plan.cohort.buffer
-        return len(opened.asks) + len(opened.later) if opened else 0
 
 
 def _length(envelope: Envelope) -> int:

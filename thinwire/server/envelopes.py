@@ -1,0 +1,65 @@
+"""An ask as it leaves for one device: on the newest model, or once more as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thinwire.core.events import RoundOpened
+from thinwire.core.fleet import Envelope
+from thinwire.core.types import Ask, AskKind
+from thinwire.server.clipping import work_of
+from thinwire.server.running import Running
+
+
+def envelope(
+    running: Running, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float
+) -> Envelope:
+    """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
+    base, parcel = running.past.base, None if kind == "stop" else running.sending.parcel(device, but=ask_id)
+    opened = running.past.opened(round_number)
+    ask = Ask(
+        ask_id=ask_id,
+        run=running.run_id,
+        task=running.plan.run.task,
+        kind=kind,
+        plan=running.holders.digest
+        if kind == "stop"
+        else running.holders.plan_for(device, running.presence.hellos.get(device)),
+        round=round_number,
+        base_version=base.version,
+        base_digest=base.digest,
+        layout_digest=running.task_layout.digest,
+        codec=running.past.codecs.of(round_number, device) if opened else running.codec,
+        work=work_of(running.plan, _side_by_side(running, opened), running.past.paces.work(device, ask_id)),
+        deadline_s=deadline_s,
+        parts=parcel.parts if parcel else (),
+        references_from=running.past.references_from,
+        verdicts=running.past.told.of(
+            device, running.plan.cohort.max_staleness + running.past.delay + 2, ask_id if running.past.delay else ""
+        ),
+    )
+    return Envelope(device, ask, running.sending.bundle(parcel) if parcel else None)
+
+
+def envelope_again(running: Running, device: str, ask_id: str = "") -> Envelope:
+    """What a device was asked in another round and has not answered, for a fleet that knows nothing of it: the
+    first such ask where none is named.
+    """
+    asked_of = running.past.owed.of(device)
+    ask_id = ask_id or next(iter(asked_of))
+    number = asked_of[ask_id]
+    base, codec = running.past.base_of(number), (running.past.codecs.of(number, device) or running.codec)
+    opened = running.past.opened(number)
+    had_s = opened.deadline_s if opened and opened.round == number else running.past.owed.had_s(device)
+    parcel, made = running.sending.whole(base), envelope(running, device, ask_id, "train", number, had_s)
+    asked = replace(
+        made.ask, base_version=base.version, base_digest=base.digest, codec=codec, parts=parcel.parts
+    )  # fmt: skip
+    return Envelope(device, asked, running.sending.bundle(parcel))
+
+
+def _side_by_side(running: Running, opened: RoundOpened | None) -> int:
+    """How many updates are put together."""
+    if running.plan.cohort.mode == "buffered":
+        return running.plan.cohort.buffer
+    return len(opened.asks) + len(opened.later) if opened else 0

@@ -18,13 +18,34 @@ from sqlalchemy import event, text
 from tests.store.agreement import assert_sums_agree
 from tests.store.story import accepted, head, new_run, opened
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.store import Store, database, schema, tables
+from thinwire.store import Store, database, schema, statements, tables
 
 
 def test_the_migrations_make_the_tables_that_the_program_uses(store: Store) -> None:
     with store._database.reading() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, tables.Run.metadata) == []
+
+
+def test_later_databases_of_a_process_are_made_like_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "_made", {})
+    Store.open(tmp_path / "first").close()
+    monkeypatch.setattr(schema, "migrate", None)
+    Store.open(tmp_path / "second").close()
+    first, second = (sqlite3.connect(tmp_path / name) for name in ("first", "second"))
+    with contextlib.closing(first), contextlib.closing(second):
+        assert list(first.iterdump()) == list(second.iterdump())
+
+
+def test_a_statement_is_put_into_words_once_for_all_databases(tmp_path: Path) -> None:
+    def worded(name: str) -> int:
+        with Store.open(tmp_path / name) as store:
+            assert (store.runs(), list(store.devices())) == ([], [])
+        return len(statements.WORDED)
+
+    assert worded("first") == worded("second") > 0
 
 
 def test_each_migration_is_known_by_its_number_and_follows_the_one_before() -> None:

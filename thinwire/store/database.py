@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceE
 
 from thinwire.core.errors import DataLost, NotWritten, ThinwireError, Unreachable, UsageError
 from thinwire.core.home import disk_error
+from thinwire.store.statements import DRIVER, WORDED
 
 LOG_BYTES = 16 * 2**20  # of the write-ahead log that are kept after a long reader made it grow
 WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
@@ -119,8 +120,10 @@ def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
     path = str(url.database)
     if not read_only:
         _private_file(Path(path))
-    address = url.set(database=f"file:{quote(path)}", query={"uri": "true", "mode": "ro" if read_only else "rw"})
-    engine = create_engine(address, json_serializer=dumps, connect_args={"timeout": BUSY_S})
+    mode = {"uri": "true", "mode": "ro" if read_only else "rw"}
+    address = url.set(drivername=DRIVER, database=f"file:{quote(path)}", query=mode)
+    options = {"compiled_cache": WORDED}
+    engine = create_engine(address, json_serializer=dumps, connect_args={"timeout": BUSY_S}, execution_options=options)
     event.listen(engine, "connect", _reader if read_only else _writer if durable else _passing)
     event.listen(engine, "begin", _begin)
     return engine

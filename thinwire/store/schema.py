@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from pathlib import Path
+from typing import cast
 
 from sqlalchemy import Connection, inspect, text
 
@@ -13,6 +15,7 @@ from thinwire.store.database import Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _UPGRADING = threading.Lock()  # Alembic keeps what it works on in a global
+_made: dict[str, list[str]] = {}  # by revision, the statements that make an empty database one of it
 
 
 def revisions() -> list[str]:
@@ -42,9 +45,21 @@ def prepare(database: Database, upgrade: bool) -> None:
     with database.writing() as connection:
         found = revision(database, connection)
         if found is None:
-            migrate(connection)
+            _make(database, connection)
         elif found != revisions()[-1]:
             _upgrade(database, connection, found)
+
+
+def _make(database: Database, connection: Connection) -> None:
+    """The migrations say what an empty database becomes; for SQLite they are asked once a process, and then copied."""
+    newest = revisions()[-1]
+    for statement in _made.get(newest, []) if database.sqlite else []:
+        connection.exec_driver_sql(statement)
+    if revision(database, connection) is None:
+        migrate(connection)
+        if database.sqlite:
+            driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+            _made[newest] = [line for line in driver.iterdump() if line not in ("BEGIN TRANSACTION;", "COMMIT;")]
 
 
 def _upgrade(database: Database, connection: Connection, found: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.web.serving import Served, serving
+from tests.web.serving import Shown, showing
 from thinwire.store import Store
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
@@ -32,8 +32,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def served(store: Store, tmp_path: Path) -> Iterator[Served]:
-    with serving(store.url) as running:
+def served(store: Store, tmp_path: Path) -> Iterator[Shown]:
+    with showing(store.url) as running:
         yield running
 
 

@@ -1,23 +1,50 @@
-"""The page as the process that it is."""
+"""The page in a thread of the tests' process, and as the process that it is."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.store import Store
+from thinwire.web.__main__ import page
+from thinwire.web.service import lock_beside
+from thinwire.web.settings import Settings
 
 
 @dataclass
-class Served:
-    process: subprocess.Popen[str]
+class Shown:
     address: str
 
     @property
     def url(self) -> str:
         return f"http://{self.address}"
+
+
+@dataclass
+class Served(Shown):
+    process: subprocess.Popen[str]
+
+
+@contextlib.contextmanager
+def showing(database: str, lock: Path | None = None) -> Iterator[Shown]:
+    """The page on `database`: for what it shows it does not matter that nothing had to be imported for it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, Store.open(database) as store:
+        port = listener.getsockname()[1]
+        server = page(Settings(database, port=port, lock=lock or lock_beside(store.url)), store)
+        thread = threading.Thread(target=server.run, args=([listener],), name="page", daemon=True)
+        thread.start()
+        try:
+            yield Shown(f"127.0.0.1:{port}")
+        finally:
+            server.should_exit = True
+            thread.join(20)
 
 
 def command(database: str, listen: str = "127.0.0.1:0", *more: str) -> list[str]:
@@ -33,7 +60,7 @@ def serving(database: str, listen: str = "127.0.0.1:0", *more: str) -> Iterator[
             assert process.stdout is not None
             said = process.stdout.readline().split()
             assert said[:1] == ["ready"], said
-            yield Served(process, said[1])
+            yield Served(said[1], process)
         finally:
             process.terminate()
             process.wait(20)

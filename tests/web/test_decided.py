@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from tests.web.browsing import Open, axe, overflow
 from tests.web.decided_store import DEADLINE, DRAWN, NOTE, QUICK, SLOW, WORK, ahead, buffered, laddered
-from tests.web.serving import Served
+from tests.web.serving import Shown
 from tests.web.test_api import get
 from thinwire.store import Store
 
@@ -95,7 +95,7 @@ def test_what_a_device_has_is_said_and_what_it_did_not_say_is_not_made_up(page: 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_reasons_are_shown_to_all_and_at_every_width(store: Store, served: Served, look: Open, scheme: Any):
+def test_the_reasons_are_shown_to_all_and_at_every_width(store: Store, served: Shown, look: Open, scheme: Any):
     run = laddered(store)
     page = look(served.url, f"runs/{run.run_id}", color_scheme=scheme)
     expect(page.locator(".notice.said")).to_have_text(NOTE)
@@ -118,7 +118,7 @@ def test_the_reasons_are_shown_to_all_and_at_every_width(store: Store, served: S
             assert width == 1000 or axe(page) == [], (path, width)
 
 
-def test_an_open_buffer_is_told_as_one(store: Store, served: Served, look: Open):
+def test_an_open_buffer_is_told_as_one(store: Store, served: Shown, look: Open):
     page = look(served.url, f"runs/{buffered(store).run_id}")
     expect(page.locator(".why")).to_contain_text("its buffer holds 1 of 2 updates, and 4 devices are at work")
     expect(page.locator(".gantt li.lane")).to_have_count(5)
@@ -126,7 +126,7 @@ def test_an_open_buffer_is_told_as_one(store: Store, served: Served, look: Open)
 
 
 def test_the_round_that_takes_answers_is_followed_and_those_behind_it_can_be_looked_at(
-    store: Store, served: Served, look: Open
+    store: Store, served: Shown, look: Open
 ):
     page = look(served.url, f"runs/{ahead(store).run_id}")
     expect(page.locator("#rounds h2")).to_have_text("Round 3")

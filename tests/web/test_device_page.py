@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.web.browsing import Open, axe, overflow
 from tests.web.filled_fleet import a_fleet, come, fingerprint, hello, many, there
 from tests.web.filled_store import twelve_rounds
-from tests.web.serving import Served, serving
+from tests.web.serving import Shown, showing
 from thinwire.core.events import DeviceLeft
 from thinwire.core.home import hold
 from thinwire.store import Store
@@ -22,10 +22,10 @@ TLS = {"listen": "0.0.0.0:9090", "pin": "ab" * 32, "urls": ["https://agg.example
 
 
 @pytest.fixture
-def open_door(store: Store, tmp_path: Path) -> Iterator[Served]:
+def open_door(store: Store, tmp_path: Path) -> Iterator[Shown]:
     """The page beside an aggregator whose door other machines reach."""
     lock = tmp_path / "lock"
-    with hold(lock, TLS), serving(store.url, "127.0.0.1:0", "--lock", str(lock)) as running:
+    with hold(lock, TLS), showing(store.url, lock) as running:
         yield running
 
 
@@ -34,7 +34,7 @@ def grouped(name: str) -> str:
     return " ".join(digits[at : at + 8] for at in range(0, 64, 8))
 
 
-def test_who_waits_stands_first_and_is_let_in_by_its_fingerprint(store: Store, open_door: Served, look: Open):
+def test_who_waits_stands_first_and_is_let_in_by_its_fingerprint(store: Store, open_door: Shown, look: Open):
     a_fleet(store, time.time())
     page = look(open_door.url, "devices")
     expect(page.locator("main section").first).to_have_attribute("id", "pending")
@@ -58,7 +58,7 @@ def test_who_waits_stands_first_and_is_let_in_by_its_fingerprint(store: Store, o
     assert store.device_actions("ward-4")[0].who == "page"
 
 
-def test_a_device_is_shut_out_and_the_page_says_what_stays(store: Store, open_door: Served, look: Open):
+def test_a_device_is_shut_out_and_the_page_says_what_stays(store: Store, open_door: Shown, look: Open):
     run = twelve_rounds(store)
     store.roster.approve("pi-02")
     page = look(open_door.url, "devices/pi-02")
@@ -79,7 +79,7 @@ def test_a_device_is_shut_out_and_the_page_says_what_stays(store: Store, open_do
     expect(page.get_by_role("button", name="Let in again")).to_be_visible()
 
 
-def test_an_aggregator_that_does_not_confirm_is_said_so(store: Store, open_door: Served, look: Open):
+def test_an_aggregator_that_does_not_confirm_is_said_so(store: Store, open_door: Shown, look: Open):
     a_fleet(store, time.time())
     page = look(open_door.url, "devices/cam-01")
     page.get_by_role("button", name="Shut out").click()
@@ -88,7 +88,7 @@ def test_an_aggregator_that_does_not_confirm_is_said_so(store: Store, open_door:
     expect(page.get_by_role("dialog")).to_contain_text("The door refuses the device all the same.")
 
 
-def test_a_decision_that_cannot_be_is_refused_in_words(store: Store, open_door: Served, browser: Browser):
+def test_a_decision_that_cannot_be_is_refused_in_words(store: Store, open_door: Shown, browser: Browser):
     a_fleet(store, time.time())
     with browser.new_context() as context:
         page = context.new_page()
@@ -105,7 +105,7 @@ def test_a_decision_that_cannot_be_is_refused_in_words(store: Store, open_door: 
         expect(said).to_contain_text("the page's server cannot be reached")
 
 
-def test_each_row_says_who_how_since_when_with_what_and_how_far(store: Store, open_door: Served, look: Open):
+def test_each_row_says_who_how_since_when_with_what_and_how_far(store: Store, open_door: Shown, look: Open):
     twelve_rounds(store)
     a_fleet(store, time.time())
     page = look(open_door.url, "devices")
@@ -119,7 +119,7 @@ def test_each_row_says_who_how_since_when_with_what_and_how_far(store: Store, op
     expect(page.locator("#known").get_by_role("row", name="jetson-1")).to_contain_text("ModuleNotFoundError")
 
 
-def test_what_happens_to_devices_is_shown_without_a_reload(store: Store, open_door: Served, look: Open):
+def test_what_happens_to_devices_is_shown_without_a_reload(store: Store, open_door: Shown, look: Open):
     page = look(open_door.url, "devices")
     expect(page.get_by_role("heading", name="No device yet")).to_be_visible()
     expect(page.locator(".nothing")).to_contain_text("thinwire devices invite")
@@ -141,7 +141,7 @@ def test_what_happens_to_devices_is_shown_without_a_reload(store: Store, open_do
     expect(page.locator("#known")).to_have_count(0)
 
 
-def test_an_invitation_is_withdrawn_with_two_clicks(store: Store, open_door: Served, look: Open):
+def test_an_invitation_is_withdrawn_with_two_clicks(store: Store, open_door: Shown, look: Open):
     a_fleet(store, time.time())
     page = look(open_door.url, "devices")
     page.get_by_role("button", name="Withdraw invitation 8").click()
@@ -152,14 +152,14 @@ def test_an_invitation_is_withdrawn_with_two_clicks(store: Store, open_door: Ser
     expect(page.get_by_role("row", name="No. 1")).to_contain_text("used by ward-4")
 
 
-def test_the_operator_reads_why_a_join_was_refused(store: Store, open_door: Served, look: Open):
+def test_the_operator_reads_why_a_join_was_refused(store: Store, open_door: Shown, look: Open):
     a_fleet(store, time.time())
     row = look(open_door.url, "devices").locator("#refusals").get_by_role("row", name="203.0.113.99:1022")
     expect(row).to_contain_text("invitation used by cam-01 (invitation 3)")
     expect(row).to_contain_text("no invitation that can be used")
 
 
-def test_hundreds_of_devices_are_searched_and_the_search_survives_a_reload(store: Store, open_door: Served, look: Open):
+def test_hundreds_of_devices_are_searched_and_the_search_survives_a_reload(store: Store, open_door: Shown, look: Open):
     a_fleet(store, time.time())
     many(store, 300, time.time())
     page = look(open_door.url, "devices")
@@ -182,7 +182,7 @@ def test_hundreds_of_devices_are_searched_and_the_search_survives_a_reload(store
 
 def test_while_the_aggregator_is_gone_nobody_knows_who_is_online(store: Store, look: Open, tmp_path: Path):
     a_fleet(store, time.time())
-    with serving(store.url, "127.0.0.1:0", "--lock", str(tmp_path / "lock")) as served_:
+    with showing(store.url, tmp_path / "lock") as served_:
         page = look(served_.url, "devices")
         expect(page.get_by_role("alert")).to_contain_text("The aggregator is not running")
         expect(page.locator(".sentence")).to_contain_text("who is online nobody knows")
@@ -193,7 +193,7 @@ def test_while_the_aggregator_is_gone_nobody_knows_who_is_online(store: Store, l
         assert store.pending_orders() == []
 
 
-def test_a_device_that_is_not_there_says_so(store: Store, open_door: Served, browser: Browser):
+def test_a_device_that_is_not_there_says_so(store: Store, open_door: Shown, browser: Browser):
     with browser.new_context() as context:
         page: Page = context.new_page()
         page.goto(f"{open_door.url}/login?next=devices/pi-99&code={store.new_login_code()}")
@@ -202,7 +202,7 @@ def test_a_device_that_is_not_there_says_so(store: Store, open_door: Served, bro
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_of_devices_are_usable_by_all_and_at_every_width(
-    store: Store, open_door: Served, look: Open, scheme: Any
+    store: Store, open_door: Shown, look: Open, scheme: Any
 ):
     run = twelve_rounds(store)
     a_fleet(store, time.time())

@@ -12,13 +12,13 @@ from playwright.sync_api import Browser, expect
 from tests.store.test_cells import cell
 from tests.web.browsing import Open, axe, overflow
 from tests.web.filled_store import Told, add_devices, finish, new_run, twelve_rounds
-from tests.web.serving import Served, serving
+from tests.web.serving import Shown, serving, showing
 from thinwire.core.home import hold
 from thinwire.store import Store
 from thinwire.store.cells import Cells
 
 
-def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: Store, served: Served, look: Open):
+def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: Store, served: Shown, look: Open):
     run = twelve_rounds(store)
     page = look(served.url, f"runs/{run.run_id}")
     expect(page.locator(".sentence")).to_contain_text("5 of 8 devices have answered")
@@ -36,7 +36,7 @@ def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: S
     expect(page).to_have_title(re.compile("done"))
 
 
-def test_the_list_of_runs_moves_too(store: Store, served: Served, look: Open):
+def test_the_list_of_runs_moves_too(store: Store, served: Shown, look: Open):
     page = look(served.url)
     expect(page.get_by_role("heading", name="Nothing yet")).to_be_visible()
     expect(page.locator(".nothing")).to_contain_text("thinwire run plan.toml")
@@ -50,7 +50,7 @@ def test_the_list_of_runs_moves_too(store: Store, served: Served, look: Open):
     expect(page.locator("h1")).to_have_text(run.run_id)
 
 
-def test_a_waiting_run_says_who_is_missing_and_how_to_add_a_device(store: Store, served: Served, look: Open):
+def test_a_waiting_run_says_who_is_missing_and_how_to_add_a_device(store: Store, served: Shown, look: Open):
     run = new_run(store)
     add_devices(store, ["pi-01", "pi-02"], run.now)
     run.status("waiting", "waiting: 2 of 3 devices (missing pi-03)")
@@ -62,7 +62,7 @@ def test_a_waiting_run_says_who_is_missing_and_how_to_add_a_device(store: Store,
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_usable_by_all_and_at_every_width(store: Store, served: Served, look: Open, scheme: Any):
+def test_every_page_is_usable_by_all_and_at_every_width(store: Store, served: Shown, look: Open, scheme: Any):
     run = twelve_rounds(store)
     page = look(served.url, f"runs/{run.run_id}", color_scheme=scheme)
     for query in ("?round=7", "?learning=table&bytes=table&gantt=table&round=6"):
@@ -83,7 +83,7 @@ def test_every_page_is_usable_by_all_and_at_every_width(store: Store, served: Se
 
 
 def test_a_window_made_narrow_has_no_second_scroll_bar_until_its_curves_are_drawn_anew(
-    store: Store, served: Served, look: Open
+    store: Store, served: Shown, look: Open
 ):
     run = twelve_rounds(store)
     page = look(served.url)
@@ -95,7 +95,7 @@ def test_a_window_made_narrow_has_no_second_scroll_bar_until_its_curves_are_draw
     assert overflow(page) <= 0
 
 
-def test_the_login_says_why_a_code_is_refused(store: Store, served: Served, browser: Browser):
+def test_the_login_says_why_a_code_is_refused(store: Store, served: Shown, browser: Browser):
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(f"{served.url}/login")
@@ -108,7 +108,7 @@ def test_the_login_says_why_a_code_is_refused(store: Store, served: Served, brow
         expect(page.locator("h1")).to_have_text("Runs")
 
 
-def test_what_is_chosen_stands_in_the_address_and_survives_a_reload(store: Store, served: Served, look: Open):
+def test_what_is_chosen_stands_in_the_address_and_survives_a_reload(store: Store, served: Shown, look: Open):
     run = twelve_rounds(store)
     page = look(served.url, f"runs/{run.run_id}")
     page.get_by_role("radio", name="bytes").check(force=True)
@@ -128,7 +128,7 @@ def test_what_is_chosen_stands_in_the_address_and_survives_a_reload(store: Store
     assert "round=" not in page.url
 
 
-def test_a_person_stops_a_run_with_two_clicks(store: Store, served: Served, look: Open):
+def test_a_person_stops_a_run_with_two_clicks(store: Store, served: Shown, look: Open):
     run = twelve_rounds(store)
     page = look(served.url, f"runs/{run.run_id}")
     page.get_by_role("button", name="Stop").click()
@@ -161,7 +161,7 @@ def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store
     cells, done = Cells.named(tmp_path / "sweeps", "codecs"), cell()
     cells.ask([done.made.digest, "another"])
     cells.keep(done)
-    with serving(store.url, "127.0.0.1:0", "--lock", str(tmp_path / "lock")) as served:
+    with showing(store.url, tmp_path / "lock") as served:
         page = look(served.url)
         expect(page.get_by_role("list", name="Groups of simulated runs")).to_contain_text("codecs toy: 1 of 2 runs")
         assert axe(page) == []
@@ -169,7 +169,7 @@ def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store
 
 
 def test_a_run_that_is_not_there_says_so(store: Store, told: Told, browser: Browser):
-    with serving(store.url) as served, browser.new_context() as context:
+    with showing(store.url) as served, browser.new_context() as context:
         page = context.new_page()
         page.goto(f"{served.url}/login?next=runs/digits-9&code={store.new_login_code()}")
         expect(page.get_by_role("alert")).to_contain_text("no run 'digits-9'")

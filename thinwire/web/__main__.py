@@ -67,17 +67,23 @@ def _serve(given: argparse.Namespace) -> int:
             origins=frozenset(map(origin, given.origin)), lock=given.lock or lock_beside(store.url),
             token=read_token(given.token_file) if given.token_file else "",
         )  # fmt: skip
-        server: uvicorn.Server
-        app = create_app(settings, store, closing=lambda: server.should_exit)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            timeout_graceful_shutdown=GRACE_S, limit_concurrency=256, ws="none",
-        )  # fmt: skip
-        server = uvicorn.Server(config)
+        server = page(settings, store)
         for ending in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has ended
             signal.signal(ending, lambda *_: setattr(server, "should_exit", True))
         asyncio.run(_until_the_end(server, listener, given.parent))
     return 0
+
+
+def page(settings: Settings, store: Store) -> uvicorn.Server:
+    """Its server, which ends once `should_exit` is set."""
+    server: uvicorn.Server
+    app = create_app(settings, store, closing=lambda: server.should_exit)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=GRACE_S, limit_concurrency=256, ws="none",
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    return server
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -31,6 +31,15 @@ def said(store: Store, name: str | None = None) -> list[tuple[str, str, str, str
     return [(action.who, action.device, action.what, action.detail) for action in store.device_actions(name)]
 
 
+def test_who_is_shut_out_is_known_until_it_is_let_in_again(known: Store) -> None:
+    assert known.roster.revoked() == set()
+    known.roster.revoke("pi-02")
+    known.roster.leave("pi-03")
+    assert known.roster.revoked() == {"pi-02", "pi-03"}
+    known.roster.approve("pi-02")
+    assert known.roster.revoked() == {"pi-03"}
+
+
 # Who did what.
 
 

@@ -174,11 +174,9 @@ class Running:
         device = head.update_id.device
         return self.past.codecs.of(self.past.round_of(device, head.ask_id), device) or self.codec
 
-    def revoked(self) -> set[str]:
+    def revoked(self) -> frozenset[str]:
         """Devices that were shut out: of theirs only what is folded counts."""
-        if self.simulated:
-            return set()
-        return {row.name for row in self.store.roster.rows() if row.state == "revoked"}
+        return frozenset() if self.simulated else self.store.roster.revoked()
 
     def forget(self, device: str) -> None:
         """Drop what a device that was shut out had sent for a later round."""

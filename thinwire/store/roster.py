@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from sqlalchemy import Connection, select, update
@@ -21,6 +21,15 @@ from thinwire.store.repository import device_row
 from thinwire.store.tables import Client, Run
 
 
+@dataclass(frozen=True)
+class _Cache:
+    """What the database held at the change of this number: rows by the fingerprint of their key."""
+
+    change: int = 0
+    rows: Mapping[str, DeviceRow] = field(default_factory=dict)
+    revoked: frozenset[str] = frozenset()
+
+
 class StoredRoster:
     """core.fleet.Roster on the store. Any thread may call it.
 
@@ -30,14 +39,18 @@ class StoredRoster:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
-        self._cache: tuple[int, Mapping[str, DeviceRow]] = (0, {})  # replaced as a whole, never changed
+        self._cache = _Cache()  # replaced as a whole, never changed
 
     def rows(self) -> Sequence[DeviceRow]:
         """All devices, by name."""
-        return sorted(self._known().values(), key=lambda row: row.name)
+        return sorted(self._known().rows.values(), key=lambda row: row.name)
+
+    def revoked(self) -> frozenset[str]:
+        """The names of those that are shut out."""
+        return self._known().revoked
 
     def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
-        return self._known().get(fingerprint)
+        return self._known().rows.get(fingerprint)
 
     def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow:
         """Bind a name to a key, once; `Refused` when either is bound to another. Who is known stays as it is."""
@@ -86,7 +99,7 @@ class StoredRoster:
     def seen(self, hello: Hello, at: float) -> None:
         """Keep what a device says of itself."""
         with self._database.writing() as connection:
-            row = {"hello": dataclasses.asdict(hello), "seen_at": at}
+            row = {"hello": asdict(hello), "seen_at": at}
             connection.execute(update(Device).where(Device.name == hello.name), row)
 
     def sequences(self, name: str) -> Mapping[str, int]:
@@ -101,13 +114,14 @@ class StoredRoster:
         """Keep a refusal of the door for the operator; the newest thousand stay."""
         audit.note(self._database, self._clock.wall(), kind, address, why, name)
 
-    def _known(self) -> Mapping[str, DeviceRow]:
+    def _known(self) -> _Cache:
         with self._database.reading() as connection:
             change = int(connection.scalar(CHANGE) or 0)
-            if change != self._cache[0]:
+            if change != self._cache.change:
                 rows = [device_row(row) for row in connection.execute(select(*ROW)).mappings()]
-                self._cache = (change, {row.fingerprint: row for row in rows})
-            return self._cache[1]
+                revoked = frozenset(row.name for row in rows if row.state == "revoked")
+                self._cache = _Cache(change, {row.fingerprint: row for row in rows}, revoked)
+            return self._cache
 
     def _set(
         self, connection: Connection, name: str, state: DeviceState, what: str, who: str, fingerprint: str = ""

@@ -21,8 +21,9 @@ setup: $(VENV)/.ready  ## build .venv here with everything that `thinwire demo` 
 demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine (DEMO_ARGS="--no-browser --json")
 	@$(BIN)/thinwire demo $(DEMO_ARGS)
 
+# Hundreds of processes import what is compiled once.
 test: $(VENV)/.dev chromium  ## run every test (PYTEST_ARGS="-x tests/cli")
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.dev  ## 100 000 hostile frames a decoder, kernels under sanitizers (FUZZ_ARGS="--frames 1000 --only rice")
 	@tests/aggregation/sanitized.sh $(BIN)/python -m tests.aggregation.fuzz $(FUZZ_ARGS)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.server.bench import FAILS, SILENT, Bench, drive_through, killed, killing, outcome, scripted, three
+from tests.server.bench import (
+    FAILS,
+    SILENT,
+    Bench,
+    drive_through,
+    every,
+    killed,
+    killing,
+    outcome,
+    scripted,
+    three,
+    work,
+)
 from tests.server.crashes import Killed
 from thinwire.core.events import (
     ClientFailed,
@@ -18,8 +31,10 @@ from thinwire.core.events import (
     UpdateDropped,
     UpdateFolded,
 )
-from thinwire.core.types import Ask
-from thinwire.simulation import Script, Turn
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import Ask, ReplyHead
+from thinwire.simulation import MadeUp, Script, ScriptedDevice, Turn
+from thinwire.simulation.made_up import Answer
 
 
 def test_a_run_makes_its_rounds_and_measures_every_version(tmp_path: Path) -> None:
@@ -128,6 +143,30 @@ def test_a_target_stays_reached_where_the_last_model_is_worse_and_the_aggregator
     row = bench.drive()
     assert (row.status, row.version) == ("done", 1)
     assert "loss reached 0.5 with version 0" in row.status_text
+
+
+class MeasuresTwo(MadeUp):
+    """Version 2 reaches the target and no other does; by the run's own metric the first is the best."""
+
+    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+        found, body = super().answer(delivery, turn)
+        assert isinstance(found, ReplyHead)
+        version = delivery.ask.base_version
+        measured = {"eval/loss": (1.0 + version, 1.0), "eval/accuracy": (0.95 if version == 2 else 0.1, 1.0)}
+        return replace(found, metrics={**found.metrics, **measured}), body
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_the_version_that_reached_the_target_is_kept(tmp_path: Path, ahead: int) -> None:
+    """Where rounds are opened ahead, two newer ones were made before it is measured."""
+    devices = [ScriptedDevice(name, work(name, MeasuresTwo), every(1.0), overlaps=True) for name in "ab"]
+    local = {"lr": 1.0, **({"overlap": {"max_delay": ahead}} if ahead else {})}
+    target = {"metric": "accuracy", "value": 0.9}
+    bench = Bench(tmp_path, devices, run={"rounds": 12, "target": target}, cohort={"deadline_s": 60}, local=local)
+    row = bench.drive()
+    assert row.status_text.endswith("reached 0.9 with version 2") and row.version == 3 + ahead
+    assert (bench.home.run(bench.run_id) / "v000002.model").exists()
+    assert not (bench.home.run(bench.run_id) / "v000001.model").exists()
 
 
 def test_a_person_stops_a_run(tmp_path: Path) -> None:

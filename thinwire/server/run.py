@@ -103,9 +103,9 @@ def _ask_again(running: Running) -> None:
 
 def _one(running: Running, one: OneRound) -> None:
     one.run()
-    past, newest = running.past, running.past.version
+    past, newest, met = running.past, running.past.version, _reached(running)
     sent = {newest, *(past.bases[asked] for device in past.owed.busy for asked in past.owed.of(device).values())}
-    keep = {0, newest, newest - 1, past.best.version if past.best else 0}
+    keep = {0, newest, newest - 1, past.best.version if past.best else 0, met or 0, *past.measured}
     if "all" in running.plan.run.keep:
         if not running.plan.downlink.compressed:
             return

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.server.bench import Bench, ToldFleet, scripted
 from tests.server.test_scripted_rounds import NAMES, Story, Told, the_model_is_the_sum_of_what_was_folded, told
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
-from thinwire.core.types import UpdateId
+from thinwire.core.types import Failure, UpdateId
 from thinwire.simulation import Turn
 
 
@@ -84,3 +86,25 @@ def test_over_selection_closes_no_round_before_a_step_has_its_fewest_replies(tmp
     turns = {(name, number): Turn(compute_s=1.0 + at) for at, name in enumerate(NAMES) for number in range(9)}
     made = told(story(turns, clients=2, over_select=1.0, min_replies=0.9), tmp_path)
     assert {(e.reason, len(e.folded)) for e in made.of(RoundClosed)} == {("all", 4)}
+
+
+@pytest.mark.parametrize("then", ["leaves", "fails"])
+def test_a_late_answer_with_which_its_device_leaves_is_the_outcome_of_its_ask(tmp_path: Path, then: str) -> None:
+    """Both are heard in one poll, in the second round."""
+
+    class Parting(ToldFleet):
+        def take(self, link: Any, reply: Any, *more: Any) -> None:
+            super().take(link, reply, *more)
+            if reply.ask_id.endswith(".1.c"):
+                if then == "leaves":
+                    self._die(self.devices["c"])
+                    self._left(self.devices["c"])
+                else:
+                    self._arrived("c", Failure("task-error", "x", reply.ask_id, "c"))
+
+    slow = scripted("c", lambda ask: Turn(compute_s=8.0 if ask.round == 1 else 1.0))
+    cohort = {"deadline_s": 6, "min_replies": 1}
+    bench = Bench(tmp_path, [scripted("a", 4.0), scripted("b", 4.0), slow], Parting, run={"rounds": 3}, cohort=cohort)
+    assert bench.drive().status == "done"
+    assert [(e.round, e.asked_round) for e in bench.events(UpdateAccepted) if e.late] == [(2, 1)]
+    assert not bench.events(ClientFailed)

@@ -112,8 +112,8 @@ class Told:
     told_at_most: int  # verdicts, in one ask
     live: Past
 
-    def of(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
+    def of(self, *kinds: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kinds)]
 
 
 @contextlib.contextmanager
@@ -181,6 +181,13 @@ def every_ask_has_one_outcome(made: Told) -> None:
     failed = Counter(e.ask_id for e in made.of(ClientFailed))
     assert {*accepted, *failed} <= set(asked)
     assert set(accepted.values()) <= {1}
+    answered = set[str]()
+    for e in made.of(UpdateAccepted, ClientFailed):
+        assert e.ask_id not in answered, "an ask that was answered has not failed"
+        if isinstance(e, UpdateAccepted):
+            answered.add(e.ask_id)
+            gone = {f.kind for f in made.of(ClientFailed) if f.ask_id == e.ask_id}
+            assert gone <= {"left", "stale"}, "only who was given up may answer after all"
     for e in made.of(ClientAsked):
         if e.why:
             assert 0 < e.deadline_s <= DEADLINE_S

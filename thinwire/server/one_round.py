@@ -149,10 +149,15 @@ class OneRound:
             self.record()
 
     def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
-        """Another round's ask will not be answered either: the one that is named, else all of earlier rounds."""
+        """Another round's ask will not be answered either: the one that is named, else all of earlier rounds; but for
+        those whose answer is here.
+        """
+        if self.accepted:
+            self.record()
+        here = {self.machine.asks.get(device), *self.running.deferred}
         for busy_with, number in self.running.past.owed.of(device).items():
             named = ask_id == busy_with or (not ask_id and number <= self.opened.round)
-            if named and busy_with != self.machine.asks.get(device):
+            if named and busy_with not in here:
                 self.running.lose(device, kind, text, busy_with)
 
     def _head(self, head: ReplyHead) -> None:
@@ -203,7 +208,7 @@ class OneRound:
                     deferred = self.heads.pop(update_id)
                     self.heads_of[deferred.ask_id] -= 1
                     running.defer(deferred)
-                case moves.Lose(device, ask_id, kind, text):
+                case moves.Lose(device, ask_id, kind, text) if ask_id not in running.deferred:
                     facts.append(ClientFailed(now, number, device, ask_id, kind, text, elapsed))
                 case moves.AskNow(device, ask_id):
                     size, left_s = running.sending.parcel(device).size, action.deadline_s

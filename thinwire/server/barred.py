@@ -47,6 +47,14 @@ class Barred:
         """It says something else of itself now: the reason may be gone."""
         self._said.pop(device, None)
 
+    def bars(self, device: str, elapsed_s: float) -> bool:
+        """Whether it is not asked now."""
+        return device in self._said and elapsed_s < self._said[device][1]
+
+    def same_until(self, elapsed_s: float) -> float:
+        """When the next of those who are barred now may be asked again by time alone, elapsed_s."""
+        return min((until_s for _, until_s in self._said.values() if elapsed_s < until_s), default=math.inf)
+
     def now(self, elapsed_s: float) -> dict[str, str]:
         """Devices that are not asked now, with the reason."""
         return {device: why for device, (why, until_s) in self._said.items() if elapsed_s < until_s}

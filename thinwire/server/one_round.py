@@ -27,6 +27,7 @@ from thinwire.server.pacing import own_work
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spares import in_time, who_could_answer
 from thinwire.server.step import Fold, Frames
+from thinwire.server.unasked import Unasked
 from thinwire.store import MeasureRow
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
@@ -41,6 +42,8 @@ class OneRound:
         self.heads: dict[UpdateId, ReplyHead] = {}
         self.heads_of: Counter[str] = Counter()  # ask_id -> how many
         self.drawn = deque(opened.later)  # whom it asks first when a place is free
+        self.unasked = Unasked(running)
+        self.missed = False  # whether who did not come back was counted as gone
         self.fold = self.new_fold()
         self.folds = Folds(at_once=running.simulated)
         self.fold_s = 0.0
@@ -106,11 +109,13 @@ class OneRound:
     def _take_deferred(self) -> None:
         """What came when nothing was accepted, in its order."""
         deferred, self.running.deferred = self.running.deferred, {}
+        self.missed = False  # it may be of somebody who is gone, and is waited for again
         self._take(deferred.values())
 
     def _miss(self, asked: Iterable[str]) -> None:
-        """Count as gone who was asked before a restart and did not come back."""
-        if self.running.elapsed >= self.running.return_by:
+        """Count as gone who was asked before a restart and did not come back: once, since of others the fleet tells."""
+        if not self.missed and self.running.elapsed >= self.running.return_by:
+            self.missed = True
             for device in set(asked) - set(self.running.presence.hellos):
                 self._on(moves.Left(device, "did not come back"))
 
@@ -239,8 +244,13 @@ class OneRound:
         for device in in_time(self.drawn, *terms):
             if device not in past.owed.busy and running.able(device):
                 yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
-        idle = running.presence.hellos.keys() - self.machine.passed_over - past.owed.busy.keys() - set(self.drawn)
-        for device in who_could_answer(filter(running.able, idle), *terms, self.plan.run.seed, opened.round):
+        passed_over, drawn = self.machine.passed_over, set(self.drawn)
+        idle = (
+            device
+            for device in self.unasked.now(self.machine.asks)
+            if running.able(device) and not (device in passed_over or device in past.owed.busy or device in drawn)
+        )
+        for device in who_could_answer(idle, *terms, self.plan.run.seed, opened.round):
             yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
 
     def drop(self, update_id: UpdateId, reason: str) -> None:

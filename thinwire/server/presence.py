@@ -13,6 +13,7 @@ class Presence:
     """Kept by the service across runs; a run reads it."""
 
     hellos: dict[str, Hello] = field(default_factory=dict)
+    joined: int = 0  # how often a device said hello
     _last: dict[str, Hello] = field(default_factory=dict)  # also of those that have left
 
     def take(self, arrival: Arrival) -> bool:
@@ -22,6 +23,7 @@ class Presence:
         if not isinstance(arrival, NodeJoined):
             return False
         self.hellos[arrival.device] = arrival.hello
+        self.joined += 1
         has = replace(arrival.hello.has, free_bytes=None)
         said = replace(arrival.hello, link={}, holds=(), plans=(), has=has)  # what says nothing about what it can do
         before, self._last[arrival.device] = self._last.get(arrival.device), said

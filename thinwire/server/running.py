@@ -220,7 +220,7 @@ class Running:
     def able(self, device: str) -> bool:
         """Whether it is there and can take part."""
         hello = self.presence.hellos.get(device)
-        return hello is not None and not self._unfit(hello) and device not in self.past.barred.now(self.elapsed)
+        return hello is not None and not self._unfit(hello) and not self.past.barred.bars(device, self.elapsed)
 
     def _unfit(self, hello: Hello) -> str:
         """Why the plan's work is not for this device; a simulated client is no machine, and lacks nothing."""

@@ -1,0 +1,92 @@
+"""What it costs to look for spares, and for who is gone, counted: a round does so at every event while answers lack."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, KeysView
+from pathlib import Path
+
+import pytest
+
+from tests.server.bench import Bench, killing, scripted
+from tests.server.crashes import Killed
+from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundOpened
+from thinwire.core.fleet import Hello
+from thinwire.core.types import Ask
+from thinwire.server import moves
+from thinwire.server.one_round import OneRound
+from thinwire.server.presence import Presence
+from thinwire.server.running import RETURN_S, Running
+from thinwire.simulation import Turn
+
+
+class Counted(dict[str, Hello]):
+    """Counts how often all who are there are gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.times += 1
+        return super().__iter__()
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        self.times += 1
+        return super().keys()
+
+
+def declining(ask: Ask) -> Turn:
+    return Turn(compute_s=0.0, failure=("declined", "hours: at night (again in 7200 s)"))
+
+
+def test_a_round_that_lacks_an_answer_does_not_go_through_all_who_are_there_at_each_event(tmp_path: Path) -> None:
+    devices = [scripted(f"d{i:02}", 1.0 + i / 10) for i in range(40)]
+    bench = Bench(tmp_path, devices, run={"rounds": 1, "evaluate": "off"}, cohort={"deadline_s": 60})
+    bench.fleet.die("d39", 0.5)
+    there = Counted()
+    bench.drive(presence=Presence(there))
+    assert [event.device for event in bench.events(ClientFailed)] == ["d39"]
+    assert there.times < 10, "39 answers came and were folded while nobody could take its place"
+
+
+def test_who_is_barred_is_not_looked_at_again_at_each_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [scripted(f"d{i:02}", declining if i < 20 else 1.0 + i / 10) for i in range(40)]
+    bench = Bench(tmp_path, devices, run={"rounds": 2, "evaluate": "off"}, cohort={"deadline_s": 60})
+    looks, able = Counter[str](), Running.able
+
+    def counted(running: Running, device: str) -> bool:
+        looks[device] += running.past.rounds_opened == 2
+        return able(running, device)
+
+    def lose(event: Event) -> None:
+        if isinstance(event, RoundOpened) and event.round == 2:
+            bench.fleet.die("d39", 0.5)
+
+    monkeypatch.setattr(Running, "able", counted)
+    bench.drive(on_event=lose)
+    assert [len(event.asks) for event in bench.events(RoundOpened)] == [40, 20]
+    assert bench.events(ClientFailed)[-1].device == "d39"
+    assert 1 <= looks["d00"] < 5, "19 answers came and were folded while nobody could take d39's place"
+
+
+def test_who_does_not_come_back_after_a_restart_is_missed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(
+        tmp_path,
+        [scripted("a", 2 * RETURN_S), scripted("b", 3 * RETURN_S), scripted("c", 4 * RETURN_S)],
+        run={"rounds": 1, "evaluate": "off"},
+        cohort={"deadline_s": 5 * RETURN_S},
+    )
+    with pytest.raises(Killed):
+        bench.drive(on_event=killing(lambda event: isinstance(event, ClientAsked) and event.device == "c"))
+    bench.fleet.die("c")
+    bench.fleet.poll(0.0)
+    bench.restart()
+    missed, act = list[moves.Left](), OneRound._act
+
+    def told(one: OneRound, event: moves.Input) -> None:
+        missed.extend([event] if isinstance(event, moves.Left) else [])
+        act(one, event)
+
+    monkeypatch.setattr(OneRound, "_act", told)
+    bench.drive()
+    assert [event.device for event in bench.events(ClientFailed)] == ["c"]
+    assert missed == [moves.Left("c", "did not come back")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thinwire.core.events import RoundOpened
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Ask, AskKind
 from thinwire.server.clipping import work_of
@@ -30,7 +29,7 @@ def envelope(
         base_digest=base.digest,
         layout_digest=running.task_layout.digest,
         codec=running.past.codecs.of(round_number, device) if opened else running.codec,
-        work=work_of(running.plan, _side_by_side(running, opened), running.past.paces.work(device, ask_id)),
+        work=work_of(running.plan, _side_by_side(running, round_number, kind), running.past.paces.work(device, ask_id)),
         deadline_s=deadline_s,
         parts=parcel.parts if parcel else (),
         references_from=running.past.references_from,
@@ -58,8 +57,8 @@ def envelope_again(running: Running, device: str, ask_id: str = "") -> Envelope:
     return Envelope(device, asked, running.sending.bundle(parcel))
 
 
-def _side_by_side(running: Running, opened: RoundOpened | None) -> int:
-    """How many updates are put together."""
+def _side_by_side(running: Running, number: int, kind: AskKind) -> int:
+    """How many updates are put together with the one that is asked for."""
     if running.plan.cohort.mode == "buffered":
         return running.plan.cohort.buffer
-    return len(opened.asks) + len(opened.later) if opened else 0
+    return running.past.drawn.get(number, 0) if kind == "train" else 0

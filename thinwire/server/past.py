@@ -76,6 +76,7 @@ class Past:
     lost_ahead: dict[int, dict[str, tuple[str, str]]] = field(default_factory=dict)  # of those: who will not answer
     now: OpenNow = field(default_factory=OpenNow)
     asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> ask_id -> device, of the last KEPT rounds
+    drawn: dict[int, int] = field(default_factory=dict)  # round -> devices that it opened with and for
     sent: dict[str, int] = field(default_factory=dict)  # ask_id -> bytes of the model that went with it last
     decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
     dropped: set[str] = field(default_factory=set)
@@ -196,7 +197,8 @@ class Past:
         self.bases[event.round], self.deadline_s = event.base_version, event.deadline_s
         if event.references_from != self.references_from:
             self.references_from, self.weights = event.references_from, {}
-        self.asks[event.round] = {}
+        self.asks[event.round], self.drawn[event.round] = {}, len(event.asks) + len(event.later)
+        self.drawn.pop(event.round - KEPT, None)
         for device, ask_id in event.asks.items():
             self._ask(event.round, device, ask_id, event.elapsed_s, event.deadline_s)
         self.codecs.opened(event)

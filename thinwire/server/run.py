@@ -91,14 +91,14 @@ def _next(running: Running) -> OneRound | None:
 
 
 def _ask_again(running: Running) -> None:
-    """Send the unanswered asks of earlier buffers, or of all open rounds, again."""
+    """After a restart: send the unanswered asks of earlier rounds, or of all open ones in a line, again."""
     past = running.past
     if past.delay:
         running.ask(asked_before(running))
+        return
     number = past.open_round.round if past.open_round else 0
-    if running.plan.cohort.mode == "buffered":
-        owed = past.owed.busy.items()
-        running.ask([envelope_again(running, device) for device, (_, asked) in owed if asked != number])
+    owed = past.owed.busy.items()
+    running.ask([envelope_again(running, device) for device, (_, asked) in owed if asked != number])
 
 
 def _one(running: Running, one: OneRound) -> None:

@@ -233,12 +233,17 @@ class UpdateDropped(Event):
 
 @dataclass(frozen=True)
 class ClientFailed(Event):
+    """An ask of which no answer comes. `said` is the digest of what the device said of itself, where the failure would
+    come again until it says something else ("" in older journals, and where it had not said anything yet).
+    """
+
     round: int
     device: str
     ask_id: str
     kind: str
     text: str
     elapsed_s: float
+    said: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from thinwire.core.events import ClientFailed
@@ -34,27 +35,33 @@ def barred_s(kind: str, text: str) -> float:
 
 @dataclass
 class Barred:
-    """Devices whose failure was one that would come again."""
+    """Devices whose failure was one that would come again, for as long as they say of themselves what they said then.
 
-    _said: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> why, and until when, elapsed_s
+    `said` gives a digest of what a device says now; that of then is in the journal, so that a restart changes nothing.
+    """
+
+    _failed: dict[str, tuple[ClientFailed, float]] = field(default_factory=dict)  # and until when, elapsed_s
 
     def failed(self, event: ClientFailed) -> None:
         if event.kind in BARRING:
             until_s = event.elapsed_s + barred_s(event.kind, event.text)
-            self._said[event.device] = f"{event.kind}: {event.text}", until_s
+            self._failed[event.device] = event, until_s
 
-    def came_anew(self, device: str) -> None:
-        """It says something else of itself now: the reason may be gone."""
-        self._said.pop(device, None)
-
-    def bars(self, device: str, elapsed_s: float) -> bool:
+    def bars(self, device: str, elapsed_s: float, said: Callable[[str], str]) -> bool:
         """Whether it is not asked now."""
-        return device in self._said and elapsed_s < self._said[device][1]
+        if device not in self._failed:
+            return False
+        event, until_s = self._failed[device]
+        return elapsed_s < until_s and event.said == said(device)
 
     def same_until(self, elapsed_s: float) -> float:
         """When the next of those who are barred now may be asked again by time alone, elapsed_s."""
-        return min((until_s for _, until_s in self._said.values() if elapsed_s < until_s), default=math.inf)
+        return min((until_s for _, until_s in self._failed.values() if elapsed_s < until_s), default=math.inf)
 
-    def now(self, elapsed_s: float) -> dict[str, str]:
+    def now(self, elapsed_s: float, said: Callable[[str], str]) -> dict[str, str]:
         """Devices that are not asked now, with the reason."""
-        return {device: why for device, (why, until_s) in self._said.items() if elapsed_s < until_s}
+        return {
+            device: f"{event.kind}: {event.text}"
+            for device, (event, _) in self._failed.items()
+            if self.bars(device, elapsed_s, said)
+        }

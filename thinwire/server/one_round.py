@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from thinwire.core.events import ClientFailed, Event, RoundOpened, UpdateDropped, UpdateFolded
+from thinwire.core.events import Event, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import Failure, ReplyHead, UpdateId
@@ -214,7 +214,7 @@ class OneRound:
                     self.heads_of[deferred.ask_id] -= 1
                     running.defer(deferred)
                 case moves.Lose(device, ask_id, kind, text) if ask_id not in running.deferred:
-                    facts.append(ClientFailed(now, number, device, ask_id, kind, text, elapsed))
+                    facts.append(running.failed(number, device, ask_id, kind, text))
                 case moves.AskNow(device, ask_id):
                     size, left_s = running.sending.parcel(device).size, action.deadline_s
                     own = {**own_work(running, device, left_s), **own_codec(running, number, device, size, left_s)}

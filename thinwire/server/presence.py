@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from thinwire.core.fleet import Arrival, Hello, NodeJoined, NodeLeft
+
+DIGITS = 16  # of a digest, in hex: it tells one device's words from its own later ones
 
 
 @dataclass
@@ -15,6 +19,7 @@ class Presence:
     hellos: dict[str, Hello] = field(default_factory=dict)
     joined: int = 0  # how often a device said hello
     _last: dict[str, Hello] = field(default_factory=dict)  # also of those that have left
+    _said: dict[str, str] = field(default_factory=dict)  # its digest, where it was asked for
 
     def take(self, arrival: Arrival) -> bool:
         """Whether a device came that says something else than the last time: only then may its answer be another."""
@@ -26,8 +31,18 @@ class Presence:
         self.joined += 1
         has = replace(arrival.hello.has, free_bytes=None)
         said = replace(arrival.hello, link={}, holds=(), plans=(), has=has)  # what says nothing about what it can do
-        before, self._last[arrival.device] = self._last.get(arrival.device), said
-        return said != before
+        if said == self._last.get(arrival.device):
+            return False
+        self._last[arrival.device] = said
+        self._said.pop(arrival.device, None)
+        return True
+
+    def said(self, device: str) -> str:
+        """A digest of what it says that bears on what it can do, also if it has left; "" before it said anything."""
+        if device not in self._said and device in self._last:
+            told = json.dumps(asdict(self._last[device]), sort_keys=True)
+            self._said[device] = hashlib.sha256(told.encode()).hexdigest()[:DIGITS]
+        return self._said.get(device, "")
 
     @property
     def devices(self) -> Sequence[str]:

@@ -18,6 +18,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHead
 from thinwire.server.ask_ids import asked_round
+from thinwire.server.barred import BARRING
 from thinwire.server.cohort import mismatch
 from thinwire.server.holders import Holders
 from thinwire.server.known import Known
@@ -114,7 +115,7 @@ class Running:
         self.fleet.send(envelopes)
 
     def poll(self, wait_s: float) -> Iterable[Arrival]:
-        """What came in, presence already noted; a device that comes anew is no longer barred.
+        """What came in, presence already noted.
 
         An ask whose plan was not there any more is sent again with it: nobody else hears of that.
         """
@@ -124,7 +125,6 @@ class Running:
             if isinstance(arrival, ReplyHead):
                 self.sending.holds(arrival.update_id.device)
             if anew and isinstance(arrival, NodeJoined):
-                self.past.barred.came_anew(arrival.device)
                 self.past.first.came_anew(arrival.device)
             if (again := self.holders.take(arrival, anew)) is not None:
                 self.sending.asked([again])
@@ -146,12 +146,17 @@ class Running:
         self.sending.asked([envelope])
         self.fleet.send([envelope])
 
+    def failed(self, number: int, device: str, ask_id: str, kind: str, text: str) -> ClientFailed:
+        """The fact that a round's ask is not answered."""
+        said = self.presence.said(device) if kind in BARRING else ""
+        return ClientFailed(self.clock.wall(), number, device, ask_id, kind, text, self.elapsed, said)
+
     def lose(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
         """Give up on an answer to another round's ask, the first of the device, so that it can be asked again."""
         found = self.past.owed.of(device)
         ask_id = ask_id or next(iter(found))
         asked = found[ask_id]
-        self.record(ClientFailed(self.clock.wall(), asked, device, ask_id, kind, text, self.elapsed))
+        self.record(self.failed(asked, device, ask_id, kind, text))
         self.fleet.cancel([ask_id])
 
     def wrong(self, head: ReplyHead) -> tuple[str, str] | None:
@@ -213,14 +218,17 @@ class Running:
     def unable(self) -> dict[str, str]:
         """Devices that are there and cannot take part, with the reason."""
         found = {name: self._unfit(hello) for name, hello in self.presence.hellos.items()}
+        barred = self.past.barred.now(self.elapsed, self.presence.said)
         return {name: why for name, why in found.items() if why} | {
-            name: why for name, why in self.past.barred.now(self.elapsed).items() if name in self.presence.hellos
+            name: why for name, why in barred.items() if name in self.presence.hellos
         }
 
     def able(self, device: str) -> bool:
         """Whether it is there and can take part."""
         hello = self.presence.hellos.get(device)
-        return hello is not None and not self._unfit(hello) and not self.past.barred.bars(device, self.elapsed)
+        if hello is None or self._unfit(hello):
+            return False
+        return not self.past.barred.bars(device, self.elapsed, self.presence.said)
 
     def _unfit(self, hello: Hello) -> str:
         """Why the plan's work is not for this device; a simulated client is no machine, and lacks nothing."""

@@ -1,0 +1,107 @@
+"""Who failed in a way that would come again is left alone until it says something else of itself, restart or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.server.bench import REPORT, Bench, killing, three
+from tests.server.crashes import Killed
+from thinwire.core.equipment import Equipment
+from thinwire.core.event_json import from_json, to_json
+from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
+from thinwire.core.fleet import Hello, NodeJoined
+from thinwire.core.types import Ask
+from thinwire.server.barred import Barred
+from thinwire.server.presence import Presence
+from thinwire.simulation import Turn
+
+HELLO = Hello("c", "c-0", (REPORT,), {"python": "3.13", "thinwire": "0.1"}, has=Equipment(4, 2**32, 2**31))
+DECLINED = Turn(compute_s=0.0, failure=("declined", "tasks: not this one"))
+
+
+def closing(number: int) -> Callable[[Event], bool]:
+    return lambda event: isinstance(event, RoundClosed) and event.round == number
+
+
+def opened(bench: Bench) -> list[tuple[list[str], int]]:
+    """Of each round whom it asked, and its floor."""
+    return [(sorted(event.asks), event.floor) for event in bench.events(RoundOpened)]
+
+
+def declining(folder: Path) -> Bench:
+    return Bench(folder, three(lambda ask: DECLINED), run={"rounds": 4}, cohort={"deadline_s": 60})
+
+
+def test_who_declined_for_good_is_not_asked_again_after_a_restart(tmp_path: Path) -> None:
+    undisturbed = declining(tmp_path / "undisturbed")
+    undisturbed.drive()
+    assert opened(undisturbed) == [(["a", "b", "c"], 2), *[(["a", "b"], 1)] * 3]
+    for number in (1, 2, 3):
+        bench = declining(tmp_path / f"killed-{number}")
+        with pytest.raises(Killed):
+            bench.drive(on_event=killing(closing(number)))
+        bench.restart()
+        bench.drive()
+        assert opened(bench) == opened(undisturbed), f"killed at the end of round {number}"
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_who_was_started_anew_is_asked_again(tmp_path: Path, kill: bool) -> None:
+    def script(ask: Ask) -> Turn:
+        return DECLINED if ask.round == 1 else Turn()
+
+    bench = Bench(tmp_path, three(script), run={"rounds": 4}, cohort={"deadline_s": 60})
+
+    def on_event(event: Event) -> None:
+        if closing(2)(event):
+            bench.fleet.die("c")
+            bench.fleet.come("c")
+            if kill:
+                raise Killed
+
+    if kill:
+        with pytest.raises(Killed):
+            bench.drive(on_event=on_event)
+        bench.restart()
+        bench.drive()
+    else:
+        bench.drive(on_event=on_event)
+    assert [event.device for event in bench.events(ClientFailed)] == ["c"]
+    assert "c" not in opened(bench)[1][0]
+    assert "c" in opened(bench)[3][0]
+
+
+def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_can_do() -> None:
+    def said(hello: Hello) -> str:
+        presence = Presence()
+        assert presence.said("c") == ""
+        presence.take(NodeJoined("c", hello))
+        return presence.said("c")
+
+    turned = replace(
+        HELLO, versions=dict(sorted(HELLO.versions.items(), reverse=True)), link={"rtt_s": 2.0}, plans=("d",)
+    )
+    assert said(HELLO) == said(turned) == said(replace(HELLO, has=replace(HELLO.has, free_bytes=1)))
+    assert len({said(HELLO), said(replace(HELLO, process="c-1")), said(replace(HELLO, tasks=()))}) == 3
+
+
+def test_a_digest_follows_what_is_said() -> None:
+    presence = Presence()
+    presence.take(NodeJoined("c", HELLO))
+    before = presence.said("c")
+    presence.take(NodeJoined("c", replace(HELLO, process="c-1")))
+    assert presence.said("c") != before
+
+
+def test_an_older_journal_is_read_and_bars_nobody_who_says_hello() -> None:
+    raw = to_json(ClientFailed(1.0, 1, "c", "run.1.c", "declined", "tasks: not this one", 0.0))
+    del raw["said"]
+    event = from_json(raw)
+    assert isinstance(event, ClientFailed)
+    barred = Barred()
+    barred.failed(event)
+    assert barred.now(1.0, lambda device: "a digest") == {}

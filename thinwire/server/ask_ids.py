@@ -18,3 +18,8 @@ def asked_round(ask_id: str) -> int:
         return int(ask_id.rsplit(".", 2)[1])
     except (IndexError, ValueError):
         return 0
+
+
+def measuring_id_of(run_id: str, version: int, device: str) -> str:
+    """The id under which a device is asked to measure the last version: no round's."""
+    return f"{run_id}.eval{version}.{device}"

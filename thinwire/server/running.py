@@ -107,6 +107,12 @@ class Running:
         self.stopped = self.stopped or self._stop()
         return self.stopped is not None
 
+    def closing(self) -> bool:
+        """Whether the service is closing, whatever became of the run before."""
+        order = self._stop()
+        self.stopped = self.stopped or order
+        return "service" in (self.stopped, order)
+
     def ask(self, envelopes: Sequence[Envelope]) -> None:
         """Send asks, and remember whose plan may have to follow."""
         self.holders.asked(envelopes)

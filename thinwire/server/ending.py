@@ -1,0 +1,107 @@
+"""The end of a run: its last model is measured, what it came to is recorded, and its devices are told."""
+
+from __future__ import annotations
+
+from thinwire.core.types import Failure, ReplyHead
+from thinwire.server.ahead import dissolve
+from thinwire.server.ask_ids import measuring_id_of
+from thinwire.server.between import come_back
+from thinwire.server.deadline import evaluation_deadline
+from thinwire.server.envelopes import envelope
+from thinwire.server.evaluation import evaluation, settled
+from thinwire.server.measured import reached
+from thinwire.server.running import POLL_S, Running
+
+
+def version_that_reached(running: Running) -> int | None:
+    """The first version that met the target: one that is measured after it, and is worse, takes nothing back."""
+    if (target := running.plan.run.target) is None:
+        return None
+    measured = running.past.evaluated.items()
+    return min((version for version, found in measured if reached(found, target.metric, target.value)), default=None)
+
+
+def end(running: Running) -> None:
+    """Measure the last model and record what the run came to; nothing where the service is closing meanwhile."""
+    plan, past = running.plan, running.past
+    dissolve(running)
+    if running.stopped == "run":
+        running.status("stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
+        return
+    if plan.cohort.mode == "buffered":
+        _let_go(running)
+    come_back(running)
+    if running.stopped != "service" and plan.run.evaluate == "clients" and past.version not in past.evaluated:
+        _evaluate_last(running)
+    if running.stopped == "service":
+        return
+    said = f"{past.steps_made} rounds"
+    if target := plan.run.target:
+        version = version_that_reached(running)
+        how = "did not reach" if version is None else "reached"
+        said += f", {target.metric} {how} {target.value:g}" + ("" if version is None else f" with version {version}")
+    running.status("done", said)
+
+
+def _let_go(running: Running) -> None:
+    """The last buffer is closed: nobody need finish what it works on, and no version is measured any more."""
+    running.fleet.cancel([ask_id for ask_id, _ in running.past.owed.busy.values()])
+    running.record(*settled(running, running.clock.wall(), over=True))
+
+
+def _evaluate_last(running: Running) -> None:
+    """Have the last model measured: every other one was measured by the round after it.
+
+    Answers are acked when they are recorded together: those that came before a restart are here again, and count.
+    """
+    version = running.past.version
+    deadline = evaluation_deadline(running.past.slowest)
+    heads = _measured_before(running)
+    unable, answered = running.unable(), [head.update_id.device for head in heads]
+    able = [device for device in running.presence.devices if device not in unable and device not in answered]
+    asks = {device: measuring_id_of(running.run_id, version, device) for device in able}
+    running.status("running", f"measuring the last model on {len(asks) + len(heads)} devices")
+    running.ask([envelope(running, d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()])
+    until, open_asks = running.elapsed + deadline, dict(asks)
+    while open_asks and running.elapsed < until and not running.stop_ordered():
+        for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
+            if isinstance(arrival, ReplyHead):
+                if open_asks.get(arrival.update_id.device) == arrival.ask_id:
+                    del open_asks[arrival.update_id.device]
+                    heads.append(arrival)
+                else:
+                    running.fleet.ack([arrival.update_id])
+            elif isinstance(arrival, Failure) and open_asks.get(arrival.device) == arrival.ask_id:
+                del open_asks[arrival.device]
+        for device in set(open_asks) - set(running.presence.hellos):
+            del open_asks[device]
+    if running.stopped == "service":
+        return  # at the next start those who have not answered are asked again
+    running.fleet.cancel(list(open_asks.values()))
+    heads.sort(key=lambda head: head.update_id.device)
+    if evaluated := evaluation(running, version, heads, running.clock.wall()):
+        running.record(evaluated)
+    running.fleet.ack([head.update_id for head in heads])
+
+
+def _measured_before(running: Running) -> list[ReplyHead]:
+    """Answers of before a restart to the asks that measure the last version."""
+    found, revoked = list[ReplyHead](), running.revoked()
+    for ask_id, head in list(running.deferred.items()):
+        device = head.update_id.device
+        if ask_id == measuring_id_of(running.run_id, running.past.version, device) and device not in revoked:
+            found.append(running.deferred.pop(ask_id))
+            running.measuring[ask_id] = running.sending.parcel(device).size
+    return found
+
+
+def dismiss(running: Running) -> None:
+    """Tell all devices that the run is over, with their last verdicts; after a restart also those that come back."""
+    running.fleet.cancel([ask_id for device in running.past.owed.busy for ask_id in running.past.owed.of(device)])
+    running.fleet.ack([head.update_id for head in running.deferred.values()])
+    if running.past.model is None:
+        return  # nothing has begun that could be over
+    while running.returning() and not running.closing():
+        running.fleet.ack([a.update_id for a in running.poll(POLL_S) if isinstance(a, ReplyHead)])
+    stops = {device: f"{running.run_id}.stop.{device}" for device in running.presence.devices}
+    running.ask([envelope(running, d, a, "stop", running.past.rounds_opened, 0.0) for d, a in stops.items()])

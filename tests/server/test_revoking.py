@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.server.bench import SILENT, Bench, killing, scripted
 from tests.server.crashes import Killed
 from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateDropped, UpdateFolded
+from thinwire.core.types import UpdateId
 from thinwire.server import one_round
 from thinwire.server.folding import Folds
 from thinwire.server.orders import Orders
@@ -17,6 +19,22 @@ from thinwire.server.running import RETURN_S
 from thinwire.server.service import NotedFleet
 from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow
+
+
+def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], then: Callable[[], None]) -> None:
+    """The fold of such an update never starts; `then` is done instead."""
+    begin = Folds.begin
+
+    def stuck(self: Folds, update_id: UpdateId, fold: Callable[[], None]) -> None:
+        if held(update_id):
+            self._of[update_id] = Future()
+            self._begun.append(self._of[update_id])
+            then()
+        else:
+            begin(self, update_id, fold)
+
+    monkeypatch.setattr(one_round, "FOLD_WAIT_S", 0.0)
+    monkeypatch.setattr(Folds, "begin", stuck)
 
 
 @pytest.fixture(autouse=True)
@@ -83,20 +101,7 @@ def test_what_is_folded_stays_and_the_order_says_in_which_rounds(tmp_path: Path)
 def test_what_came_and_is_not_folded_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fold is held up until the order was given."""
     bench = Revoking(tmp_path)
-    begin = Folds.begin
-
-    def stuck(self: Folds, update_id: object, fold: Callable[[], None]) -> None:
-        if getattr(update_id, "device", "") == "c" and getattr(update_id, "sequence", 0) == 2:
-            from concurrent.futures import Future
-
-            self._of[update_id] = Future()  # type: ignore[index]  # one that never starts
-            self._begun.append(self._of[update_id])  # type: ignore[index]  # as above
-            bench.revoke("c")
-            return
-        begin(self, update_id, fold)  # type: ignore[arg-type]  # an update's id
-
-    monkeypatch.setattr(one_round, "FOLD_WAIT_S", 0.0)
-    monkeypatch.setattr(Folds, "begin", stuck)
+    hold_up(monkeypatch, lambda u: (u.device, u.sequence) == ("c", 2), lambda: bench.revoke("c"))
     row = bench.go()
     assert row.status == "done"
     assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
@@ -114,6 +119,22 @@ def test_a_device_revoked_while_the_aggregator_was_down_is_out_before_its_answer
     assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
     assert not [u for e in bench.events(RoundClosed) if e.round > 1 for u in e.folded if "/c/" in u]
     assert not [head for head in bench.fleet.spool.heads() if head.update_id.device == "c"]
+
+
+def test_what_was_dropped_stays_so_where_its_device_is_approved_again_while_the_aggregator_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Revoking(tmp_path)
+    hold_up(monkeypatch, lambda u: not bench.order and (u.device, u.sequence) == ("c", 2), lambda: bench.revoke("c"))
+    with pytest.raises(Killed):
+        bench.go(killing(lambda e: isinstance(e, UpdateDropped)))
+    bench.store.roster.approve("c")
+    bench.restart()
+    assert bench.go().status == "done"
+    (dropped,) = bench.events(UpdateDropped)
+    assert (dropped.update_id, dropped.reason) == ("toy-1/c/2", "revoked")
+    closed = bench.events(RoundClosed)[1]
+    assert (closed.folded, closed.dropped) == (["toy-1/a/2", "toy-1/b/2"], ["toy-1/c/2"])
 
 
 def test_nobody_waits_for_a_device_to_come_back_that_was_revoked_while_the_aggregator_was_down(tmp_path: Path) -> None:

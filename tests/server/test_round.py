@@ -12,6 +12,7 @@ from thinwire.core.types import UpdateId
 from thinwire.server.moves import (
     Action,
     AskNow,
+    Back,
     Closed,
     Defer,
     Drop,
@@ -151,6 +152,29 @@ def test_an_answer_of_a_device_that_was_given_up_still_counts() -> None:
     r = new_round("ab")
     play(r, (1, Left("a", "gone")), (2, head("a")))
     assert r.outstanding == ("b",)
+
+
+def test_a_late_answer_of_a_device_that_left_says_not_that_it_is_back() -> None:
+    r = new_round("ab")
+    play(r, (1, Left("a", "gone")), (2, head("a", "ask-old", base=5)))
+    assert list(r.outstanding) == ["b"], "what it sent before it left may come after"
+    assert play(r, (3, Joined("a"))) == [Back("a", "ask-a")]
+    assert list(r.outstanding) == ["a", "b"]
+
+
+def test_it_is_shut_after_a_restart_by_what_shut_it_before() -> None:
+    r = new_round("abc")
+    r.replay([(Failed("c", "ask-c", "left", "gone"), 102.0), (head("a"), 104.0), (head("b"), 105.0)])
+    assert r.on(Joined("c"), 105.0) == [] and r.on(Folded(update("a")), 105.0) == []
+    end = closed(r.on(Folded(update("b")), 105.0))
+    assert (end.reason, end.folded) == ("enough", (update("a"), update("b")))
+
+
+def test_who_was_back_before_a_restart_is_waited_for_after_it() -> None:
+    r = new_round("abc")
+    left, back = (Failed("c", "ask-c", "left", "gone"), 102.0), (Joined("c"), 103.0)
+    r.replay([left, back, (head("a"), 104.0), (head("b"), 105.0)])
+    assert (r.outstanding, r.shut) == (("c",), None)
 
 
 def test_nothing_goes_into_a_closed_round() -> None:

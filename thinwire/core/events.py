@@ -247,6 +247,16 @@ class ClientFailed(Event):
 
 
 @dataclass(frozen=True)
+class ClientBack(Event):
+    """A device whose ask had failed since it left is back while the round is open: its answer is waited for again."""
+
+    round: int
+    device: str
+    ask_id: str
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
 class RoundClosed(Event):
     """A round's end. `version` is the model after it (unchanged after too-few); `spent` says where the time went."""
 

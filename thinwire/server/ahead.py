@@ -14,6 +14,7 @@ from thinwire.core.fleet import Envelope
 from thinwire.server.envelopes import envelope, envelope_again
 from thinwire.server.opening import open_round
 from thinwire.server.running import Running
+from thinwire.server.taking_up import gone_of
 
 
 def line_up(running: Running) -> None:
@@ -55,9 +56,10 @@ def answered(running: Running) -> bool:
 
 
 def asked_before(running: Running) -> list[Envelope]:
-    """After a restart: all that was asked and not answered, each device's oldest first."""
-    owed = running.past.owed
-    return [envelope_again(running, device, ask_id) for device in owed.busy for ask_id in owed.of(device)]
+    """After a restart: all that was asked and not answered, each device's oldest first; also of who may come back."""
+    owed, gone = running.past.owed, gone_of(running.past.now)
+    asks = {device: [*gone.get(device, ()), *owed.of(device)] for device in (*owed.busy, *gone)}
+    return [envelope_again(running, device, ask_id) for device, ask_ids in asks.items() for ask_id in ask_ids]
 
 
 def dissolve(running: Running) -> None:

@@ -23,6 +23,7 @@ from thinwire.server.moves import (
     Asked,
     AskNow,
     AtWork,
+    Back,
     Closed,
     Defer,
     Drop,
@@ -40,6 +41,7 @@ from thinwire.server.moves import (
     Stop,
     Terms,
     Tick,
+    Told,
     ended,
     nobody,
 )
@@ -109,6 +111,19 @@ class Buffer:
             actions.append(self._close())
         return actions
 
+    def replay(self, told: Told) -> None:
+        """Take in what happened before a restart: all that followed from it is told too, but whether the buffer is over
+        for that.
+        """
+        now = -math.inf
+        for event, now in told:
+            self._time_out(now)
+            self._take(event, now)
+        if now > -math.inf:
+            self.shut = "buffer" if len(self.standing) >= self.terms.target else None if self.at_work else "enough"
+        if self.shut and not self.folding:
+            self._close()
+
     def _take(self, event: Input, now: float) -> list[Action]:
         match event:
             case Asked(device, ask_id):
@@ -132,7 +147,8 @@ class Buffer:
             case Joined(device):
                 if self.lost.get(device) == "left" and not self.shut:
                     del self.lost[device]
-                    self._begin(device, self.asks[device], now)  # its ask is delivered again
+                    self._begin(device, self.asks[device], now)
+                    return [Back(device, self.asks[device])]
             case Stop():
                 self.shut = "stopped"
             case Tick():
@@ -148,7 +164,8 @@ class Buffer:
         if not head.again and (self.shut or device in self.devices):
             return [Defer(head.update_id)]
         self.answered[ask_id] = head.update_id
-        self.lost.pop(device, None)
+        if self.asks.get(device) == ask_id:
+            self.lost.pop(device, None)
         staleness = max(0, terms.base_version - head.base_version)
         if staleness > terms.max_staleness:
             return self._drop(head.update_id, "stale")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Ask, AskKind
+from thinwire.server.ask_ids import asked_round
 from thinwire.server.clipping import work_of
 from thinwire.server.running import Running
 
@@ -46,7 +47,7 @@ def envelope_again(running: Running, device: str, ask_id: str = "") -> Envelope:
     """
     asked_of = running.past.owed.of(device)
     ask_id = ask_id or next(iter(asked_of))
-    number = asked_of[ask_id]
+    number = asked_of.get(ask_id) or asked_round(ask_id)
     base, codec = running.past.base_of(number), (running.past.codecs.of(number, device) or running.codec)
     opened = running.past.opened(number)
     had_s = opened.deadline_s if opened and opened.round == number else running.past.owed.had_s(device)

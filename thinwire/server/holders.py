@@ -37,6 +37,12 @@ class Holders:
     def asked(self, envelopes: Sequence[Envelope]) -> None:
         self._last.remember(envelopes)
 
+    def sent(self, device: str, ask_id: str) -> bool:
+        """Whether an ask went to this device since this process began, and has not failed: then it is delivered again
+        by itself.
+        """
+        return self._last.find(device, ask_id) is not None
+
     def take(self, arrival: Arrival, anew: bool) -> Envelope | None:
         """What to send again for this; None: it is nothing of ours. `anew`: a hello that says something else."""
         match arrival:
@@ -53,4 +59,7 @@ class Holders:
                     again = replace(last, ask=replace(last.ask, plan=self.plan))
                     self._last.remember([again])
                     return again
+                self._last.forget(device, ask_id)
+            case Failure(_, _, ask_id, device):
+                self._last.forget(device, ask_id)
         return None

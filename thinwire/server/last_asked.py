@@ -21,6 +21,9 @@ class LastAsked:
             while len(asks) > self._most:
                 del asks[next(iter(asks))]
 
+    def forget(self, device: str, ask_id: str) -> None:
+        self._asks.get(device, {}).pop(ask_id, None)
+
     def find(self, device: str, ask_id: str) -> Envelope | None:
         """The ask, if it is one of those that went to this device."""
         return self._asks.get(device, {}).get(ask_id)

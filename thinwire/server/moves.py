@@ -132,6 +132,7 @@ class Tick:
 
 
 Input = Asked | Head | Folded | Refused | Failed | Joined | Left | Stop | Tick
+Told = Iterable[tuple[Input, float]]  # what happened before a restart in the journal's order, with when: elapsed_s
 
 
 # What is to be done.
@@ -173,6 +174,14 @@ class Lose:
 
 
 @dataclass(frozen=True)
+class Back:
+    """Journal that a device that had left is waited for again, then see to it that it has its ask."""
+
+    device: str
+    ask_id: str
+
+
+@dataclass(frozen=True)
 class AskNow:
     """Journal that this device is asked in the middle of the round, then ask it: from this version, for so long."""
 
@@ -194,7 +203,7 @@ class Closed:
     outstanding: tuple[str, ...]
 
 
-Action = Fold | Drop | Defer | Lose | AskNow | Closed
+Action = Fold | Drop | Defer | Lose | Back | AskNow | Closed
 
 
 def ended(

@@ -10,15 +10,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from thinwire.core.events import Event, RoundOpened, UpdateDropped, UpdateFolded
+from thinwire.core.events import ClientAsked, ClientBack, Event, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
-from thinwire.core.messages import reply_from_json
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
 from thinwire.server.ask_ids import ask_id_of, asked_round
 from thinwire.server.asking import own_codec
 from thinwire.server.closing import finish
-from thinwire.server.envelopes import envelope
+from thinwire.server.envelopes import envelope, envelope_again
 from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact, lost_fact
 from thinwire.server.folding import Folds
 from thinwire.server.moves import Closed
@@ -27,6 +26,7 @@ from thinwire.server.pacing import own_work
 from thinwire.server.running import POLL_S, Running
 from thinwire.server.spares import in_time, who_could_answer
 from thinwire.server.step import Fold, Frames
+from thinwire.server.taking_up import head_of, not_taken, told
 from thinwire.server.unasked import Unasked
 from thinwire.store import MeasureRow
 
@@ -64,26 +64,27 @@ class OneRound:
         """
         opened = running.past.open_round
         assert opened is not None
-        again = cls(running, opened)
-        for asked in running.past.now.asked:
-            again.deadlines[asked.ask_id] = asked.deadline_s
-            again.machine.on(moves.Asked(asked.device, asked.ask_id, asked.instead_of), asked.elapsed_s)
-        refused = {event.update_id for event in running.past.now.accepted} & running.past.dropped
-        again.machine.dropped += [UpdateId.parse(u) for u in running.past.now.dropped if u not in refused]
-        for event in running.past.now.accepted:
-            head = reply_from_json(event.head)
-            assert isinstance(head, ReplyHead)
-            again.heads_of[head.ask_id] += 1
-            seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version, again=True)
-            again.machine.on(seen, opened.elapsed_s)  # it was in time: that is not judged again
-            if event.device in running.revoked() and event.update_id not in running.past.now.folded:
-                again.heads[head.update_id] = head
-                again._on(moves.Refused(head.update_id, "revoked"))
-            else:
-                again._begin(head, event.discount)
-        for device, (kind, text) in running.past.now.lost.items():
-            again.machine.on(moves.Failed(device, again.machine.asks[device], kind, text), opened.elapsed_s)
+        again, now = cls(running, opened), running.past.now
+        again.deadlines |= {event.ask_id: event.deadline_s for event in now.since if isinstance(event, ClientAsked)}
+        again.heads |= {head.update_id: head for head in map(head_of, now.accepted)}
+        again.heads_of.update(event.ask_id for event in now.accepted)
+        again.machine.dropped += not_taken(now)
+        again.machine.replay(told(now))
+        again._refold()
+        for device in sorted(running.presence.hellos.keys() & again.machine.lost.keys()):
+            again._on(moves.Joined(device))  # it came before there was anything to come back to
         return again
+
+    def _refold(self) -> None:
+        """Fold again what was accepted, in its order, but for what those sent who were shut out meanwhile."""
+        now, revoked, machine = self.running.past.now, self.running.revoked(), self.machine
+        for event in now.accepted:
+            update_id = UpdateId.parse(event.update_id)
+            if event.device in revoked and event.update_id not in now.folded and update_id in machine.folding:
+                self._on(moves.Refused(update_id, "revoked"))
+        for event in now.accepted:
+            if (update_id := UpdateId.parse(event.update_id)) in machine.folding:
+                self._begin(self.heads[update_id], event.discount)
 
     def run(self) -> Closed:
         """Send what is unanswered and was not sent ahead, take what comes, close for one reason."""
@@ -215,6 +216,10 @@ class OneRound:
                     running.defer(deferred)
                 case moves.Lose(device, ask_id, kind, text) if ask_id not in running.deferred:
                     facts.append(running.failed(number, device, ask_id, kind, text))
+                case moves.Back(device, ask_id):
+                    facts.append(ClientBack(now, number, device, ask_id, elapsed))
+                    if not running.holders.sent(device, ask_id):
+                        asked.append(device)
                 case moves.AskNow(device, ask_id):
                     size, left_s = running.sending.parcel(device).size, action.deadline_s
                     own = {**own_work(running, device, left_s), **own_codec(running, number, device, size, left_s)}
@@ -228,6 +233,8 @@ class OneRound:
 
     def _envelope(self, device: str) -> Envelope:
         ask_id = self.machine.asks[device]
+        if self.running.past.delay:
+            return envelope_again(self.running, device, ask_id)
         deadline_s = self.deadlines.get(ask_id, self.opened.deadline_s)
         return envelope(self.running, device, ask_id, "train", self.opened.round, deadline_s)
 

@@ -43,6 +43,13 @@ class Owed:
         self._last[device] = ask_id, elapsed_s
         self.due[device] = elapsed_s + deadline_s
 
+    def back(self, number: int, device: str, ask_id: str) -> None:
+        """It is waited for again, before what the device was asked since."""
+        since = {id_: of for id_, of in self.of(device).items() if id_ != ask_id}
+        self.busy[device] = ask_id, number
+        if since:
+            self._queued[device] = since
+
     def release(self, device: str, ask_id: str) -> None:
         """Nothing more is waited for from this ask: the device is busy with what it was asked next, if anything."""
         queued = self._queued.get(device, {})

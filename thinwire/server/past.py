@@ -14,6 +14,7 @@ from typing import Any
 from thinwire.core.events import (
     AskedInFull,
     ClientAsked,
+    ClientBack,
     ClientFailed,
     Evaluated,
     Event,
@@ -41,15 +42,16 @@ TIMES = 3  # answers of a device whose times are remembered
 KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
 
 
+Since = ClientAsked | UpdateAccepted | UpdateDropped | ClientFailed | ClientBack
+
+
 @dataclass
 class OpenNow:
     """What came of the open round so far."""
 
-    accepted: list[UpdateAccepted] = field(default_factory=list)  # in fold order
+    since: list[Since] = field(default_factory=list)  # all that was decided after its opening, in the journal's order
+    accepted: list[UpdateAccepted] = field(default_factory=list)  # of that: in fold order
     folded: set[str] = field(default_factory=set)  # of their update_ids
-    dropped: list[str] = field(default_factory=list)  # update_ids
-    lost: dict[str, tuple[str, str]] = field(default_factory=dict)  # device -> (kind, text)
-    asked: list[ClientAsked] = field(default_factory=list)  # after its opening
     slowest_s: float = 0.0  # of the answers in time
 
 
@@ -73,7 +75,7 @@ class Past:
     head_since_s: float = 0.0  # since when its time runs, elapsed_s
     head_taken: int = 0  # the last round of a line whose answers were taken
     ahead: list[RoundOpened] = field(default_factory=list)  # opened after it, in order: they wait to be the head
-    lost_ahead: dict[int, dict[str, tuple[str, str]]] = field(default_factory=dict)  # of those: who will not answer
+    lost_ahead: dict[int, list[Since]] = field(default_factory=dict)  # of those: who will not answer
     now: OpenNow = field(default_factory=OpenNow)
     asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> ask_id -> device, of the last KEPT rounds
     drawn: dict[int, int] = field(default_factory=dict)  # round -> devices that it opened with and for
@@ -161,6 +163,7 @@ class Past:
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.held[event.device] = int(event.head.get("base_version", 0))
                 self.now.accepted.append(event)
+                self.now.since.append(event)
                 self.head_taken = event.round  # in a journal of before HeadTaken, this says it
                 self.paces.answered(event)
                 self._time(event)
@@ -171,10 +174,10 @@ class Past:
             case UpdateDropped():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.dropped.add(event.update_id)
-                self.now.dropped.append(event.update_id)
+                self.now.since.append(event)
                 self.told.dropped(event.update_id)
-            case ClientFailed():
-                self._fail(event)
+            case ClientFailed() | ClientBack():
+                self._gone_or_back(event)
             case RoundClosed():
                 self._close(event)
             case Evaluated():
@@ -216,7 +219,7 @@ class Past:
         self.codecs.asked(event)
         self.paces.asked(event)
         if self.open_round and event.ask_id not in self.asks[event.round]:
-            self.now.asked.append(event)
+            self.now.since.append(event)
             self._ask(event.round, event.device, event.ask_id, event.elapsed_s, event.deadline_s)
 
     def _ask(self, number: int, device: str, ask_id: str, elapsed_s: float, deadline_s: float) -> None:
@@ -249,12 +252,20 @@ class Past:
         self.answered.add(ask_id)
         self.owed.release(device, ask_id)
 
+    def _gone_or_back(self, event: ClientFailed | ClientBack) -> None:
+        if isinstance(event, ClientFailed):
+            self._fail(event)
+        else:
+            self.now.since.append(event)
+            self.here.add(event.device)
+            self.owed.back(event.round, event.device, event.ask_id)
+
     def _fail(self, event: ClientFailed) -> None:
         asked = self.round_of(event.device, event.ask_id)
         if self.open_round and asked == self.open_round.round:
-            self.now.lost[event.device] = (event.kind, event.text)
+            self.now.since.append(event)
         elif asked in [opened.round for opened in self.ahead]:
-            self.lost_ahead.setdefault(asked, {})[event.device] = (event.kind, event.text)
+            self.lost_ahead.setdefault(asked, []).append(event)
         if event.kind in ("left", "refused"):
             self.here.discard(event.device)
         self.owed.release(event.device, event.ask_id)
@@ -286,4 +297,4 @@ class Past:
         self.open_round, self.now = None, OpenNow()
         if self.ahead:
             self.open_round, self.head_since_s = self.ahead.pop(0), event.elapsed_s
-            self.now.lost = self.lost_ahead.pop(self.open_round.round, {})
+            self.now.since = self.lost_ahead.pop(self.open_round.round, [])

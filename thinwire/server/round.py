@@ -27,6 +27,7 @@ from thinwire.server.moves import (
     Action,
     Asked,
     AskNow,
+    Back,
     Closed,
     Defer,
     Drop,
@@ -43,6 +44,7 @@ from thinwire.server.moves import (
     Spares,
     Stop,
     Terms,
+    Told,
     ended,
     nobody,
 )
@@ -117,6 +119,18 @@ class Round:
             actions.append(self._close())
         return actions
 
+    def replay(self, told: Told) -> None:
+        """Take in what happened before a restart: all that followed from it is told too, but whether the round is over
+        for that.
+        """
+        now = -math.inf
+        for event, now in told:
+            self._take(event, now)
+        if now > -math.inf:
+            self.shut = self._shutting(now)
+        if self.shut and not self.folding:
+            self._close()
+
     def _take(self, event: Input, now: float) -> list[Action]:
         match event:
             case Asked(device, ask_id, instead_of):
@@ -142,8 +156,9 @@ class Round:
                 return self._lose(device, self.asks.get(device, ""), "left", why)
             case Joined(device):
                 if self.lost.get(device) == "left" and not self.shut:
-                    del self.lost[device]  # it is back in time, and its ask is delivered again
+                    del self.lost[device]  # it is back in time
                     self._begin(device, self.asks[device], now)
+                    return [Back(device, self.asks[device])]
             case Stop():
                 self.shut = self.shut or "stopped"
         return []  # a Tick says only that time has passed
@@ -151,7 +166,7 @@ class Round:
     def _head(self, head: Head, now: float) -> list[Action]:
         terms = self.terms
         self.places.free(head.device, head.ask_id)
-        if self.shut or now >= self.deadline_at:
+        if not head.again and (self.shut or now >= self.deadline_at):
             return [Defer(head.update_id)]
         if head.ask_id in self.answered:
             return self._drop(head.update_id, "duplicate")
@@ -162,11 +177,10 @@ class Round:
         if staleness > terms.max_staleness:
             return self._drop(head.update_id, "stale")
         self.answered[head.ask_id] = head.update_id
-        if self.lost.pop(head.device, None):
-            self.waited_for.add(head.device)  # it is there after all
         self.accepted.append(head.update_id)
         self.folding.add(head.update_id)
         if in_time:
+            self.lost.pop(head.device, None)
             self.in_time.add(head.update_id)
             self.waited_for.discard(head.device)
         discount = (1.0 + staleness) ** -terms.staleness_exponent

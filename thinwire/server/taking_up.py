@@ -1,0 +1,53 @@
+"""What the journal says of the round that is open, as its machine was told it: after a restart it is told again."""
+
+from __future__ import annotations
+
+from thinwire.core.events import ClientAsked, ClientBack, ClientFailed, UpdateAccepted, UpdateDropped
+from thinwire.core.messages import reply_from_json
+from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.server import moves
+from thinwire.server.past import OpenNow
+
+
+def told(now: OpenNow) -> moves.Told:
+    """All that was decided since the round opened, in the journal's order; what cannot be folded is found again."""
+    accepted = {event.update_id for event in now.accepted}
+    for event in now.since:
+        match event:
+            case ClientAsked(device=device, ask_id=ask_id):
+                yield moves.Asked(device, ask_id, event.instead_of), event.elapsed_s
+            case UpdateAccepted():
+                head = head_of(event)
+                seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version, again=True)
+                yield seen, event.elapsed_s
+            case UpdateDropped(update_id=update_id, reason="revoked") if update_id in accepted:
+                yield moves.Refused(UpdateId.parse(update_id), "revoked"), event.elapsed_s
+            case ClientFailed(device=device, ask_id=ask_id):
+                yield moves.Failed(device, ask_id, event.kind, event.text), event.elapsed_s
+            case ClientBack(device=device):
+                yield moves.Joined(device), event.elapsed_s
+
+
+def not_taken(now: OpenNow) -> list[UpdateId]:
+    """What was dropped as it came."""
+    accepted = {event.update_id for event in now.accepted}
+    dropped = [event.update_id for event in now.since if isinstance(event, UpdateDropped)]
+    return [UpdateId.parse(update_id) for update_id in dropped if update_id not in accepted]
+
+
+def head_of(event: UpdateAccepted) -> ReplyHead:
+    """The head that was accepted."""
+    head = reply_from_json(event.head)
+    assert isinstance(head, ReplyHead)
+    return head
+
+
+def gone_of(now: OpenNow) -> dict[str, list[str]]:
+    """The asks of devices that left and are not back."""
+    gone = dict[str, list[str]]()
+    for event in now.since:
+        if isinstance(event, ClientFailed) and event.kind == "left":
+            gone[event.device] = [event.ask_id]
+        elif isinstance(event, (ClientBack, UpdateAccepted)) and event.ask_id in gone.get(event.device, ()):
+            del gone[event.device]
+    return gone

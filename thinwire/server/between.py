@@ -15,8 +15,8 @@ def listen(running: Running, wait_s: float) -> None:
     for arrival in running.poll(wait_s):
         if isinstance(arrival, ReplyHead):
             _keep(running, arrival)
-        elif isinstance(arrival, Failure) and arrival.ask_id in running.past.owed.of(arrival.device):
-            running.lose(arrival.device, arrival.kind, arrival.text, arrival.ask_id)
+        elif isinstance(arrival, Failure):
+            _fail(running, arrival.device, arrival.kind, arrival.text, arrival.ask_id)
         elif isinstance(arrival, NodeLeft):
             if arrival.why == "revoked":
                 running.forget(arrival.device)
@@ -47,13 +47,18 @@ def _keep(running: Running, head: ReplyHead) -> None:
     elif head.ask_id == measuring_id_of(running.run_id, past.version, device):
         running.defer(head)  # it came before a restart, and is not recorded yet
     elif wrong := running.wrong(head):
-        if head.ask_id in past.owed.of(device):
-            running.lose(device, *wrong, head.ask_id)
+        _fail(running, device, *wrong, head.ask_id)
         running.fleet.ack([head.update_id])
     else:
         running.defer(head)
         if running.plan.cohort.mode == "sync" and not past.delay:  # else it stands in a buffer or round to come
             past.owed.release(device, head.ask_id)
+
+
+def _fail(running: Running, device: str, kind: str, text: str, ask_id: str) -> None:
+    """An ask has failed, unless an answer to it is kept: then that is what came of it."""
+    if ask_id in running.past.owed.of(device) and ask_id not in running.deferred:
+        running.lose(device, kind, text, ask_id)
 
 
 def _gone(running: Running, device: str, why: str) -> None:

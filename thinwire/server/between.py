@@ -43,7 +43,7 @@ def _keep(running: Running, head: ReplyHead) -> None:
     """Keep an answer for the next round to take; one that none may take is thrown away, and its ask has failed."""
     past, device = running.past, head.update_id.device
     if str(head.update_id) in past.decided or head.update_id.run != running.run_id:
-        running.fleet.ack([head.update_id])  # of a round whose answers are taken nothing is here: it goes on first
+        running.fleet.ack([head.update_id])  # it is decided already, or not of this run
     elif head.ask_id == measuring_id_of(running.run_id, past.version, device):
         running.defer(head)  # it came before a restart, and is not recorded yet
     elif wrong := running.wrong(head):

@@ -49,7 +49,8 @@ from thinwire.server.moves import (
 
 @dataclass
 class Buffer:
-    """Feed it with `on`; it answers with actions, and after `Closed` takes nothing any more.
+    """Feed it with `on`, after a restart with `replay` first; it answers with actions, and takes nothing after
+    `Closed`.
 
     >>> b = Buffer(Terms(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1, opened_s=0.0, deadline_s=9.0))
     >>> b.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount

@@ -22,7 +22,7 @@ def version_that_reached(running: Running) -> int | None:
 
 
 def end(running: Running) -> None:
-    """Measure the last model and record what the run came to; nothing where the service is closing meanwhile."""
+    """Measure the last model and record what the run came to; where the service closes meanwhile, the next does."""
     plan, past = running.plan, running.past
     dissolve(running)
     if running.stopped == "run":

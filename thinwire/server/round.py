@@ -53,7 +53,8 @@ from thinwire.server.places import Places
 
 @dataclass
 class Round:
-    """See the module. `on` is the only way in; after `Closed` came out nothing more goes in.
+    """See the module. What happens goes in by `on`, what had happened before a restart by `replay`; nothing more
+    goes in after `Closed` came out.
 
     >>> r = Round(Terms(1, 0, {"a": "ask-a"}, target=1, floor=1, opened_s=0, deadline_s=60))
     >>> r.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount

@@ -89,7 +89,7 @@ def _next(running: Running) -> OneRound | None:
 
 
 def _ask_again(running: Running) -> None:
-    """After a restart: send the unanswered asks of earlier rounds, or of all open ones in a line, again."""
+    """After a restart: send the unanswered asks of earlier rounds again; with asks that went ahead, all of them."""
     past = running.past
     if past.delay:
         running.ask(asked_before(running))

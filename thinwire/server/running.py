@@ -71,7 +71,7 @@ class Running:
         self.begin()
         self.known = Known(() if self.simulated else store.measures())
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
-        self.deferred: dict[str, ReplyHead] = {}  # ask_id -> an answer that came when no round was open
+        self.deferred: dict[str, ReplyHead] = {}  # ask_id -> an answer that a round to come takes
         self._clock_base = self.past.elapsed_s - clock.now()
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
 
@@ -157,11 +157,9 @@ class Running:
         said = self.presence.said(device) if kind in BARRING else ""
         return ClientFailed(self.clock.wall(), number, device, ask_id, kind, text, self.elapsed, said)
 
-    def lose(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
-        """Give up on an answer to another round's ask, the first of the device, so that it can be asked again."""
-        found = self.past.owed.of(device)
-        ask_id = ask_id or next(iter(found))
-        asked = found[ask_id]
+    def lose(self, device: str, kind: str, text: str, ask_id: str) -> None:
+        """Give up on an answer to another round's ask, so that the device can be asked again."""
+        asked = self.past.owed.of(device)[ask_id]
         self.record(self.failed(asked, device, ask_id, kind, text))
         self.fleet.cancel([ask_id])
 

@@ -73,13 +73,13 @@ class Sending:
         full = [(part.name, part.length, part.sha256) for part in parts]
         return [ShadowStored(at, version, digest, shadow.name, full, change.name, rows)]
 
-    def parcel(self, device: str, whole: bool = False, but: str = "") -> Parcel:
-        """What brings this device to the newest version, the shorter way; the `whole` model where that is asked.
+    def parcel(self, device: str, but: str = "") -> Parcel:
+        """What brings this device to the newest version, the shorter way.
 
         What it was sent ahead it will hold by then: all but this ask (`but`) itself.
         """
         base = self.past.base
-        if self.downlink is not None and not whole and device not in self._lost:
+        if self.downlink is not None and device not in self._lost:
             held = self.past.will_hold(device, but) if self.past.delay else self.past.held.get(device)
             log = {v: self._logged(v) for v in range((held or 0) + 1, base.version + 1)}
             sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}

@@ -61,12 +61,12 @@ def test_waiting_names_the_missing_and_the_unable() -> None:
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_round_that_asks_fewer_than_a_step_needs_is_waited_with(begun: bool) -> None:
     count = plan(min_replies=3)
-    said = missing(count, ["a", "b", "c"], {"c": "task-missing"}, begun)
-    assert said == "waiting: of 2 devices a round asks 2, and [cohort] min_replies = 3 (c task-missing)"
+    said, more = missing(count, ["a", "b", "c"], {"c": "task-missing"}, begun), "more have to come or to be free"
+    assert said == f"waiting: of 2 devices a round asks 2, and [cohort] min_replies = 3: {more} (c task-missing)"
     assert missing(count, ["a", "b", "c"], {}, begun) is None
     half = plan(clients=0.5, min_replies=3)
     said = missing(half, list("abcd"), {}, begun)
-    assert said == "waiting: of 4 devices a round asks 2, and [cohort] min_replies = 3"
+    assert said == f"waiting: of 4 devices a round asks 2, and [cohort] min_replies = 3: {more}"
     assert missing(half, list("abcde"), {}, begun) is None
     wide = plan(clients=0.5, min_replies=3, over_select=0.5)
     assert missing(wide, list("abcd"), {}, begun) is None

@@ -21,6 +21,15 @@ def grouped(digits: str) -> str:
     return " ".join(digits[at : at + 8] for at in range(0, len(digits), 8))
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "device"), counted(3, "device")
+    ('1 device', '3 devices')
+    """
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
 def duration(count: float) -> str:
     """Seconds.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from thinwire.core.fleet import NodeLeft
+from thinwire.core.texts import counted
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.server.ask_ids import measuring_id_of
 from thinwire.server.running import POLL_S, Running
@@ -36,7 +37,7 @@ def come_back(running: Running) -> None:
 
 def said_away(away: Collection[str]) -> str:
     """What a run says while it waits for devices that were there before a restart."""
-    return f"waiting for {len(away)} devices to come back ({', '.join(sorted(away)[:5])})"
+    return f"waiting for {counted(len(away), 'device')} to come back ({', '.join(sorted(away)[:5])})"
 
 
 def _keep(running: Running, head: ReplyHead) -> None:

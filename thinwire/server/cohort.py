@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.plan import RunPlan
+from thinwire.core.texts import counted
 from thinwire.server.round import floor_of
 from thinwire.server.selection import Odds, draw
 from thinwire.server.spares import in_drawn_order
@@ -158,5 +159,7 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
     if have < (min(want, floor_of(plan.cohort.min_replies, want)) if begun else want):
         return f"waiting: {have} of {want} devices{noted}"
     if asks < needs:
-        return f"waiting: of {len(able)} devices a round asks {asks}, and [cohort] min_replies = {needs}{noted}"
+        there = counted(len(able), "device")
+        lacks = f"of {there} a round asks {asks}, and [cohort] min_replies = {needs}: more have to come or to be free"
+        return f"waiting: {lacks}{noted}"
     return None

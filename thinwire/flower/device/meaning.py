@@ -96,5 +96,5 @@ def silence(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> 
     elif isinstance(error, http.client.BadStatusLine) and not tls:
         hint = "does it speak TLS? https://HOST:PORT"
         if isinstance(error, ConnectionError):
-            why, hint = "it hung up without an answer", hint + "; or it was just ending: try again"
+            why, hint = "it hung up without an answer", f"it may just have ended; where it never answers: {hint}"
     return Unreachable(what, why, hint, within_s=within_s)

@@ -27,6 +27,18 @@ def test_runs_are_listed(thinwire, home):
     assert "toy-1  done" in thinwire("runs", "list", "--home", home).out
 
 
+def test_that_nobody_goes_on_with_a_run_is_said(thinwire, home):
+    told(home, status="running")
+    for words in (("list",), ("show", "toy"), ("show", "toy", "--why")):
+        said = thinwire("runs", *words, "--home", home).err
+        assert f"no aggregator is running; to go on with toy-1: thinwire aggregator start --home {home}" in said
+
+
+def test_nothing_is_said_of_an_aggregator_where_no_run_waits_for_one(thinwire, home):
+    told(home)
+    assert "aggregator" not in thinwire("runs", "list", "--home", home).err
+
+
 def test_a_run_is_shown_round_by_round(thinwire, home):
     told(home)
     found = thinwire("runs", "show", "latest", "--json", "--home", home).document

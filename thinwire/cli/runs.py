@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ app = typer.Typer(name="runs", help="Runs: list, show, watch, compare, take the 
 app.command()(compare)
 
 STOP_WAIT_S = 30.0
+OVER = ("done", "failed", "stopped")
 
 
 @app.command(name="list")
@@ -45,6 +46,7 @@ def list_(json: Json = False, home: Home = None) -> None:
         say.table(header, [_row(row) for row in rows], right=header[2:6])
     elif not swept:
         say.note(f"no runs yet; to make one: {again('run PLAN', home)}")
+    _note_halted(rows, home)
     if rows and swept:
         say.line()
     if swept:
@@ -86,6 +88,17 @@ def show(
             reasons.show(reasons.whys(store, store.run(run_id)))
         else:
             _show(store, store.run(run_id))
+        if not json:
+            _note_halted([store.run(run_id)], home)
+
+
+def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
+    """Runs that stand still, since no aggregator is there to go on with them."""
+    from thinwire.cli.places import again, alive
+
+    halted = [row.run_id for row in rows if row.source == "devices" and row.status not in OVER]
+    if halted and alive(home) is None:
+        say.note(f"no aggregator is running; to go on with {', '.join(halted)}: {again('aggregator start', home)}")
 
 
 def standing(row: RunRow) -> str:
@@ -185,13 +198,13 @@ def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
 
     with known(home, read_only=False, what="runs") as store:
         row = store.run(run_id)
-        if row.status not in ("done", "failed", "stopped"):
+        if row.status not in OVER:
             store.order("stop-run", row.run_id)
-            until(lambda: store.run(row.run_id).status in ("done", "failed", "stopped"), STOP_WAIT_S)
+            until(lambda: store.run(row.run_id).status in OVER, STOP_WAIT_S)
         row = store.run(row.run_id)
     if json:
         say.document({"run_id": row.run_id, "status": row.status})
-    elif row.status in ("done", "failed", "stopped"):
+    elif row.status in OVER:
         say.line(f"{row.run_id} {standing(row)}")
     else:
         say.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")

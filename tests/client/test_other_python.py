@@ -48,12 +48,12 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_has_nothing_of_ours_and_gives_the_same_bits(
-    tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, other: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)  # in the task's own folder, as one would start it
     (tmp_path / "task.py").write_text(TASK + LOOKS)
-    elsewhere = Elsewhere(tmp_path, python=other)
+    elsewhere = Elsewhere(tmp_path, python=other, threads=1)
     elsewhere.worker.describe()
     assert {"python", "numpy", "torch"} <= set(elsewhere.worker.versions)
     here = Aggregator(tmp_path / "here", load_task(elsewhere.spec), elsewhere.aggregator.plan)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.client.small import Aggregator, plan_of
 from tests.client.test_following import Other
@@ -50,15 +49,6 @@ def number(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> Iterator[int
 
 def untimed(head: ReplyHead) -> ReplyHead:
     return replace(head, timings=Timings())
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Here as there: torch's sums depend on how many add them up."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("codec", ["identity", "topk(0.1) > int8"])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thinwire.server.one_round import OneRound
 
 
-def finish(one: OneRound) -> Closed:
+def finish(one: OneRound) -> None:
     """Make the step, make the model durable, and record the round's end in one commit."""
     running, closed = one.running, one.machine.closed
     assert closed is not None
@@ -65,7 +65,6 @@ def finish(one: OneRound) -> Closed:
     lost = [one.machine.asks[device] for device, kind in one.machine.lost.items() if kind == "left"]
     running.fleet.ack(list(one.heads))
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.asks.values()))
-    return closed
 
 
 def _measured(one: OneRound, now: float) -> list[MeasureRow]:

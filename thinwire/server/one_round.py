@@ -20,7 +20,6 @@ from thinwire.server.closing import finish
 from thinwire.server.envelopes import envelope, envelope_again
 from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact, lost_fact
 from thinwire.server.folding import Folds
-from thinwire.server.moves import Closed
 from thinwire.server.opening import machine_of, open_round
 from thinwire.server.pacing import own_work
 from thinwire.server.running import POLL_S, Running
@@ -86,8 +85,10 @@ class OneRound:
             if (update_id := UpdateId.parse(event.update_id)) in machine.folding:
                 self._begin(self.heads[update_id], event.discount)
 
-    def run(self) -> Closed:
-        """Send what is unanswered and was not sent ahead, take what comes, close for one reason."""
+    def run(self) -> None:
+        """Send what is unanswered and was not sent ahead, take what comes, close for one reason; the round stays open
+        where the service is closing.
+        """
         running = self.running
         open_asks = self.machine.outstanding
         if not running.past.delay:
@@ -105,7 +106,8 @@ class OneRound:
                     self._on(moves.Stop() if stopping else moves.Tick())
         finally:
             self.folds.close()
-        return finish(self) if self.machine.closed else Closed("stopped", (), (), self.machine.outstanding)
+        if self.machine.closed:
+            finish(self)
 
     def _take_deferred(self) -> None:
         """What came when nothing was accepted, in its order."""
@@ -272,7 +274,6 @@ class OneRound:
         return [dropped_fact(now, self.opened.round, self.running.elapsed, head, reason)]
 
     def _begin(self, head: ReplyHead, discount: float) -> None:
-        self.heads[head.update_id] = head
         frames = self.frames(head.update_id)
         self.folds.begin(head.update_id, lambda: self.fold.add(head, frames, discount))
 

@@ -66,7 +66,6 @@ class Round:
     terms: Terms
     asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: those of the opening, then the others
     instead: dict[str, str] = field(default_factory=dict)  # asked in the middle of the round -> in whose place
-    accepted: list[UpdateId] = field(default_factory=list)
     folding: set[UpdateId] = field(default_factory=set)
     folded: list[UpdateId] = field(default_factory=list)
     folded_in_time: int = 0
@@ -178,7 +177,6 @@ class Round:
         if staleness > terms.max_staleness:
             return self._drop(head.update_id, "stale")
         self.answered[head.ask_id] = head.update_id
-        self.accepted.append(head.update_id)
         self.folding.add(head.update_id)
         if in_time:
             self.lost.pop(head.device, None)

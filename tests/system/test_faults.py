@@ -73,11 +73,12 @@ def test_a_device_that_comes_back_without_its_state_or_with_an_older_one_begins_
 
 def test_a_second_live_process_of_one_device_is_refused_and_the_first_goes_on(site: Site) -> None:
     site.start_aggregator()
-    site.start_client("pi-a")
+    first = site.start_client("pi-a")
     run_id = site.begin("run.rounds=500", "local.steps=20")
     site.until_event(run_id, RoundClosed)
     other = site.home.parent / "another"
-    shutil.copytree(site.home / "clients", other / "clients", ignore=shutil.ignore_patterns("downloads"))
+    with frozen(first.pid):  # it writes and renames files all the time: none may go while it is copied
+        shutil.copytree(site.home / "clients", other / "clients", ignore=shutil.ignore_patterns("downloads"))
     second = site.start(
         "client", "start", "--aggregator", f"http://{site.listen}", "--task", f"digits={EXAMPLE / 'task.py'}",
         "--name", "pi-a", home=other,

@@ -119,7 +119,7 @@ def names(wheel: Path) -> set[str]:
 def said_by_the_doctor(wheel: Path, folder: Path) -> str:
     """Of the kernels, by what the wheel installs and nothing else of ours."""
     zipfile.ZipFile(wheel).extractall(folder)
-    ask = "import thinwire.cli.kernels as asked; print(asked.__file__); print(asked.kernels())"
+    ask = "import thinwire.cli.doctor.kernels as asked; print(asked.__file__); print(asked.kernels())"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("THINWIRE_")}
     done = subprocess.run(
         [sys.executable, "-P", "-c", ask], capture_output=True, text=True, timeout=300, cwd=folder, check=True,

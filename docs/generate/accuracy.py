@@ -13,7 +13,7 @@ from benchmarks.accuracy_bytes.links import name as link_name
 from benchmarks.accuracy_bytes.models import FULL
 from benchmarks.accuracy_bytes.selection import FALLBACK
 from docs.generate.table import table
-from thinwire.cli.curves import Curve, svg
+from thinwire.cli.runs.curves import Curve, svg
 
 Part = Mapping[str, Any]
 STOPS = 6  # rounds at which the gap is told

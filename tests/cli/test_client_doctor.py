@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.flower.doubles import place
-from thinwire.cli.typed import Typed
+from thinwire.cli.service.typed import Typed
 from thinwire.core.clock import RealClock
 from thinwire.core.home import client_home
 from thinwire.flower import device_key

@@ -98,7 +98,7 @@ def test_a_running_aggregator_confirms_that_a_device_is_shut_out(thinwire, home,
 
 
 def test_an_aggregator_that_does_not_confirm_is_said(thinwire, home, store, device, monkeypatch):
-    monkeypatch.setattr("thinwire.cli.shutting_out.CONFIRMED_S", 0.0)
+    monkeypatch.setattr("thinwire.cli.devices.shutting_out.CONFIRMED_S", 0.0)
     with hold(AggregatorHome.under(home).lock, {"pid": os.getpid()}):
         said = thinwire("devices", "revoke", "pi-01", "--home", home)
     assert (said.code, "has not confirmed" in said.err) == (124, True)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.flower import doubles
-from thinwire.cli import aggregator_doctor
+from thinwire.cli.doctor import aggregator as aggregator_doctor
 from thinwire.core.fleet import Hello, Joining
 from thinwire.core.home import AggregatorHome, hold
 from thinwire.flower.door.authority import PrivateAuthority

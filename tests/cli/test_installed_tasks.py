@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli.device import Device, begin
+from thinwire.cli.client.device import Device, begin
 from thinwire.cli.task_code import task_spec
 from thinwire.client import task as tasks
 from thinwire.core.errors import UsageError

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tests.cli.story import KEY
-from thinwire.cli import inviting
+from thinwire.cli.devices import inviting
 from thinwire.cli.places import operator
 from thinwire.core.fleet import Joining
 from thinwire.core.home import AggregatorHome

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from thinwire.cli.addresses import Address
-from thinwire.cli.authority import Certificates
+from thinwire.cli.aggregator.authority import Certificates
 from thinwire.core.errors import UsageError
 from thinwire.core.home import AggregatorHome, hold
 from thinwire.flower.wire.certificates import make_ca, make_leaf

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cli.story import T, evaluated, round_events
-from thinwire.cli.rounds import Teller
+from thinwire.cli.runs.rounds import Teller
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RunNoted, RunStatusChanged, StateLost
 
 

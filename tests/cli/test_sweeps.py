@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from tests.simulation.test_sweep import TASK
-from thinwire.cli.axes import axes
-from thinwire.cli.curves import Curve, svg
+from thinwire.cli.runs.curves import Curve, svg
+from thinwire.cli.sim.axes import axes
 
 PLAN = '[run]\ntask = "tiny"\nrounds = 2\nmetric = "accuracy"\n[local]\nlr = 0.1\nsteps = 1\n'
 

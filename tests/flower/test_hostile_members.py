@@ -14,7 +14,7 @@ import pytest
 
 from tests.fleet_words import answer, hello, polled
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, bomb, joined, tls_place
-from thinwire.cli import shown_devices
+from thinwire.cli.devices import shown
 from thinwire.cli.waiting import until
 from thinwire.core.fleet import NodeJoined, NodeLeft, TaskReport
 from thinwire.core.types import Failure
@@ -97,7 +97,7 @@ def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
         polled(here.fleet, Failure).text,
     ]
     assert all(text.isprintable() and text.startswith("a") for text in texts)
-    shown_devices.devices(here.store.devices(), True, False)
+    shown.devices(here.store.devices(), True, False)
     assert capsys.readouterr().out.isascii()
     assert liar.push(replace(answer("pi-1", "ask-1", 1, b"x"), codec=bad), b"x").short == (409, "protocol")
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.client.small import task_of
-from thinwire.cli.stored_model import stored_model
+from thinwire.cli.runs.stored_model import stored_model
 from thinwire.client.compute.site import Site, Split
 from thinwire.client.rehearsal import rehearse
 from thinwire.core import RunPlan

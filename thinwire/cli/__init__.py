@@ -1,4 +1,7 @@
-"""The command line: one file a noun. Heavy parts (torch, flwr, SQLAlchemy) are imported inside the commands."""
+"""The command line: a folder a noun, and in its commands.py what is typed.
+
+Heavy parts (torch, flwr, SQLAlchemy) are imported inside the commands.
+"""
 
 from __future__ import annotations
 

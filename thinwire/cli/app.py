@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from thinwire.cli import aggregator, client, codecs, demo, devices, init, plan, run, runs, sim, task
+from thinwire.cli import codecs, demo, init, plan, run, task
+from thinwire.cli.aggregator import commands as aggregator
+from thinwire.cli.client import commands as client
+from thinwire.cli.devices import commands as devices
+from thinwire.cli.runs import commands as runs
+from thinwire.cli.sim import commands as sim
 
 if TYPE_CHECKING:
     from thinwire.core.blame import Blame

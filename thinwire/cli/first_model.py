@@ -16,8 +16,8 @@ def first_model(
     store: Store, home: Path | None, plan: RunPlan, file: Path, made: Initial
 ) -> tuple[Vector, Vector, Mapping[str, int]]:
     """(params, buffers, counters) that the plan says to begin with; a relative file stands beside the plan or here."""
-    from thinwire.cli.model_file import read_model_file
-    from thinwire.cli.stored_model import stored_model
+    from thinwire.cli.runs.model_file import read_model_file
+    from thinwire.cli.runs.stored_model import stored_model
     from thinwire.core.errors import TaskError
 
     init = plan.run.init

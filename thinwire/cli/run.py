@@ -53,9 +53,9 @@ def _detached(run_id: str, json: bool) -> None:
 
 def _followed(run_id: str, home: Path | None, json: bool) -> int:
     """Follow until the end; the exit code is the run's."""
-    from thinwire.cli.follow import follow
     from thinwire.cli.places import again, opened
-    from thinwire.cli.shown import run_document
+    from thinwire.cli.runs.follow import follow
+    from thinwire.cli.runs.shown import run_document
 
     with opened(home) as store:
         try:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
-from thinwire.cli.follow import screen
 from thinwire.cli.interrupts import remembered
 from thinwire.cli.live import example, machine
 from thinwire.cli.live.crowd import Crowd
 from thinwire.cli.live.disturbance import SLOW_STEP_S, Disturbance, names_of, roles
 from thinwire.cli.live.summary import document, tell_table
 from thinwire.cli.places import opened
-from thinwire.cli.rounds import HEADER, Teller
+from thinwire.cli.runs.follow import screen
+from thinwire.cli.runs.rounds import HEADER, Teller
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -52,7 +52,7 @@ def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json
 
 def _open(crowd: Crowd, home: Path, browse: bool) -> str:
     """Start the aggregator and say where its page is, before anything else happens."""
-    from thinwire.cli.serving import login_url
+    from thinwire.cli.aggregator.serving import login_url
 
     about = crowd.aggregator()
     with opened(home, read_only=False) as store:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 from thinwire.cli.places import again
-from thinwire.cli.shown import total
+from thinwire.cli.runs.shown import total
 
 if TYPE_CHECKING:
     from thinwire.store import Store

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.cli.interrupts import remembered
 from thinwire.cli.places import again, alive
-from thinwire.cli.rounds import HEADER, Teller
+from thinwire.cli.runs.rounds import HEADER, Teller
 
 if TYPE_CHECKING:
     from collections.abc import Callable

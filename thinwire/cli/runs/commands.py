@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import say
-from thinwire.cli.compare import compare
 from thinwire.cli.options import Home, Json, RunId
+from thinwire.cli.runs.compare import compare
 
 if TYPE_CHECKING:
     from thinwire.store import RoundRow, RunRow, Store
@@ -28,7 +28,7 @@ OVER = ("done", "failed", "stopped")
 def list_(json: Json = False, home: Home = None) -> None:
     """List all runs, the newest first, and the groups of simulated runs."""
     from thinwire.cli.places import again, aggregator_home, opened
-    from thinwire.cli.shown import run_summary
+    from thinwire.cli.runs.shown import run_summary
     from thinwire.store.groups import groups
 
     if not aggregator_home(home).database.exists():
@@ -75,9 +75,9 @@ def show(
     home: Home = None,
 ) -> None:
     """Show one run, round by round."""
-    from thinwire.cli import why as reasons
     from thinwire.cli.places import opened
-    from thinwire.cli.shown import run_document
+    from thinwire.cli.runs import why as reasons
+    from thinwire.cli.runs.shown import run_document
 
     with opened(home) as store:
         if json:
@@ -154,8 +154,8 @@ def _round(r: RoundRow) -> tuple[str, ...]:
 @app.command()
 def watch(run_id: RunId = "latest", home: Home = None) -> None:
     """Follow a run to its end; the exit code is the run's. Ctrl-C ends the watching, not the run."""
-    from thinwire.cli.follow import follow
     from thinwire.cli.places import opened
+    from thinwire.cli.runs.follow import follow
 
     with opened(home) as store:
         row = store.run(run_id)
@@ -172,7 +172,7 @@ def model(
 ) -> None:
     """Write a run's model as .safetensors: weights, buffers, and in its metadata where it comes from."""
     from thinwire.cli.places import opened
-    from thinwire.cli.stored_model import stored_model
+    from thinwire.cli.runs.stored_model import stored_model
     from thinwire.core.errors import UsageError
 
     if not out.absolute().parent.is_dir():

@@ -22,16 +22,16 @@ def install(
     options: Rest = None, name: ClientName = None, printed: Print = False, system: System = False, home: Home = None
 ) -> None:
     """Keep `client start` going with the words that it was last started with, or those given here."""
-    from thinwire.cli import service
-    from thinwire.cli.joined import chosen, trusted
-    from thinwire.cli.systemd import Systemd
-    from thinwire.cli.typed import understood
+    from thinwire.cli.client.joined import chosen, trusted
+    from thinwire.cli.service import installing
+    from thinwire.cli.service.systemd import Systemd
+    from thinwire.cli.service.typed import understood
     from thinwire.core.errors import UsageError
 
-    at = service.home_of(home, system)
+    at = installing.home_of(home, system)
     called = chosen(name, at)
     state = at / "clients" / called
-    typed = service.words_of(options or (), state)
+    typed = installing.words_of(options or (), state)
     meant = understood("client", "start", typed.words)
     if meant["once"]:
         raise UsageError(
@@ -40,23 +40,23 @@ def install(
     trusted(meant["aggregator"], state)
     if meant["name"] != called:
         typed = typed.with_option("--name", called)
-    unit = service.unit_of(_unit(called), f"Thinwire client {called}", "client", typed, state, at, Systemd(system))
-    service.install(unit, Systemd(system), state / "lock", printed)
+    unit = installing.unit_of(_unit(called), f"Thinwire client {called}", "client", typed, state, at, Systemd(system))
+    installing.install(unit, Systemd(system), state / "lock", printed)
 
 
 @app.command()
 def uninstall(name: ClientName = None, system: System = False, home: Home = None) -> None:
     """Stop the service and take its unit away; key, residuals and outbox stay."""
-    from thinwire.cli import service
-    from thinwire.cli.joined import chosen
-    from thinwire.cli.systemd import Systemd
+    from thinwire.cli.client.joined import chosen
+    from thinwire.cli.service import installing
+    from thinwire.cli.service.systemd import Systemd
 
-    service.uninstall(_unit(chosen(name, service.home_of(home, system))), Systemd(system))
+    installing.uninstall(_unit(chosen(name, installing.home_of(home, system))), Systemd(system))
 
 
 def journal(name: str) -> str:
     """The line that shows a client's journal, where a service was installed for it; else ""."""
-    from thinwire.cli.systemd import Systemd
+    from thinwire.cli.service.systemd import Systemd
 
     found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
     return f"{found[0].journal} -u {_unit(name)} -f" if found else ""
@@ -64,7 +64,7 @@ def journal(name: str) -> str:
 
 def service(name: str) -> str:
     """The line that takes a client's service away, where one was installed; else ""."""
-    from thinwire.cli.systemd import Systemd
+    from thinwire.cli.service.systemd import Systemd
 
     found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
     return f"thinwire client service uninstall --name {name}{' --system' * found[0].system}" if found else ""

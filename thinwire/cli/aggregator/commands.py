@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli import aggregator_service, ca, say
+from thinwire.cli import say
+from thinwire.cli.aggregator import ca
 from thinwire.cli.options import Home, Json
+from thinwire.cli.service import aggregator as aggregator_service
 
 app = typer.Typer(name="aggregator", help="The aggregator: the service that devices reach.", no_args_is_help=True)
 app.add_typer(aggregator_service.app)
@@ -41,8 +43,8 @@ def start(
 ) -> None:
     """Serve devices and runs until told to stop; a run that was in progress goes on."""
     from thinwire.cli.addresses import Address
-    from thinwire.cli.authority import Certificates
-    from thinwire.cli.serving import Wanted, serve_here, serve_in_background
+    from thinwire.cli.aggregator.authority import Certificates
+    from thinwire.cli.aggregator.serving import Wanted, serve_here, serve_in_background
     from thinwire.core.errors import UsageError
 
     wanted = Wanted(
@@ -68,10 +70,10 @@ def status(
     home: Home = None,
 ) -> None:
     """Say where the aggregator is, who is there and what is going on."""
+    from thinwire.cli.aggregator.serving import login_url
+    from thinwire.cli.devices.shown import counts_as
     from thinwire.cli.places import again, opened, require_alive
-    from thinwire.cli.runs import standing
-    from thinwire.cli.serving import login_url
-    from thinwire.cli.shown_devices import counts_as
+    from thinwire.cli.runs.commands import standing
 
     about = require_alive(home)
     with opened(home, read_only=not login) as store:
@@ -127,8 +129,8 @@ def stop(home: Home = None) -> None:
 @app.command()
 def doctor(json: Json = False, home: Home = None) -> None:
     """Look at folder, disk, store, clock, devices, door, certificate and page; say what to do where one is wrong."""
-    from thinwire.cli.aggregator_doctor import examine
-    from thinwire.cli.findings import tell
+    from thinwire.cli.doctor.aggregator import examine
+    from thinwire.cli.doctor.findings import tell
     from thinwire.cli.places import alive
     from thinwire.core.home import find_home
 

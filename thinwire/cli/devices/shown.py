@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
-from thinwire.cli.inviting import DoorPlace
+from thinwire.cli.devices.inviting import DoorPlace
 from thinwire.core.equipment import GIB
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def rotate(
 
     Open invitations that name the present one go on working meanwhile.
     """
-    from thinwire.cli.authority import repin
+    from thinwire.cli.aggregator.authority import repin
     from thinwire.cli.places import again, alive
     from thinwire.flower.door.authority import PrivateAuthority
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import say
-from thinwire.cli.axes import axes
 from thinwire.cli.options import Data, Home, Json, PlanFile, Sets, Task, overrides
+from thinwire.cli.sim.axes import axes
 
 SWEEP = "one key of the plan with several values: uplink.codec='identity|int8', local.lr=0.05,0.1; repeatable"
 SPLIT = 'how data is cut: iid, "dirichlet(0.3)", "by(KEY)", "shards(N)"'
@@ -41,7 +41,7 @@ def sim(
     from thinwire.core import RunPlan
 
     if sweep or seeds > 1 or name:
-        from thinwire.cli.swept import swept
+        from thinwire.cli.sim.swept import swept
 
         if debug:
             raise typer.BadParameter("--debug is for one run: leave --sweep, --seeds and --name out")
@@ -57,7 +57,7 @@ def sim(
     if workers > 1:
         raise typer.BadParameter("--workers is for a sweep: give --sweep KEY=A|B or --seeds N too")
 
-    from thinwire.cli.simulated import simulated
+    from thinwire.cli.sim.simulated import simulated
 
     read = RunPlan.load(plan, overrides(sets))
     if refused := read.check(codecs):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.cli import say
-from thinwire.cli.service_unit import Unit
-from thinwire.cli.systemd import Systemd
-from thinwire.cli.typed import Typed
+from thinwire.cli.service.systemd import Systemd
+from thinwire.cli.service.typed import Typed
+from thinwire.cli.service.unit import Unit
 
 KEPT = ("PYTHONPATH", "THINWIRE_LISTEN", "THINWIRE_PAGE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
 

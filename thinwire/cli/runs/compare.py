@@ -139,7 +139,7 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _write_plot(path: Path, rows: Sequence[Row], metric: str, target: float | None) -> None:
-    from thinwire.cli.curves import Curve, svg
+    from thinwire.cli.runs.curves import Curve, svg
     from thinwire.core.home import disk_error
     from thinwire.store.comparison import curve
 

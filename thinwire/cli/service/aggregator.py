@@ -21,37 +21,37 @@ Rest = Annotated[
 @app.command(context_settings=TAKES_REST)
 def install(options: Rest = None, printed: Print = False, system: System = False, home: Home = None) -> None:
     """Keep `aggregator start` going with the words that it was last started with, or those given here."""
-    from thinwire.cli import service
     from thinwire.cli.addresses import Address
-    from thinwire.cli.systemd import Systemd
-    from thinwire.cli.typed import understood
+    from thinwire.cli.service import installing
+    from thinwire.cli.service.systemd import Systemd
+    from thinwire.cli.service.typed import understood
     from thinwire.core.errors import UsageError
 
-    at, manager = service.home_of(home, system), Systemd(system)
+    at, manager = installing.home_of(home, system), Systemd(system)
     state = at / "aggregator"
-    typed = service.words_of(options or (), state)
+    typed = installing.words_of(options or (), state)
     meant = understood("aggregator", "start", typed.words)
     if meant["background"]:
         raise UsageError("a service runs in the foreground of its unit", hint="drop --background")
     if not meant["no_page"]:
         Address.parse(meant["page"], "--page").require_loopback("--page")
     low = 0 < Address.parse(meant["listen"], "--listen").port < 1024
-    unit = service.unit_of(NAME, "Thinwire aggregator", "aggregator", typed, state, at, manager, low_port=low)
-    service.install(unit, manager, state / "lock", printed)
+    unit = installing.unit_of(NAME, "Thinwire aggregator", "aggregator", typed, state, at, manager, low_port=low)
+    installing.install(unit, manager, state / "lock", printed)
 
 
 @app.command()
 def uninstall(system: System = False) -> None:
     """Stop the service and take its unit away; runs, devices and keys stay."""
-    from thinwire.cli import service
-    from thinwire.cli.systemd import Systemd
+    from thinwire.cli.service import installing
+    from thinwire.cli.service.systemd import Systemd
 
-    service.uninstall(NAME, Systemd(system))
+    installing.uninstall(NAME, Systemd(system))
 
 
 def comes_back() -> str:
     """What to say after a stop, where systemd starts it again; else ""."""
-    from thinwire.cli.systemd import Systemd
+    from thinwire.cli.service.systemd import Systemd
 
     found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{NAME}.service")]
     return (

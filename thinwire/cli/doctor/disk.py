@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from thinwire.cli import say
-from thinwire.cli.findings import Finding
+from thinwire.cli.doctor.findings import Finding
 from thinwire.core.home import disk_error
 
 LEAST_BYTES = 200_000_000  # a model of 25 million parameters down and up: less is full before anybody looks again

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli import client_service, say
-from thinwire.cli.joined import chosen, is_joined, named
+from thinwire.cli import say
+from thinwire.cli.client.joined import chosen, is_joined, named
 from thinwire.cli.options import ClientName, Data, Home, Json, NewName, OneName
+from thinwire.cli.service import client as client_service
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
 app.add_typer(client_service.app)
@@ -44,7 +45,7 @@ def start(
     home: Home = None,
 ) -> None:
     """Train for an aggregator on this machine's data until told to stop."""
-    from thinwire.cli.device import Device, begin
+    from thinwire.cli.client.device import Device, begin
     from thinwire.core.home import find_home
 
     wanted = Device(
@@ -78,7 +79,7 @@ def join(
     home: Home = None,
 ) -> None:
     """Join an aggregator with an invitation: makes this device's key, and keeps whom to trust."""
-    from thinwire.cli import joining
+    from thinwire.cli.client import joining
 
     joining.join(url, invite, named(name), home).tell(home, json)
 
@@ -90,7 +91,7 @@ def leave(
     home: Home = None,
 ) -> None:
     """Shut this device out at its aggregator, then delete its key."""
-    from thinwire.cli import leaving
+    from thinwire.cli.client import leaving
     from thinwire.core.home import find_home
 
     leaving.leave(chosen(name, find_home(home)), home, force)
@@ -99,7 +100,7 @@ def leave(
 @app.command()
 def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
     """Say what the clients of this machine are doing."""
-    from thinwire.cli.client_status import began, look, show
+    from thinwire.cli.client.status import began, look, show
     from thinwire.cli.places import again
     from thinwire.core.errors import NotFound
     from thinwire.core.home import find_home
@@ -132,7 +133,7 @@ def logs(
     home: Home = None,
 ) -> None:
     """Show what a client said, what its task printed, or what went wrong last in the task's code."""
-    from thinwire.cli.client_service import journal
+    from thinwire.cli.service.client import journal
     from thinwire.client.child import LOG
     from thinwire.client.logbook import FILE, last_lines, new_lines
     from thinwire.core.errors import NotFound
@@ -197,8 +198,8 @@ def doctor(
     home: Home = None,
 ) -> None:
     """Look at name, TCP, pin, clock, row, task and disk, and say what to do where one is wrong; changes nothing."""
-    from thinwire.cli.client_doctor import examine
-    from thinwire.cli.findings import tell
+    from thinwire.cli.doctor.client import examine
+    from thinwire.cli.doctor.findings import tell
     from thinwire.core.home import find_home
 
     at = find_home(home)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
-from thinwire.cli.disk import private, room
-from thinwire.cli.findings import Finding, found, unseen
-from thinwire.cli.kernels import kernels
+from thinwire.cli.doctor.disk import private, room
+from thinwire.cli.doctor.findings import Finding, found, unseen
+from thinwire.cli.doctor.kernels import kernels
 from thinwire.cli.places import again
 from thinwire.core.home import AggregatorHome
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 from thinwire.cli.addresses import Address
-from thinwire.cli.authority import Certificates, urls, write_invite
+from thinwire.cli.aggregator.authority import Certificates, urls, write_invite
 from thinwire.cli.places import again, aggregator_home, alive
-from thinwire.cli.typed import Typed
+from thinwire.cli.service.typed import Typed
 
 if TYPE_CHECKING:
     from thinwire.store import Store
@@ -46,7 +46,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     from thinwire.client.compute.importing import imported_for_good
 
     with imported_for_good():
-        from thinwire.cli.page import Page
+        from thinwire.cli.aggregator.page import Page
         from thinwire.core.home import lock_file, write_about
         from thinwire.flower import FlowerFleet, stock_guests
         from thinwire.server.limits import answer_limit

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli import say
-from thinwire.cli.disk import LEAST_BYTES, private, room
-from thinwire.cli.findings import Finding, found, unseen
-from thinwire.cli.joined import trusted
-from thinwire.cli.kernels import kernels
-from thinwire.cli.way import STEPS, walk
+from thinwire.cli.client.joined import trusted
+from thinwire.cli.doctor.disk import LEAST_BYTES, private, room
+from thinwire.cli.doctor.findings import Finding, found, unseen
+from thinwire.cli.doctor.kernels import kernels
+from thinwire.cli.doctor.way import STEPS, walk
 
 if TYPE_CHECKING:
     from thinwire.core.fleet import TaskReport
@@ -23,7 +23,7 @@ BYTES_A_PARAMETER = 4 * 3  # the model that came, the residual, and the answer t
 
 def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[Finding]:
     """`aggregator` and `tasks`: as typed, else those of the last start, else what was joined and what is installed."""
-    from thinwire.cli.typed import Typed, understood
+    from thinwire.cli.service.typed import Typed, understood
     from thinwire.core.errors import ThinwireError
 
     typed = Typed.remembered(folder) or Typed((), Path.cwd())

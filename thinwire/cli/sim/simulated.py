@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
-from thinwire.cli.follow import screen
 from thinwire.cli.interrupts import remembered
-from thinwire.cli.rounds import HEADER, Teller
+from thinwire.cli.runs.follow import screen
+from thinwire.cli.runs.rounds import HEADER, Teller
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -35,7 +35,7 @@ def simulated(
     """Run it and tell it; gives its document and exit code. Ctrl-C stops it for good: nobody would go on with it."""
     from thinwire.cli.first_model import first_model
     from thinwire.cli.places import aggregator_home, opened
-    from thinwire.cli.shown import run_document
+    from thinwire.cli.runs.shown import run_document
     from thinwire.cli.task_code import task_spec
     from thinwire.client import Site
     from thinwire.client.initial import Initial, initial_model

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.cli import say
-from thinwire.cli.joined import trusted
-from thinwire.cli.typed import Typed
+from thinwire.cli.client.joined import trusted
+from thinwire.cli.service.typed import Typed
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.cli import say
-from thinwire.cli.joined import joined_url
+from thinwire.cli.client.joined import joined_url
 from thinwire.cli.places import again
 
 
 def leave(name: str, home: Path | None, force: bool) -> None:
     """Mark the row at the aggregator, then delete the key. `force`: also where nobody there could be told."""
-    from thinwire.cli.client_service import service
+    from thinwire.cli.service.client import service
     from thinwire.core.errors import NotFound, Refused, ThinwireError
     from thinwire.core.home import find_home, hold, sync_folder
     from thinwire.flower import FlowerLink, device_key
@@ -50,7 +50,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
 
 def aggregator_of(folder: Path) -> str | None:
     """The aggregator that was joined, else the one that the last start was typed with."""
-    from thinwire.cli.typed import Typed, understood
+    from thinwire.cli.service.typed import Typed, understood
 
     if (url := joined_url(folder)) is not None:
         return url

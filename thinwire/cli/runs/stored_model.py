@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.cli.model_file import write_model_file
 from thinwire.cli.places import aggregator_home
+from thinwire.cli.runs.model_file import write_model_file
 
 if TYPE_CHECKING:
     from thinwire.core import Layout, Vector

@@ -25,24 +25,24 @@ def list_(
     home: Home = None,
 ) -> None:
     """List the devices that this aggregator knows."""
-    from thinwire.cli import shown_devices
+    from thinwire.cli.devices import shown
     from thinwire.cli.places import aggregator_home, alive, opened
 
     if not aggregator_home(home).database.exists():
-        shown_devices.nothing(json)
+        shown.nothing(json)
         return
     with opened(home) as store:
         if log:
-            shown_devices.log(store.device_actions(), store.door_notes(), json)
+            shown.log(store.device_actions(), store.door_notes(), json)
         else:
             about = alive(home)
-            shown_devices.devices(list(store.devices()), bool((about or {}).get("pin")), json, about is not None)
+            shown.devices(list(store.devices()), bool((about or {}).get("pin")), json, about is not None)
 
 
 @app.command()
 def show(name: Device, json: Json = False, home: Home = None) -> None:
     """Show what is known of one device: what it has, what it runs, what it did."""
-    from thinwire.cli import shown_devices
+    from thinwire.cli.devices import shown
     from thinwire.cli.places import alive, known
     from thinwire.core.errors import NotFound
 
@@ -53,7 +53,7 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
         called = ", ".join(info.row.name for info in rows)
         raise NotFound(f"no device {name!r}", why=f"known: {called or 'none'}", hint="thinwire devices list")
     about = alive(home)
-    shown_devices.one(found, bool((about or {}).get("pin")), json, about is not None)
+    shown.one(found, bool((about or {}).get("pin")), json, about is not None)
 
 
 @app.command()
@@ -75,9 +75,9 @@ def invite(
     home: Home = None,
 ) -> None:
     """Make invitations: each lets one device in, once."""
-    from thinwire.cli import shown_devices
+    from thinwire.cli.devices import shown
+    from thinwire.cli.devices.inviting import DoorPlace, new_table, read_names, write_table
     from thinwire.cli.durations import parse_duration
-    from thinwire.cli.inviting import DoorPlace, new_table, read_names, write_table
     from thinwire.cli.places import known, operator
     from thinwire.core.errors import UsageError
 
@@ -87,7 +87,7 @@ def invite(
         with known(home, read_only=listed) as store:
             if withdraw is not None:
                 store.invitations.withdraw(withdraw, operator())
-            shown_devices.invitations(store.invitations.all(), withdraw, json)
+            shown.invitations(store.invitations.all(), withdraw, json)
         return
     wanted = read_names(names) if names else []
     if wanted and count not in (None, len(wanted)):
@@ -99,7 +99,7 @@ def invite(
             return store.invitations.invite(1 if count is None else count, wanted, expires_s, by_hand, operator())
 
         if out is None:
-            shown_devices.invited(door, made(), by_hand, json)
+            shown.invited(door, made(), by_hand, json)
             return
         with new_table(out) as file:
             invited = made()
@@ -109,7 +109,7 @@ def invite(
                 for one in invited:  # nobody will ever read them
                     store.invitations.withdraw(one.id, operator())
                 raise
-        shown_devices.written(out, invited, by_hand, json)
+        shown.written(out, invited, by_hand, json)
 
 
 @app.command()
@@ -123,9 +123,9 @@ def approve(
     home: Home = None,
 ) -> None:
     """Let a device in that waits or was shut out, or one whose public key you have."""
-    from thinwire.cli import shown_devices
+    from thinwire.cli.devices import shown
+    from thinwire.cli.devices.public_key import read_public_key
     from thinwire.cli.places import known, operator
-    from thinwire.cli.public_key import read_public_key
     from thinwire.core.errors import UsageError
 
     if (name is None) == (key is None) or (key is None) != (as_name is None):
@@ -141,7 +141,7 @@ def approve(
             store.roster.add(as_name, der, "stock", operator())
         info = next(one for one in store.devices() if one.row.name == (name or as_name))
     if json:
-        say.document(shown_devices.document(info))
+        say.document(shown.document(info))
         return
     say.line(f"{info.row.name} is approved ({info.row.how}); the fingerprint of its key:")
     say.line(f"  {say.grouped(info.row.fingerprint)}")
@@ -150,8 +150,8 @@ def approve(
 @app.command()
 def revoke(name: Device, json: Json = False, home: Home = None) -> None:
     """Shut a device out, at once; what is folded of it stays in the model."""
+    from thinwire.cli.devices.shutting_out import CONFIRMED_S, shut_out
     from thinwire.cli.places import known, operator
-    from thinwire.cli.shutting_out import CONFIRMED_S, shut_out
     from thinwire.web.device_sentences import stays
 
     with known(home, read_only=False) as store:

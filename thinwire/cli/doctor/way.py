@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli import say
-from thinwire.cli.findings import Finding, found, unseen
+from thinwire.cli.doctor.findings import Finding, found, unseen
 
 if TYPE_CHECKING:
     from thinwire.flower.device.address import Address

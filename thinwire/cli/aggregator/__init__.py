@@ -1,0 +1,1 @@
+"""`thinwire aggregator`: the service put together, whom it stands for, its page."""

@@ -1,0 +1,1 @@
+"""`thinwire devices`: who may take part, as the aggregator's operator sees and decides it."""

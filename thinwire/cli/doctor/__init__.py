@@ -1,0 +1,1 @@
+"""What the two doctors look at: one finding each, with what to do."""

@@ -1,0 +1,1 @@
+"""`thinwire runs`: what was run, followed, shown, compared and taken."""

@@ -1,0 +1,1 @@
+"""`thinwire sim`: a plan's runs in this process."""

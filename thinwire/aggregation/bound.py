@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,34 +21,13 @@ from thinwire.aggregation.codec import (
     Unbiased,
     contraction,
 )
+from thinwire.aggregation.group import Group, Straight
+from thinwire.aggregation.held import Held
 from thinwire.aggregation.vectors import require_finite, require_vector, require_writable, spanned
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.types import Arrived, State, Vector
-
-if TYPE_CHECKING:
-    from thinwire.aggregation.chain import Chain
-    from thinwire.aggregation.held import Held
-    from thinwire.aggregation.lowrank import LowRank
-
-
-@dataclass(frozen=True)
-class Group:
-    """The parts of a segment that one chain works on, put together; no pieces: the whole segment as it is."""
-
-    chain: Chain | LowRank
-    pieces: tuple[slice, ...] = ()
-
-    def size(self, whole: int) -> int:
-        return sum(p.stop - p.start for p in self.pieces) if self.pieces else whole
-
-    def gather(self, x: Vector) -> Vector:
-        return np.concatenate([x[piece] for piece in self.pieces]) if self.pieces else x
-
-    def places(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Where each element of the gathered vector stands in the segment."""
-        return np.concatenate([np.arange(p.start, p.stop, dtype=np.int64) for p in self.pieces])
 
 
 @dataclass(frozen=True)
@@ -94,7 +73,7 @@ class Bound:
     def encode_finite(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         """The same for a vector that was looked at already."""
         if self._writes(segment):
-            payload = cast("Chain", self.groups[segment][0].chain).written(x, key, segment, self._hashes[segment])
+            payload = cast("Straight", self.groups[segment][0].chain).written(x, key, segment, self._hashes[segment])
             return Encoded(payload, state, Everything.SENT)
         return self._encoded(x, state, key, segment)[0]
 

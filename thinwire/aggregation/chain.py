@@ -10,10 +10,11 @@ from typing import cast
 import numpy as np
 
 from thinwire.aggregation import straight
-from thinwire.aggregation.bound import Bound, Group
+from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.codec import Drawn, Everything, Kind, Quantizer, Scales, Sparsifier, Support, chained
 from thinwire.aggregation.coded import WORD, Coded, read_word
 from thinwire.aggregation.frame import Stream
+from thinwire.aggregation.group import Group
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.identity import Identity
 from thinwire.aggregation.read import Read

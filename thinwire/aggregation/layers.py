@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from thinwire.aggregation.bound import Bound, Group
+from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.chain import Chain
+from thinwire.aggregation.group import Group
 from thinwire.aggregation.lowrank import LowRank
 from thinwire.core.layout import Layout, Segment, Slice
 

@@ -9,10 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from thinwire.aggregation import frame
-from thinwire.aggregation.bound import Bound, Group
+from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.chain import Chain
 from thinwire.aggregation.codec import Everything, Kind, ResidualOnly, Support
 from thinwire.aggregation.frame import Stream
+from thinwire.aggregation.group import Group
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.powersgd import MOST, ROOM, PowerSgd
 from thinwire.aggregation.product import Product, add_part

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each
-
-if TYPE_CHECKING:
-    from thinwire.aggregation.codec import Symbols
-    from thinwire.aggregation.coders.pack import Packed
 
 
 def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8] | None:
@@ -48,10 +42,3 @@ def least(data: NDArray[np.uint8], items: int, bits: int) -> int | None:
     at = data.ctypes.data
     found: list[int] = each(0, items, lambda a, b: run(at + a * bits // 8, b - a, bits))
     return min(found)
-
-
-def stored(symbols: Symbols | Packed) -> tuple[int, int]:
-    """Where a kernel finds symbols, and the bits that each has there."""
-    if isinstance(symbols, np.ndarray):
-        return symbols.ctypes.data, 8 * symbols.itemsize
-    return symbols.data.ctypes.data, symbols.bits

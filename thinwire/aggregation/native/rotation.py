@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.codec import Symbols
 from thinwire.aggregation.coders.pack import Packed
-from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import kernel
+from thinwire.aggregation.native.stored import stored
 from thinwire.aggregation.native.threads import GRAIN, each
 from thinwire.aggregation.vectors import not_finite
 from thinwire.core.types import Vector

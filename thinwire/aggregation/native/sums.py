@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from thinwire.aggregation.codec import Symbols
 from thinwire.aggregation.coders.pack import Packed
 from thinwire.aggregation.native import parts
-from thinwire.aggregation.native.pack import stored
 from thinwire.aggregation.native.path import kernel
+from thinwire.aggregation.native.stored import stored
 from thinwire.aggregation.native.threads import each
 from thinwire.aggregation.vectors import BUCKET
 from thinwire.core.types import Vector

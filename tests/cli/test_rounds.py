@@ -8,7 +8,16 @@ import pytest
 
 from tests.cli.story import T, evaluated, round_events
 from thinwire.cli.runs.rounds import Teller
-from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RunNoted, RunStatusChanged, StateLost
+from thinwire.core.events import (
+    ClientAsked,
+    ClientBack,
+    ClientFailed,
+    Event,
+    RoundClosed,
+    RunNoted,
+    RunStatusChanged,
+    StateLost,
+)
 
 
 def told(*events: Event) -> tuple[Teller, list[str]]:
@@ -54,6 +63,13 @@ def test_failures_stand_beside_their_round():
     events = round_events("toy-1", 1)
     _, lines = told(*events[:-1], failed, events[-1], evaluated(1))
     assert lines[0].endswith("pi-02 task-error")
+
+
+def test_a_device_that_left_and_came_back_was_away():
+    left = ClientFailed(T, 1, "pi-02", "ask", "left", "its connection is closed", 1.0)
+    events = round_events("toy-1", 1)
+    _, lines = told(*events[:-1], left, ClientBack(T, 1, "pi-02", "ask", 1.2), events[-1], evaluated(1))
+    assert lines[0].endswith("pi-02 was away")
 
 
 def test_a_device_that_began_anew_stands_beside_its_round():

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from thinwire.core.events import (
     ClientAsked,
+    ClientBack,
     ClientFailed,
     Evaluated,
     Event,
@@ -73,7 +74,8 @@ def closed(number: int, folded: list[str], gone: tuple[str, ...] = (), reason: s
     return RoundClosed(10.0 * number + 9, number, reason, number, folded, list(gone), [], 9.0, 8.0, {"loss": 1.0})  # type: ignore[arg-type]  # a test may say a plain str
 
 
-FATES = ("folded", "silent", "failed", "failed-folded", "dropped", "bad", "twice", "late", "late-dropped")
+BACK = ("back", "back-folded", "back-failed")
+FATES = (*BACK, "folded", "silent", "failed", "failed-folded", "dropped", "bad", "twice", "late", "late-dropped")
 
 
 @st.composite
@@ -124,6 +126,9 @@ def merged(draw: st.DrawFn, batches: list[list[Event]]) -> list[list[Event]]:
 def _fate(run_id: str, number: int, device: str, fate: str, folded: list[str]) -> list[list[Event]]:
     reply = head(run_id, number, device, wire=device != "pi-03")
     failed = ClientFailed(13.0, number, device, reply.ask_id, "left", "went away", 3.0)
+    if fate.startswith("back"):
+        back: list[list[Event]] = [[failed], [ClientBack(13.5, number, device, reply.ask_id, 3.5)]]
+        return back + _fate(run_id, number, device, fate.removeprefix("back").removeprefix("-"), folded)
     if fate in ("folded", "failed-folded"):
         folded.append(str(reply.update_id))
         return [[failed], [accepted(reply, number)]] if fate == "failed-folded" else [[accepted(reply, number)]]

@@ -22,7 +22,16 @@ from tests.store.story import (
 )
 from thinwire.core.errors import NotFound
 from thinwire.core.event_json import to_json
-from thinwire.core.events import ClientAsked, ClientFailed, Evaluated, Event, ModelStored, RunNoted, UpdateFolded
+from thinwire.core.events import (
+    ClientAsked,
+    ClientBack,
+    ClientFailed,
+    Evaluated,
+    Event,
+    ModelStored,
+    RunNoted,
+    UpdateFolded,
+)
 from thinwire.store import Store
 
 
@@ -71,6 +80,21 @@ def test_sequence_numbers_rise_over_all_runs_and_a_reader_goes_on_where_it_was(s
     assert len(store.events(a, after=seen, limit=2)) == 2
     assert store.events(a, after=store.last_seq()) == []
     assert store.last_seq("digits-99") == 0
+
+
+def test_a_device_that_had_left_and_is_back_is_at_work_again(store: Store) -> None:
+    run_id = new_run(store)
+    ask_id = f"{run_id}.1.pi-02"
+    left = ClientFailed(12.0, 1, "pi-02", ask_id, "left", "its connection is closed", 2.0)
+    store.record(run_id, [*opened(run_id, 1), left])
+    assert [u.outcome for u in store.updates(run_id, round=1) if u.device == "pi-02"] == ["failed"]
+    store.record(run_id, [ClientBack(13.0, 1, "pi-02", ask_id, 3.0)])
+    assert [(u.outcome, u.reason) for u in store.updates(run_id, round=1) if u.device == "pi-02"] == [("asked", "")]
+    assert [c.last_outcome for c in store.clients(run_id) if c.device == "pi-02"] == ["asked: it had left and is back"]
+    assert (store.run(run_id).failed, store.rounds(run_id)[0].failed) == (0, 0)
+    assert_sums_agree(store, run_id)
+    store.record(run_id, [left])
+    assert store.rounds(run_id)[0].failed == 1, "it may leave again"
 
 
 def test_an_ask_is_shown_before_it_is_answered_and_with_its_numbers_after(store: Store) -> None:

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.web.filled_store import DENSE, DEVICES, LAYOUT, Told, new_run, twelve_rounds
-from thinwire.core.events import Evaluated
+from thinwire.core.events import ClientBack, Evaluated
 from thinwire.store import Store
 
 
@@ -41,6 +41,22 @@ def test_an_open_round_says_how_many_have_answered(page: TestClient, store: Stor
     run = twelve_rounds(store)
     sentence = get(page, f"runs/{run.run_id}")["sentence"]
     assert sentence.startswith("Round 12 of 13 (1 round made no step): 5 of 8 devices have answered; accuracy 0.9")
+
+
+def test_who_failed_has_not_answered_and_who_is_back_is_at_work(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    run.fail("pi-06", 1.4, "left", "its connection is closed")
+    assert "5 of 8 devices have answered, 1 failed; " in get(page, f"runs/{run.run_id}")["sentence"]
+    assert get(page, f"runs/{run.run_id}/rounds/12")["why"].endswith("5 of 8 have answered, 1 failed; 8 are enough.")
+    run.say(ClientBack(run.opened_at + 1.6, 12, "pi-06", run.asks["pi-06"], run.elapsed))
+    shown = get(page, f"runs/{run.run_id}")
+    assert "5 of 8 devices have answered; " in shown["sentence"]
+    assert [(c["state"], c["state_text"]) for c in shown["clients"] if c["device"] == "pi-06"] == [
+        ("working", "in round 12")
+    ]
+    assert [u["outcome"] for u in get(page, f"runs/{run.run_id}/rounds/12")["updates"] if u["device"] == "pi-06"] == [
+        "asked"
+    ]
 
 
 def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient, told: Told):

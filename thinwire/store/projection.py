@@ -16,6 +16,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from thinwire.core.events import (
     AskedInFull,
     ClientAsked,
+    ClientBack,
     ClientFailed,
     Evaluated,
     Event,
@@ -74,6 +75,15 @@ class Projection:
                 self._model(event)
             case RoundOpened():
                 self._opened(event)
+            case RoundClosed():
+                self._closed(event)
+            case Evaluated():
+                self._evaluated(event)
+            case _:
+                self._of_an_ask(event)
+
+    def _of_an_ask(self, event: Event) -> None:
+        match event:
             case ClientAsked():
                 self._asked(event)
             case AskedInFull():
@@ -86,10 +96,8 @@ class Projection:
                 self._answered(event, "dropped", reason=event.reason)
             case ClientFailed():
                 self._failed(event)
-            case RoundClosed():
-                self._closed(event)
-            case Evaluated():
-                self._evaluated(event)
+            case ClientBack():
+                self._back(event)
 
     def finish(self) -> None:
         self.rows.write()
@@ -185,6 +193,13 @@ class Projection:
         row = self.rows.find(event.ask_id)
         if row is not None and row["outcome"] == "asked":
             self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}")
+
+    def _back(self, event: ClientBack) -> None:
+        """Its answer is waited for again."""
+        row = self.rows.find(event.ask_id)
+        if row is not None and row["outcome"] == "failed":
+            self._turn(row, "asked", event.at, reason="")
+            self.sums.outcomes[event.device] = ("asked: it had left and is back", event.at)
 
     def _settle(
         self, update_ids: Iterable[str], outcome: str, event: UpdateFolded | RoundClosed, reason: str = ""

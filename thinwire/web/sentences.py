@@ -37,11 +37,11 @@ def _running(run: RunRow, open_round: RoundRow | None) -> str:
         return _stop(
             f"Step {run.version + 1} of {run.rounds_total} waits for a buffer of {open_round.target}; {quality}"
         )
-    answered = open_round.folded_count + open_round.dropped + open_round.failed
     lost = run.rounds_closed - run.version
     note = f" ({_rounds(lost)} made no step)" if lost > 0 else ""
     step = f"Round {open_round.round} of {run.rounds_total + max(0, lost)}{note}"
-    return _stop(f"{step}: {answered} of {len(open_round.asked)} devices have answered; {quality}")
+    asked = len(open_round.asked)
+    return _stop(f"{step}: {answered(open_round)} of {asked} devices have answered{_failed(open_round)}; {quality}")
 
 
 def buffered(run: RunRow) -> bool:
@@ -65,13 +65,22 @@ def open_round(
         said = f"{len(round_.asked)} were asked ahead, and it takes answers when {until}"
         return f"Round {round_.round} waits for its turn: {said}."
     if not buffer:
-        answered = round_.folded_count + round_.dropped + round_.failed
-        said = f"{answered} of {len(round_.asked)} have answered, {round_.target} are enough"
+        came = f"{answered(round_)} of {len(round_.asked)} have answered{_failed(round_)}"
+        said = f"{came}; {round_.target} are enough" if round_.failed else f"{came}, {round_.target} are enough"
         return f"Round {round_.round} is open: {said}."
     holds = sum(one.outcome == "accepted" or one.folded_round == round_.round for one in (*own, *earlier))
     work = sum(one.outcome == "asked" for one in (*own, *earlier))
     at_work = f"{work} {'device is' if work == 1 else 'devices are'} at work"
     return f"Round {round_.round} is open: its buffer holds {holds} of {round_.target} updates, and {at_work}."
+
+
+def answered(round_: RoundRow) -> int:
+    """How many of those asked have answered so far; who failed has not."""
+    return round_.folded_count + round_.dropped
+
+
+def _failed(round_: RoundRow) -> str:
+    return f", {round_.failed} failed" if round_.failed else ""
 
 
 def closing(round_: RoundRow) -> str:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from thinwire.cli.say import figure, size
 
 if TYPE_CHECKING:
-    from thinwire.core.events import Event, RoundClosed, RunStatusChanged, UpdateAccepted
+    from thinwire.core.events import (
+        ClientAsked,
+        ClientBack,
+        ClientFailed,
+        Event,
+        RoundClosed,
+        RunStatusChanged,
+        StateLost,
+        UpdateAccepted,
+    )
 
 HEADER = f"{'round':>5}  {'closed':<8}  {'replies':>7}  {'accuracy':>8}  {'loss':>8}  {'payload':>8}  {'seconds':>7}"
 
@@ -28,6 +37,22 @@ class Round:
     anew: list[str] = field(default_factory=list)  # devices whose state was lost
     payload_up: int = 0
     closed: RoundClosed | None = None
+
+    def note(self, event: ClientAsked | StateLost | ClientFailed | ClientBack) -> None:
+        """What is worth a word behind the round's figures."""
+        from thinwire.core import events
+
+        device = event.device
+        match event:
+            case events.ClientAsked():
+                self.asked += bool(event.why)
+                self.instead += [f"{device} instead of {event.instead_of}"] if event.why and event.instead_of else []
+            case events.StateLost():
+                self.anew.append(f"{device} began anew: its state was {event.why}")
+            case events.ClientFailed():
+                self.failed.append(f"{device} {event.kind}")
+            case events.ClientBack():
+                self.failed = [f"{device} was away" if said == f"{device} left" else said for said in self.failed]
 
     def line(self, metrics: dict[str, float]) -> str:
         closed = self.closed
@@ -83,19 +108,8 @@ class Teller:
                 return [event.text]
             case events.RoundOpened():
                 self.rounds[event.round] = Round(event.round, len(event.asks))
-            case events.ClientAsked():
-                if event.why and event.round in self.rounds:
-                    self.rounds[event.round].asked += 1
-                    if event.instead_of:
-                        self.rounds[event.round].instead.append(f"{event.device} instead of {event.instead_of}")
             case events.UpdateAccepted():
                 self._accept(event)
-            case events.StateLost():
-                if event.round in self.rounds:
-                    self.rounds[event.round].anew.append(f"{event.device} began anew: its state was {event.why}")
-            case events.ClientFailed():
-                if event.round in self.rounds:
-                    self.rounds[event.round].failed.append(f"{event.device} {event.kind}")
             case events.RoundClosed():
                 self.rounds.setdefault(event.round, Round(event.round, len(event.folded))).closed = event
                 lines = self._flush({}, before=event.round - (HELD if event.reason == "buffer" else 0))
@@ -103,6 +117,9 @@ class Teller:
                 return lines
             case events.Evaluated():
                 return self._flush(event.metrics, before=event.round + 1, measured=event.round)
+            case events.ClientAsked() | events.StateLost() | events.ClientFailed() | events.ClientBack():
+                if event.round in self.rounds:
+                    self.rounds[event.round].note(event)
         return []
 
     def _accept(self, event: UpdateAccepted) -> None:

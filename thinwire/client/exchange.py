@@ -90,8 +90,11 @@ def packed(payloads: Sequence[Payload], layout: Layout, buffers: Vector | None) 
 
 
 def norm(vector: Vector | None) -> float:
-    """L2 in float64, block by block: the square of a large float32 is none any more."""
+    """L2 in float64, block by block: the square of a large float32 is none any more.
+
+    Without BLAS, whose threads wait for each other where training has the cores: 0.2 s instead of 1 ms was seen.
+    """
     if vector is None:
         return 0.0
-    blocks = (vector[at : at + NORM_BLOCK].astype(np.float64) for at in range(0, vector.size, NORM_BLOCK))
-    return float(np.sqrt(sum(float(np.dot(block, block)) for block in blocks)))
+    blocks = (vector[at : at + NORM_BLOCK] for at in range(0, vector.size, NORM_BLOCK))
+    return float(np.sqrt(sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)))

@@ -123,14 +123,14 @@ FULL = {
     ),
     # Chosen by fp32 alone before any seed A or B, batch and rate with all data in one place: 20 steps of 4 windows
     # take a third of the time that 10 of 16 took with a GRU of this size. Measured every 5 rounds: rounds.py compares
-    # quarters of multiples of 20.
+    # quarters of multiples of 20. Runs of 200 rounds, looked at first, were all still gaining 0.6 points and more.
     "code_lm": Model(
         Work("code_lm", "by(package)", steps=20, batch=4, clip=1.0, measure_every=5),
         (1.0, 2.0, 4.0),
         CODE_LM,
         Seeds(rounds=1, rates=1, early=1, a=2, b=5, sweep=0),
         factors=False,
-        horizons=(200, 375),
+        horizons=(375,),
         tuned_after=0.5,
         ways_down=("int8 > zstd", "topk(0.05) > sign > rice"),
     ),

@@ -8,7 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-NOTHING = "-"
+from thinwire.cli import table as tables
+
+NOTHING = tables.NOTHING
 
 
 def document(data: Any) -> None:
@@ -32,22 +34,15 @@ def on_terminal() -> bool:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
-    """Columns as wide as they must be, two blanks between them; those named in `right` are set to the right.
+    """Columns with two blanks between them, those named in `right` set to the right; no wider than a terminal is.
 
     Cells may be words of devices and strangers: they are shown plain.
     """
     from thinwire.core.texts import plain
 
     shown = [[NOTHING if cell is None or cell == "" else plain(str(cell)) for cell in row] for row in rows]
-    widths = [
-        max(len(title), *(len(row[i]) for row in shown)) if shown else len(title) for i, title in enumerate(header)
-    ]
-    for row in [[title.upper() for title in header], *shown]:
-        cells = [
-            cell.rjust(width) if title in right else cell.ljust(width)
-            for cell, width, title in zip(row, widths, header, strict=True)
-        ]
-        line("  ".join(cells).rstrip())
+    for text in tables.lines_of(header, shown, right, tables.terminal_columns()):
+        line(text)
 
 
 def size(count: float | None) -> str:

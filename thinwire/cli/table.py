@@ -1,0 +1,134 @@
+"""A table as lines: whole for a pipe, and no wider than the terminal where a person reads it.
+
+Where it is too wide, columns that hold nothing are left away, and long texts go onto a line of their own below their
+row, the widest column first. What is too wide even then goes on in a second table below the first, its rows begun by
+the first column again.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import textwrap
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+NOTHING = "-"
+BELOW = "below"  # stands in the place of a text that does
+BETWEEN, INDENT = "  ", "    "
+LONG = 24  # a wider cell is text, and is read as well below its row
+FEW = 0.1  # where no more of a column's cells are long, the others stay
+
+Cells = Sequence[str]
+
+
+def terminal_columns() -> int | None:
+    """How wide the terminal is that stdout goes to; None where it goes to a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def lines_of(header: Cells, rows: Sequence[Cells], right: Container[str], columns: int | None) -> Iterator[str]:
+    """`rows` under `header` in `columns` columns (None: as many as it takes); those named in `right` set to the right.
+
+    A word that is longer than the terminal stays in one piece: it may be there to be copied.
+
+    >>> rows = [["fp16", "16", "float16, to nearest, ties to even"]]
+    >>> for line in lines_of(["name", "bits", "what"], rows, ["bits"], 32):
+    ...     print(line)
+    NAME  BITS
+        WHAT
+    fp16    16
+        float16, to nearest, ties to
+        even
+    """
+    found = [Column(title.upper(), [row[i] for row in rows], title in right) for i, title in enumerate(header)]
+    if columns is not None:
+        found = _fitted(found, columns)
+    moved = [column for column in found if not column.stays]
+    for number, table in enumerate(_tables(found, columns)):
+        if number:
+            yield ""
+        yield _line(column.placed(column.title) for column in table)
+        if number == 0 and len(moved) == 1:
+            yield INDENT + moved[0].title
+        for i in range(len(rows)):
+            yield _line(column.placed(column.shown(i)) for column in table)
+            if number == 0 and columns is not None:
+                texts = (column.below(i, titled=column.stays or len(moved) > 1) for column in found)
+                yield from _wrapped(BETWEEN.join(filter(None, texts)), columns)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; cells that are longer than `most` stand below their rows, and without `stays` all of them do."""
+
+    title: str
+    cells: Cells
+    right: bool
+    most: float = math.inf
+    stays: bool = True
+
+    @cached_property
+    def width(self) -> int:
+        return max(len(self.title), *(len(self.shown(i)) for i in range(len(self.cells))), 0)
+
+    @property
+    def empty(self) -> bool:
+        return all(cell == NOTHING for cell in self.cells)
+
+    def given_way(self) -> Column:
+        """What is long goes below its row: a few cells, or the whole column."""
+        few = sum(len(cell) > LONG for cell in self.cells) <= FEW * len(self.cells)
+        return replace(self, most=LONG, stays=few and self.most > LONG)
+
+    def shown(self, i: int) -> str:
+        return self.cells[i] if len(self.cells[i]) <= self.most else BELOW
+
+    def below(self, i: int, titled: bool) -> str:
+        there = self.cells[i] != NOTHING and (not self.stays or len(self.cells[i]) > self.most)
+        return (f"{self.title} " if titled else "") + self.cells[i] if there else ""
+
+    def placed(self, text: str) -> str:
+        return text.rjust(self.width) if self.right else text.ljust(self.width)
+
+
+def _fitted(found: Sequence[Column], columns: int) -> list[Column]:
+    """Those that are left, after what is too wide gave way."""
+    left = list(found)
+    if _width(left) > columns:
+        left = [left[0], *(column for column in left[1:] if not column.empty)]
+    while _width(left) > columns and (
+        long := [i for i in range(1, len(left)) if left[i].stays and left[i].width > LONG]
+    ):
+        widest = max(long, key=lambda i: (left[i].width, i))
+        left[widest] = left[widest].given_way()
+    return left
+
+
+def _tables(found: Sequence[Column], columns: int | None) -> list[list[Column]]:
+    """The columns that stay, cut into tables of `columns`; each begins with the first, and has one more at least."""
+    first, *others = (column for column in found if column.stays)
+    tables = [[first]]
+    for column in others:
+        if columns is not None and len(tables[-1]) > 1 and _width([*tables[-1], column]) > columns:
+            tables.append([first])
+        tables[-1].append(column)
+    return tables
+
+
+def _width(found: Sequence[Column]) -> int:
+    staying = [column.width for column in found if column.stays]
+    return sum(staying) + len(BETWEEN) * (len(staying) - 1)
+
+
+def _line(cells: Iterator[str]) -> str:
+    return BETWEEN.join(cells).rstrip()
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    return textwrap.wrap(
+        text, max(columns, 2 * len(INDENT)), initial_indent=INDENT, subsequent_indent=INDENT,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

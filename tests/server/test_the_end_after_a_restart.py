@@ -130,3 +130,14 @@ def test_a_run_that_is_stopped_as_soon_as_it_goes_on_tells_its_devices(tmp_path:
     bench.restart()
     assert bench.drive(stop=lambda: "run").status == "stopped"
     assert stops(bench) == [1, 1, 1]
+
+
+def test_a_run_that_is_stopped_while_it_waits_for_devices_to_come_back_measures_nothing_more(tmp_path: Path) -> None:
+    bench = killed_at_the_end(tmp_path)
+    bench.fleet.die("b")
+    bench.fleet.poll(0.0)
+    bench.restart()
+    began, before = bench.clock.now(), measured(bench)
+    row = bench.drive(stop=lambda: "run" if bench.clock.now() > began + 5.0 else None)
+    assert (row.status, row.status_text) == ("stopped", "stopped by a person after 2 of 2 rounds")
+    assert measured(bench) == before and not any(bench.asks(name, "evaluate") for name in "abc")

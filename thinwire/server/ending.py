@@ -25,12 +25,13 @@ def end(running: Running) -> None:
     """Measure the last model and record what the run came to; where the service closes meanwhile, the next does."""
     plan, past = running.plan, running.past
     dissolve(running)
+    if not running.stopped:
+        if plan.cohort.mode == "buffered":
+            _let_go(running)
+        come_back(running)
     if running.stopped == "run":
         running.status("stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
         return
-    if plan.cohort.mode == "buffered":
-        _let_go(running)
-    come_back(running)
     if running.stopped != "service" and plan.run.evaluate == "clients" and past.version not in past.evaluated:
         _evaluate_last(running)
     if running.stopped == "service":

@@ -217,3 +217,31 @@ def test_after_a_restart_asks_of_earlier_buffers_go_out_again_as_they_were(tmp_p
         before = first[ask_id]
         for name in ("round", "base_version", "base_digest", "codec", "work", "deadline_s", "kind"):
             assert getattr(ask, name) == getattr(before, name)
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["comes back", "stays away"])
+def test_after_a_restart_an_overdue_ask_of_the_open_buffer_goes_out_again(tmp_path: Path, back: bool) -> None:
+    """c lets its time pass, then e is asked; c dies with the aggregator, and has lost its ask."""
+    devices = scripted("c", lambda ask: SILENT), scripted("d", 15.0), scripted("e", 35.0)
+    made = bench(tmp_path, *devices, rounds=1, buffer=3, wait_for=1, deadline_s=40)
+    for name, at_s in (("d", 35.0), ("e", 45.0)):
+        made.fleet.die(name)
+        made.fleet.come(name, at_s)
+
+    def dies() -> None:
+        if made.clock.now() >= 46.0:
+            raise Killed
+
+    with pytest.raises(Killed):
+        made.drive(stop=dies)
+    assert [event.device for event in made.events(ClientAsked)] == ["c", "d", "e"]
+    made.fleet.die("c")
+    if back:
+        made.fleet.come("c")
+    made.restart()
+    made.fleet.sent = []
+    assert made.drive().status == "done"
+    assert [ask.ask_id for ask in made.asks("c")][:1] == ["toy-1.1.c"]
+    (closed,) = made.events(RoundClosed)
+    left = [(event.device, event.kind) for event in made.events(ClientFailed)]
+    assert (len(closed.folded), left) == ((3, []) if back else (2, [("c", "left")]))

@@ -89,16 +89,16 @@ class OneRound:
         """Send what is unanswered and was not sent ahead, take what comes, close for one reason; the round stays open
         where the service is closing.
         """
-        running = self.running
-        open_asks = self.machine.outstanding
+        running, owing = self.running, self._owing()
+        waited_for = {*self.machine.outstanding, *owing}
         if not running.past.delay:
-            running.ask([self._envelope(device) for device in open_asks if device in self.machine.asks])
+            running.ask([self._envelope(device) for device in owing])
         self._take_deferred()
         try:
             while not self.machine.closed:
                 self._take(running.poll(self._wait()))
                 self._folded(FOLD_WAIT_S)
-                self._miss(open_asks)
+                self._miss(waited_for)
                 if not self.machine.closed:
                     stopping = running.stop_ordered()
                     if running.stopped == "service":
@@ -108,6 +108,11 @@ class OneRound:
             self.folds.close()
         if self.machine.closed:
             finish(self)
+
+    def _owing(self) -> list[str]:
+        """Who has not answered what this round asked, in the order asked; in a buffer also whose time is up."""
+        owed = self.running.past.owed
+        return [device for device, ask_id in self.machine.asks.items() if ask_id in owed.of(device)]
 
     def _take_deferred(self) -> None:
         """What came when nothing was accepted, in its order."""
@@ -119,7 +124,7 @@ class OneRound:
         """Count as gone who was asked before a restart and did not come back: once, since of others the fleet tells."""
         if not self.missed and self.running.elapsed >= self.running.return_by:
             self.missed = True
-            for device in set(asked) - set(self.running.presence.hellos):
+            for device in sorted(set(asked) - set(self.running.presence.hellos)):
                 self._on(moves.Left(device, "did not come back"))
 
     def _wait(self) -> float:

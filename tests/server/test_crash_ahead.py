@@ -114,3 +114,26 @@ def test_after_a_restart_asks_of_closed_rounds_go_out_again_as_they_were_to_who_
             assert getattr(once_more, name) == getattr(ask, name)
     late = [e.asked_round for e in made.of(UpdateAccepted) if e.device == "c"]
     assert late[:2] == [1, 2]
+
+
+def test_after_a_restart_an_ask_of_a_closed_round_names_its_own_deadline(tmp_path: Path) -> None:
+    """Of rounds 1 and 2 nothing was known, round 3 is given less; c owes 2 and 3 when 2 is over."""
+
+    def slow(name: str, ask: Ask) -> Turn:
+        return Turn(compute_s=100.0 if name == "c" and ask.round > 1 else 1.0) if ask.kind == "train" else Turn()
+
+    raw = PLAN.to_json()
+    auto = {"run": {**raw["run"], "rounds": 20}, "cohort": {**raw["cohort"], "deadline_s": "auto"}}
+    world, sent = ahead(tmp_path, Fate(), RunPlan.from_json({**raw, **auto}), slow), list[Ask]()
+    world.dies_at, send = 65.0, ScriptedFleet.send
+
+    def noted(fleet: ScriptedFleet, envelopes: Sequence[Envelope]) -> None:
+        sent.extend(envelope.ask for envelope in envelopes if envelope.device == "c")
+        send(fleet, envelopes)
+
+    with patch.object(ScriptedFleet, "send", noted):
+        made = world.live()
+    deadlines = {e.round: e.deadline_s for e in made.of(RoundOpened)}
+    assert deadlines[3] < deadlines[2]
+    assert [ask.round for ask in sent[:5]] == [1, 2, 3, 2, 3], "the last two after the restart"
+    assert [ask.deadline_s for ask in sent[3:5]] == [deadlines[2], deadlines[3]]

@@ -64,8 +64,7 @@ def _fail(running: Running, device: str, kind: str, text: str, ask_id: str) -> N
 
 def _gone(running: Running, device: str, why: str) -> None:
     """What it owes closed rounds is not waited for; open ones wait for it to come back, until it is their turn."""
-    in_line = [opened.round for opened in running.past.line]
     late = running.kept_late()
     for ask_id, asked in running.past.owed.of(device).items():
-        if asked not in in_line and ask_id not in late:
+        if not running.past.opened(asked) and ask_id not in late:
             running.lose(device, "left", why, ask_id)

@@ -16,7 +16,7 @@ def envelope(
 ) -> Envelope:
     """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
     base, parcel = running.past.base, None if kind == "stop" else running.sending.parcel(device, but=ask_id)
-    opened = running.past.opened(round_number)
+    asked_in = running.past.codecs.of(round_number, device) if kind == "train" else ""
     ask = Ask(
         ask_id=ask_id,
         run=running.run_id,
@@ -29,7 +29,7 @@ def envelope(
         base_version=base.version,
         base_digest=base.digest,
         layout_digest=running.task_layout.digest,
-        codec=running.past.codecs.of(round_number, device) if opened else running.codec,
+        codec=asked_in or running.codec,
         work=work_of(running.plan, _side_by_side(running, round_number, kind), running.past.paces.work(device, ask_id)),
         deadline_s=deadline_s,
         parts=parcel.parts if parcel else (),
@@ -41,20 +41,12 @@ def envelope(
     return Envelope(device, ask, running.sending.bundle(parcel) if parcel else None)
 
 
-def envelope_again(running: Running, device: str, ask_id: str = "") -> Envelope:
-    """What a device was asked in another round and has not answered, for a fleet that knows nothing of it: the
-    first such ask where none is named.
-    """
-    asked_of = running.past.owed.of(device)
-    ask_id = ask_id or next(iter(asked_of))
-    number = asked_of.get(ask_id) or asked_round(ask_id)
-    base, codec = running.past.base_of(number), (running.past.codecs.of(number, device) or running.codec)
-    opened = running.past.opened(number)
-    had_s = opened.deadline_s if opened and opened.round == number else running.past.owed.had_s(device)
+def envelope_again(running: Running, device: str, ask_id: str) -> Envelope:
+    """What a device was asked in another round and has not answered, for a fleet that knows nothing of it."""
+    number = asked_round(ask_id)
+    base, had_s = running.past.base_of(number), running.past.had_s(device, number)
     parcel, made = running.sending.whole(base), envelope(running, device, ask_id, "train", number, had_s)
-    asked = replace(
-        made.ask, base_version=base.version, base_digest=base.digest, codec=codec, parts=parcel.parts
-    )  # fmt: skip
+    asked = replace(made.ask, base_version=base.version, base_digest=base.digest, parts=parcel.parts)
     return Envelope(device, asked, running.sending.bundle(parcel))
 
 

@@ -91,6 +91,7 @@ class Past:
     barred: Barred = field(default_factory=Barred)
     told: Told = field(default_factory=lambda: Told(KEPT))
     bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
+    deadlines: dict[int, float] = field(default_factory=dict)  # round -> seconds that it opened with
     codecs: AskedCodecs = field(default_factory=lambda: AskedCodecs(KEPT))
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted it
     references_from: int = 0  # the round since which `weights` are collected
@@ -99,7 +100,6 @@ class Past:
     best: Evaluated | None = None
     slowest: list[float] = field(default_factory=list)
     elapsed_s: float = 0.0
-    deadline_s: float = 0.0  # of the last round
     _failed_with: int = 0  # the last round that was open when the last of `too_few_in_a_row` closed
 
     def __post_init__(self) -> None:
@@ -131,8 +131,12 @@ class Past:
         return self.open_round is not None and (not self.delay or self.open_round.round == self.head_taken)
 
     def opened(self, number: int) -> RoundOpened | None:
-        """A round that is open; the head where it is not one of those ahead."""
-        return next((opened for opened in self.ahead if opened.round == number), self.open_round)
+        """The round of this number, if it is open."""
+        return next((opened for opened in self.line if opened.round == number), None)
+
+    def had_s(self, device: str, number: int) -> float:
+        """How long a device was given in a round for which it owes an answer."""
+        return self.deadlines[number] if self.delay else self.owed.had_s(device)  # else it owes its last ask alone
 
     def will_hold(self, device: str, but: str = "") -> int | None:
         """The version that a device holds when it takes up its next ask (`but`): of the ask before, or its answer."""
@@ -197,7 +201,7 @@ class Past:
             self.open_round, self.head_since_s = event, event.elapsed_s
         else:
             self.ahead.append(event)
-        self.bases[event.round], self.deadline_s = event.base_version, event.deadline_s
+        self.bases[event.round], self.deadlines[event.round] = event.base_version, event.deadline_s
         if event.references_from != self.references_from:
             self.references_from, self.weights = event.references_from, {}
         self.asks[event.round], self.drawn[event.round] = {}, len(event.asks) + len(event.later)
@@ -264,7 +268,7 @@ class Past:
         asked = self.round_of(event.device, event.ask_id)
         if self.open_round and asked == self.open_round.round:
             self.now.since.append(event)
-        elif asked in [opened.round for opened in self.ahead]:
+        elif self.opened(asked):
             self.lost_ahead.setdefault(asked, []).append(event)
         if event.kind in ("left", "refused"):
             self.here.discard(event.device)

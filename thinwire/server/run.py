@@ -96,7 +96,7 @@ def _ask_again(running: Running) -> None:
         return
     number = past.open_round.round if past.open_round else 0
     owed = past.owed.busy.items()
-    running.ask([envelope_again(running, device) for device, (_, asked) in owed if asked != number])
+    running.ask([envelope_again(running, device, ask_id) for device, (ask_id, asked) in owed if asked != number])
 
 
 def _one(running: Running, one: OneRound) -> None:
@@ -136,7 +136,7 @@ def _wait_for_busy(running: Running) -> None:
     running.status("running", f"waiting for {len(past.owed.busy)} devices that are busy with earlier rounds")
     listen(running, POLL_S)
     waited = running.elapsed - past.elapsed_s
-    if waited > past.deadline_s * (running.plan.cohort.max_staleness + 1):
+    if waited > past.deadlines.get(past.rounds_opened, 0.0) * (running.plan.cohort.max_staleness + 1):
         for device, asks in running.still_due().items():
             for ask_id in list(asks)[:1]:
                 running.lose(device, "stale", f"no answer for {waited:.0f} s after its round", ask_id)

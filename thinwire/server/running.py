@@ -209,8 +209,7 @@ class Running:
 
     def kept_late(self) -> set[str]:
         """The asks of closed rounds whose answers are kept for the next round to open."""
-        in_line = [opened.round for opened in self.past.line]
-        return {ask_id for ask_id in self.deferred if asked_round(ask_id) not in in_line}
+        return {ask_id for ask_id in self.deferred if not self.past.opened(asked_round(ask_id))}
 
     def returning(self) -> set[str]:
         """Devices that were there before the aggregator was started again, may come and still have time to."""

@@ -134,3 +134,39 @@ def test_what_the_waiting_run_says_names_a_few_devices(tmp_path: Path) -> None:
     waiting = [event.text for event in made.of(RunStatusChanged) if event.status == "waiting"]
     for text in (waiting[-1], row.status_text):
         assert [name for name in MANY if name in text] == list(MANY[:5]) and "; and 7 more" in text
+
+
+def ends_while_one_is_at_it(folder: Path, anew: bool = False) -> Started:
+    """Two have refused when the aggregator ends; the third refuses after it. `anew`: the first is started again."""
+    one, two, three = drawn(folder)
+    left = [REFUSES]
+
+    def once(ask: Ask) -> Turn:
+        return Turn(failure=left.pop()) if left else Turn()
+
+    def later(ask: Ask) -> Turn:
+        return Turn(download_s=20.0, failure=REFUSES)
+
+    made = Started(folder / "ended", {one: once if anew else fails(REFUSES), two: fails(REFUSES), three: later})
+    made.drive(until=5.0)
+    assert made.asked() == [one, two, three]
+    if anew:
+        made.fleet.die(one)
+        made.fleet.come(one)
+    made.fleet = made.fleet.restart()
+    made.drive()
+    return made
+
+
+def test_who_refused_before_a_restart_is_not_asked_again_after_it(tmp_path: Path) -> None:
+    made = ends_while_one_is_at_it(tmp_path)
+    row = made.store.run(made.run_id)
+    assert sorted(made.asked()) == sorted(NAMES)
+    assert row.status == "failed" and all(f"{name}: task-error: x" in row.status_text for name in NAMES)
+
+
+def test_who_refused_before_a_restart_and_was_started_anew_is_asked_again(tmp_path: Path) -> None:
+    made = ends_while_one_is_at_it(tmp_path, anew=True)
+    one, two, three = drawn(tmp_path / "order")
+    assert made.asked() == [one, two, three, one] and made.giver() == one
+    assert made.store.run(made.run_id).status == "done"

@@ -59,13 +59,17 @@ class FirstModelAsked(Event):
 
 @dataclass(frozen=True)
 class FirstModelFailed(Event):
-    """A device gave no first model that can be used, and is given up: what comes of it later is not taken."""
+    """A device gave no first model that can be used, and is given up: what comes of it later is not taken.
+
+    `said` is a digest of what the device said of itself then: once it says something else, it may be asked again.
+    """
 
     device: str
     ask_id: str
     kind: str
     reason: str
     elapsed_s: float
+    said: str = ""
 
     @property
     def text(self) -> str:

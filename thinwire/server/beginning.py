@@ -85,7 +85,8 @@ def _ask_id(running: Running, device: str) -> str:
 
 def _fail(running: Running, asked: FirstModelAsked, kind: str, reason: str) -> None:
     now, elapsed = running.clock.wall(), running.elapsed
-    running.record(FirstModelFailed(now, asked.device, asked.ask_id, kind, reason, elapsed))
+    said = running.presence.said(asked.device)
+    running.record(FirstModelFailed(now, asked.device, asked.ask_id, kind, reason, elapsed, said))
 
 
 def _most(running: Running) -> int:
@@ -102,19 +103,19 @@ def _named(said: Mapping[str, str]) -> str:
 def _unable(running: Running) -> dict[str, str]:
     """Who is not asked now, with the reason; those who have left are not among them."""
     there = running.presence.hellos
-    barred = running.past.first.bars(running.elapsed, _most(running))
+    barred = running.past.first.bars(running.elapsed, _most(running), running.presence.said)
     return running.unable() | {device: why for device, why in barred.items() if device in there}
 
 
 def _wait(running: Running, waited_s: float) -> float:
     """One look at who comes while nobody can be asked, and how long that took; `waited_s`: those before it."""
     began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
-    first, most, revoked = running.past.first, _most(running), running.revoked()
+    first, most, revoked, says = running.past.first, _most(running), running.revoked(), running.presence.said
     if len(failed := first.for_good(most)) >= ENOUGH:
         why = f"{len(failed)} devices failed for good, the last of them {_named(failed)}"
         raise TooFewClients("no device gave the first model", why=why, hint=HINT)
-    passing = first.may_pass(began, most) - revoked
-    said = {device: why for device, why in first.said.items() if device not in revoked}
+    passing = first.may_pass(began, most, says) - revoked
+    said = {device: why for device, why in first.reasons(says).items() if device not in revoked}
     named = _named(dict(sorted({**said, **failed, **unable}.items())))
     for_good = bool(unable) and not passing and began >= running.return_by
     if waited_s > wait_s if wait_s else for_good:

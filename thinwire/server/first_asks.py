@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.core.events import Event, FirstModelAsked, FirstModelFailed
@@ -17,6 +17,7 @@ OWN = ("declined", "refused")  # what is the device's own affair, and says nothi
 ENOUGH = 10  # devices that failed for good: it is the task then, and one after the other thousands would take days
 MOST_TIMES = 8  # over the first deadline, as the last ask has where nothing is said: nobody else is asked meanwhile
 AWAY_S = MOST_TIMES * FIRST_S  # who is not there is waited for no longer than who is, and says nothing
+Said = Callable[[str], str]  # a digest of what a device says of itself now; "" where it has said nothing yet
 
 
 @dataclass
@@ -24,7 +25,7 @@ class FirstAsks:
     """`open` is the ask whose answer is waited for: no other answer is taken. `times`: how often each was asked.
 
     Who left or let its time pass may be asked again, until that came of `most` asks; who declined for now when that has
-    passed; and everybody else when it comes anew and says something else of itself.
+    passed; and everybody else when it says something else of itself than it did then, over a restart too.
     """
 
     open: FirstModelAsked | None = None
@@ -32,7 +33,6 @@ class FirstAsks:
     times: Counter[str] = field(default_factory=Counter)
     tried: Counter[str] = field(default_factory=Counter)  # device -> asks of which nothing came, for one of TRIED
     late: Counter[str] = field(default_factory=Counter)  # device -> of these asks, those whose time was over
-    _said: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> why it gave none, and until when
     _failed: dict[str, FirstModelFailed] = field(default_factory=dict)  # the last one of each, in order
 
     def apply(self, event: Event) -> None:
@@ -48,27 +48,24 @@ class FirstAsks:
                     self.tried[device] += 1
                 if event.kind == "stale":
                     self.late[device] += 1
-                self._said[device] = _text(event), event.elapsed_s + _again_s(event)
 
-    def came_anew(self, device: str) -> None:
-        """The reason may be gone; how often it was tried stays, since who dies of it comes anew each time."""
-        self._said.pop(device, None)
-
-    def bars(self, elapsed_s: float, most: int) -> dict[str, str]:
-        """Devices that are not asked now, with the reason."""
-        now = {device: why for device, (why, until) in self._said.items() if elapsed_s < until}
+    def bars(self, elapsed_s: float, most: int, said: Said) -> dict[str, str]:
+        """Devices that are not asked now, with the reason. How often one was tried counts whatever it says since, for
+        who dies of it comes anew each time.
+        """
+        now = {device: _text(event) for device, event in self._unchanged(said).items() if elapsed_s < _until_s(event)}
         return now | self._given_up(most)
 
-    @property
-    def said(self) -> dict[str, str]:
+    def reasons(self, said: Said) -> dict[str, str]:
         """Why devices gave none, of all that say nothing else of themselves since."""
-        return {device: why for device, (why, _) in self._said.items()}
+        return {device: _text(event) for device, event in self._unchanged(said).items()}
 
-    def may_pass(self, elapsed_s: float, most: int) -> set[str]:
+    def may_pass(self, elapsed_s: float, most: int, said: Said) -> set[str]:
         """Devices whose reason passes by itself, or passed AWAY_S ago at most: who can be asked then is asked, and the
         others may have left for good.
         """
-        passing = {d for d, (_, until) in self._said.items() if math.isfinite(until) and elapsed_s < until + AWAY_S}
+        untils = {device: _until_s(event) for device, event in self._unchanged(said).items()}
+        passing = {d for d, until in untils.items() if math.isfinite(until) and elapsed_s < until + AWAY_S}
         return passing - self._given_up(most).keys()
 
     def for_good(self, most: int) -> dict[str, str]:
@@ -84,6 +81,10 @@ class FirstAsks:
         """Whom the seed draws of those that were asked least often; where ENOUGH were tried, of these before others."""
         tried = [device for device in able if self.tried[device]] if len(self.tried) >= ENOUGH else []
         return min(in_drawn_order(tried or able, seed, 0), key=lambda device: self.times[device])
+
+    def _unchanged(self, said: Said) -> dict[str, FirstModelFailed]:
+        """The last failure of each device that says nothing else of itself since."""
+        return {device: event for device, event in self._failed.items() if said(device) in ("", event.said)}
 
     def _given_up(self, most: int) -> dict[str, str]:
         given_up = [device for device, tried in self.tried.items() if tried >= most]
@@ -105,6 +106,10 @@ def patient(one: Deadline, late: int) -> Deadline:
 
 def _text(event: FirstModelFailed) -> str:
     return f"{event.kind}: {event.reason}"
+
+
+def _until_s(event: FirstModelFailed) -> float:
+    return event.elapsed_s + _again_s(event)
 
 
 def _again_s(event: FirstModelFailed) -> float:

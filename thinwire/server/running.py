@@ -12,7 +12,7 @@ from thinwire.aggregation.rungs import rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
 from thinwire.core.events import AskedInFull, ClientFailed, Event, RunStatus, RunStatusChanged
-from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello, NodeJoined
+from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
@@ -130,8 +130,6 @@ class Running:
             anew = self.presence.take(arrival)
             if isinstance(arrival, ReplyHead):
                 self.sending.holds(arrival.update_id.device)
-            if anew and isinstance(arrival, NodeJoined):
-                self.past.first.came_anew(arrival.device)
             if (again := self.holders.take(arrival, anew)) is not None:
                 self.sending.asked([again])
                 self.fleet.send([again])

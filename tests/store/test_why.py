@@ -171,6 +171,8 @@ def test_a_round_counts_from_its_opening_or_from_when_the_one_before_it_closed()
     assert turns([before, ahead], HeadTaken(90.0, 11, 1.0))[12] is None, "its turn has not come"
     assert turns([before, ahead], HeadTaken(160.0, 12, 2.0))[12] == 160.0, "the run waited for devices before"
     assert turns([replace(before, seconds=10.5)])[11] == 90.0, "never before its opening"
+    head = replace(before, closed_at=None, reason="", seconds=None)
+    assert turns([head, ahead]) == {11: 90.0, 12: None}, "an older journal says nothing of turns, but which are open"
 
 
 @pytest.mark.parametrize(("spec", "bits"), SMALLER.items())

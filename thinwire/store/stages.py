@@ -34,14 +34,17 @@ def turns(rounds: Sequence[RoundRow], taken: HeadTaken | None = None) -> dict[in
     That is when it opened, or, where asks were sent ahead, when it became the head of the line, which may be long after
     the one before it closed: the run can have waited for devices between the two. Of a closed round its seconds tell;
     the moment of its closing is from before its step was made and stored, which they hold too. Of an open one `taken`
-    tells, of a run whose asks go ahead: the last whose answers were taken.
+    tells, of a run whose asks go ahead: the last whose answers were taken. Older journals do not say that; there a
+    round's turn comes when the one before it has closed.
     """
-    before = {later.round: earlier.closed_at or 0.0 for earlier, later in pairwise(rounds)}
+    before = {later.round: earlier.closed_at for earlier, later in pairwise(rounds)}
     return {one.round: _turn_at(one, before.get(one.round, 0.0), taken) for one in rounds}
 
 
-def _turn_at(one: RoundRow, before: float, taken: HeadTaken | None) -> float | None:
-    """`before`: when the round before it closed; 0 where none did."""
+def _turn_at(one: RoundRow, before: float | None, taken: HeadTaken | None) -> float | None:
+    """`before`: when the round before it closed; None where it is open, 0 where there is none."""
+    if before is None:
+        return None
     if taken is not None and not one.reason and one.round >= taken.round:
         return taken.at if one.round == taken.round else None
     if one.opened_at >= before or one.closed_at is None or one.seconds is None:

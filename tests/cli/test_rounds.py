@@ -83,7 +83,7 @@ def test_while_a_round_is_open_its_replies_are_counted():
     assert teller.now == "round 1: 1 of 2 replies"
 
 
-@pytest.mark.parametrize("text", ["waiting: 3 of 8 devices (missing pi-04; pi-07 task-mismatch)"])
+@pytest.mark.parametrize("text", ["waiting: 3 of 8 devices (missing pi-04; pi-07 has no task 'ecg')"])
 def test_a_waiting_run_says_for_whom(text):
     teller, _ = told(RunStatusChanged(T, "waiting", text))
     assert teller.now == text

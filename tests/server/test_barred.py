@@ -105,3 +105,13 @@ def test_an_older_journal_is_read_and_bars_nobody_who_says_hello() -> None:
     barred = Barred()
     barred.failed(event)
     assert barred.now(1.0, lambda device: "a digest") == {}
+
+
+def test_why_a_device_is_barred_is_said_in_words():
+    barred = Barred()
+    barred.failed(ClientFailed(1.0, 1, "c", "run.1.c", "task-missing", "no such task on this device", 0.0, said="x"))
+    barred.failed(ClientFailed(1.0, 1, "d", "run.1.d", "declined", "tasks: not this one", 0.0, said="x"))
+    assert barred.now(1.0, lambda device: "x") == {
+        "c": "said that it has no such task",
+        "d": "declined: tasks: not this one",
+    }

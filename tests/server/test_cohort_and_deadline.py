@@ -39,8 +39,8 @@ def test_every_device_is_drawn_about_as_often() -> None:
 
 
 def test_those_not_asked_have_a_reason() -> None:
-    cohort = choose(plan(clients=1), 4, ["a", "b", "c", "d"], {"a": "task-missing"}, {"b": 3})
-    assert cohort.reasons["a"] == "task-missing"
+    cohort = choose(plan(clients=1), 4, ["a", "b", "c", "d"], {"a": "has no task"}, {"b": 3})
+    assert cohort.reasons["a"] == "has no task"
     assert cohort.reasons["b"] == "busy with round 3"
     assert set(cohort.asked) | set(cohort.reasons) == {"a", "b", "c", "d"}
 
@@ -53,16 +53,21 @@ def test_a_fraction_is_of_those_present_and_over_selection_asks_more_than_it_wan
 
 
 def test_waiting_names_the_missing_and_the_unable() -> None:
-    said = missing(plan(wait_for=["pi-04", "pi-05", "pi-07"]), ["pi-05", "pi-07"], {"pi-07": "task-mismatch"})
-    assert said == "waiting: 1 of 3 devices (missing pi-04; pi-07 task-mismatch)"
+    said = missing(plan(wait_for=["pi-04", "pi-05", "pi-07"]), ["pi-05", "pi-07"], {"pi-07": "has no task 't'"})
+    assert said == "waiting: 1 of 3 devices (missing pi-04; pi-07 has no task 't')"
     assert missing(plan(wait_for=2), ["a", "b"], {}) is None
+
+
+def test_waiting_says_something_of_few_devices_where_many_are_unable() -> None:
+    said = missing(plan(wait_for=1), list("abcdefg"), dict.fromkeys("abcdefg", "is shy"))
+    assert said == "waiting: 0 of 1 devices (a is shy; b is shy; c is shy; d is shy; e is shy; and 2 more)"
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_round_that_asks_fewer_than_a_step_needs_is_waited_with(begun: bool) -> None:
     count = plan(min_replies=3)
-    said, more = missing(count, ["a", "b", "c"], {"c": "task-missing"}, begun), "more have to come or to be free"
-    assert said == f"waiting: of 2 devices a round asks 2, and [cohort] min_replies = 3: {more} (c task-missing)"
+    said, more = missing(count, ["a", "b", "c"], {"c": "has no task"}, begun), "more have to come or to be free"
+    assert said == f"waiting: of 2 devices a round asks 2, and [cohort] min_replies = 3: {more} (c has no task)"
     assert missing(count, ["a", "b", "c"], {}, begun) is None
     half = plan(clients=0.5, min_replies=3)
     said = missing(half, list("abcd"), {}, begun)
@@ -94,10 +99,12 @@ def test_a_device_is_matched_by_layout_version_or_digest() -> None:
         return mismatch(RunPlan.from_json(raw), wanted, hello)
 
     assert why("layout", same_layout) == ""
-    assert "version 1, the run has 2" in why("version", same_layout)
+    assert why("version", same_layout) == "has version 1 of the task 'digits', the run has 2"
     assert "another source" in why("digest", same_layout)
     assert "another model" in why("layout", other)
-    assert why("layout", Hello("a", "p")) == "task-missing"
+    assert why("layout", Hello("a", "p")) == (
+        "has no task 'digits' (type on it: thinwire client start --task digits=MODULE)"
+    )
     assert "ImportError" in why("layout", broken)
 
 

@@ -29,9 +29,9 @@ def test_an_empty_store_has_no_runs_and_no_devices(page: TestClient):
 
 def test_runs_come_newest_first_each_with_its_state_in_a_sentence(page: TestClient, told: Told):
     waiting = new_run(told.store)
-    waiting.status("waiting", "waiting: 3 of 8 devices (missing pi-04; pi-07 task-mismatch)")
+    waiting.status("waiting", "waiting: 3 of 8 devices (missing pi-04; pi-07 has no task 'ecg')")
     newest, older = get(page, "runs")
-    assert newest["sentence"] == "Waiting: 3 of 8 devices (missing pi-04; pi-07 task-mismatch)."
+    assert newest["sentence"] == "Waiting: 3 of 8 devices (missing pi-04; pi-07 has no task 'ecg')."
     assert older["run_id"] == told.run_id
     assert older["sentence"].startswith("Done: 11 rounds in ")
     assert re.search(r"accuracy 0\.9\d+, 15\d times less sent up than dense float32\.$", older["sentence"])

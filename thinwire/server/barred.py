@@ -12,8 +12,9 @@ from thinwire.core.events import ClientFailed
 PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
 PASSING_S, DAY_S = 600.0, 90_000.0  # so long at least and at most a device is left alone that declined by one of them
 AGAIN = re.compile(r"\(again in (\d{1,6}) s\)$")
+MISSING = "task-missing"
 BARRING = (
-    "task-missing",
+    MISSING,
     "task-mismatch",
     "layout-mismatch",
     "declined",
@@ -61,7 +62,7 @@ class Barred:
     def now(self, elapsed_s: float, said: Callable[[str], str]) -> dict[str, str]:
         """Devices that are not asked now, with the reason."""
         return {
-            device: f"{event.kind}: {event.text}"
+            device: "said that it has no such task" if event.kind == MISSING else f"{event.kind}: {event.text}"
             for device, (event, _) in self._failed.items()
             if self.bars(device, elapsed_s, said)
         }

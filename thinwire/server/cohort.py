@@ -13,6 +13,8 @@ from thinwire.server.round import floor_of
 from thinwire.server.selection import Odds, draw
 from thinwire.server.spares import in_drawn_order
 
+SHOWN = 5  # devices that a waiting sentence says something of
+
 
 @dataclass(frozen=True)
 class Cohort:
@@ -33,19 +35,19 @@ class Cohort:
 
 
 def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello) -> str:
-    """Why a device cannot take part in this run, or "" when it can (task_match, design section 6)."""
-    named = {task.name: task for task in hello.tasks}
-    own = named.get(plan.run.task)
+    """Why a device cannot take part in this run, as what is said of it, or "" when it can (task_match)."""
+    name = plan.run.task
+    own = {task.name: task for task in hello.tasks}.get(name)
     if own is None:
-        return "task-missing"
+        return f"has no task {name!r} (type on it: thinwire client start --task {name}=MODULE)"
     if own.error:
-        return f"task-error: {own.error}"
+        return f"has a task {name!r} that does not load: {own.error} (type on it: thinwire task check MODULE)"
     if own.layout_digest and own.layout_digest != wanted.layout_digest:
-        return "task-mismatch: another model"
+        return f"has another model in its task {name!r} (install the run's task on it, then: thinwire client reload)"
     if plan.run.task_match == "version" and own.version != wanted.version:
-        return f"task-mismatch: version {own.version or 'none'}, the run has {wanted.version or 'none'}"
+        return f"has version {own.version or 'none'} of the task {name!r}, the run has {wanted.version or 'none'}"
     if plan.run.task_match == "digest" and own.source_digest != wanted.source_digest:
-        return "task-mismatch: another source"
+        return f"has another source of the task {name!r} than the run"
     return ""
 
 
@@ -154,7 +156,9 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
         have, want = sum(device in able for device in wait_for), len(wait_for)
     asks = with_excess(plan, min(wanted_count(plan, len(present)), len(able)), len(able))
     needs = floor_of(plan.cohort.min_replies, asks)
-    notes = ([f"missing {', '.join(absent)}"] if absent else []) + [f"{d} {unable[d]}" for d in sorted(unable)]
+    notes = [f"missing {', '.join(absent)}"] if absent else []
+    notes += [f"{device} {unable[device]}" for device in sorted(unable)[:SHOWN]]
+    notes += [f"and {len(unable) - SHOWN} more"] if len(unable) > SHOWN else []
     noted = f" ({'; '.join(notes)})" if notes else ""
     if have < (min(want, floor_of(plan.cohort.min_replies, want)) if begun else want):
         return f"waiting: {have} of {want} devices{noted}"

@@ -36,6 +36,34 @@ def test_overrides_are_toml_values_or_bare_words() -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "option", "what"),
+    [
+        ({"local.lr": "abc", "run.rounds": "3"}, "--set", "--set local.lr=abc: [local] lr = 'abc' cannot be"),
+        ({"local.lr": "abc"}, "--sweep", "--sweep local.lr=abc: [local] lr = 'abc' cannot be"),
+        (
+            {"cohort.requires": "{nope = 1}"},
+            "--set",
+            "--set cohort.requires={nope = 1}: unknown key [cohort] requires.nope",
+        ),
+        ({"lokal.lr": "1"}, "--set", "plan with --set lokal.lr=1: unknown key [lokal]"),
+        ({"run.task.name": "d"}, "--set", "--set run.task.name=d names no key"),
+        ({"lr": "1"}, "--set", "--set lr=1 names no key"),
+    ],
+)
+def test_a_wrong_value_that_was_typed_is_not_laid_to_the_file(overrides, option, what) -> None:
+    with pytest.raises(PlanError) as refused:
+        RunPlan.parse(TWO_LINES, overrides=overrides, option=option)
+    assert refused.value.what == what
+
+
+def test_what_is_wrong_in_the_file_and_what_was_typed_are_told_apart() -> None:
+    with pytest.raises(PlanError) as refused:
+        RunPlan.parse(TWO_LINES + "[server]\nlr = 'fast'\n", "plan.toml", {"local.lr": "abc"})
+    assert "--set local.lr=abc: [local] lr = 'abc' cannot be" in refused.value.what
+    assert "plan.toml: [server] lr = 'fast' cannot be" in refused.value.what
+
+
+@pytest.mark.parametrize(
     ("text", "what", "hint"),
     [
         ('[run]\ntask="d"\nround=3\n[local]\nlr=1', "unknown key [run] round", "[run] rounds"),

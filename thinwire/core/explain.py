@@ -13,7 +13,7 @@ def explain(
     plan: type[BaseModel], details: Mapping[str, Any], noun: str = "plan", keys: str = "thinwire plan keys {}"
 ) -> tuple[str, str, str]:
     """(what, why, try) for one of pydantic's errors about `plan`; `keys` says where a table's keys are listed."""
-    place = tuple(part for part in details["loc"] if isinstance(part, str) and not _is_branch(part))
+    place = place_of(details)
     name = _shown(place)
     kind = details["type"]
     if kind == "extra_forbidden":
@@ -30,6 +30,11 @@ def explain(
         said,
         keys.format(place[0] if place else "").strip(),
     )
+
+
+def place_of(details: Mapping[str, Any]) -> tuple[str, ...]:
+    """The section, the key and what lies in it, of what one of pydantic's errors is about."""
+    return tuple(part for part in details["loc"] if isinstance(part, str) and not _is_branch(part))
 
 
 def _is_branch(part: str) -> bool:

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from thinwire.core.check import DeviceTimes, refusals
 from thinwire.core.check_codecs import CodecBook
 from thinwire.core.errors import PlanError
-from thinwire.core.explain import explain
+from thinwire.core.explain import explain, place_of
+from thinwire.core.overrides import Overrides
 from thinwire.core.refusal import Refusal
 from thinwire.core.sections import (
     CohortSection,
@@ -52,7 +53,7 @@ class RunPlan(Section):
     privacy: PrivacySection = PrivacySection()
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Mapping[str, str] | None = None) -> RunPlan:
+    def load(cls, path: str | Path, overrides: Mapping[str, str] | None = None, option: str = "--set") -> RunPlan:
         """Read a plan's file; `overrides` are `--set section.key=value` in TOML's own notation."""
         try:
             text = Path(path).read_text()
@@ -62,25 +63,30 @@ class RunPlan(Section):
                 why=getattr(error, "strerror", None) or str(error),
                 hint="thinwire init DIR writes one",
             ) from error
-        return cls.parse(text, source=str(path), overrides=overrides)
+        return cls.parse(text, str(path), overrides, option)
 
     @classmethod
-    def parse(cls, text: str, source: str = "plan", overrides: Mapping[str, str] | None = None) -> RunPlan:
-        """Read a plan from TOML; `PlanError` names every wrong key and value at once."""
+    def parse(
+        cls, text: str, source: str = "plan", overrides: Mapping[str, str] | None = None, option: str = "--set"
+    ) -> RunPlan:
+        """Read a plan from TOML; `PlanError` names every wrong key and value at once, and `option` where one of its."""
         try:
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise PlanError(f"{source} is not TOML", why=str(error), hint='a line reads: key = "value"') from error
-        for place, value in (overrides or {}).items():
-            _override(raw, place, value)
-        return cls.from_json(raw, source)
+        over = Overrides(overrides or {}, option)
+        return cls._valid(over.put(raw), source, over)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], source: str = "plan") -> RunPlan:
+        return cls._valid(raw, source, Overrides())
+
+    @classmethod
+    def _valid(cls, raw: Mapping[str, Any], source: str, overrides: Overrides) -> RunPlan:
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise _explained(error, source) from error
+            raise _explained(error, source, overrides) from error
 
     @property
     def remembered(self) -> bool:
@@ -111,28 +117,16 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(resolved)).hexdigest()
 
 
-def _override(raw: dict[str, Any], place: str, value: str) -> None:
-    section, _, key = place.partition(".")
-    if not key:
-        raise PlanError(f"--set {place}={value} names no key", hint="--set section.key=value, as in --set local.lr=0.1")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value  # a bare word is a string
-    table = raw.setdefault(section, {})
-    *tables, last = key.split(".")
-    for name in tables:
-        table = table.setdefault(name, {})
-    table[last] = parsed
-
-
-def _explained(error: ValidationError, source: str) -> PlanError:
+def _explained(error: ValidationError, source: str, overrides: Overrides) -> PlanError:
     """Pydantic's findings in our three lines: each wrong key once, with every way in which it could be right."""
     found: dict[str, tuple[list[str], str]] = {}
+    origins: dict[str, dict[str, None]] = {}
     for details in error.errors():
         what, why, hint = explain(RunPlan, details)
         whys, _ = found.setdefault(what, ([], hint))
         whys += [why] if why not in whys else []
+        origins.setdefault(overrides.origin(place_of(details), source), {})[what] = None
     reasons = dict.fromkeys(" or ".join(whys) for whys, _ in found.values())
     hint = next(hint for _, hint in found.values())
-    return PlanError(f"{source}: {'; '.join(found)}", why="; ".join(reasons), hint=hint)
+    wrong = "; ".join(f"{origin}: {'; '.join(whats)}" for origin, whats in origins.items())
+    return PlanError(wrong, why="; ".join(reasons), hint=hint)

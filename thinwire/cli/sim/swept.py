@@ -41,7 +41,8 @@ def swept(
 
     base = RunPlan.load(file, overrides)
     plans = [
-        RunPlan.load(file, {**overrides, **cell}) for cell in grid(axes, range(base.run.seed, base.run.seed + seeds))
+        RunPlan.load(file, {**overrides, **cell}, option="--sweep")
+        for cell in grid(axes, range(base.run.seed, base.run.seed + seeds))
     ]
     _require_sense(plans)
     group = name or base.run.task

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 
 from tests.cli.story import T, evaluated, round_events
+from thinwire.cli.runs.follow import screen
 from thinwire.cli.runs.rounds import Teller
 from thinwire.core.events import (
     ClientAsked,
@@ -87,6 +89,20 @@ def test_while_a_round_is_open_its_replies_are_counted():
 def test_a_waiting_run_says_for_whom(text):
     teller, _ = told(RunStatusChanged(T, "waiting", text))
     assert teller.now == text
+
+
+def test_a_live_sentence_loses_no_word_that_looks_like_markup(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with screen() as (_, show):
+        show("asks 2, and [cohort] min_replies = 3")
+    assert "asks 2, and [cohort] min_replies = 3" in terminal.getvalue()
 
 
 def test_who_was_asked_instead_of_whom_stands_beside_the_round():

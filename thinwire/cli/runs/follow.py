@@ -50,10 +50,11 @@ def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
     """(tell, show): `tell` adds a line for good, `show` replaces the live sentence; without a terminal only changes."""
     if sys.stderr.isatty():
         from rich.console import Console
+        from rich.text import Text
 
         console = Console(stderr=True, highlight=False)
         with console.status("") as status:
-            yield (lambda text: console.print(text, markup=False)), (status.update)
+            yield (lambda text: console.print(text, markup=False)), (lambda text: status.update(Text(text)))
         return
     shown = [""]
 

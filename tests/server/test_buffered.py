@@ -1,19 +1,15 @@
-"""A buffer against lists of events: one update a device, one reason to close, and nobody is waited for in vain."""
+"""A buffer against lists of events: one update a device, and one reason to close."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.server.buffers import Idle, asked, head, new_buffer, play
 from tests.server.test_round import closed, update
 from thinwire.core.types import UpdateId
-from thinwire.server.buffered import Buffer
 from thinwire.server.moves import (
-    Action,
     Asked,
     AskNow,
     AtWork,
@@ -26,49 +22,10 @@ from thinwire.server.moves import (
     Head,
     Joined,
     Left,
-    Lose,
     Refused,
-    Spare,
     Stop,
-    Terms,
     Tick,
-)  # fmt: skip
-
-
-class Idle:
-    """Who is idle, as the driver would find it: asked again only when its answer has come or its ask was lost."""
-
-    def __init__(self, devices: str) -> None:
-        self.devices = list(devices)
-
-    def __call__(self, left_s: float) -> Iterable[Spare]:
-        assert left_s == math.inf
-        return [Spare(device, f"ask-{device}") for device in self.devices]
-
-
-def new_buffer(devices: str = "abc", target: int = 2, **terms: object) -> Buffer:
-    given = {"floor": 1, "opened_s": 100.0, "deadline_s": 10.0, **terms}
-    return Buffer(Terms(7, 6, {d: f"ask-{d}" for d in devices}, target, **given))  # type: ignore[arg-type]  # tests vary them
-
-
-def head(device: str, ask: str | None = None, base: int = 6, sequence: int = 1) -> Head:
-    return Head(update(device, sequence), ask or f"ask-{device}", device, base)
-
-
-def play(buffer: Buffer, *script: tuple[float, object], idle: str = "") -> list[Action]:
-    """Feed (seconds after opening, event); folds succeed at once where an answer is accepted."""
-    actions: list[Action] = []
-    for after, event in script:
-        done = buffer.on(event, 100.0 + after, Idle(idle))  # type: ignore[arg-type]  # the script holds inputs
-        for action in list(done):
-            if isinstance(action, Fold):
-                done += buffer.on(Folded(action.update_id), 100.0 + after, Idle(idle))
-        actions += done
-    return actions
-
-
-def asked(actions: Sequence[Action]) -> list[str]:
-    return [action.device for action in actions if isinstance(action, AskNow)]
+)
 
 
 def test_it_closes_when_it_is_full_though_others_are_at_work() -> None:
@@ -122,49 +79,6 @@ def test_a_second_answer_to_one_ask_is_dropped() -> None:
     assert actions[-1] == Drop(update("a", 2), "duplicate")
 
 
-def test_who_is_idle_is_asked_at_once_from_the_newest_version() -> None:
-    b = new_buffer("ab", target=3)
-    assert b.on(Tick(), 101.0, Idle("c")) == [
-        AskNow("c", "ask-c", base_version=6, deadline_s=10.0, why="it was idle, 2 were at work")
-    ]
-    assert b.on(Tick(), 102.0, Idle("c")) == [], "it is at work now"
-
-
-def test_who_stands_in_the_buffer_is_not_asked_for_it_again() -> None:
-    b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 110.0)})
-    assert asked(play(b, (1, head("z", "ask-old", base=5)), (2, head("a")), idle="az")) == []
-
-
-def test_no_more_are_at_work_than_the_plan_allows() -> None:
-    b = new_buffer("ab", target=9, max_concurrency=3)
-    assert asked(b.on(Tick(), 101.0, Idle("cde"))) == ["c"]
-    assert asked(b.on(Tick(), 101.0, Idle("de"))) == []
-    (action,) = [a for a in play(b, (2, head("a")), idle="de") if isinstance(a, AskNow)]
-    assert (action.device, action.why) == ("d", "it was idle, 2 of at most 3 were at work")
-
-
-def test_nobody_is_asked_from_an_old_version_when_the_buffer_is_full() -> None:
-    assert asked(play(new_buffer("ab", target=1, max_concurrency=2), (1, head("a")), idle="cd")) == []
-
-
-def test_a_device_that_misses_its_deadline_is_not_waited_for_and_counts_when_it_comes() -> None:
-    b = new_buffer("ab", target=3)
-    play(b, (1, head("a")))
-    end = closed(b.on(Tick(), 110.0))
-    assert (end.reason, end.folded, end.outstanding) == ("enough", (update("a"),), ("b",))
-    b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 90.0)})
-    assert play(b, (1, head("z", "ask-old", base=5)))[0].late is True  # type: ignore[union-attr]  # a Fold
-
-
-def test_each_ask_has_its_own_deadline() -> None:
-    b = new_buffer("a", target=3)
-    assert asked(b.on(Tick(), 105.0, Idle("b"))) == ["b"]
-    assert b.deadline_at == 110.0
-    assert b.on(Tick(), 110.0) == []
-    assert b.deadline_at == 115.0
-    assert closed(b.on(Tick(), 115.0)).outstanding == ("a", "b")
-
-
 def test_too_few_make_no_step_and_give_all_back() -> None:
     end = closed(play(new_buffer("abc", target=3, floor=2), (1, head("a")), (10, Tick())))
     assert (end.reason, end.folded, end.dropped) == ("too-few", (), (update("a"),))
@@ -173,32 +87,6 @@ def test_too_few_make_no_step_and_give_all_back() -> None:
 def test_a_stop_gives_all_back() -> None:
     end = closed(play(new_buffer("ab"), (1, head("a")), (2, Stop())))
     assert (end.reason, end.dropped) == ("stopped", (update("a"),))
-
-
-def test_who_failed_is_not_asked_again_by_the_same_buffer() -> None:
-    b = new_buffer("ab", target=3)
-    assert b.on(Failed("a", "ask-a", "task-error", "x"), 101.0, Idle("a")) == [Lose("a", "ask-a", "task-error", "x")]
-    assert b.outstanding == ("b",)
-
-
-def test_a_device_whose_earlier_ask_was_lost_is_asked_again() -> None:
-    b = new_buffer("a", target=3, earlier={"z": AtWork("ask-old", 110.0)})
-    assert b.on(Failed("z", "ask-old", "task-error", "x"), 101.0, Idle("z"))[0] == AskNow(
-        "z", "ask-z", 6, 10.0, "it was idle, 1 were at work"
-    )
-
-
-def test_a_device_that_left_and_came_back_is_waited_for_again() -> None:
-    b = new_buffer("ab", target=3)
-    assert play(b, (1, Left("a", "gone"))) == [Lose("a", "ask-a", "left", "gone")]
-    play(b, (2, Joined("a")), (3, head("b")))
-    assert not b.closed
-    assert closed(play(b, (4, head("a")))).reason == "enough"
-
-
-def test_it_does_not_wait_when_everybody_is_lost() -> None:
-    end = closed(play(new_buffer("ab"), (1, Left("a", "gone")), (1, Failed("b", "ask-b", "task-error", "x"))))
-    assert end.reason == "too-few"
 
 
 def test_what_was_decided_before_a_restart_is_not_decided_again() -> None:

@@ -1,0 +1,84 @@
+"""Whom a buffer asks and waits for: nobody twice, nobody in vain, and no more than the plan allows."""
+
+from __future__ import annotations
+
+from tests.server.buffers import Idle, asked, head, new_buffer, play
+from tests.server.test_round import closed, update
+from thinwire.server.moves import (
+    AskNow,
+    AtWork,
+    Failed,
+    Joined,
+    Left,
+    Lose,
+    Tick,
+)
+
+
+def test_who_is_idle_is_asked_at_once_from_the_newest_version() -> None:
+    b = new_buffer("ab", target=3)
+    assert b.on(Tick(), 101.0, Idle("c")) == [
+        AskNow("c", "ask-c", base_version=6, deadline_s=10.0, why="it was idle, 2 were at work")
+    ]
+    assert b.on(Tick(), 102.0, Idle("c")) == [], "it is at work now"
+
+
+def test_who_stands_in_the_buffer_is_not_asked_for_it_again() -> None:
+    b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 110.0)})
+    assert asked(play(b, (1, head("z", "ask-old", base=5)), (2, head("a")), idle="az")) == []
+
+
+def test_no_more_are_at_work_than_the_plan_allows() -> None:
+    b = new_buffer("ab", target=9, max_concurrency=3)
+    assert asked(b.on(Tick(), 101.0, Idle("cde"))) == ["c"]
+    assert asked(b.on(Tick(), 101.0, Idle("de"))) == []
+    (action,) = [a for a in play(b, (2, head("a")), idle="de") if isinstance(a, AskNow)]
+    assert (action.device, action.why) == ("d", "it was idle, 2 of at most 3 were at work")
+
+
+def test_nobody_is_asked_from_an_old_version_when_the_buffer_is_full() -> None:
+    assert asked(play(new_buffer("ab", target=1, max_concurrency=2), (1, head("a")), idle="cd")) == []
+
+
+def test_a_device_that_misses_its_deadline_is_not_waited_for_and_counts_when_it_comes() -> None:
+    b = new_buffer("ab", target=3)
+    play(b, (1, head("a")))
+    end = closed(b.on(Tick(), 110.0))
+    assert (end.reason, end.folded, end.outstanding) == ("enough", (update("a"),), ("b",))
+    b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 90.0)})
+    assert play(b, (1, head("z", "ask-old", base=5)))[0].late is True  # type: ignore[union-attr]  # a Fold
+
+
+def test_each_ask_has_its_own_deadline() -> None:
+    b = new_buffer("a", target=3)
+    assert asked(b.on(Tick(), 105.0, Idle("b"))) == ["b"]
+    assert b.deadline_at == 110.0
+    assert b.on(Tick(), 110.0) == []
+    assert b.deadline_at == 115.0
+    assert closed(b.on(Tick(), 115.0)).outstanding == ("a", "b")
+
+
+def test_who_failed_is_not_asked_again_by_the_same_buffer() -> None:
+    b = new_buffer("ab", target=3)
+    assert b.on(Failed("a", "ask-a", "task-error", "x"), 101.0, Idle("a")) == [Lose("a", "ask-a", "task-error", "x")]
+    assert b.outstanding == ("b",)
+
+
+def test_a_device_whose_earlier_ask_was_lost_is_asked_again() -> None:
+    b = new_buffer("a", target=3, earlier={"z": AtWork("ask-old", 110.0)})
+    assert b.on(Failed("z", "ask-old", "task-error", "x"), 101.0, Idle("z"))[0] == AskNow(
+        "z", "ask-z", 6, 10.0, "it was idle, 1 were at work"
+    )
+
+
+def test_a_device_that_left_and_came_back_is_waited_for_again() -> None:
+    b = new_buffer("ab", target=3)
+    assert play(b, (1, Left("a", "gone"))) == [Lose("a", "ask-a", "left", "gone")]
+    play(b, (2, Joined("a")), (3, head("b")))
+    assert not b.closed
+    assert closed(play(b, (4, head("a")))).reason == "enough"
+
+
+def test_it_does_not_wait_when_everybody_is_lost() -> None:
+    end = closed(play(new_buffer("ab"), (1, Left("a", "gone")), (1, Failed("b", "ask-b", "task-error", "x"))))
+    assert end.reason == "too-few"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -126,6 +127,69 @@ def test_a_buffer_of_whose_asks_nothing_is_known_claims_nothing():
     assert "full with 1 update, all asked for before it opened (pi-3's" in why(only, earlier=[EARLIER]).sentence
 
 
+def cut(
+    ask: UpdateRow = ASK, gone_at: float = 101.0, back_at: float = 161.0, **more: object
+) -> tuple[RoundRow, UpdateRow]:
+    """The round and its slowest ask, with an aggregator that was away for so long while the device had the ask."""
+    lost_s = back_at - 101.0
+    moved: dict[str, Any] = {name: getattr(ask, name) + lost_s for name in ("began_at", "arrived_at")}
+    closed: dict[str, Any] = {"closed_at": 141.0 + lost_s, "seconds": 41.0 + lost_s, "away": [[101.0, back_at]]}
+    return replace(ROUND, **closed), replace(ask, **{**moved, **more})
+
+
+def test_an_aggregator_that_was_away_for_most_of_a_round_is_blamed_and_no_device():
+    found, ask = cut(back_at=221.0)
+    said = why(found, [QUICK, ask], PARAMETERS)
+    assert said.sentence == (
+        "Round 12 took 2 min 41 s: the aggregator was away for 2 min; waited 41 s for pi-3, which uploaded "
+        "9.1 MB at 2 Mb/s in 36 s."
+    )
+    assert said.stages["away"] == pytest.approx(120.0)
+    assert sum(said.stages.values()) == pytest.approx(161.0)
+    assert why(found).sentence.startswith("Round 12 took 2 min 41 s: the aggregator was away for 2 min; waited")
+
+
+def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blamed():
+    found, ask = cut(replace(ASK, train_s=63.0, pulled_at=None), began_at=166.0, arrived_at=202.4)
+    found = replace(found, closed_at=202.5, seconds=102.7)
+    said = why(found, [QUICK, ask], PARAMETERS)
+    assert said.sentence == (
+        "Round 12 took 1 min 43 s: waited 1 min 40 s for pi-3, which trained 50 steps in 63 s; the aggregator was away "
+        "for 60 s meanwhile."
+    )
+    assert said.stages["asked"] == 0.0, "it worked on the ask when the aggregator ended"
+    assert sum(said.stages.values()) == pytest.approx(102.7)
+
+
+def test_an_absence_after_the_last_answer_is_no_devices_either():
+    found = replace(ROUND, closed_at=201.0, seconds=101.0, away=[[140.8, 200.8]])
+    said = why(found, [QUICK, ASK], PARAMETERS)
+    assert said.sentence.startswith("Round 12 took 1 min 41 s: the aggregator was away for 60 s; waited 41 s for pi-3")
+    assert (said.stages["away"], said.stages["waiting"]) == pytest.approx((60.0, 0.0), abs=0.1)
+    assert sum(said.stages.values()) == pytest.approx(101.0)
+
+
+def test_an_absence_before_a_device_was_asked_is_not_the_time_until_it_was():
+    found = replace(ROUND, closed_at=201.0, seconds=101.0, away=[[102.0, 162.0]])
+    spare = replace(ASK, asked_at=164.0, pulled_at=164.5, began_at=168.3, arrived_at=200.7, asked_why="one left")
+    said = why(found, [QUICK, spare], PARAMETERS)
+    assert (said.stages["before"], said.stages["away"]) == (4.0, 60.0)
+    assert sum(said.stages.values()) == pytest.approx(101.0, abs=0.01)
+
+
+def test_a_deadline_does_not_count_an_absence_and_neither_does_what_is_said_of_who_missed_it():
+    late = replace(ASK, pulled_at=None, began_at=164.3, arrived_at=200.7, outcome="late")
+    found = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=85.0, closed_at=185.0, away=[[101.0, 161.0]])
+    assert "; pi-3 took 41 s and uploaded 9.1 MB" in why(found, [QUICK, late], PARAMETERS).sentence
+
+
+def test_a_run_says_how_much_of_it_was_without_an_aggregator():
+    found, ask = cut(back_at=221.0)
+    assert in_all([why(found, [QUICK, ask])]).sentence.startswith(
+        "1 round took 2 min 41 s, 75 % of it without an aggregator;"
+    )
+
+
 maybe = st.none() | st.floats(0, 50)
 
 
@@ -140,14 +204,23 @@ def test_no_stage_is_negative_whatever_the_clocks_say(took, pulled_at, began_at,
     assert min(stages.values()) >= 0.0
 
 
-@given(st.lists(maybe, min_size=5, max_size=5), st.floats(90, 160), st.floats(90, 160), st.floats(60, 180))
-def test_what_a_round_saw_of_an_ask_is_all_of_it_from_the_rounds_opening_on(took, began_at, arrived_at, opened_at):
+@given(
+    st.lists(maybe, min_size=5, max_size=5), st.floats(90, 160), st.floats(90, 160), st.floats(60, 180),
+    st.lists(st.floats(60, 180), min_size=4, max_size=4),
+)  # fmt: skip
+def test_what_a_round_saw_of_an_ask_is_all_of_it_from_the_rounds_opening_on(
+    took, began_at, arrived_at, opened_at, ends
+):
+    first, until, since, last = sorted(ends)
+    away = [[first, until], [since, last]]
     names = ("download_s", "queue_s", "evaluate_s", "train_s", "encode_s")
     ask = replace(ASK, began_at=began_at, arrived_at=arrived_at, **dict(zip(names, took, strict=True)))
-    seen, asked_at = within(ask, opened_at), min(ASK.asked_at, arrived_at)
+    seen, asked_at = within(ask, opened_at, away), min(ASK.asked_at, arrived_at)
     assert set(seen) <= set(STAGES)
     assert min(seen.values()) >= 0.0
-    assert sum(seen.values()) == pytest.approx(max(0.0, sum(along(ask).values()) + asked_at - opened_at), abs=1e-6)
+    whole = sum(within(ask, opened_at).values())
+    assert whole == pytest.approx(max(0.0, sum(along(ask).values()) + asked_at - opened_at), abs=1e-6)
+    assert sum(seen.values()) == pytest.approx(whole, abs=1e-6), "an absence takes no time that was not there"
 
 
 def test_a_round_asked_ahead_counts_from_when_its_answers_were_taken_however_long_that_was_after_the_one_before():

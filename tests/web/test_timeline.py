@@ -36,6 +36,13 @@ def test_stretches_follow_each_other_whatever_the_clocks_say(took, pulled_at, be
     assert all(a.end_s <= b.begin_s for a, b in pairwise(found))
 
 
+def test_who_worked_while_no_aggregator_was_there_did_not_wait_with_the_ask():
+    row = replace(ROW, train_s=20.0, began_at=165.0, arrived_at=166.0)
+    assert stretches(row, 100.0)[0].stage == "asked", "as far as is known it took the ask up so late"
+    found = stretches(row, 100.0, [[105.0, 160.0]])
+    assert [(s.stage, s.begin_s, s.end_s) for s in found] == [("train", 0.0, 20.0), ("upload", 65.0, 66.0)]
+
+
 def test_an_ask_without_an_answer_has_no_stretches():
     assert stretches(ROW, 100.0) == []
 

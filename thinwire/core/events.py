@@ -261,8 +261,20 @@ class ClientBack(Event):
 
 
 @dataclass(frozen=True)
+class RoundTakenUp(Event):
+    """The aggregator goes on with a round that was open when it ended: nobody was there from `gone_at` to `at`."""
+
+    round: int
+    gone_at: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
 class RoundClosed(Event):
-    """A round's end. `version` is the model after it (unchanged after too-few); `spent` says where the time went."""
+    """A round's end. `version` is the model after it (unchanged after too-few); `spent` says where the time went.
+
+    `seconds` are all that the round took, those without an aggregator too, which `elapsed_s` does not count.
+    """
 
     round: int
     reason: CloseReason
@@ -305,6 +317,13 @@ class DeviceJoined(Event):
 class DeviceLeft(Event):
     device: str
     why: str
+
+
+@dataclass(frozen=True)
+class AggregatorStarted(Event):
+    """A new life of the aggregator; the one before it was last known to be alive at `gone_at`."""
+
+    gone_at: float
 
 
 @dataclass(frozen=True)

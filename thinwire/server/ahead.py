@@ -78,7 +78,7 @@ def dissolve(running: Running) -> None:
                 dropped=[event.update_id for event in past.now.accepted],
                 outstanding=waited,
                 elapsed_s=running.elapsed,
-                seconds=running.elapsed - past.head_since_s if past.taken else 0.0,
+                seconds=running.elapsed - past.head_since_s + past.now.missed_s if past.taken else 0.0,
                 metrics={},
             )
         )

@@ -55,7 +55,7 @@ def finish(one: OneRound) -> None:
             dropped=[str(u) for u in closed.dropped],
             outstanding=list(closed.outstanding),
             elapsed_s=running.elapsed,
-            seconds=running.elapsed - one.machine.terms.opened_s,
+            seconds=running.elapsed - one.machine.terms.opened_s + running.past.now.missed_s,
             metrics=pooled((head.metrics for head in counted), "train/"),
             spent=spent,
             slowest=slowest,

@@ -22,6 +22,7 @@ from thinwire.core.events import (
     ModelStored,
     RoundClosed,
     RoundOpened,
+    RoundTakenUp,
     RunStatus,
     RunStatusChanged,
     ShadowStored,
@@ -53,6 +54,7 @@ class OpenNow:
     accepted: list[UpdateAccepted] = field(default_factory=list)  # of that: in fold order
     folded: set[str] = field(default_factory=set)  # of their update_ids
     slowest_s: float = 0.0  # of the answers in time
+    missed_s: float = 0.0  # of the round's time, what the run's clock did not count: without an aggregator, and before
 
 
 @dataclass
@@ -100,6 +102,8 @@ class Past:
     best: Evaluated | None = None
     slowest: list[float] = field(default_factory=list)
     elapsed_s: float = 0.0
+    elapsed_at: float = 0.0  # the wall clock when it was so much
+    at: float = 0.0  # of the last event, wall clock
     _failed_with: int = 0  # the last round that was open when the last of `too_few_in_a_row` closed
 
     def __post_init__(self) -> None:
@@ -145,7 +149,7 @@ class Past:
 
     def apply(self, event: Event) -> None:
         """Take in one event of the journal."""
-        self.elapsed_s = max(self.elapsed_s, getattr(event, "elapsed_s", 0.0))
+        self._tell_time(event)
         self.first.apply(event)
         match event:
             case RunStatusChanged():
@@ -189,6 +193,14 @@ class Past:
                 self.measured.pop(event.version, None)
                 if event.best:
                     self.best = event
+
+    def _tell_time(self, event: Event) -> None:
+        elapsed_s = getattr(event, "elapsed_s", -1.0)
+        if isinstance(event, RoundTakenUp):
+            self.now.missed_s += max(0.0, event.at - self.elapsed_at - (elapsed_s - self.elapsed_s))
+        if elapsed_s >= self.elapsed_s:
+            self.elapsed_s, self.elapsed_at = elapsed_s, event.at
+        self.at = event.at
 
     def round_of(self, device: str, ask_id: str) -> int:
         """The round in which this device was asked this; 0 when it was not, or too long ago to be known."""

@@ -60,7 +60,7 @@ def _rounds(running: Running) -> None:
         return
     _ask_again(running)
     if past.open_round and past.taken:
-        running.status("running", f"round {past.open_round.round} goes on")
+        running.goes_on(past.open_round.round)
         _one(running, OneRound.take_up(running))
     while past.steps_made < plan.run.rounds and version_that_reached(running) is None:
         if running.stop_ordered():

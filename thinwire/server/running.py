@@ -11,7 +11,7 @@ from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.rungs import rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
-from thinwire.core.events import AskedInFull, ClientFailed, Event, RunStatus, RunStatusChanged
+from thinwire.core.events import AskedInFull, ClientFailed, Event, RoundTakenUp, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
@@ -101,6 +101,12 @@ class Running:
         """Record what the run is doing, once for each change."""
         if (self.past.status, self.past.status_text) != (status, text):
             self.record(RunStatusChanged(self.clock.wall(), status, text, exit_code))
+
+    def goes_on(self, number: int) -> None:
+        """Record that a round which was open when the aggregator ended is taken up, and since when it had been gone."""
+        now = self.clock.wall()
+        self.record(RoundTakenUp(now, number, min(now, self.store.gone_at(self.past.at)), self.elapsed))
+        self.status("running", f"round {number} goes on")
 
     def stop_ordered(self) -> bool:
         """Whether a person stopped the run or the service is closing; once true it stays true."""

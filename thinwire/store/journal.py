@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select
 
 from thinwire.core.event_json import from_json
-from thinwire.core.events import Event, HeadTaken
+from thinwire.core.events import AggregatorStarted, Event, HeadTaken
 from thinwire.store.database import Database
 from thinwire.store.tables import Journal
 
@@ -24,6 +24,14 @@ def head_taken(database: Database, run_id: str) -> HeadTaken | None:
     with database.reading() as connection:
         body = connection.scalar(wanted.order_by(Journal.seq.desc()).limit(1))
     return None if body is None else HeadTaken(**body)
+
+
+def gone_at(database: Database, after: float) -> float:
+    """When the aggregator that wrote an event at `after` was last alive, as the next one to start found it."""
+    wanted = select(Journal.body).where(Journal.run_id.is_(None), Journal.kind == AggregatorStarted.__name__)
+    with database.reading() as connection:
+        body = connection.scalar(wanted.where(Journal.at > after).order_by(Journal.seq).limit(1))
+    return after if body is None else max(after, AggregatorStarted(**body).gone_at)
 
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))

@@ -25,6 +25,7 @@ from thinwire.core.events import (
     ModelStored,
     RoundClosed,
     RoundOpened,
+    RoundTakenUp,
     RunNoted,
     RunStatusChanged,
     UpdateAccepted,
@@ -75,6 +76,8 @@ class Projection:
                 self._model(event)
             case RoundOpened():
                 self._opened(event)
+            case RoundTakenUp():
+                self._taken_up(event)
             case RoundClosed():
                 self._closed(event)
             case Evaluated():
@@ -217,6 +220,14 @@ class Projection:
             return  # said before
         self.sums.turn(row["round"], row["device"], row["outcome"], outcome, values.get("reason", ""), at)
         self.rows.change(row, outcome=outcome, **values)
+
+    def _taken_up(self, event: RoundTakenUp) -> None:
+        """Nobody was there for a while in the middle of this round."""
+        known = self.sums.told_of(event.round).get("away")
+        if known is None:
+            where = (Round.run_id == self.facts.run_id, Round.round == event.round)
+            known = self.connection.scalar(select(Round.away).where(*where)) or []
+        self._round(event.round, away=[*known, [event.gone_at, event.at]])
 
     def _closed(self, event: RoundClosed) -> None:
         self._settle(event.folded, "folded", event)

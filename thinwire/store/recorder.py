@@ -10,7 +10,7 @@ from sqlalchemy import insert, select, update
 
 from thinwire.core.errors import NotFound
 from thinwire.core.event_json import to_json
-from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RoundClosed, RunStatusChanged
+from thinwire.core.events import AggregatorStarted, DeviceJoined, DeviceLeft, Event, RoundClosed, RunStatusChanged
 from thinwire.store import measures
 from thinwire.store.access import Device
 from thinwire.store.database import Database
@@ -67,9 +67,10 @@ class Recorder:
             seen = {"online": online, **({"seen_at": event.at} if online else {})}
             connection.execute(update(Device).where(Device.name == event.device), seen)
 
-    def record_restart(self, at: float) -> None:
+    def record_restart(self, at: float, gone_at: float) -> None:
         """A new life of the aggregator: whoever was online is not, until it comes again."""
         with self._database.writing() as connection:
+            connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, min(gone_at, at))))
             online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
             if online:
                 left = [_row(None, DeviceLeft(at, name, "the aggregator started anew")) for name in online]

@@ -62,7 +62,8 @@ class RoundRow:
     """One round. `late`, `dropped`, `failed` count this round's asks by what became of them, whenever it did.
 
     `folded` are the updates that made its step (late ones of earlier rounds among them); `metrics` and `spread`
-    measure the version that it made. Bytes are those of this round's asks and their answers.
+    measure the version that it made. Bytes are those of this round's asks and their answers. `away`: from when to when
+    no aggregator was there, wall clock, each time that it ended while the round was open.
     """
 
     run_id: str
@@ -98,6 +99,7 @@ class RoundRow:
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, where the plan has a ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
     drawn: str = ""  # how those who were asked were drawn, where not all had the same odds
+    away: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

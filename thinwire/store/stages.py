@@ -14,18 +14,32 @@ from thinwire.store.rows import RoundRow, UpdateRow
 ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
 ALONG = ("asked", *ON_DEVICE, "trips", "upload")  # as it happens; trips: requests and what stands between stages
 OWN = ("fold", "step", "store")
-STAGES = ("before", *ALONG, "waiting", *OWN)  # before: from a round's opening until the device was asked
+# before: from a round's opening until the device was asked; away: no aggregator was there, and no device at work
+STAGES = ("before", *ALONG, "away", "waiting", *OWN)
+Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, wall clock
 
 
-def along(ask: UpdateRow) -> dict[str, float]:
-    """Seconds by stage of one ask that was answered; what the device's stages leave of its time are the trips."""
+def along(ask: UpdateRow, away: Away = ()) -> dict[str, float]:
+    """Seconds by stage of one ask that was answered; what the device's stages leave of its time are the trips, but for
+    what of that was without an aggregator.
+
+    A device that worked on it when the aggregator ended took it up before: it is not handed out again.
+    """
     assert ask.arrived_at is not None
     asked = _asked_at(ask)
     began = min(max(asked, ask.began_at or ask.arrived_at), ask.arrived_at)
     on_device = {name: getattr(ask, f"{name}_s") or 0.0 for name in ON_DEVICE}
-    pulled = min(max(asked, ask.pulled_at or began - sum(on_device.values())), began)
+    untold = asked if within_s(away, asked, began) else began - sum(on_device.values())
+    pulled = min(max(asked, ask.pulled_at or untold), began)
     trips = max(0.0, began - pulled - sum(on_device.values()))
-    return {"asked": pulled - asked, **on_device, "trips": trips, "upload": ask.arrived_at - began}
+    before, after = within_s(away, asked, pulled), min(trips, within_s(away, pulled, began))
+    found = {"asked": pulled - asked - before, **on_device, "trips": trips - after, "upload": ask.arrived_at - began}
+    return {**found, "away": before + after} if before + after else found
+
+
+def within_s(away: Away, begin: float, end: float) -> float:
+    """For how many seconds between two moments no aggregator was there."""
+    return sum(max(0.0, min(until, end) - max(since, begin)) for since, until in away)
 
 
 def turns(rounds: Sequence[RoundRow], taken: HeadTaken | None = None) -> dict[int, float | None]:
@@ -53,15 +67,17 @@ def _turn_at(one: RoundRow, before: float | None, taken: HeadTaken | None) -> fl
     return max(one.opened_at, one.closed_at - max(0.0, since))
 
 
-def within(ask: UpdateRow, opened_at: float) -> dict[str, float]:
-    """`along` an ask, as far as a round saw of it that opened then.
+def within(ask: UpdateRow, opened_at: float, away: Away = ()) -> dict[str, float]:
+    """`along` an ask, as far as a round saw of it that opened then and was without an aggregator so long.
 
     Of one that was asked in the middle of the round nothing was under way before; of one that was asked earlier only
     what was still to be done when the round opened counts.
     """
-    stages, before = along(ask), _asked_at(ask) - opened_at
+    away = [(max(since, opened_at), until) for since, until in away if until > opened_at]
+    stages, before = along(ask, away), _asked_at(ask) - opened_at
     if before > 0.0:
-        return {"before": before, **stages}
+        gone = within_s(away, opened_at, _asked_at(ask))
+        return {"before": before - gone, **stages, **({"away": stages.get("away", 0.0) + gone} if gone else {})}
     done = -before
     for name in ALONG:
         part = min(stages[name], done)

@@ -116,9 +116,11 @@ class Store:
     def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
         self._recorder.record_device(event)
 
-    def record_restart(self) -> None:
-        """The aggregator starts: every device counts as away until it says hello."""
-        self._recorder.record_restart(self._clock.wall())
+    def record_restart(self, gone_at: float = 0.0) -> None:
+        """The aggregator starts: every device counts as away until it says hello. `gone_at`: when the one before it was
+        last alive, as far as is known without the journal.
+        """
+        self._recorder.record_restart(self._clock.wall(), gone_at)
 
     # Reading it.
 
@@ -129,6 +131,10 @@ class Store:
     def head_taken(self, run_id: str) -> HeadTaken | None:
         """Which round of a run whose asks go ahead took its answers last, and since when."""
         return journal.head_taken(self._database, run_id)
+
+    def gone_at(self, after: float) -> float:
+        """When the aggregator that wrote an event at `after` was last alive: no earlier than that."""
+        return journal.gone_at(self._database, after)
 
     def last_seq(self, run_id: str | None = None) -> int:
         """The newest event's seq, of a run or of all; cheap enough to ask ten times a second."""

@@ -98,6 +98,7 @@ class Round(Traffic, Outcomes, Base):
     spread: Mapped[dict[str, Any]] = mapped_column(default=dict)
     train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    away: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # [from, to] without an aggregator
     slowest: Mapped[str] = mapped_column(default="")
 
 

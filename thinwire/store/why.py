@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from thinwire.core.texts import duration, size, speed
 from thinwire.store.rows import RoundRow, UpdateRow
-from thinwire.store.stages import ALONG, OWN, STAGES, along, within
+from thinwire.store.stages import ALONG, OWN, STAGES, along, within, within_s
 
 OWN_SHARE = 0.2  # of a round's time, from which on the aggregator's part is worth a word
 # Bits of a parameter, mildest first: what could be tried instead. tests/store holds them against the codecs.
@@ -46,12 +46,19 @@ def why(
     slowest = _slowest(found, asks, earlier)
     stages = {name.removesuffix("_s"): value for name, value in found.spent.items()}
     stages = {"asked" if name == "wait" else name: value for name, value in stages.items()}
+    begin = found.opened_at if turn_at is None else turn_at
     if slowest is not None and slowest.arrived_at is not None:
-        stages |= within(slowest, found.opened_at if turn_at is None else turn_at)
+        stages |= within(slowest, begin, found.away)
+        begin = max(begin, slowest.arrived_at)
     waited_for = () if found.reason == "buffer" else tuple(one.device for one in asks if not _in_time(one, found))
     if (asks or earlier) and found.closed_at is not None:
+        if gone := within_s(found.away, begin, found.closed_at):  # after the last answer that counted
+            stages["away"] = stages.get("away", 0.0) + gone
         known = sum(stages.get(name, 0.0) for name in STAGES if name != "waiting")
         stages["waiting"] = max(0.0, took - known)
+    elif found.away:
+        known = sum(stages.get(name, 0.0) for name in STAGES)
+        stages["away"] = min(max(0.0, took - known), gone_s(found))
     said = {name: stages[name] for name in STAGES if name in stages}
     if found.reason == "buffer":
         reason = _filled(found, said, slowest, earlier)
@@ -60,8 +67,22 @@ def why(
     else:
         reason = _waited(found, said, slowest)
     device, requests = (slowest.device, slowest.requests) if slowest else (found.slowest, 0)
-    told = f"Round {found.round} took {duration(took)}: {reason}."
+    told = f"Round {found.round} took {duration(took)}: {_blamed(found, said, reason)}."
     return Why(found.round, took, told, device, said, waited_for, requests)
+
+
+def gone_s(found: RoundRow) -> float:
+    """For how long no aggregator was there while the round was open."""
+    return sum(until - since for since, until in found.away)
+
+
+def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
+    """The reason, and what of the round was without an aggregator: first where nothing else took so long."""
+    if not found.away:
+        return reason
+    gone = f"the aggregator was away for {duration(gone_s(found))}"
+    first = stages.get("away", 0.0) >= max(stages.values(), default=0.0)
+    return f"{gone}; {reason}" if first else f"{reason}; {gone} meanwhile"
 
 
 def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
@@ -151,7 +172,7 @@ def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str
     late = [one for one in asks if one.device in waited_for and one.arrived_at is not None]
     if late:
         first = min(late, key=lambda one: one.arrived_at or 0.0)
-        stages = along(first)
+        stages = {name: took for name, took in along(first, found.away).items() if name in ALONG}
         hint = would_do(first, stages, found.deadline_s, parameters)
         return f"{said}; {first.device} took {duration(sum(stages.values()))} and {_most(stages, first)}{hint}"
     here = {one.device: one for one in asks if one.device in waited_for}
@@ -207,7 +228,7 @@ def _words(name: str) -> str:
         "asked": "until an ask was taken up", "queue": "behind other work", "trips": "requests and round trips",
         "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
         "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads", "fold": "folding",
-        "step": "the step", "before": "before the last one to answer was asked",
+        "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was asked",
     }[name]  # fmt: skip
 
 

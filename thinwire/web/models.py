@@ -133,6 +133,13 @@ class Stretch(Answer):
     end_s: float
 
 
+class Absence(Answer):
+    """No aggregator was there; seconds since the round began to take answers."""
+
+    begin_s: float
+    end_s: float
+
+
 class Update(Traffic):
     """One ask and what became of it, with its stretches of time since the round opened.
 
@@ -173,7 +180,8 @@ class RoundPage(Round):
     along `slowest` and then in the aggregator; `waited_for`: who had not answered when it closed. `codecs`: in which of
     the ladder's how many were asked, most first; empty where there is no ladder. `turn_at`: when it began to take
     answers, from which its seconds and all stretches count: later than `opened_at` where asks are sent ahead, and null
-    until then. `drawn`: how those who were asked were drawn, where not all had the same odds.
+    until then. `drawn`: how those who were asked were drawn, where not all had the same odds. `away`: when no
+    aggregator was there.
     """
 
     turn_at: float | None
@@ -184,6 +192,7 @@ class RoundPage(Round):
     waited_for: list[str]
     updates: list[Update]
     late_folded: list[Update]
+    away: list[Absence]
     now: float
 
 

@@ -77,6 +77,7 @@ class Reader:
             codecs=Counter(found.codecs.values()).most_common(),
             updates=[update(one, of.get(one.round), turn_at) for one in own],
             late_folded=[update(one, of.get(one.round), turn_at) for one in earlier],
+            away=_absences(found, found.opened_at if turn_at is None else turn_at),
         )  # fmt: skip
 
     def updates(self, name: str, number: int | None) -> list[models.Update]:
@@ -118,10 +119,18 @@ def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = Non
     if opened_at is None:
         opened_at = asked.opened_at if asked else row.asked_at or 0.0
     shown = models.Update.model_validate(row)
-    drawn = [models.Stretch.model_validate(stretch) for stretch in stretches(row, opened_at)]
+    drawn = [models.Stretch.model_validate(one) for one in stretches(row, opened_at, asked.away if asked else ())]
     codec = {"codec": asked.codecs.get(row.device, asked.codec) if asked else ""}
     codec["codec_reason"] = asked.codec_reasons.get(row.device, "") if asked else ""
     return shown.model_copy(update={"stretches": drawn, **codec})
+
+
+def _absences(found: RoundRow, begin: float) -> list[models.Absence]:
+    return [
+        models.Absence(begin_s=max(0.0, since - begin), end_s=until - begin)
+        for since, until in found.away
+        if until > begin
+    ]
 
 
 def _run(kind: type[Shown], row: RunRow, open_round: RoundRow | None, **more: Any) -> Shown:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from thinwire.core.texts import duration
 from thinwire.store import RoundRow, RunRow, UpdateRow
-from thinwire.store.why import unanswered
+from thinwire.store.why import gone_s, unanswered
 
 
 def run_sentence(run: RunRow, open_round: RoundRow | None = None) -> str:
@@ -67,11 +67,16 @@ def open_round(
     if not buffer:
         came = f"{answered(round_)} of {len(round_.asked)} have answered{_failed(round_)}"
         said = f"{came}; {round_.target} are enough" if round_.failed else f"{came}, {round_.target} are enough"
-        return f"Round {round_.round} is open: {said}."
+        return f"Round {round_.round} is open: {said}{_away(round_)}."
     holds = sum(one.outcome == "accepted" or one.folded_round == round_.round for one in (*own, *earlier))
     work = sum(one.outcome == "asked" for one in (*own, *earlier))
     at_work = f"{work} {'device is' if work == 1 else 'devices are'} at work"
-    return f"Round {round_.round} is open: its buffer holds {holds} of {round_.target} updates, and {at_work}."
+    holding = f"its buffer holds {holds} of {round_.target} updates, and {at_work}"
+    return f"Round {round_.round} is open: {holding}{_away(round_)}."
+
+
+def _away(round_: RoundRow) -> str:
+    return f"; the aggregator was away for {duration(gone_s(round_))}" if round_.away else ""
 
 
 def answered(round_: RoundRow) -> int:

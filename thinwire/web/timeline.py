@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.store import UpdateRow
+from thinwire.store.stages import Away, within_s
 
 ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
 
@@ -23,15 +24,18 @@ class Stretch:
     end_s: float
 
 
-def stretches(update: UpdateRow, opened_at: float) -> list[Stretch]:
-    """In order, without overlap; empty for an ask that was not answered."""
+def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stretch]:
+    """In order, without overlap; empty for an ask that was not answered. A device that worked on it while no aggregator
+    was there (`away`, wall clock) had taken it up before.
+    """
     if update.arrived_at is None:
         return []
     asked = (update.asked_at or opened_at) - opened_at
     end = update.arrived_at - opened_at
     began = min(end, (update.began_at or update.arrived_at) - opened_at)
     device_s = sum(getattr(update, f"{stage}_s") or 0.0 for stage in ON_DEVICE)
-    pulled = update.pulled_at - opened_at if update.pulled_at else max(asked, began - device_s)
+    untold = asked if within_s(away, asked + opened_at, began + opened_at) else max(asked, began - device_s)
+    pulled = update.pulled_at - opened_at if update.pulled_at else untold
     found = [Stretch("asked", asked, max(asked, pulled))]
     for stage in ON_DEVICE:
         begin = found[-1].end_s

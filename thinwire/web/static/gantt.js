@@ -20,6 +20,7 @@ export const Gantt = ({ round, buffered }) => {
   const span = Math.max(content, near ? round.deadline_s : 0) * 1.03;
   const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
   const lines = html`
+    ${round.away.map((a) => html`<i class="away" style=${{ left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }}></i>`)}
     ${near ? html`<i class="line deadline" style=${{ left: `${at(round.deadline_s)}%` }}></i>` : null}
     ${open ? html`<i class="line now" style=${{ left: `${at(length)}%` }}></i>` : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
   return html`
@@ -37,6 +38,7 @@ export const Gantt = ({ round, buffered }) => {
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
         ${STAGES.map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
+        ${round.away.length > 0 && html`<li><i class="swatch away"></i>no aggregator was there</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
         <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${open ? "now" : "round closed"}</li>
       </ul>

@@ -63,6 +63,16 @@ class FleetLaws:
         setting.fleet.send([envelope("pi-2", "b"), envelope("pi-1", "a1"), envelope("pi-1", "a2")])
         assert [pulled(one).ask.ask_id, pulled(one).ask.ask_id, pulled(two).ask.ask_id] == ["a1", "a2", "b"]
 
+    def test_that_a_device_took_an_ask_up_is_told_once(self, setting: Setting) -> None:
+        link = join(setting, "pi-1")
+        setting.fleet.send([envelope("pi-1", "ask-1"), envelope("pi-1", "ask-2")])
+        assert list(setting.fleet.taken_up()) == []
+        pulled(link)
+        link.pull(0.0)
+        told = [(one.device, one.ask.ask_id) for one in setting.fleet.taken_up()]
+        assert told in ([("pi-1", "ask-1"), ("pi-1", "ask-2")], []), "nothing of a fleet whose answers come at once"
+        assert list(setting.fleet.taken_up()) == []
+
     def test_an_ask_is_not_delivered_twice_to_the_process_that_holds_it(self, setting: Setting) -> None:
         link = join(setting, "pi-1")
         setting.fleet.send([envelope("pi-1", "ask-1")])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fleet_laws import FleetLaws
+from tests.fleet_words import envelope, join, pulled
 from tests.flower.doubles import Place
 from thinwire.store import FileSpool, Store
 
@@ -16,6 +17,16 @@ from thinwire.store import FileSpool, Store
 class TestFlowerFleet(FleetLaws):
     def make(self, folder: Path) -> AbstractContextManager[Any]:
         return on_the_store(folder)
+
+    def test_what_a_device_took_up_before_a_restart_is_told_after_it(self, setting: Any) -> None:
+        link = join(setting, "pi-1")
+        setting.fleet.send([envelope("pi-1", "ask-1")])
+        pulled(link)
+        assert [one.ask.ask_id for one in setting.fleet.taken_up()] == ["ask-1"], "and it is not empty here"
+        setting.restart()
+        setting.fleet.send([envelope("pi-1", "ask-1")])
+        assert link.pull(0.1) is None, "it holds it"
+        assert [(one.device, one.ask.ask_id) for one in setting.fleet.taken_up()] == [("pi-1", "ask-1")]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +24,7 @@ from tests.store.story import (
 from thinwire.core.errors import NotFound
 from thinwire.core.event_json import to_json
 from thinwire.core.events import (
+    AskTakenUp,
     ClientAsked,
     ClientBack,
     ClientFailed,
@@ -95,6 +97,20 @@ def test_a_device_that_had_left_and_is_back_is_at_work_again(store: Store) -> No
     assert_sums_agree(store, run_id)
     store.record(run_id, [left])
     assert store.rounds(run_id)[0].failed == 1, "it may leave again"
+
+
+def test_when_a_device_took_an_ask_up_is_known_before_and_after_it_answered(store: Store) -> None:
+    run_id = new_run(store)
+    ask_id = f"{run_id}.1.pi-01"
+    store.record(run_id, [*opened(run_id, 1), AskTakenUp(10.5, 1, "pi-01", ask_id)])
+    store.record(run_id, [AskTakenUp(99.0, 1, "pi-01", ask_id), AskTakenUp(99.0, 1, "pi-01", "of no round")])
+    reply = head(run_id, 1, "pi-01")
+    assert [u.pulled_at for u in store.updates(run_id, round=1)] == [10.5, None, None], "the first time counts"
+    assert reply.transfer is not None
+    of_another_life = replace(reply, transfer=replace(reply.transfer, pulled_at=0.0))
+    store.record(run_id, [accepted(of_another_life, 1)])
+    assert store.updates(run_id, round=1)[0].pulled_at == 10.5
+    assert_is_replayed(store, run_id)
 
 
 def test_an_ask_is_shown_before_it_is_answered_and_with_its_numbers_after(store: Store) -> None:

@@ -61,7 +61,7 @@ def test_a_deadline_says_whom_it_cut_off_and_what_would_have_come_in_time():
 
 @pytest.mark.parametrize(
     ("pulled_at", "said"),
-    [(100.5, "pi-3 took the ask up and has not answered yet."), (None, "pi-3 never took the ask up.")],
+    [(100.5, "pi-3 took the ask up and has not answered yet."), (None, "pi-3 was not seen to take the ask up.")],
 )
 def test_who_has_not_answered_is_told_by_what_was_seen_of_it(pulled_at, said):
     closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.web.filled_store import DENSE, DEVICES, LAYOUT, Told, new_run, twelve_rounds
-from thinwire.core.events import ClientBack, Evaluated
+from thinwire.core.events import AskTakenUp, ClientBack, Evaluated, RoundTakenUp
 from thinwire.store import Store
 
 
@@ -57,6 +57,21 @@ def test_who_failed_has_not_answered_and_who_is_back_is_at_work(page: TestClient
     assert [u["outcome"] for u in get(page, f"runs/{run.run_id}/rounds/12")["updates"] if u["device"] == "pi-06"] == [
         "asked"
     ]
+
+
+def test_a_device_that_took_an_ask_up_is_known_to_have(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    run.say(AskTakenUp(run.opened_at + 0.5, 12, "pi-06", run.asks["pi-06"]))
+    shown = {u["device"]: u["pulled_at"] for u in get(page, f"runs/{run.run_id}/rounds/12")["updates"]}
+    assert (shown["pi-06"], shown["pi-07"]) == (run.opened_at + 0.5, None)
+
+
+def test_an_absence_of_the_aggregator_stands_beside_its_round(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    run.say(RoundTakenUp(run.opened_at + 42.0, 12, run.opened_at + 2.0, run.elapsed))
+    shown = get(page, f"runs/{run.run_id}/rounds/12")
+    assert shown["away"] == [{"begin_s": 2.0, "end_s": 42.0}]
+    assert shown["why"].endswith("8 are enough; the aggregator was away for 40 s.")
 
 
 def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient, told: Told):

@@ -13,6 +13,7 @@ from tests.store.test_cells import cell
 from tests.web.browsing import Open, axe, overflow
 from tests.web.filled_store import Told, add_devices, finish, new_run, twelve_rounds
 from tests.web.serving import Shown, serving, showing
+from thinwire.core.events import AskTakenUp, RoundTakenUp
 from thinwire.core.home import hold
 from thinwire.store import Store
 from thinwire.store.cells import Cells
@@ -155,6 +156,21 @@ def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, l
     with hold(lock, {}), serving(store.url, served.address):
         expect(page.locator(".beat")).to_have_text("live")
         expect(page.locator(".sentence")).to_contain_text("Done")
+
+
+def test_a_round_shows_who_is_at_work_and_when_no_aggregator_was_there(store: Store, served: Shown, look: Open):
+    run = twelve_rounds(store)
+    run.say(AskTakenUp(run.opened_at + 0.4, 12, "pi-06", run.asks["pi-06"]))
+    run.say(RoundTakenUp(run.opened_at + 4.0, 12, run.opened_at + 2.0, run.elapsed))
+    page = look(served.url, f"runs/{run.run_id}")
+    lane = page.locator(".lane", has_text="pi-06")
+    expect(lane).to_contain_text("asked, at work")
+    expect(lane.locator(".stage.work")).to_have_count(1)
+    expect(page.locator(".lane", has_text="pi-07").locator(".stage.work")).to_have_count(0)
+    expect(page.locator(".legend")).to_contain_text("taken up, at work")
+    expect(page.locator(".legend")).to_contain_text("no aggregator was there")
+    expect(page.locator(".legend")).not_to_contain_text("not taken up")
+    expect(lane.locator(".away")).to_have_count(1)
 
 
 def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store, look: Open, tmp_path: Path):

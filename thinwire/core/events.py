@@ -175,6 +175,15 @@ class ClientAsked(Event):
 
 
 @dataclass(frozen=True)
+class AskTakenUp(Event):
+    """An ask was handed to its device, or the device says that it holds it. It decides nothing."""
+
+    round: int
+    device: str
+    ask_id: str
+
+
+@dataclass(frozen=True)
 class AskedInFull(Event):
     """A device did not hold what the changes of its ask begin with: it got the same ask again with the whole model."""
 

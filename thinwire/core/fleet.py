@@ -100,6 +100,15 @@ class NodeLeft:
     why: str
 
 
+@dataclass(frozen=True)
+class TakenUp:
+    """An ask was handed to its device, or, after a restart, the device says that it holds it; `at`: wall clock."""
+
+    device: str
+    ask: Ask
+    at: float
+
+
 Arrival = ReplyHead | Failure | NodeJoined | NodeLeft
 
 
@@ -120,6 +129,7 @@ class Fleet(Protocol):
     def ack(self, update_ids: Sequence[UpdateId]) -> None: ...  # after the commit
     def cancel(self, ask_ids: Sequence[str]) -> None: ...  # takes effect at the device's next call
     def shut_out(self, devices: Sequence[str]) -> None: ...  # now: calls answered, uploads gone, asks refused
+    def taken_up(self) -> Sequence[TakenUp]: ...  # since the last call; none where answers come at once
     def close(self) -> None: ...
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost
-from thinwire.core.fleet import Arrival, Envelope, NodeLeft, Roster, Spool
+from thinwire.core.fleet import Arrival, Envelope, NodeLeft, Roster, Spool, TakenUp
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.types import Arrived, UpdateId
 from thinwire.flower.door.account import Account
@@ -120,6 +120,9 @@ class FlowerFleet:
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         return self._exchange.poll(wait_s)
+
+    def taken_up(self) -> Sequence[TakenUp]:
+        return self._exchange.taken_up()
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
         return self._spool.open(update_id)

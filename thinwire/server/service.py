@@ -11,7 +11,7 @@ from thinwire.aggregation.registry import steps
 from thinwire.core.blame import blamed
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotWritten, ThinwireError
-from thinwire.core.events import DeviceJoined, DeviceLeft, Event, RunStatusChanged
+from thinwire.core.events import AskTakenUp, DeviceJoined, DeviceLeft, Event, RunStatusChanged
 from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import ReplyHead
@@ -38,7 +38,7 @@ class NotedFleet:
             fleet.cancel,
             fleet.close,
         )
-        self.shut_out = fleet.shut_out
+        self.shut_out, self.taken_up = fleet.shut_out, fleet.taken_up
 
     def poll(self, wait_s: float) -> list[Arrival]:
         self._revoke()
@@ -48,7 +48,17 @@ class NotedFleet:
                 self._store.record_device(DeviceJoined(self._clock.wall(), arrival.device))
             elif isinstance(arrival, NodeLeft):
                 self._store.record_device(DeviceLeft(self._clock.wall(), arrival.device, arrival.why))
+        self._note_taken()
         return arrivals
+
+    def _note_taken(self) -> None:
+        """Record which devices have taken up what they were asked."""
+        of_runs = dict[str, list[Event]]()
+        for one in self._fleet.taken_up():
+            if (ask := one.ask).kind == "train":
+                of_runs.setdefault(ask.run, []).append(AskTakenUp(one.at, ask.round, one.device, ask.ask_id))
+        for run_id, events in of_runs.items():
+            self._store.record(run_id, events)
 
     def _revoke(self) -> None:
         for order in self._told:

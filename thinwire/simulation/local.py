@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from thinwire.core.clock import Clock, RealClock, VirtualClock
 from thinwire.core.errors import BadPayload, Refused, Unreachable
-from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, Welcome
+from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, TakenUp, Welcome
 from thinwire.core.types import Arrived, Failure, ReplyHead, Transfer, UpdateId
 from thinwire.simulation.spool import HeldSpool
 
@@ -88,6 +88,9 @@ class LocalFleet:
                     link.closed = True
                     self._inbox.append(NodeLeft(device, "revoked"))
             self.changed.notify_all()
+
+    def taken_up(self) -> Sequence[TakenUp]:
+        return ()
 
     def close(self) -> None:
         """Nothing is held."""

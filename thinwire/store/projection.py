@@ -15,6 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from thinwire.core.events import (
     AskedInFull,
+    AskTakenUp,
     ClientAsked,
     ClientBack,
     ClientFailed,
@@ -89,6 +90,8 @@ class Projection:
         match event:
             case ClientAsked():
                 self._asked(event)
+            case AskTakenUp():
+                self._taken(event)
             case AskedInFull():
                 self._asked_in_full(event)
             case UpdateAccepted():
@@ -174,6 +177,12 @@ class Projection:
         more = {"payload_down": Update.payload_down + event.payload_bytes}
         self.connection.execute(update(Update).where(*where).values(more))
 
+    def _taken(self, event: AskTakenUp) -> None:
+        """The first time counts: what comes after a restart says only that it still is so."""
+        row = self.rows.find(event.ask_id)
+        if row is not None and not row["update_id"] and row["pulled_at"] is None:
+            self.rows.change(row, pulled_at=event.at)
+
     def _new_row(self, round_number: int, device: str, ask_id: str, **values: Any) -> Row:
         self.sums.ask(device)
         return self.rows.new(round_number, device, ask_id, **values)
@@ -186,6 +195,8 @@ class Projection:
         if row["update_id"] not in ("", event.update_id):
             return  # another answer to an ask that has one: it stays in the journal
         fresh = {} if row["update_id"] else {**columns(event.head), "update_id": event.update_id}
+        if fresh and fresh["pulled_at"] is None:
+            del fresh["pulled_at"]  # another aggregator handed it out, and said so
         if fresh:
             names = ("payload_up", "wire_up", "wire_down")
             self.sums.add(row["round"], row["device"], arrived=1, **{name: fresh[name] for name in names})

@@ -76,6 +76,14 @@ def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]
     return groups.values()
 
 
-_KNOWN = (Update.ask_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_answer)
+_KNOWN = (
+    Update.ask_id,
+    Update.round,
+    Update.device,
+    Update.update_id,
+    Update.outcome,
+    Update.late_answer,
+    Update.pulled_at,
+)
 _NEW = insert(Update)
 _UPDATE = update(Update).where(Update.run_id == bindparam("the_run"), Update.ask_id == bindparam("the_ask"))

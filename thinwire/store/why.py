@@ -181,7 +181,7 @@ def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str
     pulled = [name for name, one in here.items() if one.pulled_at]
     if pulled:
         return f"{said}; {_names(pulled)} took the ask up and has not answered yet"
-    return f"{said}; {_names(list(here))} never took the ask up"
+    return f"{said}; {_names(list(here))} was not seen to take the ask up"
 
 
 def would_do(ask: UpdateRow, stages: Mapping[str, float], deadline_s: float, parameters: int) -> str:

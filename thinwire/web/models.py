@@ -146,7 +146,7 @@ class Update(Traffic):
     `codec` is what it was asked in, with the reason where the plan has a ladder; `work_reason` says why so many steps,
     where they follow its speed. Of one asked in the middle of its round `asked_why` says what made it needed.
     `residual_ratio`: the norm of what was not sent beside that of the change. `state_lost`: what the device found of
-    its state, where it began the run anew with this answer.
+    its state, where it began the run anew with this answer. `pulled_at`: when it took the ask up, as far as was heard.
     """
 
     round: int
@@ -163,6 +163,7 @@ class Update(Traffic):
     codec: str = ""
     codec_reason: str = ""
     work_reason: str
+    pulled_at: float | None
     arrived_at: float | None
     examples: int
     steps: int

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from thinwire.core.fleet import Arrival, Envelope, NodeLeft
+from thinwire.core.fleet import Arrival, Envelope, NodeLeft, TakenUp
 from thinwire.core.messages import ask_to_bytes, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.flower.grid import Grid, Message, said
@@ -27,6 +27,7 @@ class Outstanding:
     message: Message
     data: bytes
     pulled_at: float = 0.0
+    taken: bool = False  # whether it was said that the device has it
 
     @property
     def length(self) -> int:
@@ -55,6 +56,7 @@ class Exchange:
         self._answers: OrderedDict[UpdateId, bytes] = OrderedDict()
         self._arrivals: deque[Arrival | Message] = deque()
         self._waiting: dict[str, set[UpdateId]] = {}  # device -> its answers that are not acked
+        self._taken: list[TakenUp] = []
 
     # The fleet's thread
 
@@ -94,6 +96,12 @@ class Exchange:
         heads = iter([reply_from_bytes(data) for data in self._grid.collect(replies)])
         return [next(heads) if isinstance(entry, Message) else entry for entry in came]
 
+    def taken_up(self) -> list[TakenUp]:
+        """What devices took up since the last call."""
+        with self._changed:
+            taken, self._taken = self._taken, []
+            return taken
+
     # The door's thread
 
     def register(self, device: str, node_id: int) -> None:
@@ -124,6 +132,19 @@ class Exchange:
     def pulled(self, outstanding: Outstanding, at: float) -> None:
         self._grid.delivered(outstanding.message)
         outstanding.pulled_at = at
+        with self._changed:
+            self._take(outstanding, at)
+
+    def holds(self, device: str, held: set[str], at: float) -> None:
+        """What a device says that it has: of an ask that another aggregator handed out nobody else tells."""
+        with self._changed:
+            for outstanding in [one for id_, one in self._asks.get(device, {}).items() if id_ in held]:
+                self._take(outstanding, at)
+
+    def _take(self, outstanding: Outstanding, at: float) -> None:
+        if not outstanding.taken:
+            outstanding.taken = True
+            self._taken.append(TakenUp(outstanding.envelope.device, outstanding.envelope.ask, at))
 
     def pulled_at(self, device: str, ask_id: str) -> float:
         with self._changed:

@@ -60,6 +60,7 @@ class PullRoute:
             raise Refusal(401, "hello", "this process has not said hello here")
         self._sessions.listen(session, request.wire)
         session.held, session.turn = set(wanted.held), session.turn + 1
+        self._exchange.holds(session.device, session.held, self._clock.wall())
         with self._sessions.call(row.name):
             outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._most_s))
             if self._gate.still(row).name != session.device:

@@ -4,7 +4,7 @@ import { seconds } from "./format.js";
 import { useNow } from "./live.js";
 import { Outcome, anew } from "./parts.js";
 
-const STAGES = [["asked", "not taken up yet"], ["download", "download"], ["queue", "queue"], ["evaluate", "evaluate"],
+const STAGES = [["asked", "asked, nothing heard yet"], ["download", "download"], ["queue", "queue"], ["evaluate", "evaluate"],
   ["train", "train"], ["encode", "encode"], ["upload", "upload"]];
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
@@ -38,6 +38,7 @@ export const Gantt = ({ round, buffered }) => {
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
         ${STAGES.map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
+        ${round.updates.some((u) => u.outcome === "asked" && u.pulled_at) && html`<li><i class="swatch work"></i>taken up, at work</li>`}
         ${round.away.length > 0 && html`<li><i class="swatch away"></i>no aggregator was there</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
         <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${open ? "now" : "round closed"}</li>
@@ -48,14 +49,17 @@ export const Gantt = ({ round, buffered }) => {
 const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
   const asked = at(Math.max(0, (update.asked_at ?? opened) - opened));
   const bars = update.stretches.filter((s) => s.end_s > 0 && s.begin_s < span);
-  const waiting = !update.stretches.length;
+  const silent = !update.stretches.length;
+  const taken = silent && update.outcome === "asked" && update.pulled_at ? at(Math.max(0, update.pulled_at - opened)) : null;
+  const until = taken ?? at(length);
   const beyond = update.stretches.some((s) => s.end_s > span);
   return html`
     <li class=${`lane is-${update.outcome}`} title=${tell(update)}>
       <span class="who">${update.device}${earlier ? html`<small> round ${update.round}</small>` : update.instead_of ? html`<small> for ${update.instead_of}</small>` : ""}</span>
       <span class="track" aria-hidden="true">
         ${lines}
-        ${waiting ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: `${asked}%`, width: `${Math.max(0, at(length) - asked)}%` }}></i>` : null}
+        ${silent ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: `${asked}%`, width: `${Math.max(0, until - asked)}%` }}></i>` : null}
+        ${taken === null ? null : html`<i class="stage work" style=${{ left: `${taken}%`, width: `${Math.max(0, at(length) - taken)}%` }}></i>`}
         ${bars.map((s) => html`<i class=${`stage ${s.stage}`} style=${{ left: `${at(s.begin_s)}%`, width: `${at(s.end_s) - at(s.begin_s)}%` }}></i>`)}
         ${beyond ? html`<i class="beyond"></i>` : null}
       </span>
@@ -66,7 +70,7 @@ const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
 
 const detail = (update, open) => {
   if (update.folded_round && update.folded_round !== update.round) return `, into round ${update.folded_round}`;
-  if (update.outcome === "asked") return open ? ", at work" : ", no answer";
+  if (update.outcome === "asked") return !open ? ", no answer" : update.pulled_at ? ", at work" : "";
   if (update.reason) return `: ${update.reason}`;
   const last = update.stretches.at(-1);
   return last ? html`${anew(update)} <span class="faint">${seconds(last.end_s)}</span>` : "";
@@ -75,6 +79,7 @@ const detail = (update, open) => {
 const tell = (update) => {
   const did = update.stretches.map((s) => `${s.stage === "asked" ? "waited" : s.stage} ${seconds(s.end_s - s.begin_s)}`);
   const asked = [update.codec_reason && `asked in ${update.codec_reason}`, update.work_reason, update.asked_why && `asked in the middle of the round: ${update.asked_why}`];
+  if (!did.length && update.pulled_at) did.push(`took it up after ${seconds(Math.max(0, update.pulled_at - update.asked_at))}, no answer yet`);
   const said = `${update.device}, ${update.outcome}${update.reason ? ` (${update.reason})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
   return [said, ...asked.filter(Boolean)].join("; ");
 };

@@ -13,6 +13,8 @@ import pytest
 
 from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
 from thinwire.cli.live.disturbance import roles
+from thinwire.cli.live.show import folder
+from thinwire.core.errors import ThinwireError
 
 KEYS = {
     "run_id", "clients", "rounds", "closed_reasons", "accuracy", "accuracy_uncompressed", "accuracy_centralised",
@@ -44,6 +46,7 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     assert "is started again" in done.stderr
     assert "/login?code=" in done.stderr.splitlines()[0]
     assert processes_that_name(found["home"]) == set()
+    assert f"to remove them: rm -r {found['home']}" in done.stderr
 
 
 def heard():
@@ -52,7 +55,7 @@ def heard():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_leaves_no_process_behind(place, number):
+def test_ctrl_c_leaves_no_process_and_no_folder_behind(place, number):
     demo = subprocess.Popen(
         [*COMMAND, "demo", "--clients", "2", "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         stdin=subprocess.DEVNULL, preexec_fn=heard,
@@ -65,8 +68,17 @@ def test_ctrl_c_leaves_no_process_behind(place, number):
     assert demo.poll() is None, demo.stderr.read()
     demo.send_signal(number)
     assert demo.wait(PATIENCE_S) in (130, -number)  # a shell shows both as 128 + number
-    demo.communicate()
+    _, said = demo.communicate()
     assert processes_that_name(str(place)) == set()
+    assert list(place.glob("thinwire-demo-*")) == []
+    assert "is removed" in said
+
+
+def test_what_went_wrong_can_be_looked_at(place, capsys):
+    with pytest.raises(ThinwireError), folder() as home:
+        raise ThinwireError("client-2 ended by itself")
+    assert home.is_dir()
+    assert f"kept in {home}; to remove them: rm -r {home}" in capsys.readouterr().err
 
 
 def test_the_slow_one_and_the_killed_one_are_two():

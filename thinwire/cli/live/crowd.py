@@ -64,7 +64,7 @@ class Crowd:
 
     def last_words(self, name: str) -> str:
         with contextlib.suppress(OSError):
-            return "\n".join(self._log(name).read_text(errors="replace").strip().splitlines()[-4:])
+            return "\n".join(self.log(name).read_text(errors="replace").strip().splitlines()[-4:])
         return ""
 
     def close(self) -> None:
@@ -82,13 +82,14 @@ class Crowd:
 
     def _start(self, name: str, arguments: list[str]) -> None:
         command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)]
-        with open(self._log(name), "ab") as log:
+        with open(self.log(name), "ab") as log:
             self._running[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ),
                 start_new_session=True,  # Ctrl-C in the terminal is for the demo, which ends them in order
             )  # fmt: skip
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
+        """What it said."""
         return self.home / f"{name}.log"
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import signal
 import tempfile
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 from thinwire.cli.interrupts import remembered
 from thinwire.cli.live import example, machine
-from thinwire.cli.live.crowd import Crowd
+from thinwire.cli.live.crowd import Crowd, undisturbed
 from thinwire.cli.live.disturbance import SLOW_STEP_S, Disturbance, names_of, roles
 from thinwire.cli.live.summary import document, tell_table
 from thinwire.cli.places import opened
@@ -24,15 +27,15 @@ if TYPE_CHECKING:
     from thinwire.core import RunPlan
 
 LOOK_S = 0.1
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Tell = Callable[[str], None]
 
 
 def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json: bool) -> int:
     """Run all of it; gives the exit code of the run. No process is left behind, whatever happens."""
-    home = Path(tempfile.mkdtemp(prefix="thinwire-demo-"))
     count = clients or machine.client_count(machine.free_bytes())
     plan, began = example.plan_of(rounds, seed, count), time.monotonic()
-    with remembered(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as look, Crowd(home) as crowd:
+    with folder() as home, remembered(*ENDS) as look, Crowd(home) as crowd:
         page = _open(crowd, home, browse)
         run_id, code = _run(crowd, home, plan, count, look)
         found: dict[str, Any] = {"clients": count, "home": str(home), "dashboard_url": f"http://{page}/runs/{run_id}"}
@@ -43,11 +46,32 @@ def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json
         found |= {"wall_s": time.monotonic() - began, "versions": machine.versions()}
         if json:
             say.document(found)
+            say.note(_kept(home))
         else:
             tell_table(found)
         if stay and code == 0 and say.on_terminal():
             _stay()
     return code
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """The demo's state folder: kept for who looks at its run or at what went wrong, removed where it was broken off."""
+    home = Path(tempfile.mkdtemp(prefix="thinwire-demo-"))
+    try:
+        yield home
+    except KeyboardInterrupt:
+        with undisturbed():
+            shutil.rmtree(home, ignore_errors=True)
+        say.note(f"broken off; {home} is removed")
+        raise
+    except Exception:
+        say.note(_kept(home))
+        raise
+
+
+def _kept(home: Path) -> str:
+    return f"its state and its logs are kept in {home}; to remove them: rm -r {shlex.quote(str(home))}"
 
 
 def _open(crowd: Crowd, home: Path, browse: bool) -> str:
@@ -106,7 +130,9 @@ def _all_alive(crowd: Crowd) -> None:
     from thinwire.core.errors import ThinwireError
 
     if dead := crowd.dead():
-        raise ThinwireError(f"{dead[0]} ended by itself", why=crowd.last_words(dead[0]), hint="the logs are kept")
+        raise ThinwireError(
+            f"{dead[0]} ended by itself", why=crowd.last_words(dead[0]), hint=f"its log: {crowd.log(dead[0])}"
+        )
 
 
 def _baselines(plan: RunPlan, count: int) -> dict[str, Any]:

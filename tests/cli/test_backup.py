@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cli.story import told
+from thinwire.cli.service.typed import Typed
 from thinwire.core.home import AggregatorHome, hold
 
 
@@ -17,6 +20,25 @@ def test_a_backup_becomes_another_home(thinwire, home, tmp_path):
     assert shown[0] == shown[1]
     model = tmp_path / "model.safetensors"
     assert thinwire("runs", "model", run_id, "--out", model, "--home", there).code == 0
+
+
+def test_a_backup_names_the_certificate_and_key_that_are_not_in_it(thinwire, home, tmp_path):
+    told(home)
+    words = ("--listen", "0.0.0.0:9090", "--cert", "tls/agg.pem", "--key", "/etc/agg.key")
+    Typed(words, tmp_path).remember(AggregatorHome.under(home).root)
+    said = thinwire("aggregator", "backup", tmp_path / "a.tar", "--home", home)
+    assert said.code == 0
+    assert f"not in it, since they are yours (--cert, --key, --ca): {tmp_path}/tls/agg.pem, /etc/agg.key;" in said.err
+    said = thinwire("aggregator", "backup", tmp_path / "b.tar", "--json", "--home", home)
+    assert said.document["not_in_it"] == [f"{tmp_path}/tls/agg.pem", "/etc/agg.key"]
+
+
+@pytest.mark.parametrize("words", [("--listen", "0.0.0.0:9090", "--san", "agg"), ("--of-another-version",)])
+def test_a_backup_that_lacks_nothing_says_nothing_of_it(thinwire, home, tmp_path, words):
+    told(home)
+    Typed(words, tmp_path).remember(AggregatorHome.under(home).root)
+    said = thinwire("aggregator", "backup", tmp_path / "a.tar", "--home", home)
+    assert (said.code, "not in it" in said.err) == (0, False)
 
 
 def test_what_is_there_is_moved_aside_only_by_force(thinwire, home, tmp_path):

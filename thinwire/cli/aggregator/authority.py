@@ -75,6 +75,22 @@ class Certificates:
         return self.names or tuple(name for name in given if "*" not in name and name not in LOCAL)
 
 
+def own_files(folder: Path) -> list[Path]:
+    """The files of `--cert`, `--key` and `--ca` of the last start here: they lie where the operator keeps them."""
+    import click
+
+    from thinwire.cli.service.typed import Typed, understood
+
+    typed = Typed.remembered(folder)
+    if typed is None:
+        return []
+    try:
+        meant = understood("aggregator", "start", typed.words)
+    except click.ClickException:  # words of a version that had other options
+        return []
+    return [typed.folder / meant[name] for name in ("cert", "key", "ca") if meant[name]]
+
+
 def write_invite(folder: Path, authority: Authority | None, door: str, names: Sequence[str]) -> None:
     """Leave the pin and the addresses for who writes invitations; nothing for a plain door, where nobody joins."""
     from thinwire.core.home import write_atomically

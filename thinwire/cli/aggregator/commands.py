@@ -145,18 +145,23 @@ def backup(
 ) -> None:
     """Write database, models, unfolded answers, and the door's CA and keys into one file; also while it serves."""
     from thinwire import __version__
+    from thinwire.cli.aggregator.authority import own_files
     from thinwire.core.home import AggregatorHome, find_home
     from thinwire.store.backup import back_up
 
-    manifest = back_up(AggregatorHome(find_home(home) / "aggregator"), file.absolute(), __version__)
-    written = file.stat().st_size
+    place = AggregatorHome(find_home(home) / "aggregator")
+    manifest = back_up(place, file.absolute(), __version__)
+    written, elsewhere = file.stat().st_size, [str(path) for path in own_files(place.root)]
     if json:
-        say.document({"file": str(file), "bytes": written, "files": len(manifest.files), "taken_at": manifest.taken_at})
+        found = {"file": str(file), "bytes": written, "files": len(manifest.files), "taken_at": manifest.taken_at}
+        say.document(found | {"not_in_it": elsewhere})
         return
     say.line(f"{file}: {len(manifest.files)} files, {say.size(written)}")
     say.note(
         "it holds the door's keys: whoever has it can stand in for this aggregator. Keep it as safe as the original"
     )
+    if elsewhere:
+        say.note(f"not in it, since they are yours (--cert, --key, --ca): {', '.join(elsewhere)}; back them up there")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,10 @@ def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, l
             page = look(served.url, f"runs/{run.run_id}")
             expect(page.locator(".beat")).to_have_text("live")
         expect(page.get_by_role("alert")).to_contain_text("The aggregator is not running")
+        os.utime(lock, (run.opened_at + 10.0, run.opened_at + 10.0))
+        expect(page.get_by_role("alert")).to_contain_text(re.compile(r"not running since \d\d:\d\d:\d\d\."))
+        expect(page.locator(".progress")).to_contain_text("open for 10 s,")
+        expect(page.locator(".legend")).to_contain_text("nothing goes on since then")
         assert axe(page) == []
         with hold(lock, {}):
             expect(page.locator(".beat")).to_have_text("live")
@@ -173,6 +178,13 @@ def test_a_round_shows_who_is_at_work_and_when_no_aggregator_was_there(store: St
     expect(lane.locator(".away")).to_have_count(1)
 
 
+def test_who_was_never_asked_is_not_counted_as_in_the_run(store: Store, served: Shown, look: Open):
+    run = new_run(store)
+    run.open(without={"pi-99": "it has no task digits"})
+    page = look(served.url, f"runs/{run.run_id}")
+    expect(page.locator("#clients .aside")).to_have_text("8 in this run, 1 not asked so far")
+
+
 def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store, look: Open, tmp_path: Path):
     cells, done = Cells.named(tmp_path / "sweeps", "codecs"), cell()
     cells.ask([done.made.digest, "another"])
@@ -180,6 +192,7 @@ def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store
     with showing(store.url, tmp_path / "lock") as served:
         page = look(served.url)
         expect(page.get_by_role("list", name="Groups of simulated runs")).to_contain_text("codecs toy: 1 of 2 runs")
+        expect(page.locator("#sweeps li")).to_contain_text("; thinwire runs compare --group codecs")
         assert axe(page) == []
         assert overflow(page) <= 0
 

@@ -24,11 +24,13 @@ MOST_TABS = 64
 class News:
     """The journal's newest number, whether an aggregator serves, and whether the store could be read.
 
-    `acts` rises with what no journal has (who may take part, what the door refused), `pending` devices wait.
+    `gone_at`: when one that does not was last alive, wall clock; 0 where that is not known. `acts` rises with what no
+    journal has (who may take part, what the door refused), `pending` devices wait.
     """
 
     seq: int = 0
     aggregator: str = "unknown"
+    gone_at: float = 0.0
     store: str = ""
     acts: int = 0
     pending: int = 0

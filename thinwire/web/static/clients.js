@@ -23,7 +23,7 @@ export const Clients = ({ run }) => {
   const feeds = run.clients.some((c) => c.residual_ratio !== null);
   const simulated = run.clients.every((c) => c.wire_up === null && c.wire_down === null);
   return html`
-    <${Section} id="clients" title="Clients" aside=${`${run.clients.length} in this run`}
+    <${Section} id="clients" title="Clients" aside=${taking(run.clients)}
       csv=${link(`api/runs/${run.run_id}/clients.csv`)} json=${link(`api/runs/${run.run_id}`)}>
       <${Table} label="Table of clients" rows=${run.clients} columns=${[
         { title: "Client", cell: (c) => c.device },
@@ -42,6 +42,11 @@ export const Clients = ({ run }) => {
         ...(simulated ? [] : [{ title: "Wire down", right: true, cell: (c) => bytes(c.wire_down) }]),
       ]} />
     <//>`;
+};
+
+const taking = (clients) => {
+  const asked = clients.filter((c) => c.asked).length;
+  return `${asked} in this run${asked < clients.length ? `, ${clients.length - asked} not asked so far` : ""}`;
 };
 
 const zero = (n) => (n ? n : html`<span class="faint">0</span>`);

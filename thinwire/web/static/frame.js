@@ -1,6 +1,7 @@
 // What stands around every page: name, the aggregator's state, the theme.
 import { html, link, useState } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, when } from "./format.js";
+import { serverNow } from "./live.js";
 import { Command, Icon } from "./parts.js";
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -70,7 +71,7 @@ export const Gone = ({ news, matters }) => {
     <div class="notice bad" role="alert">
       <${Icon} name="alert" />
       <div>
-        <strong>${news.reached ? "The aggregator is not running." : "The aggregator is gone, and this page's server with it."}</strong>
+        <strong>${news.reached ? `The aggregator is not running${news.gone_at ? ` since ${when(news.gone_at, serverNow())}` : ""}.` : "The aggregator is gone, and this page's server with it."}</strong>
         <p>Nothing is lost: runs go on where they were when it is started again.${since} This page comes back by itself.</p>
         <${Command} text="thinwire aggregator start" />
       </div>

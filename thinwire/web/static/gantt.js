@@ -1,7 +1,7 @@
 // A round's clients on one axis of time: what each did when, the deadline, and the moment at which the round closed.
 import { html } from "./dom.js";
 import { seconds } from "./format.js";
-import { useNow } from "./live.js";
+import { useTime } from "./live.js";
 import { Outcome, anew } from "./parts.js";
 
 const STAGES = [["asked", "asked, nothing heard yet"], ["download", "download"], ["queue", "queue"], ["evaluate", "evaluate"],
@@ -9,8 +9,8 @@ const STAGES = [["asked", "asked, nothing heard yet"], ["download", "download"],
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
 
-export const Gantt = ({ round, buffered }) => {
-  const now = useNow(!round.reason);
+export const Gantt = ({ round, buffered, still }) => {
+  const now = useTime(!round.reason, still);
   const open = !round.reason;
   const since = round.turn_at ?? round.opened_at; // null: it was asked ahead, and its time does not run yet
   const length = Math.max(0.05, open ? now - since : round.seconds);
@@ -41,7 +41,7 @@ export const Gantt = ({ round, buffered }) => {
         ${round.updates.some((u) => u.outcome === "asked" && u.pulled_at) && html`<li><i class="swatch work"></i>taken up, at work</li>`}
         ${round.away.length > 0 && html`<li><i class="swatch away"></i>no aggregator was there</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
-        <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${open ? "now" : "round closed"}</li>
+        <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${!open ? "round closed" : still === null ? "now" : "nothing goes on since then"}</li>
       </ul>
     </div>`;
 };

@@ -12,9 +12,9 @@ export const setServerNow = (now) => {
   clockAhead = now - Date.now() / 1000;
 };
 
-/** {seq, acts, pending, aggregator, store, reached}: what the server said last, and whether it can be reached now. */
+/** {seq, acts, pending, aggregator, gone_at, store, reached}: what the server said last, and whether it can be reached now. */
 export function useNews() {
-  const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, aggregator: "unknown", store: "", reached: true, lost: 0 });
+  const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, aggregator: "unknown", gone_at: 0, store: "", reached: true, lost: 0 });
   useEffect(() => {
     let source = null;
     let timer = 0;
@@ -29,7 +29,7 @@ export function useNews() {
       });
       source.onerror = () => {
         stop();
-        setNews((old) => ({ ...old, reached: false, lost: old.lost || Date.now() / 1000 }));
+        setNews((old) => ({ ...old, reached: false, lost: old.lost || serverNow() }));
         timer = setTimeout(listen, AGAIN_MS);
       };
     };
@@ -52,6 +52,15 @@ export function useNews() {
   }, []);
   return news;
 }
+
+/** The same, but for what has stood `still` since that moment. */
+export function useTime(on, still) {
+  const now = useNow(on && still === null);
+  return still ?? now;
+}
+
+/** Since when nothing goes on any more, in the server's time; null while it does, or nobody can tell. */
+export const stoodStill = (news) => (news.reached ? (news.aggregator === "gone" && news.gone_at) || null : news.lost);
 
 /** What `read(old)` gives, read again whenever the news or `keys` change; what was there stays until then. */
 export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {

@@ -4,7 +4,7 @@ import { AskedFor } from "./asked.js";
 import { html, link, useEffect, useRef } from "./dom.js";
 import { seconds, share } from "./format.js";
 import { Gantt } from "./gantt.js";
-import { useReading } from "./live.js";
+import { stoodStill, useReading } from "./live.js";
 import { Icon, Outcome, Refusal, Section, Table, anew } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 
@@ -29,7 +29,7 @@ export const Rounds = ({ run, rounds, news }) => {
       csv=${link(`api/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/runs/${run.run_id}/rounds/${number}`)}>
       <${Strip} rounds=${rounds} number=${number} pick=${pick} />
       ${error && !shown ? html`<${Refusal} error=${error} />` : null}
-      ${shown ? html`<${Said} round=${shown} buffered=${buffered} />${table ? html`<${Asks} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} />`}<${AskedFor} round=${shown} />`
+      ${shown ? html`<${Said} round=${shown} buffered=${buffered} />${table ? html`<${Asks} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AskedFor} round=${shown} />`
         : html`<p class="loading">Reading…</p>`}
     <//>`;
 };

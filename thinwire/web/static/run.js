@@ -7,7 +7,7 @@ import { html, link, useEffect, useRef, useState } from "./dom.js";
 import { bytes, metric, moment, plural, ratio, seconds } from "./format.js";
 import { Gone } from "./frame.js";
 import { Learning } from "./learning.js";
-import { useNow, useReading } from "./live.js";
+import { stoodStill, useReading, useTime } from "./live.js";
 import { Command, Icon, Refusal, Section, Status } from "./parts.js";
 import { Rounds } from "./rounds.js";
 
@@ -31,7 +31,7 @@ export const RunPage = ({ id, news }) => {
   const { run, rounds, devices, service } = data;
   return html`
     <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
-    <${Head} run=${run} rounds=${rounds} live=${news.reached && news.aggregator !== "gone"} />
+    <${Head} run=${run} rounds=${rounds} still=${stoodStill(news)} />
     ${run.status === "waiting" || (!rounds.length && !ENDED.includes(run.status))
       ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${news.aggregator === "gone"} />` : null}
     ${rounds.length ? html`
@@ -44,10 +44,10 @@ export const RunPage = ({ id, news }) => {
     <${Plan} run=${run} />`;
 };
 
-const Head = ({ run, rounds, live }) => {
+const Head = ({ run, rounds, still }) => {
   const open = rounds.find((r) => r.reason === "") ?? null; // the first: where asks are sent ahead, others wait behind it
   const going = run.status === "running" || run.status === "waiting";
-  const now = useNow(going && live);
+  const now = useTime(going, still);
   const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
   return html`
     <div class="head">

@@ -29,7 +29,7 @@ export const RunsPage = ({ news }) => {
       : html`<${Nothing} service=${service} devices=${devices} />`}
     ${groups.length > 0 && html`<${Section} id="sweeps" title="Simulated groups" json=${link("api/groups")}>
       <ul aria-label="Groups of simulated runs, the latest first">${groups.map((g) => html`<li key=${g.name}>
-        <b>${g.name}</b> ${g.task}: ${g.done} of ${plural(g.runs, "run")}, the last ${ago(g.at, serverNow())};
+        <b>${g.name}</b> ${g.task}: ${g.done} of ${plural(g.runs, "run")}, the last ${ago(g.at, serverNow())};${" "}
         <code>thinwire runs compare --group ${g.name}</code></li>`)}</ul>
     <//>`}
     <${Section} id="devices" title="Devices" aside=${devices.length ? html`${online} of ${devices.length} online · <a href=${link("devices")}>all about them</a>` : ""}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.cli.story import KEY, told
 from thinwire.cli.places import operator
 from thinwire.core.equipment import Equipment
+from thinwire.core.events import DeviceJoined, DeviceLeft
 from thinwire.core.fleet import Hello
 from thinwire.core.home import AggregatorHome, hold
 
@@ -137,6 +139,30 @@ def test_a_device_is_shown_with_what_it_has_and_what_nobody_knows_is_called_unkn
     }  # fmt: skip
     assert document["versions"] == {"python": "3.11"}
     assert thinwire("devices", "show", "pi-02", "--home", home).code == 9
+
+
+def test_a_device_says_when_it_was_last_heard_of_and_not_when_it_came(thinwire, home, store, device):
+    def heard():
+        line = thinwire("devices", "list", "--home", home).out.splitlines()[1]
+        (document,) = thinwire("devices", "list", "--json", "--home", home).document
+        words = ("now", "10 min", "5 min")
+        return next((word for word in words if f"  {word} " in line), line), document["heard_at"]
+
+    now, lock = time.time(), AggregatorHome.under(home).lock
+    store.record_device(DeviceJoined(now - 9000, "pi-01"))
+    with hold(lock, {}):
+        said, at = heard()
+        assert said == "now"
+        assert at is not None
+        assert at >= now, "it calls all the time"
+        store.record_device(DeviceLeft(now - 500, "pi-01", "its connection is closed", now - 600))
+        assert heard() == ("10 min", now - 600)
+        store.record_device(DeviceJoined(now - 400, "pi-01"))
+    os.utime(lock, (now - 300, now - 300))
+    assert heard() == ("5 min", pytest.approx(now - 300)), "as long as there was somebody to hear it"
+    store.record_restart(now - 300)
+    with hold(lock, {}):
+        assert heard() == ("5 min", now - 300)
 
 
 def test_who_came_over_loopback_waits_while_the_door_has_tls(thinwire, home, store, device):

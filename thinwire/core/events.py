@@ -324,8 +324,11 @@ class DeviceJoined(Event):
 
 @dataclass(frozen=True)
 class DeviceLeft(Event):
+    """A device counts as away from now on; it was last heard of at `heard_at` (0: not said, as in older journals)."""
+
     device: str
     why: str
+    heard_at: float = 0.0
 
 
 @dataclass(frozen=True)

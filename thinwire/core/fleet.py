@@ -96,8 +96,11 @@ class NodeJoined:
 
 @dataclass(frozen=True)
 class NodeLeft:
+    """A device is not there any more; nothing was heard of it for `silent_s` before."""
+
     device: str
     why: str
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -202,9 +202,9 @@ class FlowerFleet:
         request.charge(self._sessions.account(request.row.name))
         self._nodes.is_here(request.row)
 
-    def _left(self, device: str, why: str) -> None:
+    def _left(self, device: str, why: str, silent_s: float) -> None:
         self._nodes.has_left(device)
-        self._exchange.arrived(NodeLeft(device, why))
+        self._exchange.arrived(NodeLeft(device, why, silent_s))
 
     def _shut_out_here(self, device: str) -> None:
         """In the door's loop: waiters first, so that each is told why before its connection goes.

@@ -47,7 +47,8 @@ class NotedFleet:
             if isinstance(arrival, NodeJoined):
                 self._store.record_device(DeviceJoined(self._clock.wall(), arrival.device))
             elif isinstance(arrival, NodeLeft):
-                self._store.record_device(DeviceLeft(self._clock.wall(), arrival.device, arrival.why))
+                now = self._clock.wall()
+                self._store.record_device(DeviceLeft(now, arrival.device, arrival.why, now - arrival.silent_s))
         self._note_taken()
         return arrivals
 

@@ -23,7 +23,8 @@ class Device(Base):
     created_at: Mapped[float]
     change: Mapped[int] = mapped_column(index=True)
     online: Mapped[bool] = mapped_column(default=False)
-    seen_at: Mapped[float | None]
+    seen_at: Mapped[float | None]  # since when it is there, or was
+    heard_at: Mapped[float | None]  # of one that is not online: when it was last heard of, where that is known
     hello: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 

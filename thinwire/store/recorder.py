@@ -61,11 +61,13 @@ class Recorder:
 
     def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
         """A device came or went: journalled with no run, and shown as online or not."""
-        online = isinstance(event, DeviceJoined)
+        if online := isinstance(event, DeviceJoined):
+            heard = {"seen_at": event.at}
+        else:
+            heard = {"heard_at": event.heard_at or event.at}
         with self._database.writing() as connection:
             connection.execute(_JOURNAL, [_row(None, event)])
-            seen = {"online": online, **({"seen_at": event.at} if online else {})}
-            connection.execute(update(Device).where(Device.name == event.device), seen)
+            connection.execute(update(Device).where(Device.name == event.device), {"online": online, **heard})
 
     def record_restart(self, at: float, gone_at: float) -> None:
         """A new life of the aggregator: whoever was online is not, until it comes again."""
@@ -73,9 +75,11 @@ class Recorder:
             connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, min(gone_at, at))))
             online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
             if online:
-                left = [_row(None, DeviceLeft(at, name, "the aggregator started anew")) for name in online]
+                heard_at = min(gone_at, at)  # it was there until nobody was to hear it
+                left = [_row(None, DeviceLeft(at, name, "the aggregator started anew", heard_at)) for name in online]
                 connection.execute(_JOURNAL, left)
-                connection.execute(update(Device).values(online=False))
+                there = update(Device).where(Device.online.is_(True))
+                connection.execute(there.values(online=False, heard_at=heard_at or None))
 
     def _find(self, run_id: str) -> Facts:
         with self._database.reading() as connection:

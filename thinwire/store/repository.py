@@ -94,9 +94,12 @@ def devices(database: Database) -> list[DeviceInfo]:
         before = sums.get(device, (0, 0, ""))
         sums[device] = (before[0] + arrived, before[1] + payload, outcome or before[2])
     return [
-        DeviceInfo(device_row(d), d["online"], d["seen_at"], d["hello"], *sums.get(d["name"], (0, 0, "")))
+        DeviceInfo(
+            device_row(d), d["online"], d["seen_at"], max(filter(None, (d["seen_at"], d["heard_at"])), default=None),
+            d["hello"], *sums.get(d["name"], (0, 0, "")),
+        )
         for d in known
-    ]
+    ]  # fmt: skip
 
 
 def folded_rounds(database: Database, device: str) -> list[tuple[str, list[int]]]:

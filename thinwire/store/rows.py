@@ -199,11 +199,15 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device with what it did: `hello` as JSON, `updates` and `payload_up` over all runs on devices."""
+    """A device with what it did: `hello` as JSON, `updates` and `payload_up` over all runs on devices.
+
+    `seen_at`: when it came last; `heard_at`: when it was last heard of, which of one that is online is at least that.
+    """
 
     row: DeviceRow
     online: bool
     seen_at: float | None
+    heard_at: float | None
     hello: dict[str, Any]
     updates: int
     payload_up: int

@@ -52,7 +52,7 @@ def _never_asked(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[s
 def _now(run: RunRow, ask: UpdateRow | None, info: DeviceInfo | None, not_asked: str | None) -> dict[str, object]:
     """`state` is one word for the eye, `state_text` the same for reading."""
     if info is not None and not info.online:
-        return {"state": "away", "state_text": "away", "since": info.seen_at}
+        return {"state": "away", "state_text": "away", "since": info.heard_at}
     if run.status in ENDED:
         return {"state": "idle", "state_text": "simulated" if run.source == "sim" else "idle"}
     if ask is not None and ask.outcome == "accepted":

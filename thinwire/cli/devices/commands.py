@@ -11,6 +11,7 @@ from thinwire.cli import say
 from thinwire.cli.options import Home, Json
 
 if TYPE_CHECKING:
+    from thinwire.cli.devices import shown
     from thinwire.store import Invited
 
 app = typer.Typer(name="devices", help="Devices: who may take part, who is there.", no_args_is_help=True)
@@ -26,7 +27,7 @@ def list_(
 ) -> None:
     """List the devices that this aggregator knows."""
     from thinwire.cli.devices import shown
-    from thinwire.cli.places import aggregator_home, alive, opened
+    from thinwire.cli.places import aggregator_home, opened
 
     if not aggregator_home(home).database.exists():
         shown.nothing(json)
@@ -35,15 +36,14 @@ def list_(
         if log:
             shown.log(store.device_actions(), store.door_notes(), json)
         else:
-            about = alive(home)
-            shown.devices(list(store.devices()), bool((about or {}).get("pin")), json, about is not None)
+            shown.devices(list(store.devices()), _aggregator(home), json)
 
 
 @app.command()
 def show(name: Device, json: Json = False, home: Home = None) -> None:
     """Show what is known of one device: what it has, what it runs, what it did."""
     from thinwire.cli.devices import shown
-    from thinwire.cli.places import alive, known
+    from thinwire.cli.places import known
     from thinwire.core.errors import NotFound
 
     with known(home, read_only=True) as store:
@@ -52,8 +52,16 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
     if found is None:
         called = ", ".join(info.row.name for info in rows)
         raise NotFound(f"no device {name!r}", why=f"known: {called or 'none'}", hint="thinwire devices list")
+    shown.one(found, _aggregator(home), json)
+
+
+def _aggregator(home: Path | None) -> shown.Known:
+    from thinwire.cli.devices import shown
+    from thinwire.cli.places import aggregator_home, alive
+    from thinwire.core.heartbeat import last_beat
+
     about = alive(home)
-    shown.one(found, bool((about or {}).get("pin")), json, about is not None)
+    return shown.Known(about is not None, last_beat(aggregator_home(home).lock), bool((about or {}).get("pin")))
 
 
 @app.command()
@@ -141,7 +149,7 @@ def approve(
             store.roster.add(as_name, der, "stock", operator())
         info = next(one for one in store.devices() if one.row.name == (name or as_name))
     if json:
-        say.document(shown.document(info))
+        say.document(shown.document(info, _aggregator(home)))
         return
     say.line(f"{info.row.name} is approved ({info.row.how}); the fingerprint of its key:")
     say.line(f"  {say.grouped(info.row.fingerprint)}")

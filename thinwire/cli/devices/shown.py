@@ -32,29 +32,49 @@ def counts_as(row: DeviceRow, tls: bool) -> str:
     return "pending" if tls and row.how == "loopback" and row.state == "approved" else row.state
 
 
-def devices(found: Sequence[DeviceInfo], tls: bool, json: bool, alive: bool = True) -> None:
-    """`tls`: the door is open to other machines now. `alive`: it is there; else nobody can tell who is online."""
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What the aggregator is to those who ask for its devices: whether it is there, or when it last was (0: not known),
+    for while it is gone nobody can tell who is online; and whether its door is open to other machines.
+    """
+
+    alive: bool = True
+    gone_at: float = 0.0
+    tls: bool = False
+
+    def heard_at(self, info: DeviceInfo) -> float | None:
+        """When a device was last heard of: one that is online calls all the time."""
+        if not info.online:
+            return info.heard_at
+        return time.time() if self.alive else max(self.gone_at, info.heard_at or 0.0)
+
+    def heard(self, info: DeviceInfo) -> str:
+        return "now" if info.online and self.alive else say.ago(self.heard_at(info))
+
+
+def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
     if json:
-        say.document([document(info) | ({} if alive else {"online": None}) for info in found])
+        say.document([document(info, known) for info in found])
     elif not found:
-        nothing(json, tls)
+        nothing(json, known.tls)
     else:
         header = (
-            "device", "state", "how", "fingerprint", "online", "seen", "has", "tasks", "updates", "payload up", "last",
+            "device", "state", "how", "fingerprint", "online", "heard", "has", "tasks", "updates", "payload up", "last",
         )  # fmt: skip
-        say.table(header, [_row(info, tls, alive) for info in found], right=header[8:10])
-        for row in (info.row for info in found if counts_as(info.row, tls) == "pending"):
+        say.table(header, [_row(info, known) for info in found], right=header[8:10])
+        for row in (info.row for info in found if counts_as(info.row, known.tls) == "pending"):
             say.line(f"{row.name} waits to be approved; the fingerprint of its key: {say.grouped(row.fingerprint)}")
 
 
-def document(info: DeviceInfo) -> dict[str, Any]:
+def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
     return {
         "name": info.row.name,
         "state": info.row.state,
         "how": info.row.how,
         "fingerprint": info.row.fingerprint,
-        "online": info.online,
+        "online": info.online if known.alive else None,
         "seen_at": info.seen_at,
+        "heard_at": known.heard_at(info),
         "has": dataclasses.asdict(info.has),
         "tasks": list(info.tasks),
         "updates": info.updates,
@@ -63,20 +83,19 @@ def document(info: DeviceInfo) -> dict[str, Any]:
     }
 
 
-def one(info: DeviceInfo, tls: bool, json: bool, alive: bool = True) -> None:
+def one(info: DeviceInfo, known: Known, json: bool) -> None:
     """All that is known of a device. What it has and does not say is called unknown."""
     if json:
-        say.document(
-            document(info) | {"versions": info.hello.get("versions", {})} | ({} if alive else {"online": None})
-        )
+        say.document(document(info, known) | {"versions": info.hello.get("versions", {})})
         return
     has, unknown = info.has, "unknown"
     power = {None: unknown, True: "mains", False: "battery"}[has.mains]
     link = {None: unknown, True: "metered", False: "unmetered"}[has.metered]
     memory = [unknown if count is None else f"{count / GIB:.1f} GiB" for count in (has.free_bytes, has.memory_bytes)]
     rows = {
-        "state": f"{counts_as(info.row, tls)} ({info.row.how})", "fingerprint": say.grouped(info.row.fingerprint),
-        "online": ("yes" if info.online else "no") if alive else unknown, "seen": say.ago(info.seen_at),
+        "state": f"{counts_as(info.row, known.tls)} ({info.row.how})", "fingerprint": say.grouped(info.row.fingerprint),
+        "online": ("yes" if info.online else "no") if known.alive else unknown,
+        "connected": say.ago(info.seen_at), "heard": known.heard(info),
         "cores": unknown if has.cores is None else str(has.cores), "memory free": f"{memory[0]} of {memory[1]}",
         "power": power, "link": link,
         "runs": ", ".join(f"{name} {version}" for name, version in info.hello.get("versions", {}).items()),
@@ -158,11 +177,11 @@ def moment(wall: float | None) -> str:
     return "" if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
 
 
-def _row(info: DeviceInfo, tls: bool, alive: bool) -> tuple[str, ...]:
+def _row(info: DeviceInfo, known: Known) -> tuple[str, ...]:
     tasks = _tasks(info)
-    state, online = counts_as(info.row, tls), ("yes" if info.online else "no") if alive else ""
+    state, online = counts_as(info.row, known.tls), ("yes" if info.online else "no") if known.alive else ""
     return (
-        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], online, say.ago(info.seen_at),
+        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], online, known.heard(info),
         info.has.sentence, tasks, str(info.updates), say.size(info.payload_up), info.last_outcome,
     )  # fmt: skip
 

@@ -42,7 +42,7 @@ class Sessions:
     and no call came for as long as a poll lasts and `grace_s` more.
     """
 
-    def __init__(self, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str], None]) -> None:
+    def __init__(self, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str, float], None]) -> None:
         self._clock, self._grace_s, self._poll_s, self._left = clock, grace_s, poll_s, left
         self._now: dict[str, Session] = {}
         self._accounts: dict[str, Account] = {}
@@ -111,9 +111,9 @@ class Sessions:
             if session.calls:
                 continue
             if not session.wire.open and silent_s > self._grace_s:
-                self._gone(session, "its connection is closed")
+                self._gone(session, "its connection is closed", silent_s)
             elif silent_s > self._poll_s + self._grace_s:
-                self._gone(session, f"it has not called for {silent_s:.0f} s")
+                self._gone(session, f"it has not called for {silent_s:.0f} s", silent_s)
 
     def account(self, device: str) -> Account:
         return self._accounts.setdefault(device, Account())
@@ -131,8 +131,8 @@ class Sessions:
             sum(a.sent_bytes for a in every), sum(a.received_bytes for a in every), sum(a.requests for a in every)
         )
 
-    def _gone(self, session: Session, why: str) -> None:
+    def _gone(self, session: Session, why: str, silent_s: float) -> None:
         del self._now[session.device]
         session.turn += 1
         session.woken.set()
-        self._left(session.device, why)
+        self._left(session.device, why, silent_s)

@@ -15,7 +15,7 @@ const STATES = {
 
 const State = ({ client }) => {
   const [tone, icon] = STATES[client.state] || STATES.idle;
-  const since = client.state === "away" && client.since ? `, seen ${ago(client.since, serverNow())}` : "";
+  const since = client.state === "away" && client.since ? `, heard of ${ago(client.since, serverNow())}` : "";
   return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${client.state_text}${since}</span></span>`;
 };
 

@@ -18,8 +18,8 @@ import pytest
 
 from tests.fleet_words import PATIENCE_S, Setting, answer, answers_now, envelope, hello, join, polled, pulled, written
 from thinwire.core.errors import Refused, ThinwireError
-from thinwire.core.fleet import Delivery, NodeJoined, NodeLeft
-from thinwire.core.types import Failure, ReplyHead, UpdateId
+from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
+from thinwire.core.types import Ask, Failure, ReplyHead, UpdateId
 
 
 class FleetLaws:
@@ -212,6 +212,15 @@ class FleetLaws:
         setting.fleet.send([envelope("pi-1", "ask-1")])
         assert pulled(link).ask.ask_id == "ask-1"
         assert "ask-1" not in link.cancelled()
+
+    def test_a_stop_is_given_once_needs_no_answer_and_is_said_to_be_taken(self, setting: Setting) -> None:
+        link = join(setting, "pi-1")
+        setting.fleet.send([Envelope("pi-1", Ask("stop-1", "digits-1", "digits", "stop", ""))])
+        assert pulled(link).ask.kind == "stop"
+        link.pull(0.0)
+        assert [(one.device, one.ask.kind) for one in setting.fleet.taken_up()] == [("pi-1", "stop")]
+        link.close()
+        assert join(setting, "pi-1").pull(0.1) is None
 
     def test_a_device_that_is_gone_is_said_to_have_left(self, setting: Setting) -> None:
         join(setting, "pi-1").close()

@@ -14,8 +14,8 @@ import pytest
 from tests.fleet_words import PATIENCE_S, answer, envelope, hello, join, polled, pulled, until, written
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
-from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
-from thinwire.core.types import Ask, Failure
+from thinwire.core.fleet import Delivery, NodeJoined, NodeLeft
+from thinwire.core.types import Failure
 from thinwire.flower import FlowerLink, device_key
 
 
@@ -116,15 +116,6 @@ def test_a_device_that_is_revoked_while_it_waits_gets_nothing(here: Place) -> No
     here.fleet.send([envelope("pi-1", "ask-1")])
     thread.join(PATIENCE_S)
     assert ended == ["pi-1 was revoked"]
-
-
-def test_a_stop_is_given_once_and_needs_no_answer(here: Place) -> None:
-    link = join(here, "pi-1")
-    here.fleet.send([Envelope("pi-1", Ask("stop-1", "digits-1", "digits", "stop", ""))])
-    assert pulled(link).ask.kind == "stop"
-    link.pull(0.0)
-    link.close()
-    assert join(here, "pi-1").pull(0.1) is None
 
 
 def test_a_link_speaks_for_its_own_name_only(here: Place) -> None:

@@ -44,7 +44,7 @@ def test_a_device_that_answered_with_the_whole_plan_is_sent_the_digest_only(tmp_
     bench.drive()
     assert carried(bench.fleet, "a") == [
         ("train", 1, "whole"), ("train", 2, "digest"), ("train", 3, "digest"), ("evaluate", 3, "digest"),
-        ("stop", 3, "digest"),
+        ("stop", 0, "digest"),
     ]  # fmt: skip
 
 

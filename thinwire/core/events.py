@@ -318,6 +318,13 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class DeviceTold(Event):
+    """A device has heard that the run is over: after a restart it is not told again."""
+
+    device: str
+
+
+@dataclass(frozen=True)
 class DeviceJoined(Event):
     device: str
 

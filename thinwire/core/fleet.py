@@ -105,7 +105,9 @@ class NodeLeft:
 
 @dataclass(frozen=True)
 class TakenUp:
-    """An ask was handed to its device, or, after a restart, the device says that it holds it; `at`: wall clock."""
+    """An ask was handed to its device, or, after a restart, the device says that it holds it; `at`: wall clock. Of a
+    stop, to which there is no answer, only when the device says so.
+    """
 
     device: str
     ask: Ask
@@ -132,7 +134,7 @@ class Fleet(Protocol):
     def ack(self, update_ids: Sequence[UpdateId]) -> None: ...  # after the commit
     def cancel(self, ask_ids: Sequence[str]) -> None: ...  # takes effect at the device's next call
     def shut_out(self, devices: Sequence[str]) -> None: ...  # now: calls answered, uploads gone, asks refused
-    def taken_up(self) -> Sequence[TakenUp]: ...  # since the last call; none where answers come at once
+    def taken_up(self) -> Sequence[TakenUp]: ...  # since the last call; where answers come at once stops alone
     def close(self) -> None: ...
 
 

@@ -7,8 +7,9 @@ from thinwire.server.ahead import dissolve
 from thinwire.server.ask_ids import measuring_id_of
 from thinwire.server.between import come_back
 from thinwire.server.deadline import evaluation_deadline
-from thinwire.server.envelopes import envelope
+from thinwire.server.envelopes import envelope, verdicts_of
 from thinwire.server.evaluation import evaluation, settled
+from thinwire.server.farewells import stop_of
 from thinwire.server.measured import reached
 from thinwire.server.running import POLL_S, Running
 
@@ -104,5 +105,6 @@ def dismiss(running: Running) -> None:
         return  # nothing has begun that could be over
     while running.returning() and not running.closing():
         running.fleet.ack([a.update_id for a in running.poll(POLL_S) if isinstance(a, ReplyHead)])
-    stops = {device: f"{running.run_id}.stop.{device}" for device in running.presence.devices}
-    running.ask([envelope(running, d, a, "stop", running.past.rounds_opened, 0.0) for d, a in stops.items()])
+    run_id, task, digest = running.run_id, running.plan.run.task, running.holders.digest
+    told = {device: verdicts_of(running, device) for device in running.presence.devices}
+    running.fleet.send([stop_of(run_id, task, digest, device, verdicts) for device, verdicts in told.items()])

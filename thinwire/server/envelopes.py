@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thinwire.core.fleet import Envelope
-from thinwire.core.types import Ask, AskKind
+from thinwire.core.types import Ask, AskKind, Verdict
 from thinwire.server.ask_ids import asked_round
 from thinwire.server.clipping import work_of
 from thinwire.server.running import Running
@@ -15,16 +15,14 @@ def envelope(
     running: Running, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float
 ) -> Envelope:
     """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
-    base, parcel = running.past.base, None if kind == "stop" else running.sending.parcel(device, but=ask_id)
+    base, parcel = running.past.base, running.sending.parcel(device, but=ask_id)
     asked_in = running.past.codecs.of(round_number, device) if kind == "train" else ""
     ask = Ask(
         ask_id=ask_id,
         run=running.run_id,
         task=running.plan.run.task,
         kind=kind,
-        plan=running.holders.digest
-        if kind == "stop"
-        else running.holders.plan_for(device, running.presence.hellos.get(device)),
+        plan=running.holders.plan_for(device, running.presence.hellos.get(device)),
         round=round_number,
         base_version=base.version,
         base_digest=base.digest,
@@ -32,13 +30,16 @@ def envelope(
         codec=asked_in or running.codec,
         work=work_of(running.plan, _side_by_side(running, round_number, kind), running.past.paces.work(device, ask_id)),
         deadline_s=deadline_s,
-        parts=parcel.parts if parcel else (),
+        parts=parcel.parts,
         references_from=running.past.references_from,
-        verdicts=running.past.told.of(
-            device, running.plan.cohort.max_staleness + running.past.delay + 2, ask_id if running.past.delay else ""
-        ),
+        verdicts=verdicts_of(running, device, ask_id if running.past.delay else ""),
     )
-    return Envelope(device, ask, running.sending.bundle(parcel) if parcel else None)
+    return Envelope(device, ask, running.sending.bundle(parcel))
+
+
+def verdicts_of(running: Running, device: str, ask_id: str = "") -> tuple[Verdict, ...]:
+    """What a device is told of its last updates; with an ask that is named, what it was told then."""
+    return running.past.told.of(device, running.plan.cohort.max_staleness + running.past.delay + 2, ask_id)
 
 
 def envelope_again(running: Running, device: str, ask_id: str) -> Envelope:

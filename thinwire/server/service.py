@@ -11,10 +11,11 @@ from thinwire.aggregation.registry import steps
 from thinwire.core.blame import blamed
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotWritten, ThinwireError
-from thinwire.core.events import AskTakenUp, DeviceJoined, DeviceLeft, Event, RunStatusChanged
+from thinwire.core.events import AskTakenUp, DeviceJoined, DeviceLeft, DeviceTold, Event, RunStatusChanged
 from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import ReplyHead
+from thinwire.server.farewells import Farewells
 from thinwire.server.orders import Orders
 from thinwire.server.presence import Presence
 from thinwire.server.run import drive
@@ -23,14 +24,15 @@ from thinwire.store import Order, Store
 
 
 class NotedFleet:
-    """A fleet whose comings and goings are noted in the store, whichever run is polling it, and from which devices are
-    shut out when a person orders it: such an order is answered at the poll after the one that told of it, when all that
-    followed from it is recorded.
+    """A fleet whose comings and goings are noted in the store, whichever run is polling it, and whose devices hear of
+    the end of a run also after a restart. Devices are shut out of it when a person orders it: such an order is answered
+    at the poll after the one that told of it, when all that followed from it is recorded.
     """
 
     def __init__(self, fleet: Fleet, store: Store, clock: Clock, orders: Orders) -> None:
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._told: list[Order] = []
+        self._farewells = Farewells(fleet, store, clock)
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
             fleet.open,
@@ -46,6 +48,7 @@ class NotedFleet:
         for arrival in arrivals:
             if isinstance(arrival, NodeJoined):
                 self._store.record_device(DeviceJoined(self._clock.wall(), arrival.device))
+                self._farewells.tell(arrival.device)
             elif isinstance(arrival, NodeLeft):
                 now = self._clock.wall()
                 self._store.record_device(DeviceLeft(now, arrival.device, arrival.why, now - arrival.silent_s))
@@ -53,11 +56,13 @@ class NotedFleet:
         return arrivals
 
     def _note_taken(self) -> None:
-        """Record which devices have taken up what they were asked."""
+        """Record which devices have taken up what they were asked, and which have heard that a run is over."""
         of_runs = dict[str, list[Event]]()
         for one in self._fleet.taken_up():
             if (ask := one.ask).kind == "train":
                 of_runs.setdefault(ask.run, []).append(AskTakenUp(one.at, ask.round, one.device, ask.ask_id))
+            elif ask.kind == "stop":
+                of_runs.setdefault(ask.run, []).append(DeviceTold(one.at, one.device))
         for run_id, events in of_runs.items():
             self._store.record(run_id, events)
 

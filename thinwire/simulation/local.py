@@ -37,6 +37,7 @@ class LocalFleet:
         self._withdrawn: dict[str, set[str]] = {}
         self.sent_at: dict[str, float] = {}  # ask_id -> on the fleet's clock, until it is answered or withdrawn
         self._live: dict[str, LocalLink] = {}
+        self._stopped: list[TakenUp] = []
         self._seen: dict[UpdateId, object] = {head.update_id: _content(head) for head in spool.heads()}
 
     # The aggregator's side.
@@ -90,7 +91,9 @@ class LocalFleet:
             self.changed.notify_all()
 
     def taken_up(self) -> Sequence[TakenUp]:
-        return ()
+        with self.changed:
+            stopped, self._stopped = self._stopped, []
+            return stopped
 
     def close(self) -> None:
         """Nothing is held."""
@@ -137,6 +140,7 @@ class LocalFleet:
                 link.held[envelope.ask.ask_id] = link.clock.wall()
                 if envelope.ask.kind == "stop":
                     del self._asks[link.name][envelope.ask.ask_id]
+                    self._stopped.append(TakenUp(link.name, envelope.ask, self.clock.wall()))
             for ask_id in self._withdrawn.get(link.name, set()):
                 link.held.pop(ask_id, None)
             return envelope

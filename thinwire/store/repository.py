@@ -43,6 +43,12 @@ def next_run(database: Database) -> RunRow | None:
     return _run(found[0]) if found else None
 
 
+def ended_since(database: Database, since: float) -> list[RunRow]:
+    """The runs on devices that are over since a moment (wall-clock), oldest first."""
+    over = Run.status.in_(("done", "failed", "stopped")) & (Run.source == "devices") & (Run.finished_at >= since)
+    return [_run(found) for found in _all(database, _columns(Run, RunRow).where(over).order_by(Run.number))]
+
+
 def rounds(database: Database, run_id: str) -> list[RoundRow]:
     """The run's rounds from 1 on."""
     wanted = _columns(Round, RoundRow).where(Round.run_id == run_id).order_by(Round.round)

@@ -132,8 +132,9 @@ class Exchange:
     def pulled(self, outstanding: Outstanding, at: float) -> None:
         self._grid.delivered(outstanding.message)
         outstanding.pulled_at = at
-        with self._changed:
-            self._take(outstanding, at)
+        if outstanding.envelope.ask.kind != "stop":  # it may be lost on the way, and nothing would say so
+            with self._changed:
+                self._take(outstanding, at)
 
     def holds(self, device: str, held: set[str], at: float) -> None:
         """What a device says that it has: of an ask that another aggregator handed out nobody else tells."""

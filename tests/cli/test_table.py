@@ -92,6 +92,14 @@ def test_what_is_too_wide_even_then_goes_on_below():
     ]  # fmt: skip
 
 
+def test_rows_that_their_first_column_does_not_tell_apart_are_not_cut_in_two():
+    rows = [("int8", "0.1", "1" * 9, "2" * 9), ("int8", "0.5", "3" * 9, "4" * 9)]
+    assert lines(("codec", "lr", "up", "down"), rows, 24) == [
+        "CODEC  LR   UP", "    DOWN", "int8   0.1  111111111", "    222222222", "int8   0.5  333333333",
+        "    444444444",
+    ]  # fmt: skip
+
+
 def test_a_column_that_holds_nothing_goes_first():
     assert lines(("name", "seen", "late"), [("a" * 9, "-", "1"), ("b", "-", "2")], 20) == [
         "NAME       LATE", "aaaaaaaaa  1", "b          2",

@@ -2,7 +2,7 @@
 
 Where it is too wide, columns that hold nothing are left away, and long texts go onto a line of their own below their
 row, the widest column first. What is too wide even then goes on in a second table below the first, its rows begun by
-the first column again.
+the first column again; or below its row too, where the first column does not tell the rows apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cached_property
 NOTHING = "-"
 BELOW = "below"  # stands in the place of a text that does
 BETWEEN, INDENT = "  ", "    "
-LONG = 24  # a wider cell is text, and is read as well below its row
+LONG = 16  # a wider cell is text, and is read as well below its row
 FEW = 0.1  # where no more of a column's cells are long, the others stay
 
 Cells = Sequence[str]
@@ -99,11 +99,17 @@ def _fitted(found: Sequence[Column], columns: int) -> list[Column]:
     left = list(found)
     if _width(left) > columns:
         left = [left[0], *(column for column in left[1:] if not column.empty)]
-    while _width(left) > columns and (
-        long := [i for i in range(1, len(left)) if left[i].stays and left[i].width > LONG]
-    ):
-        widest = max(long, key=lambda i: (left[i].width, i))
+    while _width(left) > columns:
+        long = [(column.width, i) for i, column in enumerate(left) if i and column.stays and column.width > LONG]
+        if not long:
+            break
+        _, widest = max(long)
         left[widest] = left[widest].given_way()
+    if len(set(left[0].cells)) == len(left[0].cells):
+        return left
+    for i in range(len(left) - 1, 0, -1):
+        if _width(left) > columns:
+            left[i] = replace(left[i], stays=False)
     return left
 
 

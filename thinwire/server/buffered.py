@@ -92,11 +92,6 @@ class Buffer:
         """Those with an update in the buffer."""
         return frozenset(update_id.device for update_id in self.standing)
 
-    @property
-    def passed_over(self) -> frozenset[str]:
-        """Devices that this buffer asks no more."""
-        return frozenset(self.asks) | self.devices
-
     def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
         """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where a place is free."""
         if self.closed:
@@ -208,7 +203,7 @@ class Buffer:
         most, actions = self.terms.max_concurrency or math.inf, list[Action]()
         if len(self.at_work) >= most:
             return []
-        passed_over = self.passed_over | self.at_work.keys()
+        passed_over = self.asks.keys() | self.devices | self.at_work.keys()
         for spare in spares(math.inf):
             if spare.device not in passed_over:
                 actions.append(self._ask(spare, now))

@@ -24,7 +24,7 @@ class Holders:
     Law: an ask is sent again at most once, and only to the device that it went to. A device has `most` asks at once.
     """
 
-    def __init__(self, plan: Mapping[str, Any], digest: str, most: int = 1) -> None:
+    def __init__(self, plan: Mapping[str, Any], digest: str, most: int) -> None:
         self.plan, self.digest = plan, digest
         self._sure: dict[str, bool] = {}  # device -> what was learned since its hello, against which this counts
         self._last = LastAsked(most)

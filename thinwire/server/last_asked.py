@@ -10,7 +10,7 @@ from thinwire.core.fleet import Envelope
 class LastAsked:
     """The last `most` asks of each device: as many as it may hold at once."""
 
-    def __init__(self, most: int = 1) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._asks: dict[str, dict[str, Envelope]] = {}  # device -> ask_id -> ask
 

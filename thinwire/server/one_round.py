@@ -258,11 +258,11 @@ class OneRound:
         for device in in_time(self.drawn, *terms):
             if device not in past.owed.busy and running.able(device):
                 yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
-        passed_over, drawn = self.machine.passed_over, set(self.drawn)
+        drawn = set(self.drawn)
         idle = (
             device
             for device in self.unasked.now(self.machine.asks)
-            if running.able(device) and not (device in passed_over or device in past.owed.busy or device in drawn)
+            if running.able(device) and not (device in past.owed.busy or device in drawn)
         )
         for device in who_could_answer(idle, *terms, self.plan.run.seed, opened.round):
             yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))

@@ -13,7 +13,7 @@ since it was asked, and at most once more as long as it was given for its answer
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from thinwire.server.moves import AtWork, Terms
@@ -65,9 +65,9 @@ class Places:
         if device in self._working and ask_id in ("", self._working[device].ask_id):
             del self._working[device]
 
-    def silent(self, asks: Mapping[str, str], now: float, lacking: int) -> list[str]:
-        """Who works on one of these asks, and has no place any more."""
-        held, working = self.held(now, lacking), self._working.items()
+    def silent(self, asks: Mapping[str, str], held: Container[str]) -> list[str]:
+        """Who works on one of these asks, and has none of the places that are `held`."""
+        working = self._working.items()
         return [device for device, work in working if device not in held and asks.get(device) == work.ask_id]
 
     def held(self, now: float, lacking: int) -> dict[str, AtWork]:

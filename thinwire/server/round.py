@@ -16,7 +16,6 @@ as there is time for them. The table of states is short:
 from __future__ import annotations
 
 import math
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -91,11 +90,6 @@ class Round:
     def outstanding(self) -> tuple[str, ...]:
         """Who is waited for, in the order asked."""
         return tuple(device for device in self.asks if device in self.waited_for)
-
-    @property
-    def passed_over(self) -> AbstractSet[str]:
-        """Devices that this round asks no more."""
-        return self.asks.keys()
 
     @property
     def good(self) -> int:
@@ -206,7 +200,8 @@ class Round:
     def _places(self, now: float) -> tuple[int, str]:
         """(how many are free, what an ask's reason says of them): one, if none is, where nobody works on this round."""
         lacking = self.terms.floor - self.good
-        held, silent = self.places.held(now, lacking), self.places.silent(self.asks, now, lacking)
+        held = self.places.held(now, lacking)
+        silent = self.places.silent(self.asks, held)
         said = f"; silent for so long that they hold no place: {listed(silent)}" if silent else ""
         free = self.terms.max_concurrency - len(held)
         if free > 0 or any(self.asks.get(device) == work.ask_id for device, work in held.items()):

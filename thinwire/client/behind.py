@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from thinwire.client.calls import Ending
+from thinwire.client.calls import BrokenOff
 
 Job = Callable[[], object]
 LOOK_S = 0.2  # how long an end may go unnoticed by who waits
@@ -52,7 +52,7 @@ class Behind:
             try:
                 if not (self._broken or self._ending.is_set()):
                     job()
-            except Ending:
+            except BrokenOff:
                 pass
             except Exception as error:  # it ends the program, not this thread alone
                 self._broken = True

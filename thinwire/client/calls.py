@@ -15,7 +15,7 @@ GIVE_UP_S = 60.0  # how long an outage may last with --once
 LOOK_S = 0.5  # between two looks whether the other thread's call went through
 
 
-class Ending(Exception):
+class BrokenOff(Exception):
     """This program is about to end: the call was not made again."""
 
 
@@ -29,7 +29,7 @@ class Calls:
     outage: Outage = field(default_factory=Outage)
 
     def until_done(self, call: Callable[[], T], patience_s: float = GIVE_UP_S) -> T:
-        """What the call gave. `Refused` at once; `Unreachable` only where giving up is allowed; `Ending`."""
+        """What the call gave. `Refused` at once; `Unreachable` only where giving up is allowed; `BrokenOff`."""
         since: float | None = None  # this call's first failure
         followed = False  # whether it was tried because another thread's had gone through
         while not self.ending.is_set():
@@ -46,7 +46,7 @@ class Calls:
             if self.outage.worked():
                 self.say("connected again")
             return got
-        raise Ending
+        raise BrokenOff
 
     def _wait(self, error: ThinwireError, patience_s: float, since: float, may_follow: bool) -> bool:
         """Until the next try is due, or (True) another thread's call went through where the aggregator gave no time.

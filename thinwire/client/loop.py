@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire.client.behind import Behind
-from thinwire.client.calls import Calls, Ending
+from thinwire.client.calls import BrokenOff, Calls
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.kept_runs import Reply
 from thinwire.client.session import Answer, Begun, Session
@@ -60,7 +60,7 @@ class Loop:
         """Until the end; 0. Raises Refused, and Unreachable where giving up is allowed."""
         self._warn()
         self.say("connecting")
-        with contextlib.suppress(Ending):
+        with contextlib.suppress(BrokenOff):
             welcome = self.calls.until_done(lambda: self.link.hello(self.hello), patience_s=0.0)
             self.poll_s = welcome.poll_s
             for session in self.sessions.values():
@@ -129,7 +129,7 @@ class Loop:
                 delivery = self.calls.until_done(lambda: self.link.pull(self._patience_s()))
                 if delivery is not None:
                     self.inbox.put((delivery, time.monotonic()))
-        except Ending:
+        except BrokenOff:
             return
         except Exception as error:  # a defect must end the program, not this thread alone
             self.inbox.put(error)

@@ -6,15 +6,15 @@ in the journal (and folded again from the spool, in the same order) or the spool
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from thinwire.core.events import ClientAsked, ClientBack, Event, RoundOpened, UpdateDropped, UpdateFolded
+from thinwire.core.events import ClientBack, Event, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
-from thinwire.server.ask_ids import ask_id_of, asked_round
+from thinwire.server.ask_ids import asked_round
 from thinwire.server.asking import own_codec
 from thinwire.server.closing import finish
 from thinwire.server.envelopes import envelope, envelope_again
@@ -23,25 +23,22 @@ from thinwire.server.folding import Folds
 from thinwire.server.opening import machine_of, open_round
 from thinwire.server.pacing import own_work
 from thinwire.server.running import POLL_S, Running
-from thinwire.server.spares import in_time, who_could_answer
 from thinwire.server.step import Fold, Frames
-from thinwire.server.taking_up import head_of, not_taken, told
-from thinwire.server.unasked import Unasked
+from thinwire.server.unasked import Others
 from thinwire.store import MeasureRow
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
 
 
 class OneRound:
-    """From `open` or `take_up` to `run`, which returns when the round is closed and recorded."""
+    """From `open`, or `taking_up.take_up`, to `run`, which returns when the round is closed and recorded."""
 
     def __init__(self, running: Running, opened: RoundOpened) -> None:
         self.running, self.opened, self.plan = running, opened, running.plan
         self.machine = machine_of(opened, running)
         self.heads: dict[UpdateId, ReplyHead] = {}
         self.heads_of: Counter[str] = Counter()  # ask_id -> how many
-        self.drawn = deque(opened.later)  # whom it asks first when a place is free
-        self.unasked = Unasked(running)
+        self.others = Others(running, opened, self.machine.asks)
         self.missed = False  # whether who did not come back was counted as gone
         self.fold = self.new_fold()
         self.folds = Folds(at_once=running.simulated)
@@ -55,35 +52,6 @@ class OneRound:
         """A new round, decided and recorded before any ask leaves; None when nobody can be asked now."""
         opened = open_round(running)
         return cls(running, opened) if opened else None
-
-    @classmethod
-    def take_up(cls, running: Running) -> OneRound:
-        """The round that is open: the first in a line, or the one in which the aggregator ended. What it had accepted
-        is folded again, in its order.
-        """
-        opened = running.past.open_round
-        assert opened is not None
-        again, now = cls(running, opened), running.past.now
-        again.deadlines |= {event.ask_id: event.deadline_s for event in now.since if isinstance(event, ClientAsked)}
-        again.heads |= {head.update_id: head for head in map(head_of, now.accepted)}
-        again.heads_of.update(event.ask_id for event in now.accepted)
-        again.machine.dropped += not_taken(now)
-        again.machine.replay(told(now))
-        again._refold()
-        for device in sorted(running.presence.hellos.keys() & again.machine.lost.keys()):
-            again._on(moves.Joined(device))  # it came before there was anything to come back to
-        return again
-
-    def _refold(self) -> None:
-        """Fold again what was accepted, in its order, but for what those sent who were shut out meanwhile."""
-        now, revoked, machine = self.running.past.now, self.running.revoked(), self.machine
-        for event in now.accepted:
-            update_id = UpdateId.parse(event.update_id)
-            if event.device in revoked and event.update_id not in now.folded and update_id in machine.folding:
-                self._on(moves.Refused(update_id, "revoked"))
-        for event in now.accepted:
-            if (update_id := UpdateId.parse(event.update_id)) in machine.folding:
-                self._begin(self.heads[update_id], event.discount)
 
     def run(self) -> None:
         """Send what is unanswered and was not sent ahead, take what comes, close for one reason; the round stays open
@@ -103,7 +71,7 @@ class OneRound:
                     stopping = running.stop_ordered()
                     if running.stopped == "service":
                         break  # it stays open, and goes on at the next start
-                    self._on(moves.Stop() if stopping else moves.Tick())
+                    self.on(moves.Stop() if stopping else moves.Tick())
         finally:
             self.folds.close()
         if self.machine.closed:
@@ -125,7 +93,7 @@ class OneRound:
         if not self.missed and self.running.elapsed >= self.running.return_by:
             self.missed = True
             for device in sorted(set(asked) - set(self.running.presence.hellos)):
-                self._on(moves.Left(device, "did not come back"))
+                self.on(moves.Left(device, "did not come back"))
 
     def _wait(self) -> float:
         if self.folds.running:
@@ -140,14 +108,14 @@ class OneRound:
                     self._head(arrival)
                 case Failure(kind, text, ask_id, device):
                     self._earlier(device, kind, text, ask_id)
-                    self._on(moves.Failed(device, ask_id, kind, text))
+                    self.on(moves.Failed(device, ask_id, kind, text))
                 case NodeJoined(device):
-                    self._on(moves.Joined(device))
+                    self.on(moves.Joined(device))
                 case NodeLeft(device, why):
                     if why == "revoked":
                         self._withdraw(device)
                     self._earlier(device, "left", why)
-                    self._on(moves.Left(device, why))
+                    self.on(moves.Left(device, why))
         if self.accepted:
             self.record()
 
@@ -156,7 +124,7 @@ class OneRound:
         self._folded(0.0)
         for update_id in [found for found in self.machine.folding if found.device == device]:
             if self.folds.withdraw(update_id):
-                self._on(moves.Refused(update_id, "revoked"))
+                self.on(moves.Refused(update_id, "revoked"))
         self.running.forget(device)
         if self.later:
             self.record()
@@ -183,7 +151,7 @@ class OneRound:
         if wrong := running.wrong(head):
             kind, text = wrong
             self._earlier(update_id.device, kind, text, head.ask_id)
-            self._on(moves.Failed(update_id.device, head.ask_id, kind, text))
+            self.on(moves.Failed(update_id.device, head.ask_id, kind, text))
             running.fleet.ack([update_id])
             return
         if self.heads_of[head.ask_id] > 1:
@@ -202,7 +170,8 @@ class OneRound:
             return
         self._act(moves.Head(update_id, head.ask_id, update_id.device, head.base_version))
 
-    def _on(self, event: moves.Input) -> None:
+    def on(self, event: moves.Input) -> None:
+        """Something has happened to the round: what follows from that is recorded and done."""
         if not self.machine.closed:
             self._act(event)
 
@@ -211,7 +180,7 @@ class OneRound:
         running, number = self.running, self.opened.round
         now, elapsed = running.clock.wall(), running.elapsed
         facts, asked = list[Event](), list[str]()
-        for action in self.machine.on(event, elapsed, self._spares):
+        for action in self.machine.on(event, elapsed, self.others.in_time):
             match action:
                 case moves.Fold(update_id):
                     self.accepted.append((self.heads[update_id], action))
@@ -245,28 +214,6 @@ class OneRound:
         deadline_s = self.deadlines.get(ask_id, self.opened.deadline_s)
         return envelope(self.running, device, ask_id, "train", self.opened.round, deadline_s)
 
-    def _spares(self, left_s: float) -> Iterator[moves.Spare]:
-        """Devices that are there, able and idle, and can answer in time, first those that the round has drawn: looked
-        for only where one is needed.
-        """
-        running, past, opened = self.running, self.running.past, self.opened
-        if past.delay:
-            return  # a device that is there works on the rounds ahead, from a newer version
-        while self.drawn and self.drawn[0] in self.machine.asks:
-            self.drawn.popleft()
-        terms = left_s, past.took, opened.deadline_s
-        for device in in_time(self.drawn, *terms):
-            if device not in past.owed.busy and running.able(device):
-                yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
-        drawn = set(self.drawn)
-        idle = (
-            device
-            for device in self.unasked.now(self.machine.asks)
-            if running.able(device) and not (device in past.owed.busy or device in drawn)
-        )
-        for device in who_could_answer(idle, *terms, self.plan.run.seed, opened.round):
-            yield moves.Spare(device, ask_id_of(running.run_id, opened.round, device))
-
     def drop(self, update_id: UpdateId, reason: str) -> None:
         if facts := self._dropped(update_id, reason):
             self.record(*facts)
@@ -278,7 +225,8 @@ class OneRound:
         now, head = self.running.clock.wall(), self.heads[update_id]
         return [dropped_fact(now, self.opened.round, self.running.elapsed, head, reason)]
 
-    def _begin(self, head: ReplyHead, discount: float) -> None:
+    def begin(self, head: ReplyHead, discount: float) -> None:
+        """Fold an answer that is recorded as accepted."""
         frames = self.frames(head.update_id)
         self.folds.begin(head.update_id, lambda: self.fold.add(head, frames, discount))
 
@@ -286,13 +234,13 @@ class OneRound:
         for outcome in self.folds.finished(wait_s):
             self.fold_s += outcome.seconds
             if outcome.refused:
-                self._on(moves.Refused(outcome.update_id, outcome.refused))
+                self.on(moves.Refused(outcome.update_id, outcome.refused))
                 self._take_deferred()  # it may accept again
             else:
                 self.later.append(
                     UpdateFolded(self.running.clock.wall(), self.opened.round, str(outcome.update_id), outcome.seconds)
                 )
-                self._on(moves.Folded(outcome.update_id))
+                self.on(moves.Folded(outcome.update_id))
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Make facts durable in the order in which they came to be: first what was accepted before them."""
@@ -304,7 +252,7 @@ class OneRound:
             facts += [accepted_fact(now, number, elapsed, head, action), *lost_fact(now, number, head)]
         self.running.record(*later, *facts, *events, measured=measured)
         for head, action in accepted:
-            self._begin(head, action.discount)
+            self.begin(head, action.discount)
 
     def new_fold(self) -> Fold:
         return Fold(self.plan, self.running.layout, self.opened.codec, self.running.past.weights, self.running.codec_of)

@@ -18,6 +18,7 @@ from thinwire.server.envelopes import envelope_again
 from thinwire.server.one_round import OneRound
 from thinwire.server.presence import Presence
 from thinwire.server.running import POLL_S, Running, StopOrder
+from thinwire.server.taking_up import take_up
 from thinwire.store import RunRow, Store
 
 
@@ -61,7 +62,7 @@ def _rounds(running: Running) -> None:
     _ask_again(running)
     if past.open_round and past.taken:
         running.goes_on(past.open_round.round)
-        _one(running, OneRound.take_up(running))
+        _one(running, take_up(running))
     while past.steps_made < plan.run.rounds and version_that_reached(running) is None:
         if running.stop_ordered():
             return
@@ -85,7 +86,7 @@ def _next(running: Running) -> OneRound | None:
         return OneRound.open(running)
     if _missing(running) is None:
         line_up(running)
-    return OneRound.take_up(running) if take_head(running) else None
+    return take_up(running) if take_head(running) else None
 
 
 def _ask_again(running: Running) -> None:

@@ -1,4 +1,6 @@
-"""What the journal says of the round that is open, as its machine was told it: after a restart it is told again."""
+"""What the journal says of the round that is open, as its machine was told it: after a restart it is told again, and
+the round goes on as if it had never been cut off.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,39 @@ from thinwire.core.events import ClientAsked, ClientBack, ClientFailed, UpdateAc
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import ReplyHead, UpdateId
 from thinwire.server import moves
+from thinwire.server.one_round import OneRound
 from thinwire.server.past import OpenNow
+from thinwire.server.running import Running
+
+
+def take_up(running: Running) -> OneRound:
+    """The round that is open: the first in a line, or the one in which the aggregator ended. What it had accepted is
+    folded again, in its order.
+    """
+    opened, now = running.past.open_round, running.past.now
+    assert opened is not None
+    one = OneRound(running, opened)
+    one.deadlines |= {event.ask_id: event.deadline_s for event in now.since if isinstance(event, ClientAsked)}
+    one.heads |= {head.update_id: head for head in map(head_of, now.accepted)}
+    one.heads_of.update(event.ask_id for event in now.accepted)
+    one.machine.dropped += not_taken(now)
+    one.machine.replay(told(now))
+    _refold(one, now)
+    for device in sorted(running.presence.hellos.keys() & one.machine.lost.keys()):
+        one.on(moves.Joined(device))  # it came before there was anything to come back to
+    return one
+
+
+def _refold(one: OneRound, now: OpenNow) -> None:
+    """Fold again what was accepted, in its order, but for what those sent who were shut out meanwhile."""
+    revoked, folding = one.running.revoked(), one.machine.folding
+    for event in now.accepted:
+        update_id = UpdateId.parse(event.update_id)
+        if event.device in revoked and event.update_id not in now.folded and update_id in folding:
+            one.on(moves.Refused(update_id, "revoked"))
+    for event in now.accepted:
+        if (update_id := UpdateId.parse(event.update_id)) in folding:
+            one.begin(one.heads[update_id], event.discount)
 
 
 def told(now: OpenNow) -> moves.Told:

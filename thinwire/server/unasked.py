@@ -1,11 +1,48 @@
-"""Who is there and able and was not asked in this round: kept from one look for spares to the next."""
+"""Whom a round can ask in its middle: who is there, able, idle and not asked in it, first those that it has drawn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections import deque
+from collections.abc import Container, Iterator, Mapping, Sequence
 
+from thinwire.core.events import RoundOpened
+from thinwire.server.ask_ids import ask_id_of
+from thinwire.server.moves import Spare
 from thinwire.server.running import Running
+from thinwire.server.spares import in_time, who_could_answer
+
+
+class Others:
+    """Spares for the machine of one round; `asks` are the machine's own, device -> ask_id."""
+
+    def __init__(self, running: Running, opened: RoundOpened, asks: Mapping[str, str]) -> None:
+        self._running, self._opened, self._asks = running, opened, asks
+        self._drawn = deque(opened.later)  # whom it asks first when a place is free
+        self._unasked = Unasked(running)
+
+    def in_time(self, left_s: float) -> Iterator[Spare]:
+        """Those that can answer within so many seconds: looked for only where one is needed."""
+        running, past, opened = self._running, self._running.past, self._opened
+        if past.delay:
+            return  # a device that is there works on the rounds ahead, from a newer version
+        while self._drawn and self._drawn[0] in self._asks:
+            self._drawn.popleft()
+        terms = left_s, past.took, opened.deadline_s
+        for device in in_time(self._drawn, *terms):
+            if device not in past.owed.busy and running.able(device):
+                yield self._spare(device)
+        drawn = set(self._drawn)
+        idle = (
+            device
+            for device in self._unasked.now(self._asks)
+            if running.able(device) and not (device in past.owed.busy or device in drawn)
+        )
+        for device in who_could_answer(idle, *terms, running.plan.run.seed, opened.round):
+            yield self._spare(device)
+
+    def _spare(self, device: str) -> Spare:
+        return Spare(device, ask_id_of(self._running.run_id, self._opened.round, device))
 
 
 class Unasked:

@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.cli.story import PARAMS, T, round_events, told
+from thinwire.cli.runs.shown import on_the_wire
 from thinwire.core.events import ClientAsked, RoundOpened, RunNoted
 from thinwire.core.home import AggregatorHome
 from thinwire.store import Store
@@ -52,6 +53,18 @@ def test_a_run_is_shown_round_by_round(thinwire, home):
     assert first["wire_bytes"] is None
     assert first["metrics"] == {"accuracy": 0.6, "loss": 1.0}
     assert "deadline" in thinwire("runs", "show", "toy", "--home", home).out
+
+
+@pytest.mark.parametrize(
+    ("wire", "said"),
+    [
+        (None, "- on the wire"),
+        (1_250_000, "1.25 MB on the wire"),
+        (1_090_000, "1.09 MB counted on the wire so far (an ask is, with its answer)"),
+    ],
+)
+def test_fewer_bytes_on_the_wire_than_in_frames_are_said_to_be_a_part(wire, said):
+    assert on_the_wire(wire, 1_150_000) == said
 
 
 def test_bytes_stand_beside_dense_ones_only_where_they_are_fewer(thinwire, home):

@@ -47,6 +47,29 @@ def test_bytes_and_requests_of_a_device_are_counted(here: Place, tmp_path: Path)
     assert stats["sent_bytes"] > 100_000
 
 
+def test_what_was_counted_before_a_restart_is_counted_with_the_answer_that_comes_after_it(tmp_path: Path) -> None:
+    model, update = bytes(300_000), bytes(200_000)
+    with place(tmp_path, limit=lambda ask_id: 1_000_000, ledger=tmp_path / "wire") as here:
+        link = here.link("pi-1")
+        link.hello(hello("pi-1"))
+        asked = envelope("pi-1", "ask-1", tmp_path, model)
+        here.fleet.send([asked])
+        pulled(link)
+        here.restart()
+        here.fleet.send([asked])
+        body = tmp_path / "answer"
+        for number in (1, 2):
+            body.write_bytes(update)
+            link.push(answer("pi-1", f"ask-{number}", number, update), body)
+            head = polled(here.fleet, ReplyHead)
+            here.fleet.ack([head.update_id])
+            assert (transfer := head.transfer) is not None
+            assert len(update) < (transfer.received_bytes or 0) < len(update) + 20_000
+            sent = len(model) if number == 1 else 0
+            assert sent <= (transfer.sent_bytes or 0) < sent + 20_000, "each byte once, with the answer after it"
+            here.restart()
+
+
 def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
     caller = Caller(here)
     said = hellos.to_bytes(hello("pi-1"))

@@ -178,6 +178,16 @@ def test_a_round_shows_who_is_at_work_and_when_no_aggregator_was_there(store: St
     expect(lane.locator(".away")).to_have_count(1)
 
 
+def test_fewer_bytes_on_the_wire_than_in_frames_are_said_to_be_a_part(store: Store, served: Shown, look: Open):
+    run = new_run(store)
+    run.open()
+    run.answer("pi-01", 1.0)
+    page = look(served.url, f"runs/{run.run_id}")
+    up, down = (page.locator("#bytes .way").nth(n) for n in (0, 1))
+    expect(up).not_to_contain_text("counted")
+    expect(down).to_contain_text(re.compile(r"wire\s*[\d.]+ kB counted"))
+
+
 def test_who_was_never_asked_is_not_counted_as_in_the_run(store: Store, served: Shown, look: Open):
     run = new_run(store)
     run.open(without={"pi-99": "it has no task digits"})

@@ -49,6 +49,11 @@ class AggregatorHome:
         return self.root / "lock"
 
     @property
+    def wire(self) -> Path:
+        """What was counted of each device's bytes and is in no answer yet."""
+        return self.root / "wire"
+
+    @property
     def spool(self) -> Path:
         return private_folder(self.root / "spool")
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from thinwire.core.clock import Clock, RealClock
@@ -18,6 +19,7 @@ from thinwire.flower.door.authority import Authority
 from thinwire.flower.door.door import Door, Serve
 from thinwire.flower.door.gate import Gate
 from thinwire.flower.door.guests import Guests
+from thinwire.flower.door.ledger import Ledger
 from thinwire.flower.door.listener import Listener
 from thinwire.flower.door.requests import Request
 from thinwire.flower.grid import Grid
@@ -45,6 +47,7 @@ log = logging.getLogger("thinwire.door")
 class FlowerFleet:
     """One thread calls it; the door has its own. `limit` gives the most bytes that an answer to an ask may have.
 
+    What is counted of the wire is kept in the file `ledger`, so that a restart in the middle of an exchange loses none.
     Without an `authority` the door is a plain one, on loopback only; with one it is TLS, and nobody comes in but by an
     invitation.
     """
@@ -63,6 +66,7 @@ class FlowerFleet:
         poll_s: float = POLL_S,
         limit: Callable[[str], int] = lambda ask_id: MOST_BYTES,
         speaks: Range = SPEAKS,
+        ledger: Path | None = None,
     ) -> None:
         clock = clock or RealClock()
         self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
@@ -71,7 +75,7 @@ class FlowerFleet:
         self._exchange = Exchange(Grid(self._superlink), self._wake)
         self._nodes = Nodes(self._superlink, self._exchange)
         self._holds: dict[str, tuple[str, ...]] = {}  # the pins that each device that came since the start holds
-        self._sessions = Sessions(clock, grace_s, poll_s, self._left)
+        self._sessions = Sessions(clock, grace_s, poll_s, self._left, Ledger(ledger))
         self._sweep_s = min(1.0, grace_s / 4)
         self._gate = Gate(roster, clock, private=authority is None, guests=guests)
         answers = Answers(self._exchange, self._sessions, spool, clock, limit)
@@ -148,7 +152,7 @@ class FlowerFleet:
 
     def stats(self) -> dict[str, Any]:
         """Counters of the door, for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
-        total, answers = self._sessions.total(), dict(self._door.answers)
+        (sent, received), answers = self._sessions.total(), dict(self._door.answers)
         names = ("hello", "pull", "push")
         requests = {name: answers.pop(name, 0) for name in names}
         requests |= {name: count for name, count in answers.items() if "/" not in name and not name[0].isdigit()}
@@ -157,8 +161,8 @@ class FlowerFleet:
         return {
             "requests": requests,
             "refused": refused,
-            "sent_bytes": total.sent_bytes,
-            "received_bytes": total.received_bytes,
+            "sent_bytes": sent,
+            "received_bytes": received,
             "connections": len(wires.open),
             "strangers": len(wires.strangers),
             "turned_away": wires.strangers.turned_away,

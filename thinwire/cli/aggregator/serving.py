@@ -71,7 +71,14 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         said = place.root / "stock.log"
         guests = stock_guests(store.roster, said, private=authority is None) if wanted.stock else None
         fleet = FlowerFleet(
-            store.roster, spool, host=at.host, port=at.port, authority=authority, guests=guests, limit=limit
+            store.roster,
+            spool,
+            host=at.host,
+            port=at.port,
+            authority=authority,
+            guests=guests,
+            limit=limit,
+            ledger=place.wire,
         )
         stack.callback(fleet.close)
         if page_at:

@@ -113,6 +113,8 @@ def _head(row: RunRow) -> None:
 
 
 def _show(store: Store, row: RunRow) -> None:
+    from thinwire.cli.runs.shown import on_the_wire
+
     _head(row)
     say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.metrics.items())
@@ -122,7 +124,7 @@ def _show(store: Store, row: RunRow) -> None:
         ("down", row.payload_down, row.wire_down, row.dense_down),
     ):
         ratio = f", {dense / payload:.1f} times less than dense float32" if 0 < payload < dense else ""
-        say.line(f"{way:<7} {say.size(payload)} payload, {say.size(wire)} on the wire{ratio}")
+        say.line(f"{way:<7} {say.size(payload)} payload, {on_the_wire(wire, payload)}{ratio}")
     rounds = store.rounds(row.run_id)
     if not rounds:
         return

@@ -1,8 +1,10 @@
-"""A run as one JSON document: what `runs show --json` and `run --json` print."""
+"""A run as one JSON document: what `runs show --json` and `run --json` print; and its bytes on the wire in words."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import say
 
 if TYPE_CHECKING:
     from thinwire.store import RoundRow, RunRow, Store
@@ -79,3 +81,14 @@ def _round(row: RoundRow) -> dict[str, Any]:
         "train_metrics": row.train_metrics,
         "spent": row.spent,
     }
+
+
+def on_the_wire(wire: int | None, payload: int) -> str:
+    """Bytes on the wire in words; fewer than the payload can only be a part of them.
+
+    >>> on_the_wire(1_090_000, 1_150_000)
+    '1.09 MB counted on the wire so far (an ask is, with its answer)'
+    """
+    if wire is None or wire >= payload:
+        return f"{say.size(wire)} on the wire"
+    return f"{say.size(wire)} counted on the wire so far (an ask is, with its answer)"

@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from thinwire.flower.door.gate import Admitted, Judge
+from thinwire.flower.door.ledger import Counts
 from thinwire.flower.door.limits import (
     BODY_BYTES_A_SECOND,
     BODY_WINDOW_S,
@@ -28,24 +29,54 @@ from thinwire.flower.door.limits import (
 from thinwire.flower.wire.refusals import Refusal
 
 
-@dataclass
 class Account:
-    """Bytes and requests of one device, over all of its connections. Touched by the door's loop alone."""
+    """Bytes and requests of one device, over all of its connections. Touched by the door's loop alone.
 
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    requests: int = 0
-    wires: dict[Wire, None] = field(default_factory=dict, compare=False, repr=False)  # that are open, oldest first
+    `kept` are six numbers that may outlive this process (`Ledger`): these three, and what of each was told before.
+    """
 
-    def __sub__(self, other: Account) -> Account:
-        return Account(
-            self.sent_bytes - other.sent_bytes,
-            self.received_bytes - other.received_bytes,
-            self.requests - other.requests,
-        )
+    def __init__(self, kept: Counts | None = None) -> None:
+        self._kept: Counts = [0] * 6 if kept is None else kept
+        for i in range(3):  # of a life before only what is not told yet matters
+            self._kept[i], self._kept[3 + i] = max(0, self._kept[i] - self._kept[3 + i]), 0
+        self._told = [0, 0, 0]
+        self.wires: dict[Wire, None] = {}  # that are open, oldest first
 
-    def copy(self) -> Account:
-        return Account(self.sent_bytes, self.received_bytes, self.requests)
+    @property
+    def sent_bytes(self) -> int:
+        return self._kept[0]
+
+    @sent_bytes.setter
+    def sent_bytes(self, count: int) -> None:
+        self._kept[0] = count
+
+    @property
+    def received_bytes(self) -> int:
+        return self._kept[1]
+
+    @received_bytes.setter
+    def received_bytes(self, count: int) -> None:
+        self._kept[1] = count
+
+    @property
+    def requests(self) -> int:
+        return self._kept[2]
+
+    @requests.setter
+    def requests(self, count: int) -> None:
+        self._kept[2] = count
+
+    def untold(self) -> tuple[int, int, int]:
+        """(sent, received, requests) since the last time that this was asked."""
+        now = [self._kept[i] for i in range(3)]
+        sent, received, requests = (count - told for count, told in zip(now, self._told, strict=True))
+        self._told = now
+        return sent, received, requests
+
+    def durable(self) -> None:
+        """What `untold` gave last is where it outlives this process, and is not told again by the next."""
+        for i in range(3):
+            self._kept[3 + i] = self._told[i]
 
 
 @dataclass(eq=False)

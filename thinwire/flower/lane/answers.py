@@ -34,6 +34,7 @@ class Answers:
     def failed(self, device: str, failure: Failure, began_at: float) -> None:
         text, transfer = failure.text[:MAX_TEXT], self._transfer(device, failure.ask_id, began_at)
         self._exchange.answered(device, Failure(failure.kind[:64], text, failure.ask_id, device, transfer=transfer))
+        self._sessions.account(device).durable()
         self._no_longer_held(device, failure.ask_id)
 
     def require_possible(self, device: str, head: ReplyHead, began_at: float) -> None:
@@ -82,6 +83,7 @@ class Answers:
             if not self.expects(device):
                 raise shut_out(device) from None  # its file was removed under it
             raise
+        self._sessions.account(device).durable()
         if not self._exchange.answered(device, arrived):
             await asyncio.to_thread(self._spool.delete, head.update_id)
             raise shut_out(device)
@@ -96,14 +98,14 @@ class Answers:
 
     def _transfer(self, device: str, ask_id: str, began_at: float) -> Transfer:
         """What this exchange cost on the wire: everything of this device since its answer before."""
-        spent = self._sessions.spent(device)
+        sent, received, requests = self._sessions.account(device).untold()
         return Transfer(
             pulled_at=self._exchange.pulled_at(device, ask_id),
             began_at=began_at,
             arrived_at=self._clock.wall(),
-            sent_bytes=spent.sent_bytes,
-            received_bytes=spent.received_bytes,
-            requests=spent.requests,
+            sent_bytes=sent,
+            received_bytes=received,
+            requests=requests,
         )
 
     def _no_longer_held(self, device: str, ask_id: str) -> None:

@@ -14,6 +14,7 @@ from thinwire.core.clock import Clock
 from thinwire.core.fleet import Hello
 from thinwire.core.types import PROTOCOL
 from thinwire.flower.door.account import Account, Wire
+from thinwire.flower.door.ledger import Ledger
 
 
 @dataclass
@@ -42,11 +43,12 @@ class Sessions:
     and no call came for as long as a poll lasts and `grace_s` more.
     """
 
-    def __init__(self, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str, float], None]) -> None:
+    def __init__(
+        self, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str, float], None], ledger: Ledger
+    ) -> None:  # fmt: skip
         self._clock, self._grace_s, self._poll_s, self._left = clock, grace_s, poll_s, left
         self._now: dict[str, Session] = {}
-        self._accounts: dict[str, Account] = {}
-        self._settled: dict[str, Account] = {}
+        self._ledger, self._accounts = ledger, dict[str, Account]()
 
     def of(self, device: str) -> Session | None:
         return self._now.get(device)
@@ -116,20 +118,14 @@ class Sessions:
                 self._gone(session, f"it has not called for {silent_s:.0f} s", silent_s)
 
     def account(self, device: str) -> Account:
-        return self._accounts.setdefault(device, Account())
+        if device not in self._accounts:
+            self._accounts[device] = Account(self._ledger.of(device))
+        return self._accounts[device]
 
-    def spent(self, device: str) -> Account:
-        """Bytes and requests of a device since the last time this was asked."""
-        account = self.account(device)
-        spent = account - self._settled.get(device, Account())
-        self._settled[device] = account.copy()
-        return spent
-
-    def total(self) -> Account:
+    def total(self) -> tuple[int, int]:
+        """Bytes sent and received, of all devices together."""
         every = self._accounts.values()
-        return Account(
-            sum(a.sent_bytes for a in every), sum(a.received_bytes for a in every), sum(a.requests for a in every)
-        )
+        return sum(account.sent_bytes for account in every), sum(account.received_bytes for account in every)
 
     def _gone(self, session: Session, why: str, silent_s: float) -> None:
         del self._now[session.device]

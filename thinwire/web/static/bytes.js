@@ -1,6 +1,6 @@
 // What was sent, beside what the same exchange takes in plain float32.
 import { html, link } from "./dom.js";
-import { bytes, ratio } from "./format.js";
+import { bytes, ratio, wired } from "./format.js";
 import { Section, Table } from "./parts.js";
 import { useTable } from "./query.js";
 
@@ -12,7 +12,7 @@ export const Bytes = ({ run, rounds }) => {
       ${table ? html`<${Numbers} rounds=${rounds} />` : html`
         <${Way} title="Up, from the devices" dense=${run.dense_up} payload=${run.payload_up} wire=${run.wire_up} />
         <${Way} title="Down, to the devices" dense=${run.dense_down} payload=${run.payload_down} wire=${run.wire_down} />
-        <p class="note">Payload: the frames. ${run.source === "sim" ? "A simulation has no wire." : "Wire: read from and written to the devices' sockets, HTTP included."}</p>`}
+        <p class="note">Payload: the frames. ${run.source === "sim" ? "A simulation has no wire." : "Wire: read from and written to the devices' sockets, HTTP included, counted for each ask with its answer."}</p>`}
     <//>`;
 };
 
@@ -23,15 +23,15 @@ const Way = ({ title, dense, payload, wire }) => {
       <h3>${title}</h3>
       <${Bar} name="dense" value=${dense} most=${most} tone="dense" />
       <${Bar} name="payload" value=${payload} most=${most} tone="payload" times=${ratio(dense, payload)} />
-      ${wire === null ? null : html`<${Bar} name="wire" value=${wire} most=${most} tone="wire" times=${ratio(dense, wire)} />`}
+      ${wire === null ? null : html`<${Bar} name="wire" value=${wire} most=${most} tone="wire" said=${wired(wire, payload)} times=${wire < payload ? "" : ratio(dense, wire)} />`}
     </div>`;
 };
 
-const Bar = ({ name, value, most, tone, times }) => html`
+const Bar = ({ name, value, most, tone, times, said }) => html`
   <div class="bar">
     <span>${name}</span>
     <span class="track"><i class=${tone} style=${{ width: `${value ? Math.max(0.6, (100 * value) / most) : 0}%` }}></i></span>
-    <span class="value">${bytes(value)}</span>
+    <span class="value">${said ?? bytes(value)}</span>
     <span class="times">${times ? html`<b>${times}</b>` : ""}</span>
   </div>`;
 
@@ -39,7 +39,7 @@ const Numbers = ({ rounds }) => html`
   <${Table} label="Bytes of each round" rows=${[...rounds].reverse()} columns=${[
     { title: "Round", cell: (r) => r.round },
     { title: "Payload up", right: true, cell: (r) => bytes(r.payload_up) },
-    { title: "Wire up", right: true, cell: (r) => bytes(r.wire_up) },
+    { title: "Wire up", right: true, cell: (r) => wired(r.wire_up, r.payload_up) },
     { title: "Payload down", right: true, cell: (r) => bytes(r.payload_down) },
-    { title: "Wire down", right: true, cell: (r) => bytes(r.wire_down) },
+    { title: "Wire down", right: true, cell: (r) => wired(r.wire_down, r.payload_down) },
   ]} />`;

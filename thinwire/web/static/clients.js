@@ -1,7 +1,7 @@
 // Who takes part, what they do now and what became of their updates.
 import { LastOutcome } from "./devices.js";
 import { html, link } from "./dom.js";
-import { ago, bytes, count, share } from "./format.js";
+import { ago, bytes, count, share, wired } from "./format.js";
 import { serverNow } from "./live.js";
 import { Icon, Section, Table } from "./parts.js";
 
@@ -37,9 +37,9 @@ export const Clients = ({ run }) => {
         { title: "Failed", right: true, cell: (c) => zero(c.failed) },
         ...(feeds ? [{ title: "Residual ÷ change", right: true, cell: (c) => share(c.residual_ratio) }] : []),
         { title: "Payload up", right: true, cell: (c) => bytes(c.payload_up) },
-        ...(simulated ? [] : [{ title: "Wire up", right: true, cell: (c) => bytes(c.wire_up) }]),
+        ...(simulated ? [] : [{ title: "Wire up", right: true, cell: (c) => wired(c.wire_up, c.payload_up) }]),
         { title: "Payload down", right: true, cell: (c) => bytes(c.payload_down) },
-        ...(simulated ? [] : [{ title: "Wire down", right: true, cell: (c) => bytes(c.wire_down) }]),
+        ...(simulated ? [] : [{ title: "Wire down", right: true, cell: (c) => wired(c.wire_down, c.payload_down) }]),
       ]} />
     <//>`;
 };

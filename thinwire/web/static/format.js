@@ -7,6 +7,9 @@ export function bytes(count) {
   return `${Math.round(count)} B`;
 }
 
+/** Bytes on the wire: fewer than the payload can only be a part of them. */
+export const wired = (wire, payload) => (wire !== null && wire < payload ? `${bytes(wire)} counted` : bytes(wire));
+
 export function seconds(count) {
   if (count === null || count === undefined) return "–";
   if (count < 0.995) return `${count.toFixed(2)} s`;

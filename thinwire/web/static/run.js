@@ -4,7 +4,7 @@ import { Bytes } from "./bytes.js";
 import { Clients } from "./clients.js";
 import { DeviceTable, joinCommand } from "./devices.js";
 import { html, link, useEffect, useRef, useState } from "./dom.js";
-import { bytes, metric, moment, plural, ratio, seconds } from "./format.js";
+import { bytes, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
 import { Learning } from "./learning.js";
 import { stoodStill, useReading, useTime } from "./live.js";
@@ -64,7 +64,7 @@ const Head = ({ run, rounds, still }) => {
       <div><dt>steps made</dt><dd>${run.version}<small> of ${run.rounds_total}</small></dd></div>
       <div><dt>time</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
       <div><dt>sent up, payload</dt><dd>${times(run.dense_up, run.payload_up)}</dd></div>
-      <div><dt>sent up, wire</dt><dd>${times(run.dense_up, run.wire_up)}</dd></div>
+      <div><dt>sent up, wire</dt><dd>${run.wire_up !== null && run.wire_up < run.payload_up ? wired(run.wire_up, run.payload_up) : times(run.dense_up, run.wire_up)}</dd></div>
       <div><dt>folded</dt><dd>${run.folded_count + run.late}<small> updates</small></dd></div>
       <div class=${run.late + run.dropped + run.failed ? "" : "quiet"}><dt>late · dropped · failed</dt><dd>${run.late} · ${run.dropped} · ${run.failed}</dd></div>
     </dl>` : null}`;

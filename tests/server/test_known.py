@@ -22,7 +22,7 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
 from thinwire.server.durations import durations
 from thinwire.server.known import Errand, Known
-from thinwire.server.links import KEPT
+from thinwire.server.links import KEPT, START_S
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, Turn, run_sim
 from thinwire.store import MeasureRow, Store
@@ -114,7 +114,7 @@ def test_what_is_read_back_decides_as_what_wrote_it(answers: list[tuple[str, dic
 
 def test_a_row_says_bits_a_second_of_a_link_and_seconds_of_the_rest() -> None:
     rows = {row.kind: row for row in learned(*[ONE] * KEPT).news(7.0)}
-    assert rows["down"].p50 == pytest.approx(8 * 5000 / 2.0) and rows["down"].work == ""
+    assert rows["down"].p50 == pytest.approx(8 * 5000 / (2.0 - START_S)) and rows["down"].work == ""
     assert rows["step"].p50 == 0.5 and rows["step"].work == WORK and rows["step"].at == 7.0
     assert rows["pass"].p50 == 5.0
 

@@ -13,7 +13,7 @@ def plainly(thing: Any) -> dict[str, Any]:
 
     >>> from thinwire.core.types import Work
     >>> plainly(Work(5, 32))
-    {'steps': 5, 'batch': 32}
+    {'steps': 5, 'batch': 32, 'clip': 0.0}
     """
     return {name: _plain(getattr(thing, name)) for name in _names(type(thing))}
 

@@ -9,7 +9,7 @@ from thinwire.aggregation.rungs import rungs
 from thinwire.aggregation.warmup import codec_of
 from thinwire.core.plan import RunPlan
 from thinwire.server import ladder
-from thinwire.server.deadline import SHARE, Deadline, auto_deadline, filled, fixed, in_groups
+from thinwire.server.deadline import SHARE, Deadline, auto_deadline, fixed, in_groups
 from thinwire.server.errands import errand, update_bytes
 from thinwire.server.known import work_of
 from thinwire.server.ladder import Choice
@@ -56,8 +56,6 @@ def deadline_of(plan: RunPlan, times: Expected, wanted: int, floor: int) -> Dead
     """
     if plan.cohort.deadline_s != "auto":
         return fixed(plan.cohort.deadline_s)
-    if plan.local.steps == "auto":
-        return filled()
     found = auto_deadline({device: own[-1] for device, own in times.items()}, wanted, floor)
     return in_groups(found, len(times), plan.cohort.max_concurrency) if plan.cohort.mode == "sync" else found
 
@@ -71,12 +69,18 @@ def rungs_of(running: Running, times: Expected, codecs: Sequence[str], fits_s: f
 
 
 def own_codec(running: Running, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
-    """The fields of `ClientAsked` for one asked in the middle of a round, with less time; none without a ladder."""
+    """The fields of `ClientAsked` for one asked in the middle of a round, with less time; none without a ladder.
+
+    Under an automatic deadline its codec makes the round not much longer than its smallest one does.
+    """
     codecs = codecs_of(running)
     if len(codecs) == 1:
         return {}
     times = expected(running, number, {device: down_bytes}, codecs)
-    choice = rungs_of(running, times, codecs, SHARE * left_s)[device]
+    fits_s = SHARE * left_s
+    if running.plan.cohort.deadline_s == "auto":
+        fits_s = min(fits_s, deadline_of(running.plan, times, wanted=1, floor=1).fits_s)
+    choice = rungs_of(running, times, codecs, fits_s)[device]
     return {"codec": choice.standing.codec, "codec_reason": choice.reason}
 
 

@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from thinwire.server.links import THIN_BYTES_S
+
 FIRST_S = 60.0  # nothing is known yet: a device may have to import its task and read its data
 LEAST_S = 10.0  # a machine may stand still for a moment, and who is gone is known after 4 s: neither may cost an update
 MARGIN = 3.0  # over what nine of ten answers took: the wanted ones are to be in time together, not each by itself
 OUTLYING = 10.0  # over the quicker half: with MARGIN, who is up to thirty times as slow as they is in time most often
 NAMED = 5  # devices in a sentence
-THIN_BYTES_S = 125_000.0  # 1 Mb/s up, the thinnest links that we measure: as thin is one that nothing is known of
 SHARE = 0.9  # of a deadline that a person gave: the rest is for what cannot be foreseen
+LONGER, LONGER_S = 0.1, 0.5  # share of what a round usually takes, and seconds, by which a milder codec may lengthen it
 
 # A measuring is shorter than the rounds it is judged by, which train too: three times the slowest answer is ample even
 # where another device was drawn. Of three rounds, since one alone may have had the quick ones; older ones tell of a
@@ -33,16 +35,14 @@ class Deadline:
 
     @property
     def fits_s(self) -> float:
-        """What nine of ten answers of a device must fit for its codec to hold nobody up."""
-        return SHARE * self.seconds if self.usual_s is None else self.usual_s
+        """What nine of ten answers of a device must fit for its codec to hold nobody up by more than a little."""
+        if self.usual_s is None:
+            return SHARE * self.seconds
+        return min(SHARE * self.seconds, self.usual_s + max(LONGER * self.usual_s, LONGER_S))
 
 
 def fixed(seconds: float) -> Deadline:
     return Deadline(seconds, f"{seconds:g} s: the plan says so")
-
-
-def filled() -> Deadline:
-    return Deadline(FIRST_S, f'{FIRST_S:g} s: with steps = "auto" devices fill what time there is')
 
 
 def auto_deadline(expected: Mapping[str, float | None], wanted: int, floor: int = 1) -> Deadline:

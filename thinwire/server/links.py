@@ -16,6 +16,8 @@ from itertools import combinations
 KEPT = 16  # of the last ones: one outlier among them is passed over, two are believed
 UNLIKE = 2.0  # how many times larger a transfer must be than another, for the two to tell a start from a rate
 START_SHARE = 0.5  # of the quickest transfer: the most that a round trip explains while all have one size
+THIN_BYTES_S = 125_000.0  # 1 Mb/s, the thinnest links that we measure: as thin is one that nothing is known of
+START_S = 1.0  # the most that a start is taken to be where a thin link would have carried as much in less
 
 Sample = tuple[float, float]  # (how much, seconds): bytes, steps, or 1
 
@@ -45,8 +47,8 @@ def spread(values: Iterable[float]) -> Spread | None:
     p90 is the nearest rank, but from 3 values on never the largest: one outlier decides nothing. It lies at least
     p50 / 2n over p50: one value alone says as little of the next as the first round trip of TCP (RFC 6298, 2.2).
 
-    >>> spread([2.0]), spread([2.0, 2.1, 2.2, 90.0])
-    (Spread(p50=2.0, p90=3.0), Spread(p50=2.1500000000000004, p90=2.4187500000000006))
+    >>> spread([2.0]), spread([2.0, 4.0, 6.0, 90.0])
+    (Spread(p50=2.0, p90=3.0), Spread(p50=5.0, p90=6.0))
     """
     ordered = sorted(values)
     if not ordered:
@@ -86,10 +88,14 @@ def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> Line | None:
     """Fit (bytes, seconds); None where there are none.
 
     Transfers of one size cannot tell the start from the rate: then the start is a known round trip, but at most half
-    of the quickest. So little was sent says little of bandwidth, and it is rather taken to be lower than it is.
+    of the quickest. So little was sent says little of bandwidth, and it is rather taken to be lower than it is, but
+    not as low as if a small answer's own overhead were its bytes: what 1 Mb/s would have carried in less time spent
+    the rest of it, up to a second, on starting.
 
     >>> line([(1e3, 0.11), (1e6, 1.1), (1e3, 0.09), (2e6, 2.1)]).bits_s.p50  # doctest: +ELLIPSIS
     8...
+    >>> round(line([(400, 0.1)]).seconds(40_000).p50, 2)
+    0.42
     """
     sized = [(size, seconds) for size, seconds in transfers if size > 0]
     if not sized:
@@ -109,6 +115,8 @@ def _fit(sized: Sequence[Sample], rtt_s: float) -> tuple[float, float]:
         start = statistics.median(seconds - rate * size for size, seconds in sized)
         if start >= 0:
             return start, rate
-        rtt_s = 0.0
-    start = min(rtt_s, START_SHARE * min(seconds for _, seconds in sized))
+        return 0.0, statistics.median(seconds / size for size, seconds in sized)
+    quickest = min(seconds for _, seconds in sized)
+    left_s = min(seconds - size / THIN_BYTES_S for size, seconds in sized)  # of what a thin link would have taken
+    start = max(min(rtt_s, START_SHARE * quickest), min(START_S, left_s))
     return start, statistics.median((seconds - start) / size for size, seconds in sized)

@@ -17,8 +17,8 @@ class Schedule:
     `warmup` is the share of the run over which the factor rises from 0 to 1; over the rest it falls from 1 to `end`.
     `begin` and `until` are the positions at which this round begins and is over.
 
-    >>> Schedule("linear", begin=0.5, until=0.6).factor(0, 1)
-    0.45
+    >>> Schedule("linear", begin=0.5, until=1.0).factor(0, 1)
+    0.25
     """
 
     kind: str = "constant"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy_bytes.changed import CHANGED, PROTOCOL
 from benchmarks.accuracy_bytes.models import FULL
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "accuracy-bytes.json"
@@ -41,7 +42,7 @@ def reasons(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each figure rests on: the chain on seeds B, and what made it."""
+    """What each figure rests on: the chain on seeds B, what made it, and what of the rules was changed on the way."""
     found = []
     for name in FULL:
         if (part := finished(document, name)) is None:
@@ -51,6 +52,6 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         on_b: dict[str, Any] = next((one for one in part["b"] if one["chain"] == verdict["chain"]), {})
         told: dict[str, Any] = {key: on_b[key] for key in TOLD if key in on_b}
         made = {key: part[key] for key in ("command", "commit", "at")}
-        rounds = part["rounds"]["rounds"]
-        found.append({"model": name, "rounds": rounds, **verdict, **told, **made})
+        rounds, rules = part["rounds"]["rounds"], {"protocol": PROTOCOL, "changed": CHANGED[name]}
+        found.append({"model": name, "rounds": rounds, **verdict, **told, **made, **rules})
     return found

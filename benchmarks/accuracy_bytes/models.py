@@ -1,4 +1,7 @@
-"""The three models, the candidates of each, and how many seeds: fixed before any cell of seeds A or B was made."""
+"""The three models, the candidates of each, and how many seeds: fixed before any cell of the deciding seeds B was made.
+
+Not all before seeds A, nor before the first seeds B of the digits: what was changed, and when, is in changed.py.
+"""
 
 from __future__ import annotations
 

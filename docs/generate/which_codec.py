@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
+from benchmarks.accuracy_bytes.changed import CHANGED, PROTOCOL
 from benchmarks.accuracy_bytes.committed import finished, read, reasons
 from benchmarks.accuracy_bytes.models import FULL
 from docs.generate.accuracy import Part, code, count, key, or_never, size
+from docs.generate.evidence import WIDE
 from docs.generate.table import table
 
 
@@ -17,7 +21,8 @@ def which_codec() -> str:
             shown.append(f"**{name}**: not measured yet ({reasons(document)[key(name)]}).")
             continue
         about = f"**{name}**, {count(part['params'])} parameters, {part['rounds']['rounds']} rounds. {_decided(part)}"
-        shown.append(f"{about}\n\n{_on_a_link(part)}")
+        rules = f"Its rules are the {PROTOCOL}: {CHANGED[name]}."
+        shown.append("\n\n".join((about, _on_a_link(part), fill(rules, WIDE, break_on_hyphens=False))))
     return "\n\n".join(shown)
 
 

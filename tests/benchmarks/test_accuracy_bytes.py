@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.accuracy_bytes import archive, committed
 from benchmarks.accuracy_bytes.__main__ import told
+from benchmarks.accuracy_bytes.bound import paired
+from benchmarks.accuracy_bytes.changed import CHANGED, FIRST, FIRST_BOUND
 from benchmarks.accuracy_bytes.lab import Lab
 from benchmarks.accuracy_bytes.links import to_target
 from benchmarks.accuracy_bytes.models import FULL
@@ -118,8 +120,20 @@ def test_the_committed_figures_are_printed_with_what_made_them():
     assert set(made["figures"]) == {f"best_ratio_within_half_point_{name}" for name in FULL}
     for row in made["rows"]:
         if row.get("figure") is not None:
+            assert (row["protocol"], row["changed"]) == ("second", CHANGED[row["model"]])
             assert len(row["commit"]) >= 40
             assert row["command"].startswith("python -m benchmarks.accuracy_bytes --preset full")
+
+
+def test_the_first_verdict_is_what_the_committed_runs_say():
+    cells = [archive.restored(line) for line in (archive.KEPT / "digits.jsonl").read_text().splitlines()]
+    last = {
+        (cell.made.plan["uplink"]["codec"], cell.made.plan["run"]["seed"]): 100 * cell.metrics["accuracy"]
+        for cell in cells
+        if cell.made.plan["run"]["seed"] in FIRST
+    }
+    chains = ([last[codec, seed] for seed in FIRST] for codec in ("stc(0.04)", "identity"))
+    assert round(paired(*chains).bound, 2) == FIRST_BOUND
 
 
 def test_a_cell_is_found_again_when_a_later_version_has_more_keys():

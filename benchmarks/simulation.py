@@ -6,7 +6,8 @@ Two works, with 10 000 parameters each way: `noop` gives back what came, `mlp` t
 is the complete path: journal, outbox, spool, database, fold, step and a model file a round. Flower's sends and
 receives, averages nothing and stores nothing, and its clients keep their data between rounds, all in its favour. Each
 side counts with its best of one and two workers (processes here, actors there). A round's seconds are the median of all
-but the first; `around_s` is all the rest, from the start of the process to its end.
+but the first; `around_s` is all the rest, from the start of the process to its end. `load_before` is the machine's load
+in the minute before: where it is not near 0, other work took its part of both sides.
 
 Flower's side needs `flwr[simulation]`, which brings Ray: it is installed into an environment of its own that is removed
 afterwards, or `--flower` names the Python of one that is there. Where it cannot be installed ours is measured alone,
@@ -16,6 +17,7 @@ and a row says why.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -132,7 +134,7 @@ def main() -> None:
     parser.add_argument("--flower", type=Path, help=f"the Python of an environment with {FLOWER}")
     parser.add_argument("--case", action="append", choices=("few", "many", "mlp"), help="this one only; repeatable")
     given = parser.parse_args()
-    preset = PRESETS[given.preset]
+    preset, busy = PRESETS[given.preset], os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-", ignore_cleanup_errors=True) as name:
         folder, flower, skipped = Path(name), given.flower, ""
         if flower is not None:
@@ -147,7 +149,8 @@ def main() -> None:
         measured = measure(preset, flower, folder, given.case or ())
         if skipped:
             measured.rows.append({"case": "flower", "skipped": skipped})
-    show(document("simulation", given.preset, measured.rows, figures(measured, preset)), given.json)
+    made_of = {**figures(measured, preset), "load_before": busy}
+    show(document("simulation", given.preset, measured.rows, made_of), given.json)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
     assert {row["case"] for row in found["rows"]} == {"few", "many", "mlp"}
     assert found["figures"]["client_rounds_per_s"] > 0
     assert found["figures"]["peak_mb"] > 1
+    assert found["figures"]["load_before"] >= 0
     assert "sim_ratio" not in found["figures"], "nothing to compare with"
 
 

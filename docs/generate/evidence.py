@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
@@ -12,6 +13,7 @@ EVIDENCE = Path(__file__).parents[1] / "evidence"
 Row = Mapping[str, Any]
 LIBRARIES = ("numpy", "torch")
 WIDE = 120
+CODE, HELD = re.compile("`[^`]+`"), "\x00"
 # Measured in a sitting whose history was lost before it landed; the code came into this one with cdf6a9e.
 LOST = ("89b900a", "b996f69", "8568be8", "4bacd62")
 
@@ -32,4 +34,14 @@ def measured(document: Mapping[str, Any], how: str, *more: str) -> str:
         f"{how}: {machine['cores']} cores of an {machine['cpu']}, a virtual machine ({machine['memory_gb']} GB, "
         f"{machine['system']}, Python {machine['python']}, {', '.join(told)})"
     )
-    return fill("; ".join((first, *more)) + ".", WIDE, break_on_hyphens=False)
+    return paragraph("; ".join((first, *more)) + ".")
+
+
+def paragraph(text: str) -> str:
+    """Lines as long as others of a page; what stands as code stays on one.
+
+    >>> paragraph("x " * 58 + "`a b`").splitlines()[1]
+    '`a b`'
+    """
+    kept = CODE.sub(lambda found: found.group().replace(" ", HELD), text)
+    return fill(kept, WIDE, break_on_hyphens=False).replace(HELD, " ")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from textwrap import fill
-
 from benchmarks.accuracy_bytes.changed import CHANGED, PROTOCOL
 from benchmarks.accuracy_bytes.committed import finished, read, reasons
 from benchmarks.accuracy_bytes.models import FULL
-from docs.generate.accuracy import Part, code, count, key, or_never, size
-from docs.generate.evidence import WIDE
+from docs.generate.evidence import paragraph
+from docs.generate.names import code, count, key, or_never, size
+from docs.generate.shortfalls import Part, default_elsewhere, default_here, slower
 from docs.generate.table import table
 
 
@@ -22,7 +21,8 @@ def which_codec() -> str:
             continue
         about = f"**{name}**, {count(part['params'])} parameters, {part['rounds']['rounds']} rounds. {_decided(part)}"
         rules = f"Its rules are the {PROTOCOL}: {CHANGED[name]}."
-        shown.append("\n\n".join((about, _on_a_link(part), fill(rules, WIDE, break_on_hyphens=False))))
+        told = " ".join(filter(None, (default_here(part), default_elsewhere(part), slower(part))))
+        shown += [about, _on_a_link(part), *(paragraph(one) for one in (told, rules) if one)]
     return "\n\n".join(shown)
 
 

@@ -1,0 +1,42 @@
+"""How chains and numbers of a measurement are written on pages."""
+
+from __future__ import annotations
+
+NAMES = {"identity": "fp32", "fp16": "fp16"}
+
+
+def key(name: str) -> str:
+    return f"best_ratio_within_half_point_{name}"
+
+
+def name_of(chain: str) -> str:
+    return NAMES.get(chain, chain)
+
+
+def code(chain: str) -> str:
+    """A chain by its name as a plan has it.
+
+    >>> code("topk(0.02) > sign > rice, ef21"), code("stc(0.04), decay 0.9")
+    ('`topk(0.02) > sign > rice`, `feedback = "ef21"`', '`stc(0.04)`, `decay = 0.9`')
+    """
+    spec, *options = name_of(chain).split(", ")
+    if chain == "identity":
+        return spec
+    typed = [word.replace(" ", " = ") if word.startswith("decay ") else f'feedback = "{word}"' for word in options]
+    return ", ".join(f"`{one}`" for one in (spec, *typed))
+
+
+def signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.2f}"
+
+
+def or_never(value: float | None, form: str) -> str:
+    return "never" if value is None else format(value, form)
+
+
+def count(value: int) -> str:
+    return f"{value:,}".replace(",", " ")
+
+
+def size(value: float) -> str:
+    return f"{value / 1e6:.2f} MB" if value >= 1e6 else f"{value / 1e3:.2f} kB"

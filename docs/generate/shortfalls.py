@@ -1,0 +1,82 @@
+"""What a table of chains does not say by itself: where the default falls short, what gets slower, whose rate is at an
+edge of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.accuracy_bytes.bound import MARGIN
+from benchmarks.accuracy_bytes.selection import FALLBACK
+from docs.generate.names import code
+
+Part = Mapping[str, Any]
+SECONDS_ON = "10 Mb/s, 20 ms"
+
+
+def default_here(part: Part) -> str:
+    """What the default costs on seeds A, where it is not the chain that was decided for."""
+    chosen = part["verdict"]["chain"]
+    found = [row for row in part["a"] if row["chain"] == FALLBACK.name]
+    if chosen == FALLBACK.name or not found:
+        return ""
+    (row,) = found
+    mean, bound = (-row["difference"][name] for name in ("mean", "bound"))
+    instead = f" Where that matters, take {code(chosen)}." if chosen else ""
+    return (
+        f"**The default, {code(FALLBACK.name)}, costs {mean:.2f} points here** ({row['seeds']} seeds A, at most "
+        f"{bound:.2f}) for {row['ratio']:.0f} times fewer bytes.{instead}"
+    )
+
+
+def default_elsewhere(part: Part) -> str:
+    """Where one thing differs from the centre and the default loses more than the margin on average."""
+    found = [
+        f"{-row['difference']['mean']:.2f} {_place(row, part)}"
+        for row in part["factors"]
+        if row["chain"] == FALLBACK.name and row["difference"]["mean"] < -MARGIN
+    ]
+    if not found:
+        return ""
+    return (
+        f"{code(FALLBACK.name)} loses more than half a point where one thing is otherwise ({part['seeds']['sweep']} "
+        f"seeds): {', and '.join(found)}."
+    )
+
+
+def _place(row: Part, part: Part) -> str:
+    if row["participation"] != part["participation"]:
+        return f"with {100 * row['participation']:.0f} % of the clients in a round"
+    return f"with the data cut by `{row['split']}`"
+
+
+def slower(part: Part) -> str:
+    """Where the chain that was decided for takes longer to the target than fp32 does, at 10 Mb/s."""
+    chosen, found = part["verdict"]["chain"], part["to_target"]
+    if chosen not in found:
+        return ""
+    (own, plain), link = (found[chosen], found["identity"]), SECONDS_ON
+    if own["seconds"][link] is None or plain["seconds"][link] is None or own["seconds"][link] <= plain["seconds"][link]:
+        return ""
+    quicker = ", ".join(
+        f"{code(chain)} {seconds:.1f}"
+        for chain, one in found.items()
+        if (seconds := one["seconds"][link]) is not None and seconds <= plain["seconds"][link]
+    )
+    return (
+        f"At 10 Mb/s {code(chosen)} takes longer than no codec at all, {own['seconds'][link]:.1f} s ({quicker}): it "
+        f"needs {own['rounds']:.0f} rounds for what fp32 has after {plain['rounds']:.0f}."
+    )
+
+
+def edge(part: Part) -> str:
+    """Which chains have a rate from an end of the grid as their best: another one, not tried, may suit them better."""
+    told = []
+    for side, rate in (("lower", min(part["grid"])), ("upper", max(part["grid"]))):
+        at = [code(chain) for chain, best in part["rates"].items() if best == rate]
+        if at:
+            told.append(f"{rate:g}, the {side} edge of the grid, is the best rate of {'; '.join(at)}")
+    if not told:
+        return ""
+    return f"{'. '.join(told)}. The grid was not extended, and a rate beyond it might have suited them better."

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import made
-from thinwire.aggregation import Downlink, Shadow, Unbiased, digest, parse, read_model, write_model
+from thinwire.aggregation import Contractive, Downlink, Shadow, digest, parse, read_model, write_model
 from thinwire.aggregation.downlink import Announcement, require_downlink, way
 from thinwire.core import Key, Layout, Part, Tensor
 from thinwire.core.errors import BadPayload, CodecError, DataLost
@@ -144,7 +144,7 @@ def test_what_cannot_carry_it_is_refused_with_the_reason(spec: str, why: str) ->
 
 
 def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.aggregation.methods.int8.Int8.kind", lambda self: Unbiased(2.0))
+    monkeypatch.setattr("thinwire.aggregation.methods.int8.Int8.kind", lambda self: Contractive(0.0))
     with pytest.raises(CodecError, match="cannot carry the downlink"):
         Downlink(LAYOUT, "int8", made(1000, 0, "normal", 0))
 

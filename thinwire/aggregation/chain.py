@@ -11,7 +11,18 @@ import numpy as np
 
 from thinwire.aggregation import straight
 from thinwire.aggregation.bound import Bound
-from thinwire.aggregation.codec import Drawn, Everything, Kind, Quantizer, Scales, Sparsifier, Support, chained
+from thinwire.aggregation.codec import (
+    Contractive,
+    Drawn,
+    Everything,
+    Kind,
+    Quantizer,
+    Scales,
+    Sparsifier,
+    Support,
+    Unbiased,
+    chained,
+)
 from thinwire.aggregation.coded import WORD, Coded, read_word
 from thinwire.aggregation.frame import Stream
 from thinwire.aggregation.group import Group
@@ -29,12 +40,13 @@ UNCODED = Coded()
 @dataclass(frozen=True)
 class Chain:
     """What `parse` gives. A frame's streams: a word of the key if it is needed to decode, indices if they are sent,
-    symbols, and scales if there are any.
+    symbols, and scales if there are any. What is quantized is divided by `divisor` first; a decoder need not know.
     """
 
     sparsifier: Sparsifier | None = None
     quantizer: Quantizer = PLAIN
     coded: Coded = UNCODED
+    divisor: float = 1.0
 
     @property
     def spec(self) -> str:
@@ -55,11 +67,18 @@ class Chain:
         return self if self.sparsifier else replace(self, quantizer=self.quantizer.over(starts))
 
     def under_feedback(self) -> Chain:
-        return replace(self, quantizer=self.quantizer.under_feedback())
+        """Inside a residual: a quantizer's own way, and C / (1 + omega) where that is unbiased and no contraction.
+
+        E||C(x) / (1 + omega) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega) for any omega.
+        """
+        quantizer = self.quantizer.under_feedback()
+        kind = quantizer.kind()
+        divisor = 1 + kind.omega if isinstance(kind, Unbiased) and kind.omega >= 1 else 1.0
+        return replace(self, quantizer=quantizer, divisor=divisor)
 
     @property
     def kind(self) -> Kind:
-        inner = self.quantizer.kind()
+        inner = self.quantizer.kind() if self.divisor == 1 else Contractive(1 / self.divisor)
         return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
 
     @property
@@ -83,7 +102,8 @@ class Chain:
     @property
     def writes(self) -> bool:
         """Whether a kernel writes what it makes of a vector straight into a frame, and refuses NaN and infinity."""
-        return self.sparsifier is None and self.coded == UNCODED and straight.writes(self.quantizer)
+        plain = self.sparsifier is None and self.coded == UNCODED and self.divisor == 1
+        return plain and straight.writes(self.quantizer)
 
     @property
     def apart(self) -> bool:
@@ -116,6 +136,8 @@ class Chain:
             indices, values = self.sparsifier.select(x, word)
             if not self.sparsifier.seeded:
                 streams.append(self.coded.indices(indices, self.sparsifier))
+        if self.divisor != 1:
+            values = values * np.float32(1 / self.divisor)
         symbols, scales = self.quantizer.quantize(values, word)
         streams.append(self.coded.symbols(symbols, self.quantizer))
         if scales.size:

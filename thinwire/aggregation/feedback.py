@@ -78,7 +78,10 @@ def feedback(codec: Codec, momentum: float = 0.0, masked: bool = False) -> Feedb
 
 
 def inside(codec: Codec, layout: Layout) -> BoundCodec:
-    """A codec as it encodes inside a residual: its own way where it has one, else C / (1 + omega)."""
+    """A codec as it encodes inside a residual: its own way where it has one, else C / (1 + omega).
+
+    A chain of `parse` knows that of its quantizer; a codec that is no chain is `Shrunk` as a whole.
+    """
     bound = codec.bind(layout)
     if isinstance(bound, Bound):
         return bound.under_feedback()

@@ -13,7 +13,7 @@ from thinwire.core.fleet import Delivery, Envelope, Fleet, Hello, Link, Roster, 
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
 
 T = TypeVar("T")
-PATIENCE_S = 20.0  # nothing here takes that long: it only ends a test that would hang
+PATIENCE_S = 60.0  # nothing here takes that long: it only ends a test that would hang
 
 
 class Setting(Protocol):

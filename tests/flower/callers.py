@@ -29,7 +29,7 @@ from thinwire.flower.wire.routes import HELLO, JOIN, PULL, PUSH
 from thinwire.flower.wire.signing import Signer
 from thinwire.store import FileSpool, Store
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Door(Protocol):

@@ -14,7 +14,7 @@ MARGIN = 3.0  # over what nine of ten answers took: the wanted ones are to be in
 OUTLYING = 10.0  # over the quicker half: with MARGIN, who is up to thirty times as slow as they is in time most often
 NAMED = 5  # devices in a sentence
 SHARE = 0.9  # of a deadline that a person gave: the rest is for what cannot be foreseen
-LONGER, LONGER_S = 0.1, 0.5  # share of what a round usually takes, and seconds, by which a milder codec may lengthen it
+LONGER_S = 0.5  # by which a milder codec may lengthen a round
 
 # A measuring is shorter than the rounds it is judged by, which train too: three times the slowest answer is ample even
 # where another device was drawn. Of three rounds, since one alone may have had the quick ones; older ones tell of a
@@ -38,7 +38,7 @@ class Deadline:
         """What nine of ten answers of a device must fit for its codec to hold nobody up by more than a little."""
         if self.usual_s is None:
             return SHARE * self.seconds
-        return min(SHARE * self.seconds, self.usual_s + max(LONGER * self.usual_s, LONGER_S))
+        return min(SHARE * self.seconds, self.usual_s + LONGER_S)
 
 
 def fixed(seconds: float) -> Deadline:

@@ -23,7 +23,7 @@ from benchmarks.codecs import made, timed
 from benchmarks.document import document, note, show
 from benchmarks.entry import arguments
 from benchmarks.limited import limited
-from benchmarks.peers_in_torch import casts, eight_bit, powersgd, rounded, signs, sparse
+from benchmarks.peers_in_torch import casts, eight_bit, powersgd, rotated, rounded, signs, sparse
 from benchmarks.peers_in_torch.peer import Parts, Peer, sent_bytes
 from benchmarks.resnet50 import shapes
 from thinwire.aggregation import native, parse
@@ -47,6 +47,9 @@ PEERS: dict[str, Callable[[Segment], Sequence[Peer]]] = {
     "topk(0.01) > int8 > rice": lambda _: SPARSE,
     f"threshold({sparse.THRESHOLD})": lambda _: sparse.OVER,
     "randk(0.01)": lambda _: sparse.RANDK,
+    "drive": lambda _: rotated.DRIVE,
+    "eden(2)": lambda _: rotated.EDEN2,
+    "eden(4)": lambda _: rotated.EDEN4,
     "powersgd(4)": lambda segment: (powersgd.hook(segment.slices),),
 }
 

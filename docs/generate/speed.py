@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from docs.generate.evidence import Row, measured, read
+from benchmarks.peers import PEERS
+from docs.generate.evidence import Row, measured, paragraph, read
 from docs.generate.table import table
 
 QUIET = "with AVX-512 and nothing else running"
@@ -19,6 +20,7 @@ ENCODE_LIMITS = {
 }  # fmt: skip
 DECODE_LIMITS = {"topk(0.01)": 0.4, "topk(0.01) > int8 > rice": 1.0, "int8": 0.9, "fp16": 1.0, "drive": 2.2}
 FEEDBACK_MORE = 1.4
+HARDLY = 1.05  # under so many times as fast there is nothing to speak of
 FOLD_GOALS = {
     "fp16_bandwidth_share": (1.0, "payloads of 51 MB"),
     "int8_bandwidth_share": (1.0, "payloads of 26 MB"),
@@ -144,10 +146,36 @@ def peers_part() -> str:
 error stand beside the time: a peer that sends and loses at most a twentieth more than ours is "as good", and the last
 two columns are the fastest of those over ours.""",
         table(head, lines),
+        *filter(None, (_behind(figures), _not_yet(rows))),
         "## All of it",
         '"Copies" is the time over that of a plain copy on one thread.',
         _everybody(rows),
     ))  # fmt: skip
+
+
+def _behind(figures: Mapping[str, float]) -> str:
+    """Where ours is no faster than the fastest peer, or hardly."""
+    found = {
+        name.removeprefix("ratio "): value
+        for name, value in figures.items()
+        if name.startswith("ratio ") and value < HARDLY
+    }
+    if not found:
+        return ""
+    told = [
+        f"`{name.removesuffix(' 2')}` on {'two threads' if name.endswith(' 2') else 'one thread'} ({value:.3g}: "
+        f"{'the peer is faster' if value < 1 else 'no difference to speak of'})"
+        for name, value in found.items()
+    ]
+    return paragraph(f"Ours is not the faster one everywhere: {', and '.join(told)}.")
+
+
+def _not_yet(rows: Sequence[Row]) -> str:
+    """Methods that got a peer after this run."""
+    missing = [f"`{method}`" for method in PEERS if method not in {row["method"] for row in rows}]
+    return (
+        paragraph(f"Not in this run, which was made before they had a peer: {', '.join(missing)}.") if missing else ""
+    )
 
 
 def _everybody(rows: Sequence[Row]) -> str:

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.peers import OURS, PEERS, figures
-from benchmarks.peers_in_torch import eight_bit, rounded, signs, sparse
+from benchmarks.peers_in_torch import eight_bit, rotated, rounded, signs, sparse
 from benchmarks.peers_in_torch.peer import Peer, sent_bytes
+from thinwire.aggregation.methods.eden import Drive, Eden
+from thinwire.aggregation.rotation import signs as signs_of
 from thinwire.core import Layout
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +26,7 @@ SIZE = LAYOUT.size
 MOST = {  # relative error on normal values
     "fp16": 0.001, "bf16": 0.003, "int8": 0.1, "qsgd(4)": 1.4, "natural": 0.3, "ternary": 1.2, "sign": 0.65,
     "topk(0.01)": 0.97, "topk(0.01) > int8 > rice": 0.97, "threshold(2.6)": 0.97, "randk(0.01)": 1.0,
-    "powersgd(4)": 0.99,
+    "drive": 0.8, "eden(2)": 0.4, "eden(4)": 0.12, "powersgd(4)": 0.99,
 }  # fmt: skip
 COLUMNS = {
     "method", "who", "source", "data", "threads", "path", "encode_ms", "memcpy_ms", "encode_ratio", "bits_per_param",
@@ -55,6 +58,20 @@ def test_a_peer_leaves_what_it_is_given_and_decodes_near_to_it(spec: str, peer: 
     assert found.shape == x.shape
     assert float((found - x).norm() / x.norm()) < MOST[spec]
     assert sent_bytes(peer.encode(x)) < 4 * SIZE
+
+
+@pytest.mark.parametrize(("own", "peer"), [
+    (Drive(), *rotated.DRIVE), (Eden(2), *rotated.EDEN2), (Eden(4), *rotated.EDEN4),
+], ids=lambda one: getattr(one, "name", ""))  # fmt: skip
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drive_and_eden_in_torch_decode_like_ours_where_both_turn_alike(
+    own: Eden, peer: Peer, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word, x = 77, normal(seed)[: rotated.BLOCK] ** 3
+    negative = torch.from_numpy(signs_of(0, x.numel(), word).astype(np.int64) != 0)
+    monkeypatch.setattr(rotated, "signs", lambda: torch.where(negative, -1.0, 1.0))
+    ours = torch.from_numpy(own.dequantize(*own.quantize(x.numpy(), word), slice(0, x.numel()), word))
+    assert float((back(peer, x) - ours).norm() / ours.norm()) < 0.005, "rounding, of their scales and at a border"
 
 
 @pytest.mark.parametrize("peer", [*rounded.QSGD4, *rounded.NATURAL], ids=lambda peer: peer.name)

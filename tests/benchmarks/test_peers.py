@@ -126,7 +126,7 @@ def test_the_document_has_its_shape_and_names_the_fastest_peer_of_each_method() 
         assert own["who"] == OURS
         (fastest,) = (row for row in of_method if row["fastest"])
         assert fastest["encode_ms"] == min(row["encode_ms"] for row in others)
-        assert made["figures"][f"ratio {spec}"] == pytest.approx(fastest["encode_ms"] / own["encode_ms"], abs=1e-5)
+        assert made["figures"][f"ratio {spec}"] == pytest.approx(fastest["encode_ms"] / own["encode_ms"], rel=1e-5)
 
 
 def test_a_peer_that_sends_or_loses_more_is_not_as_good() -> None:

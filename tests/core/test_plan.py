@@ -174,6 +174,12 @@ def test_a_buffered_plan_can_run(more: str) -> None:
     assert refusals(f"[cohort]\nmode = 'buffered'\n{more}") == []
 
 
+def test_places_and_work_that_fits_a_deadline_may_stand_beside_each_other_in_buffered_rounds_only() -> None:
+    local, cohort = "steps = 'auto'\npartial = true\n", "[cohort]\nmax_concurrency = 4\ndeadline_s = 60\n"
+    assert refusals(local + cohort + "mode = 'buffered'") == []
+    assert len(refusals(local + cohort)) == 2
+
+
 def test_steps_and_epochs_exclude_each_other() -> None:
     plan = RunPlan.parse('[run]\ntask="d"\n[local]\nlr=1\nsteps=5\nepochs=2')
     assert "both given" in plan.check(codecs)[0].what

@@ -96,6 +96,17 @@ def test_the_run_has_late_lost_repeated_and_replaced_clients_in_it(undisturbed: 
     assert {"append", "commit", "fsync"} == set(places)
 
 
+def test_who_was_killed_and_who_sent_garbage_is_replaced(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    killed = [(e.round, e.device) for e in made.of(ClientFailed) if e.kind == "left"]
+    garbage = [(e.round, e.device) for e in made.of(UpdateDropped) if e.reason.startswith("bad-payload")]
+    assert ([number for number, _ in killed], [number for number, _ in garbage]) == ([1, 5], [3])
+    replaced = {(e.round, e.instead_of): e.device for e in made.of(ClientAsked) if e.why}
+    accepted = {(e.asked_round, e.device) for e in made.of(UpdateAccepted)}
+    for number, device in killed + garbage:
+        assert (number, replaced[number, device]) in accepted, "another one's answer came in its place"
+
+
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, share: int) -> None:
     made, places = undisturbed

@@ -94,6 +94,21 @@ def test_a_device_behind_the_log_or_a_full_version_gets_the_model_in_full(tmp_pa
     assert whole == ({0, 3, 6} if "full_every" in more else {0})
 
 
+@pytest.mark.parametrize(
+    ("more", "parts"), [({}, ("1/0", "2/0", "3/0", "4/0", "5/0")), ({"log_rounds": 2}, ("full/0",))]
+)
+def test_in_buffered_rounds_a_version_older_than_the_log_gets_the_full_shadow(
+    tmp_path: Path, more: Any, parts: tuple[str, ...]
+) -> None:
+    """Five versions are made while c works on its first ask: it gets their changes, or the shadow where they went."""
+    cohort = {"mode": "buffered", "buffer": 2, "max_staleness": 20}
+    bench = new(tmp_path, third=9.3, run={"rounds": 12}, cohort=cohort, downlink=DOWN | more)
+    assert bench.drive().status == "done"
+    assert asked(bench, "c")[:2] == [(0, ("full/0",)), (5, parts)]
+    assert ("5/0", "6/0") in [parts for _, parts in asked(bench, "b")], "one that is within the log"
+    assert_same_bits(bench)
+
+
 def test_a_round_after_too_few_replies_sends_nothing_that_is_held(tmp_path: Path) -> None:
     bench = new(tmp_path, cohort={"min_replies": 3}, third=lambda ask: SILENT if ask.round == 2 else Turn())
     bench.drive()

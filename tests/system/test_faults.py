@@ -14,7 +14,15 @@ import pytest
 from tests.system.frozen import children, frozen
 from tests.system.outcome import double_folds, lost_updates
 from tests.system.processes import EXAMPLE, Site, kill
-from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
+from thinwire.core.events import (
+    AskTakenUp,
+    ClientFailed,
+    RoundClosed,
+    RoundOpened,
+    StateLost,
+    UpdateAccepted,
+    UpdateDropped,
+)
 
 SMALL = ("cohort.wait_for=2", "local.steps=20")
 LONG = ("run.rounds=500", *SMALL)  # until it is stopped
@@ -32,14 +40,42 @@ def test_a_frozen_device_costs_its_deadline_and_what_it_sends_when_it_wakes_coun
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
     freezing = site.start_client("pi-b", 1, 2, "--slow-step", "0.1")
-    run_id = site.begin("cohort.deadline_s=6", "cohort.max_staleness=400", *LONG)
-    site.until(lambda: "round 2: train" in site.log_of(freezing))
+    run_id = site.begin(
+        "cohort.deadline_s=6", "cohort.max_staleness=400", "local.partial=true", *LONG, "local.steps=100"
+    )
+    part = in_time_with_a_part_of_its_work(site, run_id, "pi-b")
+
+    def taken_up() -> list[AskTakenUp]:
+        mine = [e for e in site.events(run_id) if isinstance(e, AskTakenUp) and e.device == "pi-b"]
+        return [e for e in mine if e.round > part.round]
+
+    site.until(taken_up)
+    now = sum(isinstance(e, RoundOpened) for e in site.events(run_id))
     with frozen(freezing.pid):
-        site.until_event(run_id, RoundClosed, reason="deadline", outstanding=["pi-b"])
-        site.until_event(run_id, RoundClosed, count=4)  # the others go on without it
-    site.until_event(run_id, UpdateAccepted, device="pi-b", late=True)
-    assert "left" not in [e.kind for e in site.events(run_id) if isinstance(e, ClientFailed)]
+        (asked,) = taken_up()
+        site.until_event(run_id, RoundClosed, round=asked.round, reason="deadline", outstanding=["pi-b"])
+        site.until_event(run_id, RoundClosed, count=now + 3)  # the others go on without it
+    site.until_event(run_id, UpdateAccepted, ask_id=asked.ask_id, late=True)
     stopped(site, run_id)
+    events = site.events(run_id)
+    assert "left" not in [e.kind for e in events if isinstance(e, ClientFailed)]
+    late = next(e for e in events if isinstance(e, UpdateAccepted) and e.ask_id == asked.ask_id)
+    between = [e for e in events[: events.index(late)] if isinstance(e, RoundOpened) and e.round > asked.round]
+    assert len(between) >= 3
+    assert [e.round for e in between if "pi-b" in e.asks] == [], "it is not asked while it has not answered"
+    assert late.staleness >= 3
+    assert late.discount == (1 + late.staleness) ** -0.5
+
+
+def in_time_with_a_part_of_its_work(site: Site, run_id: str, device: str) -> UpdateAccepted:
+    """An answer that counts in full, of a training that the deadline ended early enough for it to be sent."""
+
+    def seen() -> list[UpdateAccepted]:
+        mine = [e for e in site.events(run_id) if isinstance(e, UpdateAccepted) and e.device == device and not e.late]
+        return [e for e in mine if 1 <= e.head["steps"] < e.head["planned"] == 100 and e.discount == 1.0]
+
+    site.until(seen)
+    return seen()[-1]
 
 
 @pytest.mark.parametrize("what", ["missing", "older"])
@@ -95,12 +131,16 @@ def test_a_worker_that_is_killed_fails_one_ask_and_the_next_one_finds_a_fresh_on
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
     losing = site.start_client("pi-b", 1, 2, "--slow-step", "0.1")
-    run_id = site.begin(*LONG)
-    site.until(lambda: "round 2: train" in site.log_of(losing))
+    run_id = site.begin(*LONG, "cohort.min_replies=2", "cohort.retry_limit=1", "cohort.deadline_s=60")
+    site.until(lambda: "round 2: train" in site.log_of(losing))  # the journal has when it was asked, not that it trains
     for pid in children(losing.pid):
         os.kill(pid, signal.SIGKILL)
     site.until_event(run_id, ClientFailed, device="pi-b", kind="worker")
     failed = next(e for e in site.events(run_id) if isinstance(e, ClientFailed))
+    site.until_event(run_id, RoundClosed, round=failed.round + 1)
+    short, again = [e for e in site.events(run_id) if isinstance(e, RoundClosed)][failed.round - 1 :][:2]
+    assert (short.reason, short.version, len(short.dropped)) == ("too-few", failed.round - 1, 1), "it was given back"
+    assert (again.reason, again.version, len(again.folded)) == ("all", failed.round, 2), "the same step was tried again"
     site.until(
         lambda: any(
             e.device == "pi-b" and e.round > failed.round for e in site.events(run_id) if isinstance(e, UpdateAccepted)
@@ -116,8 +156,7 @@ def test_an_upload_that_is_cut_half_way_is_gone_on_with(site: Site) -> None:
 
     site.start_aggregator()
     with proxy(site.listen) as line:
-        client = site.start_client("pi-a", at=line.address)
-        site.until(lambda: "idle" in site.log_of(client))
+        site.start_client("pi-a", at=line.address)
         run_id = site.begin("run.rounds=500", "local.steps=20", "uplink.codec='identity'", "uplink.feedback='none'")
         site.until_event(run_id, RoundClosed)
         line.up.cuts = [line.up.given + 20_000, line.up.given + 70_000]  # of 38 kB a round

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 
-from tests.system.processes import EXAMPLE, Site, kill
+from tests.system.frozen import children
+from tests.system.processes import EXAMPLE, Site, free_port, kill
 from thinwire.core.events import AskedInFull, ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
 
 SMALL = ("cohort.wait_for=2", "local.steps=20")
@@ -22,12 +25,20 @@ def folded_once(site: Site, run_id: str) -> None:
     assert set(accepted) <= set(closed)
 
 
-def test_two_devices_train_and_the_model_comes_back(site: Site) -> None:
-    site.start_aggregator()
-    for part, name in enumerate(("pi-a", "pi-b")):
-        site.start_client(name, part, 2)
+def test_two_devices_train_and_the_model_comes_back_though_the_page_is_killed_meanwhile(site: Site) -> None:
+    site.page = ("--page", f"127.0.0.1:{free_port()}")
+    aggregator = site.start_aggregator()
+    site.until(lambda: children(aggregator.pid))
+    (page,) = children(aggregator.pid)
+    site.start_client("pi-a", 0, 2)
+    site.start_client("pi-b", 1, 2, "--slow-step", "0.1")  # so that the run is at work when the page is killed
     run_id = site.begin("run.rounds=3", *SMALL)
+    site.until_event(run_id, RoundOpened, round=2)
+    os.kill(page, signal.SIGKILL)
+    assert site.run(run_id).status == "running"
     row = site.until_done(run_id)
+    site.until(lambda: children(aggregator.pid) - {page}, "the page is started again")
+    assert [e for e in site.events(run_id) if isinstance(e, ClientFailed)] == []
     assert (row.status, row.version, row.exit_code) == ("done", 3, 0), site.said()
     assert [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)] == ["all"] * 3
     assert row.metrics["accuracy"] > 0.3

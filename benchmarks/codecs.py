@@ -4,6 +4,7 @@
 
 Copies into warm memory and calls take turns, so that a machine that gets slower gets slower for both; times are
 medians of them. `decode_add` adds into a vector that is there already, as a server does. Ratios are to the copy.
+`place_bits` are computed: what the places of the largest 1 % take by themselves, beside their entropy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from benchmarks.document import document, note, show
 from benchmarks.entry import arguments
 from benchmarks.limited import limited
+from benchmarks.places import place_bits
 from benchmarks.resnet50 import shapes
 from thinwire.aggregation import feedback, native, parse
 from thinwire.aggregation.codec import BoundCodec
@@ -69,6 +71,12 @@ def made(kind: str, size: int) -> Vector:
     if kind == "heavy":
         x /= np.sqrt(draw.exponential(1.0, size)).astype(np.float32)
     return x
+
+
+def values_of(kind: str, layout: Layout) -> list[Vector]:
+    """Those of each segment."""
+    x = made(kind, layout.size)
+    return [x[segment.span] for segment in layout.segments]
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -130,11 +138,7 @@ def rows(preset: Preset) -> list[dict[str, Any]]:
     paths = [path for path in native.available() if preset.all_paths or path == native.chosen()]
     found = []
     for data in preset.data:
-        x = made(data, layout.size)
-        xs, at = [], 0
-        for segment in layout.segments:
-            xs.append(x[at : at + segment.size])
-            at += segment.size
+        xs = values_of(data, layout)
         for fed, spec in product((False, True), preset.specs):
             bound = feedback(parse(spec)).bind(layout) if fed else parse(spec).bind(layout)
             for path, threads in product(paths, preset.threads):
@@ -172,8 +176,9 @@ def main() -> int:
     preset = PRESETS[given.preset]
     preset = replace(preset, specs=given.codec or preset.specs)
     found = rows(preset)
-    params = Layout.of(shapes(preset.share)).size
-    show(document("codecs", given.preset, found, figures(found, params)), given.json)
+    layout = Layout.of(shapes(preset.share))
+    told = figures(found, layout.size) | place_bits(values_of("normal", layout))
+    show(document("codecs", given.preset, found, told), given.json)
     return 0
 
 

@@ -20,6 +20,7 @@ ENCODE_LIMITS = {
 }  # fmt: skip
 DECODE_LIMITS = {"topk(0.01)": 0.4, "topk(0.01) > int8 > rice": 1.0, "int8": 0.9, "fp16": 1.0, "drive": 2.2}
 FEEDBACK_MORE = 1.4
+PLACES_GOAL = 0.083  # bits a parameter
 HARDLY = 1.05  # under so many times as fast there is nothing to speak of
 FOLD_GOALS = {
     "fp16_bandwidth_share": (1.0, "payloads of 51 MB"),
@@ -49,6 +50,7 @@ limit is **bold**.""",
         """\
 The relative error is the norm of what is lost over the norm of what was there, of one call. With feedback what is lost
 is sent later.""",
+        *filter(None, (_places(figures),)),
         "## Heavy tails",
         "Student's values with two degrees of freedom: the largest are hundreds of times larger than most.",
         _there_and_back(_of(rows, data="heavy", threads=1, path="avx512"), limits=False),
@@ -57,6 +59,17 @@ is sent later.""",
 Normal values. Copies (on one thread) that an encode takes, and after the stroke those of decoding and adding.""",
         _paths(_of(rows, data="normal")),
     ))  # fmt: skip
+
+
+def _places(figures: Mapping[str, float]) -> str:
+    """What places alone take; nothing where the run did not compute it."""
+    if "place_entropy topk(0.01)" not in figures:
+        return ""
+    rice, delta = (figures[f"place_bits topk(0.01) > {name}"] for name in ("rice", "delta"))
+    return paragraph(
+        f"The places of the largest 1 % alone take {rice:.4f} bits a parameter with `rice` (goal {PLACES_GOAL}) and "
+        f"{delta:.4f} with `delta`; their entropy is {figures['place_entropy topk(0.01)']:.4f}."
+    )
 
 
 def _of(rows: Sequence[Row], **wanted: Any) -> list[Row]:

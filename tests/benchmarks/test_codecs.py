@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.codecs import PRESETS
 from benchmarks.resnet50 import shapes
+from thinwire.core import Layout
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = {
@@ -36,3 +38,7 @@ def test_the_document_has_its_shape():
     ]  # fmt: skip
     assert all(set(row) == COLUMNS for row in made["rows"])
     assert {"memcpy_gb_s", "l3_mb", "encode_ratio int8", "decode_ratio topk(0.01)"} <= set(made["figures"])
+    params = Layout.of(shapes(PRESETS["tiny"].share)).size
+    room = 8 * 8 / params  # of the law, in bits a parameter
+    least = made["figures"]["place_entropy topk(0.01)"]
+    assert least < made["figures"]["place_bits topk(0.01) > rice"] < 1.02 * least + room

@@ -200,9 +200,36 @@ void of_size(int64_t size) {
     show("reaching", size, places);
 }
 
+// The streams of some golden files: of the vector of tests/aggregation/examples.py, fixed_vector().
+void golden() {
+    const int64_t size = 4200, buckets = 2;
+    std::vector<float> x(size);
+    for (int64_t i = 0; i < size; ++i) {
+        const uint32_t drawn = lowbias32(static_cast<uint32_t>(i) + 1);
+        const float whole = static_cast<float>(drawn >> 8) - 0x1p23f;
+        const uint32_t exponent = 127u - 30u - static_cast<uint32_t>(i % 40);
+        x[static_cast<size_t>(i)] = whole * float_of(exponent << 23);
+    }
+    Bytes halves(2 * size), signs((size + 7) / 8), symbols(size);
+    std::vector<int8_t> exponents(buckets);
+    std::vector<float> means(2 * buckets), scales(buckets);
+    TW(bf16_encode)(x.data(), size, halves.data());
+    show("golden bf16", 0, halves);
+    TW(fp16_encode)(x.data(), size, exponents.data(), halves.data());
+    show("golden fp16", 0, halves);
+    show("golden fp16", 1, exponents);
+    TW(sign_encode)(x.data(), size, means.data(), signs.data());
+    show("golden sign", 0, signs);
+    show("golden sign", 1, means);
+    TW(levels_encode)(x.data(), size, 127, 0x1p100f, 0, 0, TW_WORD, 8, scales.data(), symbols.data());
+    show("golden int8", 0, symbols);
+    show("golden int8", 1, scales);
+}
+
 }  // namespace
 
 int main() {
+    golden();
     for (const int64_t size : {1, 7, 64, 4095, 4097, 20000, 70001}) {
         of_size(size);
         held_of_size(size);

@@ -14,6 +14,7 @@ from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
 from docs.generate.rounds import PARTS as ROUNDS
+from docs.generate.simulated import PARTS as SIMULATED
 from docs.generate.speed import PARTS as SPEED
 from docs.generate.which_codec import which_codec
 
@@ -46,7 +47,7 @@ BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- 
 
 def written() -> dict[str, str]:
     """Everything that the script writes, by its place under docs/."""
-    parts = SPEED | ROUNDS
+    parts = SPEED | ROUNDS | SIMULATED
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {
         **{f"reference/{name}": page(name) for name in PAGES},

@@ -5,8 +5,11 @@
 An aggregator, two devices and the digits, behind a gate that lets answers in one by one in the order of rounds and
 devices (tests/system/gate.py). Each fault strikes at moments that a seed draws. `lost_updates` are accepted answers
 that were neither folded nor given back, `double_folds` asks that stand in the model more than once, `identical_share`
-the share of versions whose model, optimizer's state and shadow have the bits of the undisturbed run, where the fault
-keeps the order of answers.
+the share of versions that are as in the undisturbed run: the bits of model, optimizer's state and shadow, the closing
+reason, what was accepted in which order, what was folded and what was given back (tests/system/outcome.py). Only where
+the fault keeps the order of answers: else other rounds are made, and there is no undisturbed run to compare with.
+`late` counts strikes whose drawn moment had passed before it was waited for, since the run had gone on while the one
+before was mended: they strike at once.
 
 `max_recovery_s` counts from the start of the new process, with all that it imports and all that others wait: an
 aggregator's until the interrupted run goes on, by the first answer that it takes or round that it opens (or until the

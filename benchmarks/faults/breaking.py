@@ -123,12 +123,22 @@ def _fill(folder: str) -> Callable[[World], None]:
     return lambda world: Disk(world.site.home / folder).fill()
 
 
-def _free_device(world: World) -> None:
-    def failed() -> bool:
-        return any(isinstance(e, ClientFailed) and e.kind == "disk" for e in world.journal.look())
+@dataclass
+class FullDisk:
+    """A device's, which has room again once an ask has failed of it."""
 
-    world.site.until(lambda: failed() or world.over())
-    Disk(world.site.home / "clients" / DEVICE).free()
+    before: int = 0
+
+    def fill(self, world: World) -> None:
+        self.before = self._failed(world)
+        _fill(f"clients/{DEVICE}")(world)
+
+    def free(self, world: World) -> None:
+        world.site.until(lambda: self._failed(world) > self.before or world.over())
+        Disk(world.site.home / "clients" / DEVICE).free()
+
+    def _failed(self, world: World) -> int:
+        return sum(isinstance(e, ClientFailed) and e.kind == "disk" for e in world.journal.look())
 
 
 def _free_aggregator(world: World) -> None:
@@ -151,7 +161,7 @@ def _restart(world: World) -> None:
 
 
 def cases() -> Mapping[str, Case]:
-    frozen = Frozen()
+    frozen, full = Frozen(), FullDisk()
     return {
         "aggregator killed": Case(KILLED, "aggregator", identical=True),
         "upload cut": Case(Fault(lambda world: world.way.cut()), identical=True),
@@ -159,18 +169,16 @@ def cases() -> Mapping[str, Case]:
         "device killed": Case(Fault(_end, _restart, _answers_again, WAITS), "device"),
         "device without its state": Case(Fault(_lose_state, _restart, _answers_again, WAITS), "device"),
         "device with an older state": Case(Fault(_put_back, _restart, _answers_again, WAITS), "device"),
-        "device twice": Case(Fault(lambda world: None, _second), identical=True),
+        "device twice": Case(Fault(lambda world: None, _second, shut=True), identical=True),
         "answers twice": Case(_lying("twice"), strikes=False, identical=True),
         "answers garbage": Case(_lying("garbage", "cohort.min_replies=1"), strikes=False),
         "worker killed": Case(Fault(_kill_worker, back=_answered, sets=WAITS)),
         "page killed": Case(
-            Fault(lambda world: _signal(signal.SIGKILL, sorted(_pages(world))), back=_new_page),
+            Fault(lambda world: _signal(signal.SIGKILL, sorted(_pages(world))), back=_new_page, shut=True),
             identical=True,
             page=True,
         ),
-        "device's disk full": Case(
-            Fault(_fill(f"clients/{DEVICE}"), _free_device, _answered, WAITS), disk=f"clients/{DEVICE}"
-        ),
+        "device's disk full": Case(Fault(full.fill, full.free, _answered, WAITS), disk=f"clients/{DEVICE}"),
         "aggregator's disk full": Case(Fault(_fill("aggregator"), _free_aggregator), identical=True, disk="aggregator"),
     }
 

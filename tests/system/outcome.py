@@ -41,9 +41,22 @@ def same(events: Sequence[Event]) -> dict[str, object]:
 
 
 def identical_share(events: Sequence[Event], undisturbed: Sequence[Event]) -> float:
-    """The share of versions that have the same bits in both."""
-    mine, theirs = versions(events), versions(undisturbed)
-    return sum(mine.get(version) == digests for version, digests in theirs.items()) / len(theirs)
+    """The share of versions that are the same in both: their bits, and the rounds that led to them with what was
+    accepted, folded and given back there. What a second answer to one ask was told is left out: the undisturbed run
+    has no such answers.
+    """
+    mine, theirs = _by_version(events), _by_version(undisturbed)
+    return sum(mine.get(version) == found for version, found in theirs.items()) / len(mine.keys() | theirs.keys())
+
+
+def _by_version(events: Sequence[Event]) -> dict[int, tuple[object, ...]]:
+    twice = {e.update_id for e in events if isinstance(e, UpdateDropped) and e.reason == "duplicate"}
+    made: dict[int, list[object]] = {version: [digests] for version, digests in versions(events).items()}
+    for closed in (e for e in events if isinstance(e, RoundClosed)):
+        taken = [one for one in accepted(events) if one[0] == closed.round]
+        given_back = sorted(set(closed.dropped) - twice)
+        made[closed.version].append((closed.round, closed.reason, tuple(closed.folded), given_back, taken))
+    return {version: tuple(found) for version, found in made.items()}
 
 
 def double_folds(events: Sequence[Event]) -> int:

@@ -1,4 +1,4 @@
-"""A TCP proxy that makes a line as bad as wanted: slow, far, cut after so many bytes, silent, or behind CONNECT.
+"""A TCP proxy that makes a line as bad as wanted: slow, far, lossy, cut after so many bytes, silent, or behind CONNECT.
 
 It knows nothing of what it carries, and counts bytes in both directions.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 
 PIECE_BYTES = 4096
 QUEUED_PIECES = 32  # 128 KiB on the way: more than 1 Mb/s times 200 ms
+RETRANSMIT_S = 0.2  # Linux's least time-out (TCP_RTO_MIN), beyond a round trip
+SEED = 20261122  # of what is lost
 KERNEL_BYTES = 65_536  # of the sockets: else megabytes would be "sent" that no one has
 
 
@@ -25,6 +28,7 @@ class Way:
     cuts: list[int] = field(default_factory=list)
     taken: int = 0
     given: int = 0
+    lost: int = 0
 
     def most(self, wanted: int) -> int:
         """How much may go before the next cut."""
@@ -34,7 +38,9 @@ class Way:
 class Proxy:
     """Listens on a free port of loopback and carries to `target`; every setting can be changed at any time.
 
-    `up` is towards the target. `tunnel`: a client first says CONNECT, which is kept in `asked`.
+    `up` is towards the target. `tunnel`: a client first says CONNECT, which is kept in `asked`. `loss`: the share of
+    pieces that are lost once, drawn by a seed. Over TCP no byte is missing for that: the piece comes after a round trip
+    and `RETRANSMIT_S`, and what was sent after it comes with it, in a burst.
     """
 
     def __init__(
@@ -43,12 +49,13 @@ class Proxy:
         *,
         latency_s: float = 0.0,
         bytes_per_s: float = 0.0,
+        loss: float = 0.0,
         cuts_up: Sequence[int] = (),
         cuts_down: Sequence[int] = (),
         tunnel: bool = False,
     ) -> None:
         self.target = (target.rpartition(":")[0].strip("[]"), int(target.rpartition(":")[2]))
-        self.latency_s, self.bytes_per_s, self.tunnel = latency_s, bytes_per_s, tunnel
+        self.latency_s, self.bytes_per_s, self.loss, self.tunnel = latency_s, bytes_per_s, loss, tunnel
         self.up, self.down = Way(sorted(cuts_up)), Way(sorted(cuts_down))
         self.connections, self.cut_count = 0, 0
         self.asked: list[str] = []
@@ -119,7 +126,8 @@ class Proxy:
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way, opened: set[asyncio.StreamWriter]
     ) -> None:
-        """Until the sender has ended. A piece is given `latency_s` after it was taken, at the line's rate."""
+        """Until the sender has ended. A piece is given `latency_s` after it was taken, at the line's rate, in order."""
+        draw = random.Random(f"{SEED}/{self.connections}/{way is self.up}")
         queue: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue(QUEUED_PIECES)
 
         async def take() -> None:
@@ -127,7 +135,10 @@ class Proxy:
             try:
                 while data := await reader.read(PIECE_BYTES):
                     way.taken += len(data)
-                    await queue.put((self._loop.time() + self.latency_s, data))
+                    lost = draw.random() < self.loss
+                    way.lost += lost
+                    late_s = RETRANSMIT_S + 2 * self.latency_s if lost else 0.0
+                    await queue.put((self._loop.time() + self.latency_s + late_s, data))
             except OSError:
                 end = None
             await queue.put((0.0, end))

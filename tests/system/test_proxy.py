@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.proxy import proxy
+from tests.system.proxy import RETRANSMIT_S, proxy
 
 
 class Echo(socketserver.BaseRequestHandler):
@@ -68,6 +68,15 @@ def test_a_far_line_takes_its_time_and_a_slow_one_too(echo: str) -> None:
         began = time.monotonic()
         assert len(echoed(line, bytes(20_000))) == 20_000
         assert time.monotonic() - began >= 0.15
+
+
+def test_what_a_lossy_line_loses_holds_up_what_comes_after_it_and_all_of_it_arrives(echo: str) -> None:
+    data = bytes(range(256)) * 200
+    with proxy(echo, loss=0.3) as lossy, dialled(lossy.address) as line:
+        began = time.monotonic()
+        assert echoed(line, data) == data
+        assert lossy.up.lost + lossy.down.lost >= 1
+        assert time.monotonic() - began >= RETRANSMIT_S
 
 
 def test_it_cuts_where_it_was_told_to(echo: str) -> None:

@@ -1,4 +1,4 @@
-"""The demo's plan on lines of 1 Mb/s and 200 ms: a mobile network on a bad day. Every byte of it over TLS."""
+"""The demo's plan on lossy lines of 1 Mb/s and 200 ms: a mobile network on a bad day. Every byte of it over TLS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tests.system.processes import THE_DEMOS, Site
 from tests.system.proxy import proxy
 from thinwire.core.events import ClientFailed, RoundClosed
 
-BYTES_PER_S, LATENCY_S = 1_000_000 / 8, 0.2  # the latter in each direction: an answer comes after twice that
+BYTES_PER_S, LOSS = 1_000_000 / 8, 0.02
+LATENCY_S = 0.2  # in each direction: an answer comes after twice that
 ROUNDS, DEVICES = 20, ("pi-a", "pi-b")
 CONNECTIONS = 2 + 2  # of a device: for the CA and for the join, and one to wait for asks and one to push
 
@@ -19,7 +20,7 @@ CONNECTIONS = 2 + 2  # of a device: for the CA and for the join, and one to wait
 def test_join_and_twenty_rounds_of_the_demo_over_a_thin_line_without_a_time_out(site: Site) -> None:
     site.start_aggregator("--san", "localhost")
     invited = json.loads(site.typed("devices", "invite", "--count", str(len(DEVICES)), "--json").stdout)
-    with proxy(site.listen, bytes_per_s=BYTES_PER_S, latency_s=LATENCY_S) as line:
+    with proxy(site.listen, bytes_per_s=BYTES_PER_S, latency_s=LATENCY_S, loss=LOSS) as line:
         for name, one in zip(DEVICES, invited, strict=True):
             joined = site.typed("client", "join", f"https://{line.address}", one["invitation"], "--name", name)
             assert joined.returncode == 0, joined.stderr
@@ -35,5 +36,6 @@ def test_join_and_twenty_rounds_of_the_demo_over_a_thin_line_without_a_time_out(
         events = site.events(run_id)
         assert [e.reason for e in events if isinstance(e, RoundClosed)] == ["all"] * ROUNDS
         assert [e for e in events if isinstance(e, ClientFailed)] == []
+        assert line.up.lost + line.down.lost >= 1
         assert line.connections == CONNECTIONS * len(DEVICES), "a line that was given up was dialled again"
         assert "cannot reach" not in site.said()

@@ -5,6 +5,7 @@ a round usually takes, little longer than the slowest who is wanted needs with t
 
 Harsher at once, for a late answer costs a round; then milder again only when that would have fitted for some rounds,
 for links that waver would be late every time that they are good for once. Who was never too slow needs no patience.
+Milder by one codec a round: what is expected of an update that is larger than any that was sent is a guess.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def choose(ladder: Sequence[str], expected: Sequence[float | None], left_s: floa
         return Choice(Standing(ladder[fits], rounds=rounds), _said(ladder, known, fits, left_s))
     toward = max(fits, ladder.index(before.milder)) if before.milder else fits  # what would have fitted in all of them
     if patient:
-        return Choice(Standing(ladder[toward]), _said(ladder, known, toward, left_s))
+        next_ = max(toward, now - 1)
+        return Choice(Standing(ladder[next_]), _said(ladder, known, next_, left_s))
     said = f"{before.codec}: {ladder[toward]} would fit ({known[toward]:.1f} s of {left_s:.1f} s)"
     said += f", and did for {before.rounds} of {PATIENCE} rounds"
     return Choice(Standing(before.codec, ladder[toward], before.rounds + 1), said)
@@ -68,4 +70,8 @@ def _said(ladder: Sequence[str], known: Sequence[float], fits: int, left_s: floa
     if known[fits] > left_s:
         return f"{ladder[fits]}: even that takes {known[fits]:.1f} s, {left_s:.1f} s are left"
     said = f"{ladder[fits]}: {known[fits]:.1f} s fit {left_s:.1f} s"
-    return said if fits == 0 else f"{said}; {ladder[fits - 1]} would take {known[fits - 1]:.1f} s"
+    if fits == 0:
+        return said
+    if known[fits - 1] <= left_s:
+        return f"{said}; {ladder[fits - 1]} may be next"
+    return f"{said}; {ladder[fits - 1]} would take {known[fits - 1]:.1f} s"

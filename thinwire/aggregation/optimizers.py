@@ -6,9 +6,10 @@ each version of the model and read back bit for bit, so a run that was killed go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,8 +24,15 @@ SETTINGS = ("momentum", "beta2", "tau")  # of the plan's [server]
 LARGEST = np.finfo(np.float32).max
 
 
+CONTRACT = "a class made with lr= that has step(params, change, state): docs/how/your-own-codec.md"
+
+
 class ServerOptimizer(Protocol):
-    """`params`, `change` and `state` are donated: they may be overwritten. The first state is empty."""
+    """Made anew for each step, with `lr` and those of `SETTINGS` that the plan gives and its constructor has.
+
+    `params`, `change` and `state` are donated: they may be overwritten. The first state is empty; later ones are what
+    the step before gave: arrays by name, saved with the model. `params` and `change` are float32 of the same size.
+    """
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]: ...
 
@@ -143,9 +151,9 @@ def settings(name: str) -> Iterator[str]:
     >>> list(settings("fedavgm")), list(settings("fedadagrad"))
     (['momentum'], ['momentum', 'tau'])
     """
-    fields = getattr(optimizers.find(name), "__dataclass_fields__", {})
+    known = inspect.signature(optimizers.find(name)).parameters
     for key in SETTINGS:
-        if key in fields and (name, key) != ("fedadagrad", "beta2"):
+        if key in known and (name, key) != ("fedadagrad", "beta2"):
             yield key
 
 
@@ -162,8 +170,55 @@ def server_optimizer(server: ServerSection) -> ServerOptimizer:
     return optimizers.find(server.optimizer)(lr=server.lr, **given)
 
 
-optimizers: Registry[type[FedAvg] | Callable[..., ServerOptimizer]] = Registry(
-    "server optimizer", group="thinwire.optimizers"
-)
+def stepped(server: ServerSection, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+    """One step of the plan's; `CodecError` where an optimizer of another package gives what no model can be."""
+    size = params.size
+    given = server_optimizer(server).step(params, change, state)
+    if wrong := _wrong(given, size):
+        raise CodecError(f"the step of the server optimizer {server.optimizer!r}", why=wrong, hint=CONTRACT)
+    return given
+
+
+def _wrong(given: Any, size: int) -> str:
+    """What is wrong with what a step gave; empty where nothing is."""
+    if not (isinstance(given, tuple) and len(given) == 2):
+        return f"it gave {type(given).__name__}, not (params, state)"
+    params, state = given
+    if not (isinstance(params, np.ndarray) and params.dtype == np.float32 and params.shape == (size,)):
+        return f"its params are no float32 vector of {size}"
+    if not (isinstance(state, Mapping) and all(isinstance(array, np.ndarray) for array in state.values())):
+        return "its state is no dictionary of numpy arrays"
+    return ""
+
+
+class Optimizers(Registry[Callable[..., ServerOptimizer]]):
+    """How the mean change of a round becomes a step."""
+
+    def admit(self, name: str, thing: Any) -> Callable[..., ServerOptimizer]:
+        """What can be made with lr alone and has a step of three; else `CodecError` says what it lacks."""
+        called = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
+        step = getattr(thing, "step", None)
+        if not (isinstance(thing, type) and callable(step)):
+            raise CodecError(f"{name!r} is no server optimizer", why=f"{called} is no class with a step", hint=CONTRACT)
+        for part, function, given in (
+            ("made with lr alone", thing, {"lr": 1.0}),
+            ("asked for step(params, change, state)", step, dict.fromkeys(("self", "params", "change", "state"))),
+        ):
+            if not _takes(function, given):
+                raise CodecError(f"{name!r} is no server optimizer", why=f"{called} cannot be {part}", hint=CONTRACT)
+        return thing
+
+
+def _takes(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
+    """Whether it can be called with these, a constructor's by name and a step's in their order."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(**given) if "lr" in given else signature.bind(*given)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+optimizers = Optimizers("server optimizer", group="thinwire.optimizers")
 for optimizer in (FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad):
     optimizers.add(optimizer.__name__.lower(), optimizer)

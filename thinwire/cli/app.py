@@ -96,7 +96,7 @@ def _failed(error: Exception) -> int:
         return _say(
             plain(f"error: {blame.said(error)}"),
             f"why:   {blame.place} is code of {blame.package}, which is installed here, and not Thinwire's",
-            f"try:   pytest --thinwire-codec {blame.entry} looks for more; its authors want to know",
+            f"try:   {_looked_into(blame)}; its authors want to know",
             code=PlanError.exit_code,
         )
     return _say(
@@ -107,13 +107,19 @@ def _failed(error: Exception) -> int:
 
 
 def _blamed(error: Exception) -> Blame | None:
-    """Whose installed codec raised it; where no codec was in use, nobody's."""
-    registry = sys.modules.get("thinwire.aggregation.registry")
-    if registry is None:
+    """Whose installed codec or server optimizer raised it; where none was in use, nobody's."""
+    aggregation = sys.modules.get("thinwire.aggregation")
+    if aggregation is None:
         return None
     from thinwire.core.blame import blamed
 
-    return blamed(error, registry.steps)
+    return blamed(error, aggregation.registry.steps, aggregation.optimizers)
+
+
+def _looked_into(blame: Blame) -> str:
+    if blame.kind == "codec":
+        return f"pytest --thinwire-codec {blame.entry} looks for more"
+    return "docs/how/your-own-codec.md says what it is given and gives"
 
 
 def _say(*lines: str, code: int) -> int:

@@ -30,13 +30,13 @@ class Blame:
         return f"the {self.kind} {self.name!r} of {self.package} raised {type(error).__name__}{told}"
 
 
-def blamed(error: BaseException, registry: Registry[Any]) -> Blame | None:
+def blamed(error: BaseException, *registries: Registry[Any]) -> Blame | None:
     """Who of what is installed stands innermost in the traceback; None where it is our own code alone."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        for name, entry in registry.installed.items():
+        for kind, name, entry in ((r.kind, *found) for r in registries for found in r.installed.items()):
             if _holds(entry, frame.filename):
                 package = entry.dist.name if entry.dist else entry.module.partition(".")[0]
-                return Blame(registry.kind, name, package, entry.value, f"{frame.filename}:{frame.lineno}")
+                return Blame(kind, name, package, entry.value, f"{frame.filename}:{frame.lineno}")
     return None
 
 

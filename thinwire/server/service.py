@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 
+from thinwire.aggregation.optimizers import optimizers
 from thinwire.aggregation.registry import steps
 from thinwire.core.blame import blamed
 from thinwire.core.clock import Clock, RealClock
@@ -125,7 +126,7 @@ def serve(
             store.record(row.run_id, [RunStatusChanged(time.time(), "failed", str(error), error.exit_code)])
         except Exception as error:
             traceback.print_exc()
-            blame = blamed(error, steps)
+            blame = blamed(error, steps, optimizers)
             said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
             store.record(row.run_id, [RunStatusChanged(time.time(), "failed", said, 1)])
     return 0

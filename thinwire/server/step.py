@@ -11,7 +11,7 @@ import numpy as np
 from thinwire.aggregation import BoundCodec, BufferMean, WeightedMean, parse
 from thinwire.aggregation.algorithms import algorithm_of
 from thinwire.aggregation.native.threads import planned_threads
-from thinwire.aggregation.optimizers import server_optimizer
+from thinwire.aggregation.optimizers import stepped
 from thinwire.core.errors import BadPayload, ThinwireError
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
@@ -112,10 +112,10 @@ class Fold:
             )
         own = {name: array for name, array in model.state.items() if name not in (SHARES, COMMON)}
         if self.algorithm is not None and self.algorithm.control:
-            moved, own = server_optimizer(self.plan.server).step(model.params[: change.size], change, own)
+            moved, own = stepped(self.plan.server, model.params[: change.size], change, own)
             model.params = np.concatenate([moved, kept.pop(COMMON)])
         else:
-            model.params, own = server_optimizer(self.plan.server).step(model.params, change, own)
+            model.params, own = stepped(self.plan.server, model.params, change, own)
         model.state = {**own, **kept}
         if self.plan.local.buffers == "average":
             model.buffers = self.buffers.close(model.buffers)

@@ -1,0 +1,124 @@
+"""A server optimizer of another package: one as docs/how/your-own-codec.md has it works, what is none is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thinwire.aggregation.optimizers import optimizers, server_optimizer, stepped
+from thinwire.core.errors import CodecError
+from thinwire.core.sections import ServerSection
+
+ROOT = Path(__file__).parents[2]
+LION = (ROOT / "docs" / "how" / "your-own-codec.md").read_text().split("## A server optimizer")[1]
+LION = LION.split("```python\n")[1].split("```")[0]
+PLAN = """
+[run]
+task = "digits"
+rounds = 2
+[local]
+epochs = 1
+lr = 0.1
+[cohort]
+clients = 2
+[server]
+optimizer = "lion"
+lr = 0.01
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a package is installed that brings the optimizer `lion` by entry point, beside a plan that names it."""
+    (tmp_path / "mypkg.py").write_text(LION)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    info = tmp_path / "mypkg-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypkg\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[thinwire.optimizers]\nlion = mypkg:Lion\n")
+    return tmp_path
+
+
+def sim(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Two rounds of the digits example; the optimizer is found by its entry point."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
+    call = [sys.executable, "-m", "thinwire.cli", "sim", "plan.toml", "--clients", "2", "--home", str(folder / "home")]
+    call += ["--task", f"digits={ROOT / 'examples' / 'digits' / 'task.py'}"]
+    return subprocess.run(call, cwd=folder, text=True, capture_output=True, timeout=240, check=False, env=environment)
+
+
+def test_the_one_of_the_page_makes_a_runs_steps(folder: Path) -> None:
+    done = sim(folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_it_raises_is_said_to_be_of_its_package(folder: Path) -> None:
+    given = "def step(self, params, change, state):"
+    (folder / "mypkg.py").write_text(LION.replace(given, given + '\n        raise RuntimeError("not yet")'))
+    done = sim(folder)
+    assert done.returncode == 3, done.stderr
+    assert "the server optimizer 'lion' of mypkg raised RuntimeError: not yet" in done.stderr
+    assert "mypkg.py:" in done.stderr
+    assert "defect of Thinwire" not in done.stderr
+
+
+def lion(before: str, after: str) -> Any:
+    """The page's class with a part of it changed."""
+    assert before in LION
+    named: dict[str, Any] = {}
+    exec(LION.replace("@dataclass(frozen=True)", "@dataclass").replace(before, after), named)
+    return named["Lion"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("float = 0.9\n", "float\n", "cannot be made with lr alone"),
+        ("    lr: float\n", "", "cannot be made with lr alone"),
+        ("def step(", "def stride(", "no class with a step"),
+        ("step(self, params, change, state)", "step(self, params, change)", "cannot be asked for step("),
+    ],
+)
+def test_a_class_that_cannot_be_one_is_refused_with_what_it_lacks(before: str, after: str, said: str) -> None:
+    with pytest.raises(CodecError, match="'lion' is no server optimizer") as refused:
+        optimizers.admit("lion", lion(before, after))
+    assert said in refused.value.why
+    assert "docs/how/your-own-codec.md" in refused.value.hint
+
+
+def test_what_is_no_class_is_refused() -> None:
+    for thing in (None, "lion", lambda lr: None):
+        with pytest.raises(CodecError, match="'lion' is no server optimizer"):
+            optimizers.admit("lion", thing)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("return params, {", "return {", "it gave dict, not (params, state)"),
+        ("return params, {", "return params[1:], {", "no float32 vector of 3"),
+        ("return params, {", "return params + 1.0 * np.ones(3), {", "no float32 vector of 3"),
+        ('{"mean": (', '{"mean": 1, "second": (', "no dictionary of numpy arrays"),
+    ],
+)
+def test_a_step_that_gives_no_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch, before: str, after: str, said: str
+) -> None:
+    monkeypatch.setitem(optimizers._named, "lion", lion(before, after))
+    with pytest.raises(CodecError, match="the step of the server optimizer 'lion'") as refused:
+        stepped(ServerSection(optimizer="lion"), np.ones(3, np.float32), np.ones(3, np.float32), {})
+    assert said in refused.value.why
+
+
+def test_it_gets_the_keys_of_the_plan_that_its_constructor_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optimizers._named, "lion", lion("lr: float", "lr: float"))
+    given = server_optimizer(ServerSection(optimizer="lion", lr=0.5, momentum=0.25))
+    assert (given.lr, given.momentum, given.beta2) == (0.5, 0.25, 0.99)  # type: ignore[attr-defined]
+    with pytest.raises(CodecError, match="tau with optimizer = 'lion'"):
+        server_optimizer(ServerSection(optimizer="lion", tau=0.1))

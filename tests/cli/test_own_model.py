@@ -80,6 +80,14 @@ def test_a_rule_for_tensors_that_the_model_does_not_have_is_refused_with_their_n
     assert "there are 0.weight, 0.bias, " in said.err
 
 
+@pytest.mark.parametrize("more", [(), ("--seeds", 2)], ids=["one run", "a sweep"])
+def test_a_split_that_cannot_be_is_refused_and_no_run_is_kept(thinwire, mine, home, more):
+    said = thinwire("sim", mine / "plan.toml", "--clients", 2, "--split", "dirichlet(-1)", "--home", home, *more)
+    assert said.code == 2
+    assert said.err.startswith("error: no split 'dirichlet(-1)'\nwhy:   known: iid, dirichlet(ALPHA)")
+    assert not (home / "aggregator").exists()
+
+
 def test_simulated_taken_and_loaded_without_us_the_model_gives_the_recorded_metric(thinwire, mine, home, tmp_path):
     done = thinwire("sim", mine / "plan.toml", "--clients", 2, "--set", "run.rounds=2", "--json", "--home", home)
     assert done.code == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from thinwire.core import RunPlan
-from thinwire.core.errors import PlanError, ThinwireError
+from thinwire.core.errors import PlanError, ThinwireError, UsageError
 from thinwire.simulation import simulate
-from thinwire.simulation.sweep import Sweep, grid, run_sweep
+from thinwire.simulation.sweep import Sweep, estimated, grid, run_sweep
 from thinwire.store.cells import Cells
 
 TASK = '''
@@ -113,6 +113,22 @@ def test_a_run_that_fails_is_a_result_like_others(task: str, tmp_path: Path) -> 
     bad = RunPlan.from_json({**plan, "run": {**plan["run"], "seed": 99}})
     (cell,) = run_sweep(Sweep.of(task, [bad], 2, "iid"), Cells(tmp_path / "group"))
     assert (cell.status, cell.exit_code) == ("failed", 6)
+
+
+@pytest.mark.parametrize("split", ["bogus", "dirichlet(-1)", "dirichlet(x)", "shards(0)"])
+def test_a_split_that_cannot_be_is_refused_before_anything_begins(task: str, tmp_path: Path, split: str) -> None:
+    plan = plans({})[0]
+    with pytest.raises(UsageError, match="no split"):
+        simulate(task, plan, clients=2, split=split)
+    with pytest.raises(UsageError, match="no split"):
+        Sweep.of(task, [plan], 2, split)
+
+
+def test_a_plan_may_be_given_section_by_section(task: str) -> None:
+    history = simulate(task, {"run": {"task": "tiny", "rounds": 1}, "local": {"lr": 0.1, "epochs": 1}}, clients=2)
+    assert history.run.status == "done"
+    with pytest.raises(PlanError, match="unknown key .local. rate"):
+        simulate(task, {"run": {"task": "tiny"}, "local": {"lr": 0.1, "rate": 1}}, clients=2)
 
 
 def test_a_first_model_from_elsewhere_is_refused_not_ignored(task: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from thinwire.client.bench import Here
 from thinwire.client.compute.site import Site
 from thinwire.client.initial import Initial, initial_model
+from thinwire.client.partitions import parse_split
 from thinwire.client.task import LoadedTask, as_task, load_task, report, require_own_loop
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError, ThinwireError, TooFewClients, UsageError
@@ -81,7 +82,7 @@ class History:
 
 def simulate(
     task: str | LoadedTask | Any,
-    plan: RunPlan | str | Path,
+    plan: RunPlan | Mapping[str, Any] | str | Path,
     *,
     clients: int = 20,
     split: str = "iid",
@@ -93,13 +94,17 @@ def simulate(
 ) -> History:
     """Run a plan over simulated clients and give its history; nothing is left on disk.
 
-    `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `seed` replaces the plan's.
+    `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `plan` may be a file's name or what
+    stands in one, section by section. `seed` replaces the plan's.
+    A plan, task or split that cannot be raises a `ThinwireError` before anything begins. A run that fails after that
+    raises nothing: `run.status` is then "failed", `run.status_text` says why, and `metrics` may be empty.
     With several `processes` clients train side by side, to the same bits; the task is then NAME=MODULE. `step_s` are
     the seconds that a step takes on each client: what the run's clock goes by instead of this machine's speed.
 
     >>> simulate("digits=examples/digits/task.py", "examples/digits/plan.toml", clients=8)  # doctest: +SKIP
     """
-    read = plan if isinstance(plan, RunPlan) else RunPlan.load(plan)
+    parse_split(split)
+    read = _read(plan)
     if seed is not None:
         read = RunPlan.from_json({**read.to_json(), "run": {**read.to_json()["run"], "seed": seed}})
     require_own_start(read)
@@ -115,6 +120,12 @@ def simulate(
             return History(store.run(run_id), store.rounds(run_id))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read(plan: RunPlan | Mapping[str, Any] | str | Path) -> RunPlan:
+    if isinstance(plan, RunPlan):
+        return plan
+    return RunPlan.from_json(plan) if isinstance(plan, Mapping) else RunPlan.load(plan)
 
 
 def require_own_start(plan: RunPlan) -> None:
@@ -156,6 +167,7 @@ def run_sim(
     it happens, else it is a client's failure as on a device. `spec` is where several `processes` find the task.
     """
     require_processes(processes, spec, debug)
+    parse_split(site.split)
     if step_s and (len(step_s) != clients or min(step_s) < 0):
         raise UsageError(
             f"step_s gives {len(step_s)} clients their seconds a step",

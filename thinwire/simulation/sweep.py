@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.client.compute.bench import use_threads
+from thinwire.client.partitions import parse_split
 from thinwire.client.task import load_task
 from thinwire.core.errors import ThinwireError
 from thinwire.core.plan import RunPlan
@@ -35,7 +36,8 @@ class Sweep:
 
     @classmethod
     def of(cls, task: str, plans: Sequence[RunPlan], clients: int, split: str, data: Path | None = None) -> Sweep:
-        """Cells of these plans, each once."""
+        """Cells of these plans, each once; `UsageError` for a split that cannot be."""
+        parse_split(split)
         digest, place = load_task(task).source_digest, str(data.absolute()) if data else ""
         made = [Made(plan.to_json(), clients, split, place, digest) for plan in plans]
         return cls(task, tuple({one.digest: one for one in made}.values()))

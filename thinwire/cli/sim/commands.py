@@ -38,8 +38,10 @@ def sim(
     and thinwire runs compare --group NAME shows what they came to.
     """
     from thinwire.aggregation import codecs
+    from thinwire.client.partitions import parse_split
     from thinwire.core import RunPlan
 
+    parse_split(split)
     if sweep or seeds > 1 or name:
         from thinwire.cli.sim.swept import swept
 

@@ -39,5 +39,5 @@ def hours(protocol: Protocol) -> float:
         each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)
     else:
         one = Trial(model.work, FP32, model.rates[0], 4).made(1, load_task(model.work.task).source_digest)
-        _, each = trial_s(model.work.task, one)
+        *_, each = trial_s(model.work.task, one)
     return rounds_planned(model, rounds) * each / lab.workers / 3600

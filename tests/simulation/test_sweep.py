@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -106,6 +108,23 @@ def test_how_long_it_will_take_is_said_before_it_begins(task: str, tmp_path: Pat
     run_sweep(Sweep.of(task, plans({}, seeds=2), 2, "iid"), cells, on_estimate=told)
     run_sweep(Sweep.of(task, plans({}, seeds=1, rounds=13), 2, "iid"), Cells(tmp_path / "other"), on_estimate=told)
     assert said == [(None, 1), ("from 1 finished runs", 1), ("from 4 rounds of the first run", 1)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "seconds"),
+    [(1, 4 * 1 + 40 * 2), (2, (4 * 1 + 40 * 2 + 30 + 5) / 2), (4, (4 * 1 + 40 * 2 + 3 * (30 + 5)) / 4)],
+)
+def test_the_estimate_counts_the_start_of_each_worker_that_is_still_to_start(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, seconds: float
+) -> None:
+    """A worker takes 30 s to come up and 5 s more for its first run; a run takes 1 s, and 2 s a round."""
+    monkeypatch.setattr("thinwire.simulation.sweep.trial_s", lambda task, made: (5.0, 1.0, 2.0))
+    sweep = Sweep.of(task, plans({}, seeds=4, rounds=10), 2, "iid")
+    pool: Any = SimpleNamespace(submit=lambda work, *given: SimpleNamespace(result=lambda: work(*given)))
+    monkeypatch.setattr("thinwire.simulation.sweep.time", SimpleNamespace(perf_counter=iter((0.0, 30.0)).__next__))
+    found = estimated(sweep, Cells(tmp_path / "group"), sweep.made, workers, pool if workers > 1 else None)
+    assert found is not None
+    assert found.seconds == pytest.approx(seconds)
 
 
 def test_a_run_that_fails_is_a_result_like_others(task: str, tmp_path: Path) -> None:

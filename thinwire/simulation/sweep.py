@@ -72,12 +72,14 @@ def run_cell(task: str, made: Made) -> Cell:
     return Cell.of(made, history.run, history.rounds, time.perf_counter() - began)
 
 
-def trial_s(task: str, made: Made) -> tuple[float, float]:
-    """(seconds before and after all rounds, seconds a round) of a cell, from two runs of it that are cut short."""
-    run_cell(task, _short(made, SHORT))  # imports and caches
+def trial_s(task: str, made: Made) -> tuple[float, float, float]:
+    """(seconds more that a process takes for its first run, seconds before and after all rounds, seconds a round) of a
+    cell, from runs of it that are cut short.
+    """
+    first = run_cell(task, _short(made, SHORT)).took_s  # imports and caches
     short, long = (run_cell(task, _short(made, rounds)).took_s for rounds in (SHORT, LONG))
     each = max((long - short) / (LONG - SHORT), 0.05 * long / LONG)
-    return max(0.0, short - SHORT * each), each
+    return max(0.0, first - short), max(0.0, short - SHORT * each), each
 
 
 def _short(made: Made, rounds: int) -> Made:
@@ -95,17 +97,33 @@ class Estimate:
 def estimated(
     sweep: Sweep, cells: Cells, missing: Sequence[Made], workers: int, pool: Executor | None
 ) -> Estimate | None:
-    """From finished cells of the group, else from a trial; None where so few rounds are missing that it is idle."""
+    """From finished cells of the group, else from a trial; None where so few rounds are missing that it is idle.
+
+    Both begin with one worker started; what that took the others still take, side by side with its runs.
+    """
     rounds = sum(one.plan["run"]["rounds"] for one in missing)
     done = [cell for cell in cells.all().values() if cell.took_s and cell.rounds]
+    if not done and rounds <= FEW_ROUNDS:
+        return None
+    start = _started_s(sweep.task, pool) if pool else 0.0
     if done:
         each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)
-        return Estimate(each * rounds / workers, f"from {len(done)} finished runs")
-    if rounds <= FEW_ROUNDS:
-        return None
+        return Estimate((each * rounds + start * (workers - 1)) / workers, f"from {len(done)} finished runs")
     arguments = sweep.task, missing[0]
-    fixed, each = pool.submit(trial_s, *arguments).result() if pool else trial_s(*arguments)
-    return Estimate((fixed * len(missing) + each * rounds) / workers, f"from {SHORT + LONG} rounds of the first run")
+    more, fixed, each = pool.submit(trial_s, *arguments).result() if pool else trial_s(*arguments)
+    runs = fixed * len(missing) + each * rounds + (start + more) * (workers - 1)
+    return Estimate(runs / workers, f"from {SHORT + LONG} rounds of the first run")
+
+
+def _started_s(task: str, pool: Executor) -> float:
+    """Seconds until a worker has come up and imported the task."""
+    began = time.perf_counter()
+    pool.submit(_import, task).result()
+    return time.perf_counter() - began
+
+
+def _import(task: str) -> None:
+    load_task(task)
 
 
 def run_sweep(

@@ -51,6 +51,20 @@ def test_one_chain_is_measured_without_feedback_and_with_it(thinwire):
     assert "70000 parameters" in thinwire("codecs", "try", "int8", "--params", "70000").out
 
 
+def test_a_low_rank_is_measured_on_a_matrix(thinwire):
+    (trial, _) = thinwire("codecs", "try", "powersgd(4)", "--params", "50000", "--json").document["trials"]
+    assert trial["bits_per_param"] < 1.5
+    assert trial["relative_error"] > 0.5
+
+
+def test_an_alias_is_said_to_be_measured_as_the_chain_that_it_stands_for(thinwire):
+    said = thinwire("codecs", "try", "dgc(0.01) > int8", "--params", "1000")
+    assert "dgc is measured as topk(_): deep gradient compression" in said.out
+    assert "else top-k" in said.out
+    assert "is measured as" not in thinwire("codecs", "try", "topk(0.01)", "--params", "1000").out
+    assert list(thinwire("codecs", "try", "stc(0.01)", "--params", "1000", "--json").document["aliases"]) == ["stc"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from thinwire.core.errors import CodecError
 
 STC = "sparse ternary compression (Sattler et al. 2019), but each sign of 4096 values sent has a mean of its own"
@@ -18,6 +20,9 @@ ALIASES = {
 }
 
 
+NAME = re.compile(rf"\b({'|'.join(ALIASES)})\b")
+
+
 def expanded(name: str, argument: str | None) -> str:
     """What an alias stands for; CodecError for an argument where it takes none.
 
@@ -28,6 +33,15 @@ def expanded(name: str, argument: str | None) -> str:
     if "{}" not in chain and argument is not None:
         raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
     return chain.format(argument or "")
+
+
+def standing_for(spec: str) -> dict[str, str]:
+    """The aliases in a spec, each with the chain that it stands for and whose method it is.
+
+    >>> standing_for("dgc(0.01) > int8")["dgc"][:37]
+    'topk(_): deep gradient compression (L'
+    """
+    return {name: f"{ALIASES[name][0].format('_')}: {ALIASES[name][1]}" for name in NAME.findall(spec)}
 
 
 def said_of(name: str, argument: str | None, refused: CodecError) -> CodecError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from thinwire.core.types import State, Vector
 
 MOST_PARAMS = 200_000_000  # design, section 6: what an aggregator of 24 GiB takes
 TRIES = 3
-ROWS = 1 << 16  # elements of a row: larger tensors are cut at row borders
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,14 @@ def trials(codec: Codec, params: int) -> list[Trial]:
 
 
 def _shapes(params: int) -> dict[str, tuple[int, ...]]:
-    rows, rest = divmod(params, ROWS)
-    return {name: shape for name, shape in (("w", (rows, ROWS)), ("b", (rest,))) if shape[0]}
+    """A matrix that is nearly square, so that low rank finds one, and what is left over.
+
+    >>> _shapes(50_000)
+    {'w': (224, 223), 'b': (48,)}
+    """
+    side = math.isqrt(params)
+    rows, rest = divmod(params, side)
+    return {name: shape for name, shape in (("w", (rows, side)), ("b", (rest,))) if shape[0]}
 
 
 def _trial(bound: BoundCodec, xs: list[Vector], given: list[Vector], copy_ms: float, fed: bool) -> Trial:

@@ -33,13 +33,17 @@ def try_(
 ) -> None:
     """Measure one chain on this machine, on normal values: time there and back, bits, error; a plain copy beside it."""
     from thinwire.aggregation import parse
+    from thinwire.aggregation.aliases import standing_for
     from thinwire.aggregation.trial import trials
 
     codec = parse(spec)
-    found = trials(codec, params)
+    found, aliases = trials(codec, params), standing_for(spec)
     if json:
-        say.document({"spec": codec.spec, "params": params, "trials": [vars(trial) for trial in found]})
+        document = {"spec": codec.spec, "aliases": aliases, "params": params}
+        say.document({**document, "trials": [vars(trial) for trial in found]})
         return
+    for name, chain in aliases.items():
+        say.line(f"{name} is measured as {chain}")
     say.line(f"{codec.spec}  {params} parameters, copied in {say.seconds(found[0].memcpy_ms / 1000)}")
     header = ("feedback", "encode ms", "of a copy", "decode ms", "of a copy", "bits a parameter", "relative error")
     rows = [_trial(trial) for trial in found if not trial.refused]

@@ -72,6 +72,7 @@ def test_a_healthy_aggregator_is_ok_line_for_line(thinwire, home, place):
 def test_a_folder_that_is_not_there_is_not_made(thinwire, home):
     said = thinwire("aggregator", "doctor", "--json", "--home", home)
     assert (said.code, findings(said)["folder"]["ok"], findings(said)["store"]["ok"]) == (1, False, None)
+    assert findings(said)["kernels"]["ok"]
     assert not home.exists()
 
 

@@ -35,7 +35,8 @@ def examine(home: Path, about: dict[str, Any] | None, typed: Path | None = None)
     place = AggregatorHome(home / "aggregator")
     findings = [private("folder", place.root)]
     if findings[0].ok is False:
-        return [*findings, *(unseen(what, "there is no folder") for what in ("disk", "store"))]
+        nothing = [unseen(what, "there is no folder") for what in ("disk", "store")]
+        return [*findings, nothing[0], found("kernels", kernels), nothing[1]]
     findings.append(room("disk", place.root))
     findings.append(_service(about, typed))
     findings.append(found("kernels", kernels))

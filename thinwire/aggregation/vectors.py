@@ -18,7 +18,11 @@ assert BLOCK % BUCKET == 0, "a block must hold whole buckets"
 
 
 def require_vector(x: Vector, size: int) -> None:
-    """ValueError unless it is a contiguous float32 vector of this size, at an address that a float32 may have."""
+    """ValueError unless it is a contiguous float32 vector of this size, at an address that a float32 may have.
+
+    Not a `ThinwireError`: those are refusals of what people and other machines give, which never chooses an array's
+    type or strides. Our own code does, so another one is a mistake in the code that calls, and nothing is changed.
+    """
     if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
         raise ValueError(f"expected a contiguous 1-D float32 vector, got {x.dtype} of shape {x.shape}")
     if not x.flags.aligned:

@@ -14,6 +14,8 @@ from thinwire.core.fleet import Delivery, Hello
 from thinwire.simulation.local import LocalFleet, LocalLink
 from thinwire.simulation.sessions import Answered, Crowd, Sessions
 
+IN_TIME = 0.9  # of an automatic deadline: when who took longer on this machine answers
+
 
 class Answering(Protocol):
     """Whoever does the work of all clients, here or in other processes."""
@@ -44,16 +46,24 @@ class SimulatedClients:
     """Clients of a fleet; `step` lets the next of them that was asked answer, and is a LocalFleet's pump.
 
     They answer one after the other and count as side by side: each answers at its ask's time plus what its own work
-    took, on a clock of its own, and the fleet's clock moves to the latest of these. So neither the number of clients
-    nor the speed of this machine makes anyone late, but work that is longer than a deadline does. Law: the order of
-    answers does not depend on who works or when: only the turn decides it, which goes round.
+    took, on a clock of its own, and the fleet's clock moves to the latest of these. So the number of clients makes
+    nobody late, but work that is longer than a deadline does; unless `patient`, which is for deadlines that follow from
+    what this machine took, for it may be busy now: then who took longer answers in time. Law: the order of answers
+    does not depend on who works or when: only the turn decides it, which goes round.
     """
 
     def __init__(
-        self, fleet: LocalFleet, clock: VirtualClock, task: LoadedTask, crowd: Crowd, answering: Answering
+        self,
+        fleet: LocalFleet,
+        clock: VirtualClock,
+        task: LoadedTask,
+        crowd: Crowd,
+        answering: Answering,
+        *,
+        patient: bool = False,
     ) -> None:
         reports, about = (report(task),), {"python": platform.python_version()}
-        self._answering = answering
+        self._answering, self._patient = answering, patient
         self._fleet, self._clock, self._count, self._turn = fleet, clock, crowd.count, 0
         self._links: dict[str, tuple[int, LocalLink, VirtualClock]] = {}
         self._begun: dict[str, Delivery] = {}  # client -> what was taken from the fleet before its turn
@@ -77,6 +87,8 @@ class SimulatedClients:
         if delivery is None or delivery.ask.kind == "stop":  # a client's folder goes with all others'
             return True
         reply, bundle, took_s = self._answering.answer(index, delivery)
+        if self._patient and delivery.ask.deadline_s:
+            took_s = min(took_s, IN_TIME * delivery.ask.deadline_s)
         own_clock.advance(took_s)
         self._clock.advance(max(0.0, own_clock.now() - self._clock.now()))
         link.push(reply, bundle)

@@ -186,7 +186,8 @@ def run_sim(
         clock = VirtualClock(origin=time.time())
         fleet = LocalFleet(HeldSpool(folder / "spool"), clock)
         with store.gathering(run_id), answering(task, crowd, processes, spec) as workers:
-            fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers).step
+            patient = plan.cohort.deadline_s == "auto" and not step_s
+            fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient).step
             drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
     return run_id
 

@@ -1,0 +1,42 @@
+"""A simulation on a machine that stands still for a while: a seed decides who is in time, not what else runs there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.client.small import normed, plan_of, task_of
+from thinwire.core import RunPlan
+from thinwire.simulation import simulate
+from thinwire.simulation.clients import InTurn
+
+STOOD_S = 500.0
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third round on one client's work takes minutes."""
+    answer = InTurn.answer
+
+    def slowed(self, index, delivery):
+        reply, bundle, took_s = answer(self, index, delivery)
+        return reply, bundle, took_s + STOOD_S * (index == 1 and delivery.ask.round >= 3)
+
+    monkeypatch.setattr(InTurn, "answer", slowed)
+
+
+def rounds(deadline_s: object) -> list[tuple[str, int]]:
+    plan = plan_of(codec="topk(0.5)", feedback="classic", run="rounds = 5").to_json()
+    plan["cohort"] |= {"deadline_s": deadline_s, "min_replies": 1}
+    made = simulate(task_of(normed), RunPlan.from_json(plan), clients=3)
+    return [(row.reason, row.folded_count) for row in made.rounds]
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_deadline_that_follows_from_the_machine_makes_nobody_late() -> None:
+    assert rounds("auto") == [("all", 3)] * 5
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_deadline_in_seconds_is_held() -> None:
+    reason, folded = rounds(100.0)[2]
+    assert (reason, folded < 3) == ("deadline", True)

@@ -70,6 +70,8 @@ FAILURES = {
     "overlap` `max_staleness` + `max_delay`; where nobody else is left to ask, for `max_staleness` + 1 deadlines. "
     "It is asked anew. Of a first model ([run] init): its time was over",
     "left": "said by the aggregator: the device has not been heard of, or the person there stopped it",
+    "over": "said by the aggregator: the run ended before an answer to this ask was taken. It is no failure of the "
+    "device: `failed` does not count it, and the ask's outcome is called `over`",
 }
 
 DROPS = {

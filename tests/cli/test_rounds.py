@@ -67,6 +67,12 @@ def test_failures_stand_beside_their_round():
     assert lines[0].endswith("pi-02 task-error")
 
 
+def test_who_was_at_work_when_the_run_ended_is_not_said_to_have_failed():
+    over = ClientFailed(T, 1, "pi-02", "ask", "over", "no answer was taken before the run's end", 1.0)
+    _, lines = told(*round_events("toy-1", 1), over, RunStatusChanged(T, "done", "1 rounds"))
+    assert lines[0].endswith("waits for pi-02")
+
+
 def test_a_device_that_left_and_came_back_was_away():
     left = ClientFailed(T, 1, "pi-02", "ask", "left", "its connection is closed", 1.0)
     events = round_events("toy-1", 1)

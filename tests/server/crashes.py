@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from tests.server.outcomes import every_ask_has_one_outcome
 from tests.store.agreement import assert_sums_agree, empty_database
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import (
@@ -134,6 +135,7 @@ class Outcome:
 
     def __init__(self, store: Store, run_id: str, fleet: ScriptedFleet) -> None:
         assert_sums_agree(store, run_id)
+        every_ask_has_one_outcome(store, run_id)
         self.status = store.run(run_id).status
         self.events = [event for _, event in store.events(run_id)]
         self.past = Past()

@@ -91,7 +91,7 @@ def test_a_silent_device_is_given_up_after_max_staleness_rounds_and_asked_again(
     bench = Bench(tmp_path, three(lambda ask: SILENT), run={"rounds": 6}, cohort={"deadline_s": 30, "max_staleness": 2})
     bench.drive()
     assert bench.reasons() == ["deadline", "all", "all", "deadline", "all", "all"]
-    assert [(e.device, e.kind) for e in bench.events(ClientFailed)] == [("c", "stale")]
+    assert [(e.device, e.kind) for e in bench.events(ClientFailed)] == [("c", "stale"), ("c", "over")]
 
 
 def test_a_device_that_leaves_does_not_hold_up_the_round(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, FirstModelAsked, ModelStored, RunNoted
 from thinwire.core.home import AggregatorHome
 from thinwire.server.run import drive
+from thinwire.server.running import StopOrder
 from thinwire.server.submit import submit
 from thinwire.server.versions import Versions
 from thinwire.simulation import HeldSpool, Script, ScriptedDevice, ScriptedFleet, Training, Turn
@@ -71,12 +72,12 @@ class Started:
         asked = RunPlan.from_json({**raw, **{name: {**raw[name], **own} for name, own in sections.items()}})
         self.run_id = submit(self.store, self.home, asked, made.layout, made.vector, made.buffers, {}, report(task))
 
-    def drive(self, until: float = math.inf) -> None:
-        """Until the run is over, or the aggregator ends at a time on the clock."""
+    def drive(self, until: float = math.inf, ends: StopOrder = "service") -> None:
+        """Until the run is over, or the aggregator, or a person the run, ends at a time on the clock."""
         clock = self.fleet.virtual
         drive(
             self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=clock,
-            stop=lambda: "service" if clock.now() >= until else None,
+            stop=lambda: ends if clock.now() >= until else None,
         )  # fmt: skip
 
     @property

@@ -77,6 +77,14 @@ def test_who_left_for_a_moment_is_asked_again_after_the_others(tmp_path: Path) -
     assert [event.kind for event in made.of(FirstModelFailed)] == ["left", "task-error", "task-error"]
 
 
+def test_who_still_makes_one_when_a_person_stops_the_run_has_not_failed(tmp_path: Path) -> None:
+    made = Started(tmp_path, dict.fromkeys(NAMES, lambda ask: Turn(download_s=50.0)))
+    made.drive(until=10.0, ends="run")
+    (over,) = made.of(FirstModelFailed)
+    assert ([over.device], over.kind) == (made.asked(), "over")
+    assert made.events.index(over) < len(made.events) - 1 and made.store.run(made.run_id).status == "stopped"
+
+
 @pytest.mark.parametrize("first", [fails(NOT_NOW), fails(REFUSES)])
 def test_while_nobody_can_give_it_the_run_waits_as_long_as_the_plan_says(tmp_path: Path, first: Script) -> None:
     made = Started(tmp_path, dict.fromkeys(NAMES, first), cohort={"wait_s": 100})

@@ -99,6 +99,17 @@ def test_a_device_that_had_left_and_is_back_is_at_work_again(store: Store) -> No
     assert store.rounds(run_id)[0].failed == 1, "it may leave again"
 
 
+def test_an_ask_that_was_open_when_its_run_ended_counts_as_nobody_s_failure(store: Store) -> None:
+    run_id = new_run(store)
+    over = ClientFailed(12.0, 1, "pi-02", f"{run_id}.1.pi-02", "over", "no answer was taken before the run's end", 2.0)
+    store.record(run_id, [*opened(run_id, 1), over])
+    shown = [(u.outcome, u.reason) for u in store.updates(run_id, round=1) if u.device == "pi-02"]
+    assert shown == [("over", "no answer was taken before the run's end")]
+    assert (store.run(run_id).failed, store.rounds(run_id)[0].failed) == (0, 0)
+    assert [c.failed for c in store.clients(run_id)] == [0, 0, 0]
+    assert_is_replayed(store, run_id)
+
+
 def test_when_a_device_took_an_ask_up_is_known_before_and_after_it_answered(store: Store) -> None:
     run_id = new_run(store)
     ask_id = f"{run_id}.1.pi-01"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped"]
 DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped"]
 RunStatus = Literal["preparing", "queued", "waiting", "running", "done", "failed", "stopped"]
+OVER = "over"  # the kind of a failure that is nobody's: the run ended before an answer was taken
 
 
 @dataclass(frozen=True)
@@ -246,8 +247,10 @@ class UpdateDropped(Event):
 
 @dataclass(frozen=True)
 class ClientFailed(Event):
-    """An ask of which no answer comes. `said` is the digest of what the device said of itself, where the failure would
-    come again until it says something else ("" in older journals, and where it had not said anything yet).
+    """An ask of which no answer comes; of the kind OVER it is no failure of its device.
+
+    `said` is the digest of what the device said of itself, where the failure would come again until it says something
+    else ("" in older journals, and where it had not said anything yet).
     """
 
     round: int

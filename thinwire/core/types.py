@@ -174,7 +174,7 @@ class Failure:
     """Why a device did not answer an ask: a kind of docs/reference/failures.md, and a text that holds no data.
 
     Kinds: task-error, task-missing, task-mismatch, layout-mismatch, base-mismatch, non-finite, need-plan, declined,
-    state-lost, protocol, worker, disk, refused, stale, left (the aggregator says the last three itself).
+    state-lost, protocol, worker, disk, refused, stale, left, over (the aggregator says the last four itself).
     """
 
     kind: str

@@ -1,7 +1,8 @@
-"""The end of a run: its last model is measured, what it came to is recorded, and its devices are told."""
+"""The end of a run: its last model is measured, what it and each ask came to is recorded, and its devices are told."""
 
 from __future__ import annotations
 
+from thinwire.core.events import RunStatus, RunStatusChanged
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.server.ahead import dissolve
 from thinwire.server.ask_ids import measuring_id_of
@@ -11,7 +12,9 @@ from thinwire.server.envelopes import envelope, verdicts_of
 from thinwire.server.evaluation import evaluation, settled
 from thinwire.server.farewells import stop_of
 from thinwire.server.measured import reached
+from thinwire.server.outcomes import Outcomes
 from thinwire.server.running import POLL_S, Running
+from thinwire.store import Store
 
 
 def version_that_reached(running: Running) -> int | None:
@@ -31,7 +34,7 @@ def end(running: Running) -> None:
             _let_go(running)
         come_back(running)
     if running.stopped == "run":
-        running.status("stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
+        close(running, "stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
         return
     if running.stopped != "service" and plan.run.evaluate == "clients" and past.version not in past.evaluated:
         _evaluate_last(running)
@@ -42,7 +45,27 @@ def end(running: Running) -> None:
         version = version_that_reached(running)
         how = "did not reach" if version is None else "reached"
         said += f", {target.metric} {how} {target.value:g}" + ("" if version is None else f" with version {version}")
-    running.status("done", said)
+    close(running, "done", said)
+
+
+def close(running: Running, status: RunStatus, text: str, exit_code: int = 0) -> None:
+    """Record the run's end and with it the outcome of each ask that has none; who still works on one need not."""
+    end = RunStatusChanged(running.clock.wall(), status, text, exit_code)
+    in_vain = list(running.past.outcomes.missing)
+    running.record(*running.past.outcomes.with_end(end, running.elapsed))
+    running.fleet.cancel(in_vain)
+
+
+def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
+    """The same where the run's driver could not do it: it could not begin, or raised."""
+    outcomes, elapsed_s = Outcomes(), 0.0
+    try:
+        for _, event in store.events(run_id):
+            outcomes.apply(event)
+            elapsed_s = max(elapsed_s, getattr(event, "elapsed_s", 0.0))
+    except Exception:  # a journal that cannot be read may be why: of such a run the end alone is recorded
+        outcomes = Outcomes()
+    store.record(run_id, outcomes.with_end(end, elapsed_s))
 
 
 def _let_go(running: Running) -> None:
@@ -99,7 +122,6 @@ def _measured_before(running: Running) -> list[ReplyHead]:
 
 def dismiss(running: Running) -> None:
     """Tell all devices that the run is over, with their last verdicts; after a restart also those that come back."""
-    running.fleet.cancel([ask_id for device in running.past.owed.busy for ask_id in running.past.owed.of(device)])
     running.fleet.ack([head.update_id for head in running.deferred.values()])
     if running.past.model is None:
         return  # nothing has begun that could be over

@@ -35,6 +35,7 @@ from thinwire.server.ask_ids import asked_round
 from thinwire.server.asked_codecs import AskedCodecs
 from thinwire.server.barred import Barred
 from thinwire.server.first_asks import FirstAsks
+from thinwire.server.outcomes import Outcomes
 from thinwire.server.owed import Owed
 from thinwire.server.pace import Paces
 from thinwire.server.told import Told
@@ -85,6 +86,7 @@ class Past:
     decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
+    outcomes: Outcomes = field(default_factory=Outcomes)  # which asks have none yet
     measured: dict[int, list[Metrics]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s, its last answers
     paces: Paces = field(default_factory=Paces)
@@ -151,6 +153,7 @@ class Past:
         """Take in one event of the journal."""
         self._tell_time(event)
         self.first.apply(event)
+        self.outcomes.apply(event)
         match event:
             case RunStatusChanged():
                 self.status, self.status_text = event.status, event.text

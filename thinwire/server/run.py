@@ -13,7 +13,7 @@ from thinwire.server.ahead import answered, asked_before, dissolve, line_up, tak
 from thinwire.server.beginning import take_first_model
 from thinwire.server.between import listen, said_away
 from thinwire.server.cohort import missing
-from thinwire.server.ending import dismiss, end, version_that_reached
+from thinwire.server.ending import close, dismiss, end, version_that_reached
 from thinwire.server.envelopes import envelope_again
 from thinwire.server.one_round import OneRound
 from thinwire.server.presence import Presence
@@ -49,7 +49,7 @@ def drive(
         if isinstance(error, NotWritten) and not running.simulated:
             raise
         dissolve(running)
-        running.status("failed", str(error), error.exit_code)
+        close(running, "failed", str(error), error.exit_code)
     if running.past.status in ("done", "failed", "stopped"):
         dismiss(running)
     return store.run(run_id)

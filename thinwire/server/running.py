@@ -11,7 +11,7 @@ from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.rungs import rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
-from thinwire.core.events import AskedInFull, ClientFailed, Event, RoundTakenUp, RunStatus, RunStatusChanged
+from thinwire.core.events import OVER, AskedInFull, ClientFailed, Event, RoundTakenUp, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
@@ -157,7 +157,9 @@ class Running:
         self.fleet.send([envelope])
 
     def failed(self, number: int, device: str, ask_id: str, kind: str, text: str) -> ClientFailed:
-        """The fact that a round's ask is not answered."""
+        """The fact that a round's ask is not answered; that the run is over is not for a device to say."""
+        if kind == OVER:
+            kind, text = "protocol", f"it says that the run is over: {text}"
         said = self.presence.said(device) if kind in BARRING else ""
         return ClientFailed(self.clock.wall(), number, device, ask_id, kind, text, self.elapsed, said)
 

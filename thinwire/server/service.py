@@ -16,6 +16,7 @@ from thinwire.core.events import AskTakenUp, DeviceJoined, DeviceLeft, DeviceTol
 from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import ReplyHead
+from thinwire.server.ending import close_undriven
 from thinwire.server.farewells import Farewells
 from thinwire.server.orders import Orders
 from thinwire.server.presence import Presence
@@ -123,10 +124,10 @@ def serve(
         except NotWritten:  # nothing can be recorded: this service ends, and the run goes on at its next start
             raise
         except ThinwireError as error:  # it could not even be begun
-            store.record(row.run_id, [RunStatusChanged(time.time(), "failed", str(error), error.exit_code)])
+            close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", str(error), error.exit_code))
         except Exception as error:
             traceback.print_exc()
             blame = blamed(error, steps, optimizers)
             said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
-            store.record(row.run_id, [RunStatusChanged(time.time(), "failed", said, 1)])
+            close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", said, 1))
     return 0

@@ -13,6 +13,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Vector
 from thinwire.server.run import drive
+from thinwire.server.running import StopOrder
 from thinwire.server.submit import submit
 from thinwire.simulation.scripted import ScriptedFleet
 from thinwire.store import Store
@@ -32,6 +33,7 @@ def run_scripted(
     home: AggregatorHome,
     params: Vector | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
+    stop: Callable[[], StopOrder] = lambda: None,
 ) -> str:
     """Submit a plan and drive it to its end on this fleet and its clock; gives the run's id.
 
@@ -41,5 +43,5 @@ def run_scripted(
     nothing = np.zeros(0, np.float32)
     run_id = submit(store, home, plan, layout, first, nothing, {}, reported(plan, layout), source="sim")
     with store.gathering(run_id):
-        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, on_event=on_event)
+        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, on_event=on_event, stop=stop)
     return run_id

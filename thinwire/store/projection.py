@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from thinwire.core.events import (
+    OVER,
     AskedInFull,
     AskTakenUp,
     ClientAsked,
@@ -206,7 +207,10 @@ class Projection:
     def _failed(self, event: ClientFailed) -> None:
         row = self.rows.find(event.ask_id)
         if row is not None and row["outcome"] == "asked":
-            self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}")
+            if event.kind == OVER:
+                self._turn(row, OVER, event.at, reason=event.text)
+            else:
+                self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}")
 
     def _back(self, event: ClientBack) -> None:
         """Its answer is waited for again."""

@@ -11,7 +11,7 @@ from thinwire.core.events import RunStatus
 from thinwire.core.fleet import DeviceRow, TaskReport
 
 Source = Literal["devices", "sim"]
-Outcome = Literal["asked", "accepted", "folded", "late", "dropped", "failed"]
+Outcome = Literal["asked", "accepted", "folded", "late", "dropped", "failed", "over"]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Round:
                 self.instead += [f"{device} instead of {event.instead_of}"] if event.why and event.instead_of else []
             case events.StateLost():
                 self.anew.append(f"{device} began anew: its state was {event.why}")
-            case events.ClientFailed():
+            case events.ClientFailed() if event.kind != events.OVER:
                 self.failed.append(f"{device} {event.kind}")
             case events.ClientBack():
                 self.failed = [f"{device} was away" if said == f"{device} left" else said for said in self.failed]

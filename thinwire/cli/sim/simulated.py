@@ -80,8 +80,9 @@ def simulated(
 
 def _end(store: Any, begun: list[str], status: Any, text: str, code: int) -> None:
     from thinwire.core.events import RunStatusChanged
+    from thinwire.server.ending import close_undriven
 
     if not begun:
         raise KeyboardInterrupt
-    store.record(begun[0], [RunStatusChanged(time.time(), status, text, code)])
+    close_undriven(store, begun[0], RunStatusChanged(time.time(), status, text, code))
     say.note(f"{begun[0]} {status}: {text}")

@@ -38,7 +38,7 @@ export const Gantt = ({ round, buffered, still }) => {
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
         ${STAGES.map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
-        ${round.updates.some((u) => u.outcome === "asked" && u.pulled_at) && html`<li><i class="swatch work"></i>taken up, at work</li>`}
+        ${round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>taken up, at work</li>`}
         ${round.away.length > 0 && html`<li><i class="swatch away"></i>no aggregator was there</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
         <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${!open ? "round closed" : still === null ? "now" : "nothing goes on since then"}</li>
@@ -50,7 +50,7 @@ const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
   const asked = at(Math.max(0, (update.asked_at ?? opened) - opened));
   const bars = update.stretches.filter((s) => s.end_s > 0 && s.begin_s < span);
   const silent = !update.stretches.length;
-  const taken = silent && update.outcome === "asked" && update.pulled_at ? at(Math.max(0, update.pulled_at - opened)) : null;
+  const taken = silent && unanswered(update) && update.pulled_at ? at(Math.max(0, update.pulled_at - opened)) : null;
   const until = taken ?? at(length);
   const beyond = update.stretches.some((s) => s.end_s > span);
   return html`
@@ -67,6 +67,9 @@ const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
       <span class="unseen">${tell(update)}</span>
     </li>`;
 };
+
+/** Whether nothing has come of an ask: it is waited for, or the run was over first. */
+const unanswered = (update) => update.outcome === "asked" || update.outcome === "over";
 
 const detail = (update, open) => {
   if (update.folded_round && update.folded_round !== update.round) return `, into round ${update.folded_round}`;

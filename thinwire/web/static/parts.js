@@ -48,6 +48,7 @@ const OUTCOMES = {
   late: ["clock", "late"],
   dropped: ["back", "dropped"],
   failed: ["cross", "failed"],
+  over: ["dash", "run over"],
   none: ["dash", "not asked"],
 };
 

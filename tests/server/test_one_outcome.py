@@ -1,0 +1,138 @@
+"""Who still works when a run ends has an outcome too, and it is nobody's failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.bench import FAILS, SILENT, Bench, drive_through, every, killed, killing, scripted, three
+from tests.server.crashes import Killed
+from tests.server.outcomes import every_ask_has_one_outcome
+from thinwire.core.errors import DataLost
+from thinwire.core.events import OVER, ClientFailed, RoundClosed, RunStatusChanged
+from thinwire.core.fleet import Arrival
+from thinwire.core.types import Ask
+from thinwire.server.running import Running
+from thinwire.server.service import serve
+from thinwire.simulation import Turn
+from thinwire.store.why import why
+
+
+def untaken(bench: Bench) -> list[tuple[int, str]]:
+    return [(e.round, e.device) for e in bench.events(ClientFailed) if e.kind == OVER]
+
+
+def settled(bench: Bench) -> None:
+    """Every ask has its outcome, and they were recorded before the end."""
+    every_ask_has_one_outcome(bench.store, bench.run_id)
+    end = bench.store.events(bench.run_id)[-1][1]
+    assert isinstance(end, RunStatusChanged) and end.status in ("done", "failed", "stopped")
+
+
+def slow(folder: Path, **sections: Any) -> Bench:
+    """`c` works on what round 1 asked for longer than the run goes on."""
+    cohort = {"deadline_s": 30, **sections.pop("cohort", {})}
+    return Bench(folder, three(lambda ask: SILENT), run={"rounds": 3}, cohort=cohort, **sections)
+
+
+def test_who_is_slower_than_the_run_has_an_outcome_that_is_no_failure(tmp_path: Path) -> None:
+    bench = slow(tmp_path)
+    assert bench.drive().failed == 0
+    settled(bench)
+    assert untaken(bench) == [(1, "c")]
+    (row,) = [row for row in bench.store.updates(bench.run_id, 1) if row.device == "c"]
+    assert (row.outcome, row.reason) == ("over", "no answer was taken before the run's end")
+    assert {one.device: one.failed for one in bench.store.clients(bench.run_id)} == {"a": 0, "b": 0, "c": 0}
+    first = bench.store.rounds(bench.run_id)[0]
+    told = why(first, bench.store.updates(bench.run_id, 1))
+    assert first.failed == 0 and "1 of 3 had not answered" in told.sentence and told.waited_for == ("c",)
+
+
+def test_it_is_told_that_nobody_waits(tmp_path: Path) -> None:
+    bench = slow(tmp_path)
+    cancelled = list[str]()
+    cancel = bench.fleet.cancel
+
+    def noted(ask_ids: Sequence[str]) -> None:
+        cancelled.extend(ask_ids)
+        cancel(ask_ids)
+
+    bench.fleet.cancel = noted  # type: ignore[method-assign]
+    bench.drive()
+    assert cancelled[-1:] == [f"{bench.run_id}.1.c"]
+
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "overlap": {"local": {"lr": 1.0, "overlap": {"max_delay": 1}}},
+    "buffered": {"cohort": {"mode": "buffered", "buffer": 2}},
+}
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_a_kill_at_any_commit_leaves_no_ask_without_an_outcome_and_none_with_two(tmp_path: Path, kind: str) -> None:
+    def begin(folder: Path) -> Bench:
+        return slow(folder, **{name: dict(keys) for name, keys in SECTIONS[kind].items()})
+
+    whole = begin(tmp_path / "whole")
+    places = drive_through(whole)
+    settled(whole)
+    assert untaken(whole)
+    for where, again in killed(begin, tmp_path, places):
+        settled(again)
+        assert untaken(again) == untaken(whole), where
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_so_have_all_who_work_when_a_person_stops_the_run(tmp_path: Path, kind: str) -> None:
+    bench = slow(tmp_path, **{name: dict(keys) for name, keys in SECTIONS[kind].items()})
+    assert bench.drive(stop=lambda: "run" if bench.clock.now() >= 0.5 else None).status == "stopped"
+    settled(bench)
+    assert {(1, name) for name in "abc"} <= set(untaken(bench))
+
+
+def test_and_when_a_run_fails(tmp_path: Path) -> None:
+    def fails_or_works(ask: Ask) -> Turn:
+        return FAILS
+
+    devices = [scripted("a", fails_or_works), scripted("b", fails_or_works), scripted("c", every(500.0))]
+    cohort = {"deadline_s": 30, "min_replies": 2, "retry_limit": 1}
+    bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort=cohort)
+    row = bench.drive()
+    settled(bench)
+    assert (row.status, row.failed, untaken(bench)) == ("failed", 4, [(1, "c")])
+
+
+@pytest.mark.parametrize("why_not", [DataLost("model version 1 is damaged"), RuntimeError("a defect")], ids=repr)
+def test_and_when_it_cannot_go_on_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why_not: Exception
+) -> None:
+    bench, ending = slow(tmp_path), threading.Event()
+    with pytest.raises(Killed):
+        bench.drive(on_event=killing(lambda event: isinstance(event, RoundClosed)))
+    bench.restart()
+
+    def damaged(running: Running) -> None:
+        raise why_not
+
+    def nothing_left_to_do(wait_s: float) -> list[Arrival]:
+        ending.set()
+        return []
+
+    monkeypatch.setattr(Running, "begin", damaged)
+    monkeypatch.setattr(bench.fleet, "poll", nothing_left_to_do)
+    serve(bench.fleet, bench.store, bench.home, clock=bench.clock, ending=ending)
+    assert bench.store.run(bench.run_id).status == "failed"
+    settled(bench)
+    assert untaken(bench) == [(1, "c")]
+
+
+def test_a_device_cannot_say_that_the_run_is_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(lambda ask: Turn(failure=(OVER, "so it says"))), run={"rounds": 1})
+    assert bench.drive().failed == 1
+    settled(bench)
+    assert [(e.device, e.kind) for e in bench.events(ClientFailed)] == [("c", "protocol")]

@@ -46,8 +46,8 @@ class Aggregator:
         self.restart()
 
     def restart(self) -> None:
-        assert self.past.model is not None
-        self.model = Model(LAYOUT, *self.versions.read(self.past.model), {})
+        assert self.past.bases.model is not None
+        self.model = Model(LAYOUT, *self.versions.read(self.past.bases.model), {})
         self.sending = Sending(self.plan, self.versions, self.past, self.model)
 
     def step(self, version: int) -> str:
@@ -58,14 +58,14 @@ class Aggregator:
         for event in (stored, *self.sending.publish(version, 0.0)):
             self.past.apply(event)
         self.versions.prune([version], [version], range(version - 11, version + 1))
-        return self.past.base.digest
+        return self.past.bases.newest.digest
 
     def bring(self, device: str, shadow: Shadow) -> tuple[str, ...]:
         """Bring a device to the newest version; gives the names of the parts that it took."""
         if shadow.version is not None:
-            self.past.held[device] = shadow.version
+            self.past.bases.held[device] = shadow.version
         parcel = self.sending.parcel(device)
-        base = self.past.base
+        base = self.past.bases.newest
         ask = Ask("x", "r", "t", "train", {}, base_version=base.version, base_digest=base.digest, parts=parcel.parts)
         buffers = take_base(ask, self.sending.bundle(parcel), shadow)
         assert buffers is not None

@@ -36,8 +36,12 @@ from thinwire.core.events import (
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask, UpdateId
 from thinwire.server import run as server_run
+from thinwire.server.bases import Bases
+from thinwire.server.line import Line, OpenNow
+from thinwire.server.outcomes import Outcomes
 from thinwire.server.past import Past
 from thinwire.server.running import Running
+from thinwire.server.scores import Scores
 from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
 from thinwire.store import Store
 
@@ -236,6 +240,10 @@ def the_journal_replays_to_the_same_past(made: Told) -> None:
 
 def plain(value: object) -> object:
     """Events as their JSON: what the journal gives back has lists where there were tuples."""
+    if isinstance(value, Event):
+        return json.dumps(to_json(value))
+    if isinstance(value, (Bases, Line, OpenNow, Outcomes, Scores)):
+        value = vars(value)
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
-    return json.dumps(to_json(value)) if isinstance(value, Event) else value
+    return [plain(each) for each in value] if isinstance(value, list) else value

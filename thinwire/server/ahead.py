@@ -20,7 +20,7 @@ from thinwire.server.taking_up import gone_of
 def line_up(running: Running) -> None:
     """Open rounds until as many are open as the delay allows or the run still needs, and send each round's asks."""
     past = running.past
-    while len(past.line) <= past.delay and past.steps_made + len(past.line) < running.plan.run.rounds:
+    while len(past.line.rounds) <= past.delay and past.steps_made + len(past.line.rounds) < running.plan.run.rounds:
         if (opened := open_round(running)) is None:
             return
         running.ask(
@@ -33,7 +33,7 @@ def line_up(running: Running) -> None:
 
 def take_head(running: Running) -> bool:
     """The time of the first round in the line runs from now on; False where none is open."""
-    opened = running.past.open_round
+    opened = running.past.line.head
     if opened is None:
         return False
     if running.past.status != "running":
@@ -46,7 +46,7 @@ def answered(running: Running) -> bool:
     """Whether the head of the line has enough answers, and all that those who are there may give: then it waits for
     nobody who is away, since one that left may have left for good.
     """
-    past, opened = running.past, running.past.open_round
+    past, opened = running.past, running.past.line.head
     if opened is None or not past.delay:
         return False
     here = running.deferred.keys() & set(opened.asks.values())
@@ -57,7 +57,7 @@ def answered(running: Running) -> bool:
 
 def asked_before(running: Running) -> list[Envelope]:
     """After a restart: all that was asked and not answered, each device's oldest first; also of who may come back."""
-    owed, gone = running.past.owed, gone_of(running.past.now)
+    owed, gone = running.past.owed, gone_of(running.past.line.now)
     asks = {device: [*gone.get(device, ()), *owed.of(device)] for device in (*owed.busy, *gone)}
     return [envelope_again(running, device, ask_id) for device, ask_ids in asks.items() for ask_id in ask_ids]
 
@@ -65,7 +65,7 @@ def asked_before(running: Running) -> list[Envelope]:
 def dissolve(running: Running) -> None:
     """The run is over: the rounds that are still open close without a step, and what came for them counts nowhere."""
     past = running.past
-    while past.delay and (opened := past.open_round) is not None:
+    while past.delay and (opened := past.line.head) is not None:
         waited = [device for device, ask_id in opened.asks.items() if ask_id in past.owed.of(device)]
         running.fleet.cancel([opened.asks[device] for device in waited])
         running.record(
@@ -75,10 +75,10 @@ def dissolve(running: Running) -> None:
                 reason="stopped",
                 version=past.version,
                 folded=[],
-                dropped=[event.update_id for event in past.now.accepted],
+                dropped=[event.update_id for event in past.line.now.accepted],
                 outstanding=waited,
                 elapsed_s=running.elapsed,
-                seconds=running.elapsed - past.head_since_s + past.now.missed_s if past.taken else 0.0,
+                seconds=running.elapsed - past.line.head_since_s + past.line.now.missed_s if past.line.taken else 0.0,
                 metrics={},
             )
         )

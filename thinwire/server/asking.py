@@ -21,8 +21,8 @@ Expected = Mapping[str, Sequence[float | None]]  # device -> seconds for each co
 
 def codecs_of(running: Running) -> list[str]:
     """The codecs of the next round, mildest first: one where the plan has no ladder."""
-    uplink = running.plan.uplink
-    return rungs(uplink) if uplink.ladder else [codec_of(uplink, running.past.steps_made + len(running.past.line))]
+    uplink, past = running.plan.uplink, running.past
+    return rungs(uplink) if uplink.ladder else [codec_of(uplink, past.steps_made + len(past.line.rounds))]
 
 
 def expected(running: Running, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:

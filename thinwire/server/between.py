@@ -66,5 +66,5 @@ def _gone(running: Running, device: str, why: str) -> None:
     """What it owes closed rounds is not waited for; open ones wait for it to come back, until it is their turn."""
     late = running.kept_late()
     for ask_id, asked in running.past.owed.of(device).items():
-        if not running.past.opened(asked) and ask_id not in late:
+        if not running.past.line.of(asked) and ask_id not in late:
             running.lose(device, "left", why, ask_id)

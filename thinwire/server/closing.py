@@ -55,7 +55,7 @@ def finish(one: OneRound) -> None:
             dropped=[str(u) for u in closed.dropped],
             outstanding=list(closed.outstanding),
             elapsed_s=running.elapsed,
-            seconds=running.elapsed - one.machine.terms.opened_s + running.past.now.missed_s,
+            seconds=running.elapsed - one.machine.terms.opened_s + running.past.line.now.missed_s,
             metrics=pooled((head.metrics for head in counted), "train/"),
             spent=spent,
             slowest=slowest,
@@ -71,7 +71,7 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
     """What is learned of devices from this round's answers, in the journal's order: a resume learns the same."""
     running = one.running
     work = work_of(running.plan, running.layout)
-    for event in running.past.now.accepted:
+    for event in running.past.line.now.accepted:
         head = one.heads[UpdateId.parse(event.update_id)]
         hello = running.presence.hellos.get(event.device)
         if hello is not None:
@@ -91,7 +91,7 @@ def _stepped(one: OneRound, closed: Closed) -> Closed:
         one.fold.step(one.running.model)
         return closed
     except Overflowed:
-        discounts = {event.update_id: event.discount for event in one.running.past.now.accepted}
+        discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
         folded = [(one.heads[u], one.frames(u), discounts[str(u)]) for u in closed.folded]
         spoiled = [head.update_id for head in spoilers(one.new_fold, folded)]
         if not spoiled:
@@ -111,7 +111,7 @@ def _evaluated(one: OneRound, now: float) -> list[Evaluated]:
     if not isinstance(one.machine, Round):
         return settled(one.running, now)
     base = one.opened.base_version
-    if base in one.running.past.evaluated:
+    if base in one.running.past.scores.evaluated:
         return []
     heads = [h for u, h in one.heads.items() if u in one.machine.in_time and h.base_version == base]
     found = evaluation(one.running, base, heads, now)

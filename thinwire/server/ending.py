@@ -21,7 +21,7 @@ def version_that_reached(running: Running) -> int | None:
     """The first version that met the target: one that is measured after it, and is worse, takes nothing back."""
     if (target := running.plan.run.target) is None:
         return None
-    measured = running.past.evaluated.items()
+    measured = running.past.scores.evaluated.items()
     return min((version for version, found in measured if reached(found, target.metric, target.value)), default=None)
 
 
@@ -36,7 +36,7 @@ def end(running: Running) -> None:
     if running.stopped == "run":
         close(running, "stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
         return
-    if running.stopped != "service" and plan.run.evaluate == "clients" and past.version not in past.evaluated:
+    if running.stopped != "service" and plan.run.evaluate == "clients" and past.version not in past.scores.evaluated:
         _evaluate_last(running)
     if running.stopped == "service":
         return
@@ -123,7 +123,7 @@ def _measured_before(running: Running) -> list[ReplyHead]:
 def dismiss(running: Running) -> None:
     """Tell all devices that the run is over, with their last verdicts; after a restart also those that come back."""
     running.fleet.ack([head.update_id for head in running.deferred.values()])
-    if running.past.model is None:
+    if running.past.bases.model is None:
         return  # nothing has begun that could be over
     while running.returning() and not running.closing():
         running.fleet.ack([a.update_id for a in running.poll(POLL_S) if isinstance(a, ReplyHead)])

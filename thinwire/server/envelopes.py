@@ -15,7 +15,7 @@ def envelope(
     running: Running, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float
 ) -> Envelope:
     """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
-    base, parcel = running.past.base, running.sending.parcel(device, but=ask_id)
+    base, parcel = running.past.bases.newest, running.sending.parcel(device, but=ask_id)
     asked_in = running.past.codecs.of(round_number, device) if kind == "train" else ""
     ask = Ask(
         ask_id=ask_id,
@@ -45,7 +45,7 @@ def verdicts_of(running: Running, device: str, ask_id: str = "") -> tuple[Verdic
 def envelope_again(running: Running, device: str, ask_id: str) -> Envelope:
     """What a device was asked in another round and has not answered, for a fleet that knows nothing of it."""
     number = asked_round(ask_id)
-    base, had_s = running.past.base_of(number), running.past.had_s(device, number)
+    base, had_s = running.past.bases.of(number), running.past.had_s(device, number)
     parcel, made = running.sending.whole(base), envelope(running, device, ask_id, "train", number, had_s)
     asked = replace(made.ask, base_version=base.version, base_digest=base.digest, parts=parcel.parts)
     return Envelope(device, asked, running.sending.bundle(parcel))

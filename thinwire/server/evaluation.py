@@ -14,7 +14,7 @@ from thinwire.server.running import Running
 
 def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float) -> Evaluated | None:
     """Pool what devices measured of one version; None when nobody measured anything."""
-    event = _pooled(running, version, [head.metrics for head in heads], now, running.past.best)
+    event = _pooled(running, version, [head.metrics for head in heads], now, running.past.scores.best)
     return replace(event, **_bytes(running, heads)) if event else None
 
 
@@ -23,13 +23,14 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
     version are in several buffers. A version waits for those before it, and for nobody whose time is up; when the run
     is `over`, for nobody at all.
     """
-    past, best = running.past, running.past.best
-    due = [past.bases[asked] for d, (_, asked) in past.owed.busy.items() if running.elapsed < past.owed.due.get(d, 0.0)]
+    past, best = running.past, running.past.scores.best
+    at_work = [asked for d, (_, asked) in past.owed.busy.items() if running.elapsed < past.owed.due.get(d, 0.0)]
+    due = [past.bases.asked_from[asked] for asked in at_work]
     found = list[Evaluated]()
-    for version in sorted(past.measured):
+    for version in sorted(past.scores.measured):
         if not over and version >= min(due, default=version + 1):
             break
-        if event := _pooled(running, version, past.measured[version], now, best):
+        if event := _pooled(running, version, past.scores.measured[version], now, best):
             best = event if event.best else best
             found.append(event)
     return found
@@ -46,8 +47,9 @@ def _pooled(
     best = best_yet.metrics.get(metric) if best_yet else None
     examples = int(max(n for found in measured for name, (_, n) in found.items() if name.startswith("eval/")))
     total = sum(int(found.get("eval/loss", (0.0, 0.0))[1]) for found in measured) or examples
+    made_by = running.past.bases.made_by.get(version, 0)
     return Evaluated(
-        now, running.past.made_by.get(version, 0), version, metrics, spread(measured, "eval/"), total, len(measured),
+        now, made_by, version, metrics, spread(measured, "eval/"), total, len(measured),
         best=metric in metrics and better(metric, metrics[metric], best),
     )  # fmt: skip
 

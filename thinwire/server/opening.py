@@ -26,7 +26,7 @@ def open_round(running: Running) -> RoundOpened | None:
     busy. Who has been silent too long is given up.
     """
     past, plan = running.past, running.plan
-    number, base = past.rounds_opened + 1, past.base
+    number, base = past.rounds_opened + 1, past.bases.newest
     for device, asks in running.still_due().items():
         for ask_id, asked in asks.items():
             if number - asked > plan.cohort.max_staleness + past.delay:
@@ -68,7 +68,7 @@ def open_round(running: Running) -> RoundOpened | None:
         ClientAsked(opened.at, number, device, ask_id, sizes[device], **own_work(running, device, opened.deadline_s))
         for device, ask_id in opened.asks.items()
     ]
-    said = f"round {number}, step {past.steps_made + len(past.line) + 1} of {plan.run.rounds}"
+    said = f"round {number}, step {past.steps_made + len(past.line.rounds) + 1} of {plan.run.rounds}"
     noted = [RunNoted(opened.at, text) for text in notes(plan, cohort.able)] if number == 1 else []
     running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent)
     return opened
@@ -121,7 +121,7 @@ def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
     if running.plan.cohort.mode == "buffered":
         return Buffer(buffer_terms_of(opened, running.plan, running.past))
     past, terms = running.past, terms_of(opened, running.plan)
-    since_s, earlier = max(terms.opened_s, past.head_since_s), at_work_before(past, opened.round)
+    since_s, earlier = max(terms.opened_s, past.line.head_since_s), at_work_before(past, opened.round)
     return Round(replace(terms, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
 
 

@@ -1,15 +1,15 @@
 """What a run has decided so far, as a fold over its journal.
 
 The driver applies each event here as it records it, and a resume applies the same events from the journal: so a
-run that goes on knows exactly what the one that was killed knew. Nothing is decided in this file.
+run that goes on knows exactly what the one that was killed knew. Nothing is decided in this file. What makes an idea of
+its own stands beside it: the rounds that are open (`line`), what devices train from (`bases`), how good that is
+(`scores`), which asks wait for an outcome (`outcomes`), what each device owes (`owed`) and was told (`told`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from thinwire.core.events import (
     AskedInFull,
@@ -19,43 +19,29 @@ from thinwire.core.events import (
     Evaluated,
     Event,
     HeadTaken,
-    ModelStored,
     RoundClosed,
     RoundOpened,
     RoundTakenUp,
     RunStatus,
     RunStatusChanged,
-    ShadowStored,
     UpdateAccepted,
     UpdateDropped,
     UpdateFolded,
 )
-from thinwire.core.types import Metrics
 from thinwire.server.ask_ids import asked_round
 from thinwire.server.asked_codecs import AskedCodecs
 from thinwire.server.barred import Barred
+from thinwire.server.bases import Bases, made_step
 from thinwire.server.first_asks import FirstAsks
+from thinwire.server.line import Line
 from thinwire.server.outcomes import Outcomes
 from thinwire.server.owed import Owed
 from thinwire.server.pace import Paces
+from thinwire.server.scores import Scores
 from thinwire.server.told import Told
 
 TIMES = 3  # answers of a device whose times are remembered
 KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
-
-
-Since = ClientAsked | UpdateAccepted | UpdateDropped | ClientFailed | ClientBack
-
-
-@dataclass
-class OpenNow:
-    """What came of the open round so far."""
-
-    since: list[Since] = field(default_factory=list)  # all that was decided after its opening, in the journal's order
-    accepted: list[UpdateAccepted] = field(default_factory=list)  # of that: in fold order
-    folded: set[str] = field(default_factory=set)  # of their update_ids
-    slowest_s: float = 0.0  # of the answers in time
-    missed_s: float = 0.0  # of the round's time, what the run's clock did not count: without an aggregator, and before
 
 
 @dataclass
@@ -66,20 +52,12 @@ class Past:
     status: RunStatus = "queued"
     status_text: str = ""
     first: FirstAsks = field(default_factory=FirstAsks)  # while there is no model
-    model: ModelStored | None = None
-    models: dict[int, ModelStored] = field(default_factory=dict)  # version -> the model, of the last KEPT versions
-    shadow: ShadowStored | None = None  # of the newest version; None: devices hold the model itself
-    changes: dict[int, ShadowStored] = field(default_factory=dict)  # version -> the change that leads to it
-    held: dict[str, int] = field(default_factory=dict)  # device -> the version that its last answer was made from
+    bases: Bases = field(default_factory=lambda: Bases(KEPT))
+    scores: Scores = field(default_factory=lambda: Scores(KEPT))
+    line: Line = field(default_factory=Line)
     rounds_opened: int = 0
     steps_made: int = 0
     too_few_in_a_row: int = 0  # those that were asked before the last of these closed failed with it
-    open_round: RoundOpened | None = None  # the one whose answers are folded: the head of the line
-    head_since_s: float = 0.0  # since when its time runs, elapsed_s
-    head_taken: int = 0  # the last round of a line whose answers were taken
-    ahead: list[RoundOpened] = field(default_factory=list)  # opened after it, in order: they wait to be the head
-    lost_ahead: dict[int, list[Since]] = field(default_factory=dict)  # of those: who will not answer
-    now: OpenNow = field(default_factory=OpenNow)
     asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> ask_id -> device, of the last KEPT rounds
     drawn: dict[int, int] = field(default_factory=dict)  # round -> devices that it opened with and for
     sent: dict[str, int] = field(default_factory=dict)  # ask_id -> bytes of the model that went with it last
@@ -87,21 +65,16 @@ class Past:
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
     outcomes: Outcomes = field(default_factory=Outcomes)  # which asks have none yet
-    measured: dict[int, list[Metrics]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s, its last answers
     paces: Paces = field(default_factory=Paces)
     owed: Owed = field(default_factory=Owed)
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
     barred: Barred = field(default_factory=Barred)
     told: Told = field(default_factory=lambda: Told(KEPT))
-    bases: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
     deadlines: dict[int, float] = field(default_factory=dict)  # round -> seconds that it opened with
     codecs: AskedCodecs = field(default_factory=lambda: AskedCodecs(KEPT))
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted it
     references_from: int = 0  # the round since which `weights` are collected
-    made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
-    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
-    best: Evaluated | None = None
     slowest: list[float] = field(default_factory=list)
     elapsed_s: float = 0.0
     elapsed_at: float = 0.0  # the wall clock when it was so much
@@ -109,36 +82,12 @@ class Past:
     _failed_with: int = 0  # the last round that was open when the last of `too_few_in_a_row` closed
 
     def __post_init__(self) -> None:
-        self.owed.ahead = self.delay > 0
+        self.owed.ahead = self.line.goes_ahead = self.delay > 0
 
     @property
     def version(self) -> int:
-        return self.model.version if self.model else 0
-
-    @property
-    def base(self) -> ModelStored | ShadowStored:
-        """What devices train from: the newest version as they hold it."""
-        assert self.model is not None, "a run that is driven has a model"
-        return self.shadow or self.model
-
-    def base_of(self, asked_round: int) -> ModelStored | ShadowStored:
-        """What the asks of a round trained from, as devices hold it."""
-        version = self.bases[asked_round]
-        return self.changes.get(version) or self.models[version]
-
-    @property
-    def line(self) -> list[RoundOpened]:
-        """All rounds that are open, the head first: they close in this order."""
-        return [self.open_round, *self.ahead] if self.open_round else []
-
-    @property
-    def taken(self) -> bool:
-        """Whether the answers to the open round are taken: the head of a line may have to wait for devices first."""
-        return self.open_round is not None and (not self.delay or self.open_round.round == self.head_taken)
-
-    def opened(self, number: int) -> RoundOpened | None:
-        """The round of this number, if it is open."""
-        return next((opened for opened in self.line if opened.round == number), None)
+        """Of the newest model."""
+        return self.bases.version
 
     def had_s(self, device: str, number: int) -> float:
         """How long a device was given in a round for which it owes an answer."""
@@ -146,61 +95,48 @@ class Past:
 
     def will_hold(self, device: str, but: str = "") -> int | None:
         """The version that a device holds when it takes up its next ask (`but`): of the ask before, or its answer."""
-        bases = [self.bases[number] for ask_id, number in self.owed.of(device).items() if ask_id != but]
-        return bases[-1] if bases else self.held.get(device)
+        due = [number for ask_id, number in self.owed.of(device).items() if ask_id != but]
+        return self.bases.asked_from[due[-1]] if due else self.bases.held.get(device)
 
     def apply(self, event: Event) -> None:
         """Take in one event of the journal."""
         self._tell_time(event)
-        self.first.apply(event)
-        self.outcomes.apply(event)
+        for fold in (self.first, self.outcomes, self.bases):
+            fold.apply(event)
         match event:
             case RunStatusChanged():
                 self.status, self.status_text = event.status, event.text
-            case ModelStored():
-                self.model, self.shadow = event, None
-                self.models[event.version] = event
-                self.models.pop(event.version - KEPT, None)
-            case ShadowStored():
-                self.shadow = self.changes[event.version] = event
-                self.changes.pop(event.version - KEPT, None)
             case RoundOpened():
                 self._open(event)
             case HeadTaken():
-                self.head_taken, self.head_since_s = event.round, event.elapsed_s
+                self.line.take(event)
             case ClientAsked() | AskedInFull():
                 self._ask_since(event)
             case UpdateAccepted():
                 self._answer(event.device, event.ask_id, event.update_id)
-                self.held[event.device] = int(event.head.get("base_version", 0))
-                self.now.accepted.append(event)
-                self.now.since.append(event)
-                self.head_taken = event.round  # in a journal of before HeadTaken, this says it
+                self.line.accept(event)
                 self.paces.answered(event)
                 self._time(event)
-                self._measure(event.head)
+                self.scores.measure(event.head, self.version)
                 self.codecs.answered(event)
             case UpdateFolded():
-                self.now.folded.add(event.update_id)
+                self.line.now.folded.add(event.update_id)
             case UpdateDropped():
                 self._answer(event.device, event.ask_id, event.update_id)
                 self.dropped.add(event.update_id)
-                self.now.since.append(event)
+                self.line.now.since.append(event)
                 self.told.dropped(event.update_id)
             case ClientFailed() | ClientBack():
                 self._gone_or_back(event)
             case RoundClosed():
                 self._close(event)
             case Evaluated():
-                self.evaluated[event.version] = event.metrics
-                self.measured.pop(event.version, None)
-                if event.best:
-                    self.best = event
+                self.scores.evaluate(event)
 
     def _tell_time(self, event: Event) -> None:
         elapsed_s = getattr(event, "elapsed_s", -1.0)
         if isinstance(event, RoundTakenUp):
-            self.now.missed_s += max(0.0, event.at - self.elapsed_at - (elapsed_s - self.elapsed_s))
+            self.line.now.missed_s += max(0.0, event.at - self.elapsed_at - (elapsed_s - self.elapsed_s))
         if elapsed_s >= self.elapsed_s:
             self.elapsed_s, self.elapsed_at = elapsed_s, event.at
         self.at = event.at
@@ -212,11 +148,8 @@ class Past:
 
     def _open(self, event: RoundOpened) -> None:
         self.rounds_opened = event.round
-        if self.open_round is None:
-            self.open_round, self.head_since_s = event, event.elapsed_s
-        else:
-            self.ahead.append(event)
-        self.bases[event.round], self.deadlines[event.round] = event.base_version, event.deadline_s
+        self.line.open(event)
+        self.deadlines[event.round] = event.deadline_s
         if event.references_from != self.references_from:
             self.references_from, self.weights = event.references_from, {}
         self.asks[event.round], self.drawn[event.round] = {}, len(event.asks) + len(event.later)
@@ -237,8 +170,8 @@ class Past:
             return
         self.codecs.asked(event)
         self.paces.asked(event)
-        if self.open_round and event.ask_id not in self.asks[event.round]:
-            self.now.since.append(event)
+        if self.line.head and event.ask_id not in self.asks[event.round]:
+            self.line.now.since.append(event)
             self._ask(event.round, event.device, event.ask_id, event.elapsed_s, event.deadline_s)
 
     def _ask(self, number: int, device: str, ask_id: str, elapsed_s: float, deadline_s: float) -> None:
@@ -256,15 +189,7 @@ class Past:
         took.append(took_s)
         del took[:-TIMES]
         if not event.late:
-            self.now.slowest_s = max(self.now.slowest_s, took[-1])
-
-    def _measure(self, head: Mapping[str, Any]) -> None:
-        """What an answer says of a version that is not evaluated yet."""
-        version, metrics = int(head.get("base_version", 0)), head.get("metrics", {})
-        if version not in self.evaluated and any(name.startswith("eval/") for name in metrics):
-            found = {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
-            self.measured.setdefault(version, []).append(found)
-            self.measured.pop(self.version - KEPT, None)
+            self.line.now.slowest_s = max(self.line.now.slowest_s, took[-1])
 
     def _answer(self, device: str, ask_id: str, update_id: str) -> None:
         self.decided.add(update_id)
@@ -275,24 +200,20 @@ class Past:
         if isinstance(event, ClientFailed):
             self._fail(event)
         else:
-            self.now.since.append(event)
+            self.line.now.since.append(event)
             self.here.add(event.device)
             self.owed.back(event.round, event.device, event.ask_id)
 
     def _fail(self, event: ClientFailed) -> None:
-        asked = self.round_of(event.device, event.ask_id)
-        if self.open_round and asked == self.open_round.round:
-            self.now.since.append(event)
-        elif self.opened(asked):
-            self.lost_ahead.setdefault(asked, []).append(event)
+        self.line.lose(event, self.round_of(event.device, event.ask_id))
         if event.kind in ("left", "refused"):
             self.here.discard(event.device)
         self.owed.release(event.device, event.ask_id)
         self.barred.failed(event)
 
     def _close(self, event: RoundClosed) -> None:
-        stepped = event.reason not in ("too-few", "stopped")
-        for accepted in self.now.accepted:
+        stepped = made_step(event)
+        for accepted in self.line.now.accepted:
             if stepped and accepted.update_id in event.folded:
                 self.weights.setdefault(accepted.device, int(accepted.head.get("examples", 0)))
         for text in event.folded:
@@ -309,11 +230,6 @@ class Past:
             self.too_few_in_a_row = 0
         elif event.round > self._failed_with:
             self.too_few_in_a_row, self._failed_with = self.too_few_in_a_row + 1, self.rounds_opened
-        if stepped:
-            self.made_by[event.version] = event.round
-        if self.now.slowest_s:
-            self.slowest.append(self.now.slowest_s)
-        self.open_round, self.now = None, OpenNow()
-        if self.ahead:
-            self.open_round, self.head_since_s = self.ahead.pop(0), event.elapsed_s
-            self.now.since = self.lost_ahead.pop(self.open_round.round, [])
+        if self.line.now.slowest_s:
+            self.slowest.append(self.line.now.slowest_s)
+        self.line.close(event)

@@ -57,11 +57,11 @@ def drive(
 
 def _rounds(running: Running) -> None:
     plan, past = running.plan, running.past
-    if past.model is None and not ((past.first.open or _gather(running)) and take_first_model(running)):
+    if past.bases.model is None and not ((past.first.open or _gather(running)) and take_first_model(running)):
         return
     _ask_again(running)
-    if past.open_round and past.taken:
-        running.goes_on(past.open_round.round)
+    if past.line.head and past.line.taken:
+        running.goes_on(past.line.head.round)
         _one(running, take_up(running))
     while past.steps_made < plan.run.rounds and version_that_reached(running) is None:
         if running.stop_ordered():
@@ -95,7 +95,7 @@ def _ask_again(running: Running) -> None:
     if past.delay:
         running.ask(asked_before(running))
         return
-    number = past.open_round.round if past.open_round else 0
+    number = past.line.head.round if past.line.head else 0
     owed = past.owed.busy.items()
     running.ask([envelope_again(running, device, ask_id) for device, (ask_id, asked) in owed if asked != number])
 
@@ -103,8 +103,9 @@ def _ask_again(running: Running) -> None:
 def _one(running: Running, one: OneRound) -> None:
     one.run()
     past, newest, met = running.past, running.past.version, version_that_reached(running)
-    sent = {newest, *(past.bases[asked] for device in past.owed.busy for asked in past.owed.of(device).values())}
-    keep = {0, newest, newest - 1, past.best.version if past.best else 0, met or 0, *past.measured}
+    due = [asked for device in past.owed.busy for asked in past.owed.of(device).values()]
+    sent = {newest, *(past.bases.asked_from[asked] for asked in due)}
+    keep = {0, newest, newest - 1, past.scores.best.version if past.scores.best else 0, met or 0, *past.scores.measured}
     if "all" in running.plan.run.keep:
         if not running.plan.downlink.compressed:
             return

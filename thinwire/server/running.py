@@ -66,7 +66,7 @@ class Running:
         self.past = Past(self.plan.local.delay)
         for _, event in store.events(run_id):
             self.past.apply(event)
-        if self.past.model is None and self.plan.run.init != "device":  # which is asked for it before the first round
+        if self.past.bases.model is None and self.plan.run.init != "device":  # which is asked for it first
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         self.begin()
         self.known = Known(() if self.simulated else store.measures())
@@ -77,7 +77,7 @@ class Running:
 
     def begin(self) -> None:
         """Go on from the newest version; while there is none, nothing that is sent holds a model."""
-        if (stored := self.past.model) is not None:
+        if (stored := self.past.bases.model) is not None:
             params, buffers = self.versions.read(stored)
             state = self.versions.read_state(stored)
             self.model = Model(self.layout, params, buffers, dict(stored.counters), state)
@@ -180,8 +180,8 @@ class Running:
             return "protocol", "it answers what it was not asked"
         if not head.parts:
             return "protocol", "an answer without frames"
-        if head.base_version != self.past.bases[asked]:
-            return "base-mismatch", f"trained from version {head.base_version}, asked from {self.past.bases[asked]}"
+        if head.base_version != (base := self.past.bases.asked_from[asked]):
+            return "base-mismatch", f"trained from version {head.base_version}, asked from {base}"
         return None
 
     def codec_of(self, head: ReplyHead) -> str:
@@ -215,7 +215,7 @@ class Running:
 
     def kept_late(self) -> set[str]:
         """The asks of closed rounds whose answers are kept for the next round to open."""
-        return {ask_id for ask_id in self.deferred if not self.past.opened(asked_round(ask_id))}
+        return {ask_id for ask_id in self.deferred if not self.past.line.of(asked_round(ask_id))}
 
     def returning(self) -> set[str]:
         """Devices that were there before the aggregator was started again, may come and still have time to."""

@@ -50,7 +50,7 @@ class Sending:
         self.plan, self.versions, self.past, self.model = plan, versions, past, model
         self.downlink: Downlink | None = None
         if plan.downlink.compressed:
-            shadow = versions.read(past.shadow)[0] if past.shadow else model.params
+            shadow = versions.read(past.bases.shadow)[0] if past.bases.shadow else model.params
             self.downlink = Downlink(model.layout, plan.downlink.codec, shadow, past.version, plan.run.seed)
         self._lost: set[str] = set()  # devices that did not hold what their last answer was made from
         self._last = LastAsked(past.delay + 1)
@@ -78,9 +78,9 @@ class Sending:
 
         What it was sent ahead it will hold by then: all but this ask (`but`) itself.
         """
-        base = self.past.base
+        base = self.past.bases.newest
         if self.downlink is not None and device not in self._lost:
-            held = self.past.will_hold(device, but) if self.past.delay else self.past.held.get(device)
+            held = self.past.will_hold(device, but) if self.past.delay else self.past.bases.held.get(device)
             log = {v: self._logged(v) for v in range((held or 0) + 1, base.version + 1)}
             sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}
             if (versions := way(held, base.version, sizes, _size(base.parts))) is not None:
@@ -93,7 +93,7 @@ class Sending:
 
     def _logged(self, version: int) -> tuple[str, Sequence[Row]]:
         """The file of a change and its parts; no parts where it is not logged any more."""
-        stored = self.past.changes.get(version)
+        stored = self.past.bases.changes.get(version)
         if stored is None or version <= self.past.version - self.plan.downlink.log_rounds:
             return "", ()
         return stored.change, stored.change_parts if (self.versions.folder / stored.change).exists() else ()
@@ -127,7 +127,7 @@ class Sending:
         if last.ask.base_version == self.past.version:
             parcel = self.parcel(arrival.device)
         elif self.past.delay and arrival.ask_id in self.past.owed.of(arrival.device):
-            parcel = self.whole(self.past.base_of(last.ask.round))  # an ask that went ahead: its round is still open
+            parcel = self.whole(self.past.bases.of(last.ask.round))  # an ask that went ahead: its round is still open
         else:
             return None  # its round is over, and so is what it could be told to start from: the next ask is in full
         return replace(last, ask=replace(last.ask, parts=parcel.parts), bundle=self.bundle(parcel))

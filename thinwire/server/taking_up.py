@@ -8,8 +8,8 @@ from thinwire.core.events import ClientAsked, ClientBack, ClientFailed, UpdateAc
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import ReplyHead, UpdateId
 from thinwire.server import moves
+from thinwire.server.line import OpenNow
 from thinwire.server.one_round import OneRound
-from thinwire.server.past import OpenNow
 from thinwire.server.running import Running
 
 
@@ -17,7 +17,7 @@ def take_up(running: Running) -> OneRound:
     """The round that is open: the first in a line, or the one in which the aggregator ended. What it had accepted is
     folded again, in its order.
     """
-    opened, now = running.past.open_round, running.past.now
+    opened, now = running.past.line.head, running.past.line.now
     assert opened is not None
     one = OneRound(running, opened)
     one.deadlines |= {event.ask_id: event.deadline_s for event in now.since if isinstance(event, ClientAsked)}

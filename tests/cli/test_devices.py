@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.cli.story import KEY, told
 from thinwire.cli.places import operator
 from thinwire.core.equipment import Equipment
-from thinwire.core.events import DeviceJoined, DeviceLeft
+from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.core.home import AggregatorHome, hold
+from thinwire.store import MeasureRow
 
 PIN = "ab" * 32
 
@@ -139,6 +141,21 @@ def test_a_device_is_shown_with_what_it_has_and_what_nobody_knows_is_called_unkn
     }  # fmt: skip
     assert document["versions"] == {"python": "3.11"}
     assert thinwire("devices", "show", "pi-02", "--home", home).code == 9
+
+
+def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, store, device):
+    shown = thinwire("devices", "show", "pi-01", "--home", home).out
+    assert all(f"  {name:<12} not measured\n" in shown for name in ("round trip", "upload", "download"))
+    seen = [("rtt", 0.048, 0.061), ("up", 2.1e6, 1.4e6), ("down", None, None), ("step", 0.1, 0.2)]
+    rows = [MeasureRow("pi-01", kind, "", [[1.0, 0.05]] * 3, p50, p90, 9.0) for kind, p50, p90 in seen]
+    store.record(told(home), [RunNoted(9.0, "")], [*rows, replace(rows[1], device="pi-02", p50=1.0)])
+    shown = thinwire("devices", "show", "pi-01", "--home", home).out
+    assert "  round trip   48 ms, nine of ten at most 61 ms (of the last 3)\n" in shown
+    assert "  upload       2.1 Mb/s, nine of ten at least 1.4 Mb/s (of the last 3)\n" in shown
+    assert "  download     too fast to be measured\n" in shown
+    measured = thinwire("devices", "show", "pi-01", "--json", "--home", home).document["measured"]
+    assert measured["up"] == {"p50": 2.1e6, "p90": 1.4e6, "samples": 3}
+    assert set(measured) == {"rtt", "up", "down"}
 
 
 def test_a_device_says_when_it_was_last_heard_of_and_not_when_it_came(thinwire, home, store, device):

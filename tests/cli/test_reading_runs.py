@@ -10,9 +10,9 @@ from safetensors import safe_open
 
 from tests.cli.story import PARAMS, T, round_events, told
 from thinwire.cli.runs.shown import on_the_wire
-from thinwire.core.events import ClientAsked, RoundOpened, RunNoted
+from thinwire.core.events import ClientAsked, ClientFailed, RoundClosed, RoundOpened, RunNoted, UpdateAccepted
 from thinwire.core.home import AggregatorHome
-from thinwire.store import Store
+from thinwire.store import MeasureRow, Store
 
 
 def test_before_anything_was_run_there_is_an_empty_list(thinwire, home):
@@ -110,6 +110,29 @@ def test_a_run_says_where_its_time_went(thinwire, home):
     assert [one["round"] for one in found["rounds_why"]] == [1, 2]
     assert found["why"]["seconds"] == 3.0
     assert "why" not in thinwire("runs", "show", "toy", "--json", "--home", home).document
+
+
+def test_the_requests_of_a_run_stand_beside_their_round_trip(thinwire, home):
+    run_id = told(home)
+    with Store.open(AggregatorHome.under(home).database) as store:
+        events = [event for event in round_events(run_id, 3) if not isinstance(event, RoundClosed)]
+        closed = RoundClosed(T + 9, 3, "all", 3, [f"{run_id}/pi-01/3"], [], [], 2.0, 6.0, {}, {"fold_s": 0.1}, "pi-01")
+        asked = [ClientAsked(T + 3, 3, device, f"{run_id}.3.{device}", 42) for device in ("pi-01", "pi-02")]
+        (accepted,) = (event for event in events if isinstance(event, UpdateAccepted))
+        moments = {"pulled_at": T + 3, "began_at": T + 5, "arrived_at": T + 5.5, "requests": 4}
+        lost = ClientFailed(T + 9, 3, "pi-02", f"{run_id}.3.pi-02", "left", "not heard of for 3 s", 2.0)
+        store.record(
+            run_id,
+            [*(one for one in events if one is not accepted), *asked,
+             replace(accepted, head={**accepted.head, "transfer": moments}), lost, closed],
+            [MeasureRow("pi-01", "rtt", "", [[1.0, 0.3]], 0.3, 0.4, T)],
+        )  # fmt: skip
+    shown = thinwire("runs", "show", "toy", "--why", "--home", home).out
+    (row,) = (line for line in shown.splitlines() if line.strip().startswith("3 ") and " x " in line)
+    assert row.rstrip().endswith("pi-01    4 x 300 ms  pi-02")
+    assert "Round 3 took 6.0 s: waited 3.4 s for pi-02, which was lost." in shown
+    found = thinwire("runs", "show", "toy", "--why", "--json", "--home", home).document["rounds_why"][2]
+    assert (found["requests"], found["rtt_s"], found["waited_for"]) == (4, 0.3, ["pi-02"])
 
 
 def test_watching_a_run_that_is_over_ends_with_its_exit_code(thinwire, home):

@@ -61,6 +61,9 @@ def test_the_time_before_a_kill_and_that_without_an_aggregator_are_of_the_round(
     assert sum(told.stages.values()) == pytest.approx(found.seconds, abs=REAL_S)
     assert told.stages["away"] > 80.0
     assert ": the aggregator was away for 1 min 40 s; waited" in told.sentence
+    assert found.missed_s == pytest.approx(100.0 + 8.0, abs=0.5), (
+        "the clock goes on from the last event before it ended"
+    )
 
 
 def test_each_of_two_absences_is_counted(tmp_path: Path) -> None:
@@ -71,6 +74,7 @@ def test_each_of_two_absences_is_counted(tmp_path: Path) -> None:
     bench.drive()
     found, told = first_round(bench)
     assert [until - since for since, until in found.away] == pytest.approx([3.0, 4.0], abs=0.5)
+    assert found.seconds - found.missed_s == pytest.approx(bench.events(RoundClosed)[0].elapsed_s, abs=0.1)
     assert found.seconds == pytest.approx(bench.events(RoundClosed)[0].at - began, abs=0.1)
     assert sum(told.stages.values()) == pytest.approx(found.seconds, abs=REAL_S)
     assert told.sentence.endswith("; the aggregator was away for 7.0 s meanwhile.")

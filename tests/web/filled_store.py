@@ -121,7 +121,7 @@ class Told:
             },
             timings=Timings(**times), parts=(Part("frame/0", size, "00" * 32),), codec="topk(0.01) > int8 > zstd",
             residual_norm=self.draw.uniform(0.4, 0.9) / 50.0,
-            transfer=Transfer(asked_at + seconds * 0.03, began, asked_at + seconds, sent, received, 2),
+            transfer=Transfer(asked_at + seconds * 0.03, began, asked_at + seconds, sent, received, 2 * self.wire),
         )  # fmt: skip
 
     def answer(self, device: str, seconds: float) -> None:

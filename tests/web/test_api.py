@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.web.filled_store import DENSE, DEVICES, LAYOUT, Told, new_run, twelve_rounds
-from thinwire.core.events import AskTakenUp, ClientBack, Evaluated, RoundTakenUp
-from thinwire.store import Store
+from thinwire.core.events import AskTakenUp, ClientBack, Evaluated, RoundTakenUp, RunNoted
+from thinwire.store import MeasureRow, Store
 
 
 def get(page: TestClient, path: str) -> Any:
@@ -69,8 +69,11 @@ def test_a_device_that_took_an_ask_up_is_known_to_have(page: TestClient, store: 
 def test_an_absence_of_the_aggregator_stands_beside_its_round(page: TestClient, store: Store):
     run = twelve_rounds(store)
     run.say(RoundTakenUp(run.opened_at + 42.0, 12, run.opened_at + 2.0, run.elapsed))
+    assert get(page, f"runs/{run.run_id}/rounds/12")["missed_s"] == pytest.approx(40.0), "of an older journal"
+    run.say(RoundTakenUp(run.opened_at + 50.0, 12, run.opened_at + 50.0, run.elapsed, 41.5))
     shown = get(page, f"runs/{run.run_id}/rounds/12")
-    assert shown["away"] == [{"begin_s": 2.0, "end_s": 42.0}]
+    assert shown["missed_s"] == 41.5
+    assert shown["away"][0] == {"begin_s": 2.0, "end_s": 42.0}
     assert shown["why"].endswith("8 are enough; the aggregator was away for 40 s.")
 
 
@@ -78,11 +81,47 @@ def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient,
     rounds = {r["round"]: r for r in get(page, f"runs/{told.run_id}/rounds")}
     assert [rounds[n]["reason"] for n in (3, 4, 6, 7)] == ["all", "deadline", "enough", "too-few"]
     assert rounds[3]["closing"] == "everybody asked has answered"
-    assert " s for pi-07, which trained for " in rounds[3]["why"]
+    assert " s for pi-07, which trained 50 steps in " in rounds[3]["why"]
     assert rounds[4]["closing"] == "the deadline passed: 1 of 8 devices had not answered"
-    assert rounds[4]["why"] == "Round 4 took 4.0 s: 1 of 8 had not answered when its deadline of 4.0 s passed."
+    assert rounds[4]["why"].startswith(
+        "Round 4 took 4.0 s: 1 of 8 had not answered when its deadline of 4.0 s passed; pi-07 took 5.6 s and trained"
+    )
     assert rounds[6]["closing"] == "all that could answer did; 1 device failed"
     assert rounds[7]["closing"] == "too few answered: 3 of at least 4; the model stays as it was"
+
+
+def test_a_run_says_in_all_where_its_time_went(page: TestClient, told: Told, store: Store):
+    run = get(page, f"runs/{told.run_id}")
+    assert run["why"].startswith("12 rounds took ")
+    assert "% of it training; pi-07 was the slowest in " in run["why"]
+    assert run["stages"]["train"] > run["stages"]["upload"] > 0
+    assert (run["requests"], run["rtt_s"], run["uncounted"]) == (24, None, {})
+    store.record(
+        told.run_id, [RunNoted(told.now, "")], [MeasureRow("pi-07", "rtt", "", [[1.0, 0.05]], 0.05, 0.06, told.now)]
+    )
+    assert get(page, f"runs/{told.run_id}/rounds/3")["rtt_s"] == 0.05
+
+
+def test_the_reasons_of_a_run_follow_it_round_by_round(page: TestClient, store: Store):
+    run = new_run(store)
+    for number in range(1, 7):
+        run.quiet_round()
+        assert get(page, f"runs/{run.run_id}")["why"].startswith(f"{number} round")
+        whole = [one["why"] for one in get(page, f"runs/{run.run_id}/rounds")]
+        assert whole == [get(page, f"runs/{run.run_id}/rounds/{n}")["why"] for n in range(1, number + 1)]
+
+
+def test_a_round_without_a_wire_claims_no_requests_and_no_share_of_a_clock_that_stood_still(
+    page: TestClient, store: Store
+):
+    run = new_run(store, source="sim")
+    run.quiet_round(0.05)
+    shown = get(page, f"runs/{run.run_id}/rounds/1")
+    assert shown["requests"] == 0
+    assert "trips" not in shown["stages"]
+    assert shown["uncounted"] == {"fold": 0.01, "step": 0.004, "store": 0.02}
+    assert "which a simulation's clock does not count" in shown["why"]
+    assert {s["stage"] for u in shown["updates"] for s in u["stretches"]} >= {"between", "upload"}
 
 
 def test_sums_run_on_over_the_rounds_and_end_at_the_runs_own(page: TestClient, told: Told):
@@ -99,7 +138,7 @@ def test_a_round_shows_what_each_client_did_when(page: TestClient, told: Told):
     clients = {u["device"]: u for u in found["updates"]}
     assert list(clients) == DEVICES
     stages = [s["stage"] for s in clients["pi-01"]["stretches"]]
-    assert stages == ["asked", "download", "queue", "evaluate", "train", "encode", "upload"]
+    assert stages == ["asked", "download", "queue", "evaluate", "train", "encode", "trips", "upload"]
     assert clients["pi-07"]["outcome"] == "late"
     assert clients["pi-07"]["folded_round"] == 5
     assert clients["pi-07"]["stretches"][-1]["end_s"] > found["seconds"]

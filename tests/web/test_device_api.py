@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.filled_fleet import a_fleet, come, fingerprint, hello, there
+from tests.web.filled_fleet import a_fleet, come, fingerprint, hello, measured, there
 from tests.web.filled_store import twelve_rounds
 from tests.web.test_api import get
 from tests.web.test_door import Visit
-from thinwire.core.events import DeviceJoined, DeviceLeft
+from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
 from thinwire.core.home import hold
 from thinwire.store import Store
 
@@ -91,14 +91,15 @@ def test_digests_that_are_not_the_newest_runs_are_said_to_differ(page: TestClien
 
 
 def test_the_link_is_what_the_device_measured_and_what_its_answers_took(page: TestClient, store: Store):
-    twelve_rounds(store)
+    run = twelve_rounds(store)
     store.roster.seen(hello("pi-01", link={"rtt_s": 0.2, "skew_s": -3.5}), AT)
+    store.record(run.run_id, [RunNoted(AT, "measured")], measured("pi-01", AT))
     link = by_name(page)["pi-01"]["link"]
     assert (link["rtt_s"], link["skew_s"]) == (0.2, -3.5)
-    asked = [one for one in get(page, "devices/pi-01")["asked"] if one["up_bytes_s"]]
-    assert link["uploads"] == 8  # of the last eight closed rounds
-    assert min(a["up_bytes_s"] for a in asked) <= link["up_bytes_s"] <= max(a["up_bytes_s"] for a in asked)
-    assert by_name(page)["pi-08"]["link"]["rtt_s"] is None
+    assert link["up"] == {"p50": 2.1e6, "p90": 1.4e6, "samples": 3}
+    assert link["rtt"] == {"p50": 0.048, "p90": 0.061, "samples": 3}
+    assert link["down"] == {"p50": None, "p90": None, "samples": 3}, "too fast to be seen"
+    assert by_name(page)["pi-08"]["link"] == {"rtt": None, "up": None, "down": None, "rtt_s": None, "skew_s": None}
 
 
 def test_a_device_is_shown_with_its_deeds_its_last_asks_and_where_it_stays(page: TestClient, store: Store):
@@ -218,12 +219,13 @@ def test_the_operator_reads_the_reason_that_the_outside_does_not_learn(page: Tes
     assert [one["why"] for one in others] == ["unknown", "used by cam-01 (invitation 3)"]
 
 
-def test_renamed_devices_keep_their_rates(page: TestClient, store: Store):
+def test_renamed_devices_keep_what_was_measured_of_them(page: TestClient, store: Store):
     run = twelve_rounds(store)
+    store.record(run.run_id, [RunNoted(AT, "measured")], measured("pi-01", AT))
     run.status("done", "done")
     before = by_name(page)["pi-01"]["link"]
     store.roster.rename("pi-01", "attic")
-    assert by_name(page)["attic"]["link"]["up_bytes_s"] == before["up_bytes_s"]
+    assert by_name(page)["attic"]["link"] == before
 
 
 def test_the_list_of_devices_is_read_for_hundreds_of_them(page: TestClient, store: Store):

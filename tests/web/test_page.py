@@ -14,9 +14,9 @@ from tests.store.test_cells import cell
 from tests.web.browsing import Open, axe, overflow
 from tests.web.filled_store import Told, add_devices, finish, new_run, twelve_rounds
 from tests.web.serving import Shown, serving, showing
-from thinwire.core.events import AskTakenUp, RoundTakenUp
+from thinwire.core.events import AskTakenUp, RoundTakenUp, RunNoted
 from thinwire.core.home import hold
-from thinwire.store import Store
+from thinwire.store import MeasureRow, Store
 from thinwire.store.cells import Cells
 
 
@@ -176,6 +176,44 @@ def test_a_round_shows_who_is_at_work_and_when_no_aggregator_was_there(store: St
     expect(page.locator(".legend")).to_contain_text("no aggregator was there")
     expect(page.locator(".legend")).not_to_contain_text("not taken up")
     expect(lane.locator(".away")).to_have_count(1)
+
+
+def test_the_deadline_stands_where_it_passes_also_after_an_absence(store: Store, served: Shown, look: Open):
+    run = new_run(store)
+    run.open(deadline_s=5.0)
+    for device in run.devices[:-1]:
+        run.answer(device, 2.0)
+    run.say(RoundTakenUp(run.opened_at + 9.0, 1, run.opened_at + 4.0, run.elapsed, 7.0))
+    run.close("deadline", 12.0, run.devices[-1:])
+    page = look(served.url, f"runs/{run.run_id}")
+    expect(page.locator(".flag.deadline")).to_have_text("deadline 5.0 s + 7.0 s not counted")
+    deadline, closed = (page.locator(f".line.{name}").first.bounding_box() for name in ("deadline", "closed"))
+    assert deadline is not None
+    assert closed is not None
+    assert abs(deadline["x"] - closed["x"]) <= 1.0, "it closed when the deadline passed"
+
+
+def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store: Store, served: Shown, look: Open):
+    run = new_run(store)
+    run.open()
+    for device in run.devices[:-1]:
+        run.answer(device, 0.5)
+    run.fail(run.devices[-1], 6.0, "left", "not heard of for 6 s")
+    run.close("enough", 6.05)
+    store.record(
+        run.run_id,
+        [RunNoted(9.0, "")],
+        [MeasureRow(name, "rtt", "", [[1.0, 0.05]], 0.05, 0.06, 9.0) for name in run.devices],
+    )
+    page = look(served.url, f"runs/{run.run_id}")
+    expect(page.locator("#rounds .why")).to_have_text("Round 1 took 6.0 s: waited 5.5 s for pi-08, which was lost.")
+    expect(page.locator("#rounds .went")).to_contain_text("(2 requests × 50 ms)")
+    expect(page.locator("#rounds .went")).to_contain_text("waiting 5.5 s (for pi-08)")
+    expect(page.locator("#time .why")).to_contain_text("1 round took 6.0 s, 91 % of it waiting for who did not answer")
+    expect(page.locator("#time .went")).to_contain_text("waiting 5.5 s")
+    expect(page.locator(".legend")).to_contain_text("requests, round trips")
+    expect(page.locator(".lane.is-folded .stage.trips")).to_have_count(7)
+    assert axe(page) == []
 
 
 def test_fewer_bytes_on_the_wire_than_in_frames_are_said_to_be_a_part(store: Store, served: Shown, look: Open):

@@ -274,11 +274,16 @@ class ClientBack(Event):
 
 @dataclass(frozen=True)
 class RoundTakenUp(Event):
-    """The aggregator goes on with a round that was open when it ended: nobody was there from `gone_at` to `at`."""
+    """The aggregator goes on with a round that was open when it ended: nobody was there from `gone_at` to `at`.
+
+    `missed_s`: for how long, all in all, the run's clock stood still since the round began to take answers (0 in older
+    journals).
+    """
 
     round: int
     gone_at: float
     elapsed_s: float
+    missed_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,17 @@ def duration(count: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
+def trip(count: float) -> str:
+    """Seconds of a round trip.
+
+    >>> trip(0.0483), trip(0.00042), trip(1.4)
+    ('48 ms', '0.42 ms', '1.4 s')
+    """
+    if count >= 0.9995:
+        return duration(count)
+    return f"{1000 * count:.0f} ms" if count >= 0.00995 else f"{1000 * count:.2g} ms"
+
+
 def size(count: float) -> str:
     """Bytes in decimal units, three figures.
 

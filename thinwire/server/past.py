@@ -136,10 +136,14 @@ class Past:
     def _tell_time(self, event: Event) -> None:
         elapsed_s = getattr(event, "elapsed_s", -1.0)
         if isinstance(event, RoundTakenUp):
-            self.line.now.missed_s += max(0.0, event.at - self.elapsed_at - (elapsed_s - self.elapsed_s))
+            self.line.now.missed_s = self.missed_s(event.at, elapsed_s)
         if elapsed_s >= self.elapsed_s:
             self.elapsed_s, self.elapsed_at = elapsed_s, event.at
         self.at = event.at
+
+    def missed_s(self, at: float, elapsed_s: float) -> float:
+        """What the run's clock will not have counted of the round when it shows `elapsed_s` at this time of day."""
+        return self.line.now.missed_s + max(0.0, at - self.elapsed_at - (elapsed_s - self.elapsed_s))
 
     def round_of(self, device: str, ask_id: str) -> int:
         """The round in which this device was asked this; 0 when it was not, or too long ago to be known."""

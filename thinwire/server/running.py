@@ -104,8 +104,9 @@ class Running:
 
     def goes_on(self, number: int) -> None:
         """Record that a round which was open when the aggregator ended is taken up, and since when it had been gone."""
-        now = self.clock.wall()
-        self.record(RoundTakenUp(now, number, min(now, self.store.gone_at(self.past.at)), self.elapsed))
+        now, elapsed_s = self.clock.wall(), self.elapsed
+        gone_at, missed_s = min(now, self.store.gone_at(self.past.at)), self.past.missed_s(now, elapsed_s)
+        self.record(RoundTakenUp(now, number, gone_at, elapsed_s, missed_s))
         self.status("running", f"round {number} goes on")
 
     def stop_ordered(self) -> bool:

@@ -22,8 +22,10 @@ def keep(connection: Connection, rows: Sequence[MeasureRow]) -> None:
         connection.execute(insert(Measure), [dataclasses.asdict(row) for row in rows])
 
 
-def all_of(database: Database) -> list[MeasureRow]:
-    """By device, kind and work."""
+def all_of(database: Database, kinds: Sequence[str] = ()) -> list[MeasureRow]:
+    """By device, kind and work: all, or those of some kinds."""
     wanted = select(*(getattr(Measure, name) for name in FIELDS)).order_by(Measure.device, Measure.kind, Measure.work)
+    if kinds:
+        wanted = wanted.where(Measure.kind.in_(kinds))
     with database.reading() as connection:
         return [MeasureRow(**found) for found in connection.execute(wanted).mappings()]

@@ -210,13 +210,13 @@ class Projection:
             if event.kind == OVER:
                 self._turn(row, OVER, event.at, reason=event.text)
             else:
-                self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}")
+                self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}", failed_at=event.at)
 
     def _back(self, event: ClientBack) -> None:
         """Its answer is waited for again."""
         row = self.rows.find(event.ask_id)
         if row is not None and row["outcome"] == "failed":
-            self._turn(row, "asked", event.at, reason="")
+            self._turn(row, "asked", event.at, reason="", failed_at=None)
             self.sums.outcomes[event.device] = ("asked: it had left and is back", event.at)
 
     def _settle(
@@ -242,7 +242,7 @@ class Projection:
         if known is None:
             where = (Round.run_id == self.facts.run_id, Round.round == event.round)
             known = self.connection.scalar(select(Round.away).where(*where)) or []
-        self._round(event.round, away=[*known, [event.gone_at, event.at]])
+        self._round(event.round, away=[*known, [event.gone_at, event.at]], missed_s=event.missed_s)
 
     def _closed(self, event: RoundClosed) -> None:
         self._settle(event.folded, "folded", event)

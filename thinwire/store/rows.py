@@ -63,7 +63,8 @@ class RoundRow:
 
     `folded` are the updates that made its step (late ones of earlier rounds among them); `metrics` and `spread`
     measure the version that it made. Bytes are those of this round's asks and their answers. `away`: from when to when
-    no aggregator was there, wall clock, each time that it ended while the round was open.
+    no aggregator was there, wall clock, each time that it ended while the round was open; `missed_s`: for how long the
+    run's clock stood still for that, which is also from the last event of the journal before it ended.
     """
 
     run_id: str
@@ -100,13 +101,15 @@ class RoundRow:
     codec_reasons: dict[str, str] = field(default_factory=dict)
     drawn: str = ""  # how those who were asked were drawn, where not all had the same odds
     away: list[list[float]] = field(default_factory=list)
+    missed_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class UpdateRow:
     """One ask and what came of it. `*_at`: wall clock of the aggregator; `*_s`: the device's own stopwatch.
 
-    `began_at` is the first byte of the answer. `metrics`: each sum over its count, as the device measured it. Of one
+    `began_at` is the first byte of the answer, `failed_at` when it was known that none comes (None in stores from before
+    that was kept). `metrics`: each sum over its count, as the device measured it. Of one
     asked in the middle of its round `asked_why` says what made it needed, and `instead_of` whose place it took;
     `work_reason` says why so many steps, where the plan leaves them to the device's speed.
     """
@@ -144,6 +147,7 @@ class UpdateRow:
     instead_of: str = ""
     work_reason: str = ""
     state_lost: str = ""  # what the device found of its state, where this is its first answer without what that held
+    failed_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -178,9 +178,9 @@ class Store:
     def devices(self) -> list[DeviceInfo]:
         return repository.devices(self._database)
 
-    def measures(self) -> list[MeasureRow]:
-        """What is known of the links and the speed of all devices, over all runs on devices."""
-        return measures.all_of(self._database)
+    def measures(self, *kinds: str) -> list[MeasureRow]:
+        """What is known of the links and the speed of all devices, over all runs on devices; of some kinds alone."""
+        return measures.all_of(self._database, kinds)
 
     def folded_rounds(self, device: str) -> list[tuple[str, list[int]]]:
         """The rounds of each run that a device's updates are part of, run by run: what stays when it is shut out."""

@@ -99,6 +99,7 @@ class Round(Traffic, Outcomes, Base):
     train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
     away: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # [from, to] without an aggregator
+    missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # that the run's clock did not count
     slowest: Mapped[str] = mapped_column(default="")
 
 
@@ -139,6 +140,7 @@ class Update(Traffic, Base):
     pulled_at: Mapped[float | None]
     began_at: Mapped[float | None]
     arrived_at: Mapped[float | None]
+    failed_at: Mapped[float | None]
     download_s: Mapped[float | None]
     queue_s: Mapped[float | None]
     evaluate_s: Mapped[float | None]

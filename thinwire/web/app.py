@@ -35,7 +35,7 @@ from thinwire.web.settings import Settings
 def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> Guard:
     """`closing` says that the server is about to end: streams end then, for a server waits for them."""
     reader = Reader(store)
-    devices = Devices(store, settings.lock, reader.kept_rounds)
+    devices = Devices(store, settings.lock)
     live = Live(lambda: look(store, settings.lock), closing)
 
     @contextlib.asynccontextmanager

@@ -18,13 +18,24 @@ class Task(Answer):
     differs: tuple[str, ...] = ()
 
 
-class Link(Answer):
-    """`rtt_s`, `skew_s` (how far its clock is behind): as its hello said. `up_bytes_s`: the median of `uploads`."""
+class Measured(Answer):
+    """Of `samples` that were seen: the median, and what nine of ten kept to. Null while they do not say."""
 
+    p50: float | None = None
+    p90: float | None = None
+    samples: int = 0
+
+
+class Link(Answer):
+    """`up` and `down` in bits/s, `rtt` in seconds: as the aggregator measured them; null where nothing was measured.
+    `rtt_s`, `skew_s` (how far its clock is behind): as its hello said.
+    """
+
+    rtt: Measured | None = None
+    up: Measured | None = None
+    down: Measured | None = None
     rtt_s: float | None = None
     skew_s: float | None = None
-    up_bytes_s: float | None = None
-    uploads: int = 0
 
 
 class Has(Answer):

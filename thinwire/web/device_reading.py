@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from thinwire.core.errors import NotFound
-from thinwire.store import DeviceAction, DeviceInfo, RoundRow, RunRow, Store, by_todays_name
+from thinwire.store import DeviceAction, DeviceInfo, RunRow, Store, by_todays_name
 from thinwire.web import device_models as models
 from thinwire.web import device_sentences as say
 from thinwire.web.departures import Departure, Departures
 from thinwire.web.service import aggregator
-from thinwire.web.upload_rates import Rate, UploadRates, upload_rate
+from thinwire.web.upload_rate import upload_rate
 
 ACTIONS = 1000  # among which who shut a device out is looked for
 LAST_ASKS = 50
 NOTES = 200
 OLD_INVITATIONS = 300
+LINK = ("down", "up", "rtt")  # kinds of measures
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Beside:
     """What is read once for all devices of a list."""
 
     tls: bool
-    rates: Mapping[str, Rate]
+    links: Mapping[str, Mapping[str, models.Measured]]  # by device, then by kind
     left: Mapping[str, Departure]
     runs: Mapping[str, RunRow]  # the newest on devices, by task
     deeds: Mapping[str, DeviceAction]  # the newest that decided about a device
@@ -39,9 +40,9 @@ class Beside:
 class Devices:
     """All reads of the page of devices."""
 
-    def __init__(self, store: Store, lock: Path | None, rounds: Callable[[str], Sequence[RoundRow]]) -> None:
+    def __init__(self, store: Store, lock: Path | None) -> None:
         self._store, self._lock = store, lock
-        self._rates, self._departures = UploadRates(store, rounds), Departures(store)
+        self._departures = Departures(store)
 
     def all(self) -> list[models.Device]:
         beside = self._beside(self._store.device_actions(limit=ACTIONS))
@@ -89,14 +90,14 @@ class Devices:
         deciding = [(name, one) for name, one in by_todays_name(actions) if name and one.what in say.DECIDING]
         on_devices = [run for run in self._store.runs() if run.source == "devices"]
         return Beside(
-            bool(aggregator(self._lock)[1].get("pin")), self._rates.of_all(), self._departures.of_all(),
+            bool(aggregator(self._lock)[1].get("pin")), _links(self._store), self._departures.of_all(),
             {run.task: run for run in reversed(on_devices)}, dict(reversed(deciding)),
             {row.used_by: row.id for row in self._store.invitations.all() if row.used_by},
         )  # fmt: skip
 
 
 def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
-    row, left, rate = info.row, beside.left.get(info.row.name), beside.rates.get(info.row.name)
+    row, left, seen = info.row, beside.left.get(info.row.name), beside.links.get(info.row.name, {})
     standing, deed = say.standing(row.state, row.how, beside.tls), beside.deeds.get(row.name)
     gone = left if left and not info.online and left.at >= (info.seen_at or 0.0) else None
     link = dict(info.hello.get("link", {}))
@@ -112,13 +113,18 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
         "left_at": gone.at if gone else None, "left_why": gone.why if gone else "",
         "tasks": [_task(said, beside.runs) for said in info.tasks],
         "versions": {str(k): str(v) for k, v in dict(info.hello.get("versions", {})).items() if k != "policy"},
-        "link": models.Link(
-            rtt_s=link.get("rtt_s"), skew_s=link.get("skew_s"), up_bytes_s=rate.bytes_s if rate else None,
-            uploads=rate.uploads if rate else 0,
-        ),
+        "link": models.Link(**seen, rtt_s=link.get("rtt_s"), skew_s=link.get("skew_s")),
         "has": models.Has.model_validate(info.has),
         "updates": info.updates, "payload_up": info.payload_up, "last_outcome": info.last_outcome,
     }  # fmt: skip
+
+
+def _links(store: Store) -> dict[str, dict[str, models.Measured]]:
+    found = dict[str, dict[str, models.Measured]]()
+    for one in store.measures(*LINK):
+        seen = models.Measured(p50=one.p50, p90=one.p90, samples=len(one.samples))
+        found.setdefault(one.device, {})[one.kind] = seen
+    return found
 
 
 def _task(said: Mapping[str, Any], runs: Mapping[str, RunRow]) -> models.Task:

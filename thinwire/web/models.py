@@ -81,7 +81,19 @@ class Client(Traffic):
     last_at: float | None
 
 
-class RunPage(Run):
+class Went(Answer):
+    """Where time went: `why` in a sentence, seconds by stage, and requests x `rtt_s` as far as they are known (null:
+    no round trip was measured). `uncounted`: stages that a simulation's clock does not count.
+    """
+
+    why: str = ""
+    stages: dict[str, float]
+    uncounted: dict[str, float]
+    requests: int
+    rtt_s: float | None
+
+
+class RunPage(Went, Run):
     """A run with everything that its page shows besides the rounds. `notes`: what its plan comes to here."""
 
     notes: list[str]
@@ -147,6 +159,7 @@ class Update(Traffic):
     where they follow its speed. Of one asked in the middle of its round `asked_why` says what made it needed.
     `residual_ratio`: the norm of what was not sent beside that of the change. `state_lost`: what the device found of
     its state, where it began the run anew with this answer. `pulled_at`: when it took the ask up, as far as was heard.
+    `failed_at`: when it was known that no answer comes.
     """
 
     round: int
@@ -165,6 +178,7 @@ class Update(Traffic):
     work_reason: str
     pulled_at: float | None
     arrived_at: float | None
+    failed_at: float | None
     examples: int
     steps: int
     norm: float | None
@@ -176,24 +190,24 @@ class Update(Traffic):
     stretches: list[Stretch] = []
 
 
-class RoundPage(Round):
-    """A round with its asks, and those to earlier rounds that were folded into it or may yet be. `stages`: seconds,
-    along `slowest` and then in the aggregator; `waited_for`: who had not answered when it closed. `codecs`: in which of
+class RoundPage(Went, Round):
+    """A round with its asks, and those to earlier rounds that were folded into it or may yet be. `stages` and
+    `requests` are along `slowest`, then in the aggregator; `waited_for`: who kept it open after the last answer. `codecs`: in which of
     the ladder's how many were asked, most first; empty where there is no ladder. `turn_at`: when it began to take
     answers, from which its seconds and all stretches count: later than `opened_at` where asks are sent ahead, and null
     until then. `drawn`: how those who were asked were drawn, where not all had the same odds. `away`: when no
-    aggregator was there.
+    aggregator was there; `missed_s`: for how long the run's clock stood still for that, and its deadline moved on.
     """
 
     turn_at: float | None
     deadline_reason: str
     drawn: str
     codecs: list[tuple[str, int]]
-    stages: dict[str, float]
     waited_for: list[str]
     updates: list[Update]
     late_folded: list[Update]
     away: list[Absence]
+    missed_s: float
     now: float
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from thinwire.core.errors import NotFound
@@ -13,7 +13,10 @@ from thinwire.core.sections import MOST_DELAY
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.stages import turns
 from thinwire.store.why import Why, why
+from thinwire.store.why_of_run import in_all
+from thinwire.store.why_words import gone_s
 from thinwire.web import models
+from thinwire.web.reasons import Reasons, earlier
 from thinwire.web.sentences import buffered, closing, open_round, overlaps, run_sentence
 from thinwire.web.timeline import stretches
 from thinwire.web.working import client_states
@@ -22,9 +25,7 @@ Shown = TypeVar("Shown", bound=models.Run)
 
 LATEST_ROUNDS = 3  # in which a device's examples are looked for
 AHEAD = 1 + MOST_DELAY  # rounds that may be open at once
-EARLIER_ROUNDS = 20  # in which earlier asks are looked for
 KEPT_RUNS = 8
-AT_WORK = ("asked", "accepted")  # outcomes of an ask of which nothing is decided yet
 
 
 class Reader:
@@ -33,6 +34,7 @@ class Reader:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._kept: dict[str, tuple[int, list[RoundRow]]] = {}
+        self._reasons = Reasons(store)
 
     def runs(self) -> list[models.Run]:
         """Newest first; one that goes on says how far its round is."""
@@ -41,52 +43,59 @@ class Reader:
     def run(self, name: str) -> models.RunPage:
         store = self._store
         seq, row = store.last_seq(), store.run(name)
-        rounds = self.kept_rounds(row.run_id)
+        rounds = self._rounds(row.run_id)
         latest = [store.updates(row.run_id, found.round) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
         newest = rounds[-1] if rounds else None
         clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
+        reasons = self._reasons.of(row, rounds)
         return _run(
             models.RunPage, row, self._open_round(row),
             plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
             task_version=row.task_report.version, seconds=sum(found.seconds or 0.0 for found in rounds),
-            notes=row.notes, clients=clients, seq=seq, now=time.time(),
+            notes=row.notes, clients=clients, seq=seq, now=time.time(), **_went(in_all(reasons) if reasons else None),
         )  # fmt: skip
 
     def rounds(self, name: str, first: int = 1) -> list[models.Round]:
         """The run's rounds from `first` on, with sums since the run's begin."""
-        return _with_sums(self.kept_rounds(self._store.run(name).run_id), first)
+        row = self._store.run(name)
+        rounds = self._rounds(row.run_id)
+        return _with_sums(rounds, first, {one.round: one.sentence for one in self._reasons.of(row, rounds)})
 
     def round(self, name: str, number: int) -> models.RoundPage:
         row = self._store.run(name)
-        rounds = self.kept_rounds(row.run_id)
+        rounds = self._rounds(row.run_id)
         found = next((candidate for candidate in rounds if candidate.round == number), None)
         if found is None:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
         own = self._store.updates(row.run_id, number)
-        earlier = self._earlier(row, found, own)
+        before = earlier(row, found, own, lambda one: self._store.updates(row.run_id, one))
         turn_at = turns(rounds, self._store.head_taken(row.run_id) if overlaps(row) else None)[number]
         ahead = [one.round for one in rounds if not one.reason and one.round < number]
-        open_now = Why(number, 0.0, open_round(found, own, earlier, buffered(row), ahead, taken=turn_at is not None))
-        took = why(found, own, row.size, earlier, turn_at) if found.reason else open_now
-        said = {"why": took.sentence, "slowest": took.device}
-        shown = _with_sums(rounds[: rounds.index(found) + 1], number)[0].model_copy(update=said)
+        open_now = Why(number, 0.0, open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None))
+        took = open_now
+        if found.reason:
+            simulated, rtts = row.source == "sim", self._reasons.rtts(row)
+            took = why(found, own, row.size, before, turn_at, simulated=simulated, rtts=rtts)
+        said = {"slowest": took.device}
+        shown = _with_sums(rounds[: rounds.index(found) + 1], number, {})[0].model_copy(update=said)
         of = {one.round: one for one in rounds}
         return models.RoundPage(
-            **dict(shown), now=time.time(), stages=dict(took.stages), waited_for=list(took.waited_for),
+            **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for),
             deadline_reason=found.deadline_reason, drawn=found.drawn, turn_at=turn_at,
+            missed_s=max(found.missed_s, gone_s(found)),
             codecs=Counter(found.codecs.values()).most_common(),
             updates=[update(one, of.get(one.round), turn_at) for one in own],
-            late_folded=[update(one, of.get(one.round), turn_at) for one in earlier],
+            late_folded=[update(one, of.get(one.round), turn_at) for one in before],
             away=_absences(found, found.opened_at if turn_at is None else turn_at),
         )  # fmt: skip
 
     def updates(self, name: str, number: int | None) -> list[models.Update]:
         """Every ask of the run, or of one round."""
         run_id = self._store.run(name).run_id
-        of = {found.round: found for found in self.kept_rounds(run_id)}
+        of = {found.round: found for found in self._rounds(run_id)}
         return [update(one, of.get(one.round)) for one in self._store.updates(run_id, number)]
 
-    def kept_rounds(self, run_id: str) -> list[RoundRow]:
+    def _rounds(self, run_id: str) -> list[RoundRow]:
         seq = self._store.last_seq(run_id)
         kept = self._kept.get(run_id, (-1, []))
         if kept[0] != seq:
@@ -96,22 +105,8 @@ class Reader:
         return kept[1]
 
     def _open_round(self, row: RunRow) -> RoundRow | None:
-        newest = self.kept_rounds(row.run_id)[-AHEAD:] if row.status == "running" else []
+        newest = self._rounds(row.run_id)[-AHEAD:] if row.status == "running" else []
         return next((found for found in newest if not found.reason), None)
-
-    def _earlier(self, row: RunRow, found: RoundRow, own: Sequence[UpdateRow]) -> list[UpdateRow]:
-        """Asks of earlier rounds that were folded into this one; in an open buffer also those that may yet be."""
-        missing = set(found.folded) - {one.update_id for one in own}
-        waits = not found.reason and buffered(row)
-        earlier = list[UpdateRow]()
-        for number in range(found.round - 1, max(0, found.round - EARLIER_ROUNDS), -1):
-            if found.reason and not missing:
-                break
-            asks = self._store.updates(row.run_id, number)
-            mine = [one for one in asks if one.update_id in missing or one.folded_round == found.round]
-            earlier += mine + [one for one in asks if waits and one.outcome in AT_WORK]
-            missing -= {one.update_id for one in mine}
-        return earlier
 
 
 def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = None) -> models.Update:
@@ -123,6 +118,15 @@ def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = Non
     codec = {"codec": asked.codecs.get(row.device, asked.codec) if asked else ""}
     codec["codec_reason"] = asked.codec_reasons.get(row.device, "") if asked else ""
     return shown.model_copy(update={"stretches": drawn, **codec})
+
+
+def _went(took: Why | None) -> dict[str, Any]:
+    """The fields of `models.Went`."""
+    took = took or Why(0, 0.0, "")
+    return {
+        "why": took.sentence, "stages": dict(took.stages), "uncounted": dict(took.uncounted), "requests": took.requests,
+        "rtt_s": took.rtt_s,
+    }  # fmt: skip
 
 
 def _absences(found: RoundRow, begin: float) -> list[models.Absence]:
@@ -138,8 +142,8 @@ def _run(kind: type[Shown], row: RunRow, open_round: RoundRow | None, **more: An
     return kind(**values, sentence=run_sentence(row, open_round), **more)
 
 
-def _with_sums(rows: Sequence[RoundRow], first: int) -> list[models.Round]:
-    """The rounds from `first` on; the sums are over all before them too."""
+def _with_sums(rows: Sequence[RoundRow], first: int, reasons: Mapping[int, str]) -> list[models.Round]:
+    """The rounds from `first` on, with their reasons; the sums are over all before them too."""
     shown, until_s, payload, wire = list[models.Round](), 0.0, 0, None
     for row in rows:
         until_s += row.seconds or 0.0
@@ -148,6 +152,6 @@ def _with_sums(rows: Sequence[RoundRow], first: int) -> list[models.Round]:
             wire = (wire or 0) + (row.wire_up or 0) + (row.wire_down or 0)
         if row.round >= first:
             sums = {"until_s": until_s, "until_payload": payload, "until_wire": wire}
-            said = {"closing": closing(row), "why": why(row).sentence if row.reason else ""}
+            said = {"closing": closing(row), "why": reasons.get(row.round, "")}
             shown.append(models.Round.model_validate(row).model_copy(update={**sums, **said}))
     return shown

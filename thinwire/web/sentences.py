@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from thinwire.core.texts import duration
 from thinwire.store import RoundRow, RunRow, UpdateRow
-from thinwire.store.why import gone_s, unanswered
+from thinwire.store.why_words import gone_s, unanswered
 
 
 def run_sentence(run: RunRow, open_round: RoundRow | None = None) -> str:

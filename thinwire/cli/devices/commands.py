@@ -47,12 +47,12 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
     from thinwire.core.errors import NotFound
 
     with known(home, read_only=True) as store:
-        rows = list(store.devices())
+        rows, links = list(store.devices()), store.measures(*shown.LINK)
     found = next((info for info in rows if info.row.name == name), None)
     if found is None:
         called = ", ".join(info.row.name for info in rows)
         raise NotFound(f"no device {name!r}", why=f"known: {called or 'none'}", hint="thinwire devices list")
-    shown.one(found, _aggregator(home), json)
+    shown.one(found, [one for one in links if one.device == name], _aggregator(home), json)
 
 
 def _aggregator(home: Path | None) -> shown.Known:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from thinwire.cli import say
 from thinwire.cli.devices.inviting import DoorPlace
 from thinwire.core.equipment import GIB
+from thinwire.core.texts import speed, trip
 
 if TYPE_CHECKING:
     from thinwire.core.fleet import DeviceRow
-    from thinwire.store import DeviceAction, DeviceInfo, DoorNote, InvitationRow, Invited
+    from thinwire.store import DeviceAction, DeviceInfo, DoorNote, InvitationRow, Invited, MeasureRow
 
+LINK = ("down", "up", "rtt")  # kinds of measures
 SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apart, not to approve one by
 
 
@@ -83,10 +85,11 @@ def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
     }
 
 
-def one(info: DeviceInfo, known: Known, json: bool) -> None:
-    """All that is known of a device. What it has and does not say is called unknown."""
+def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool) -> None:
+    """All that is known of a device, with the measures of its link. What it has and does not say is called unknown."""
     if json:
-        say.document(document(info, known) | {"versions": info.hello.get("versions", {})})
+        measured = {row.kind: {"p50": row.p50, "p90": row.p90, "samples": len(row.samples)} for row in links}
+        say.document(document(info, known) | {"versions": info.hello.get("versions", {}), "measured": measured})
         return
     has, unknown = info.has, "unknown"
     power = {None: unknown, True: "mains", False: "battery"}[has.mains]
@@ -97,13 +100,28 @@ def one(info: DeviceInfo, known: Known, json: bool) -> None:
         "online": ("yes" if info.online else "no") if known.alive else unknown,
         "connected": say.ago(info.seen_at), "heard": known.heard(info),
         "cores": unknown if has.cores is None else str(has.cores), "memory free": f"{memory[0]} of {memory[1]}",
-        "power": power, "link": link,
+        "power": power, "link": link, **_measured(links),
         "runs": ", ".join(f"{name} {version}" for name, version in info.hello.get("versions", {}).items()),
         "tasks": _tasks(info), "updates": f"{info.updates}, {say.size(info.payload_up)}", "last": info.last_outcome,
     }  # fmt: skip
     say.line(info.row.name)
     for name, value in rows.items():
         say.line(f"  {name:<12} {value}")
+
+
+def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:
+    """The median of what was seen, and what nine of ten kept to."""
+    rows, of = {}, {row.kind: row for row in links}
+    for kind, name, word, most in (("rtt", "round trip", trip, "at most"), ("up", "upload", speed, "at least"),
+                                   ("down", "download", speed, "at least")):  # fmt: skip
+        row = of.get(kind)
+        if row is None:
+            rows[name] = "not measured"
+        elif row.p50 is None or row.p90 is None:
+            rows[name] = "too fast to be measured"
+        else:
+            rows[name] = f"{word(row.p50)}, nine of ten {most} {word(row.p90)} (of the last {len(row.samples)})"
+    return rows
 
 
 def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) -> None:

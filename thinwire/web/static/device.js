@@ -1,10 +1,10 @@
 // One device: its key whole, what it has and how far away it is, what it was asked, and who decided about it.
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
-import { LastOutcome, Seen, Skew, rate } from "./devices.js";
+import { LastOutcome, Seen, Skew } from "./devices.js";
 import { html, link, useEffect, useState } from "./dom.js";
 import { Fingerprint, groups } from "./fingerprint.js";
-import { bytes, count, moment, plural, seconds, share, trip } from "./format.js";
+import { bytes, count, moment, plural, seconds, share, speed, trip } from "./format.js";
 import { Gone } from "./frame.js";
 import { useReading } from "./live.js";
 import { Icon, Outcome, Refusal, Section, Table, anew } from "./parts.js";
@@ -43,8 +43,9 @@ export const DevicePage = ({ name, news }) => {
       <//>
       <${Section} id="link" title="Link and versions">
         <dl class="facts">
-          <div><dt>round trip</dt><dd>${data.link.rtt_s === null ? "not measured" : trip(data.link.rtt_s)}</dd></div>
-          <div><dt>upload</dt><dd>${rate(data.link) ? html`${rate(data.link)} <small>median of ${data.link.uploads}</small>` : "nothing sent lately"}</dd></div>
+          <div><dt>round trip</dt><dd><${Measured} of=${data.link.rtt} word=${trip} most="at most" otherwise=${data.link.rtt_s === null ? "not measured" : `${trip(data.link.rtt_s)}, as it said when it came`} /></dd></div>
+          <div><dt>upload</dt><dd><${Measured} of=${data.link.up} word=${speed} most="at least" otherwise=${data.link.up ? TOO_FAST : "nothing sent yet"} /></dd></div>
+          <div><dt>download</dt><dd><${Measured} of=${data.link.down} word=${speed} most="at least" otherwise=${data.link.down ? TOO_FAST : "not measured"} /></dd></div>
           <div><dt>clock</dt><dd>${data.link.skew_s === null ? "not measured" : html`<${Skew} link=${data.link} word="" />`}</dd></div>
           ${Object.entries(NAMES).filter(([key]) => data.versions[key]).map(([key, word]) => html`<div><dt>${word}</dt><dd>${data.versions[key]}</dd></div>`)}
         </dl>
@@ -56,6 +57,12 @@ export const DevicePage = ({ name, news }) => {
     <${Deeds} actions=${data.actions} />
     ${wish && html`<${Deciding} wish=${wish} close=${() => setWish(null)} />`}`;
 };
+
+const TOO_FAST = "too fast to be measured";
+
+/** A median with what nine of ten kept to, and of how many. */
+const Measured = ({ of, word, most, otherwise }) => (of?.p50
+  ? html`${word(of.p50)} <small>nine of ten ${most} ${word(of.p90)}, of the last ${count(of.samples)}</small>` : otherwise);
 
 const Where = ({ name }) => html`
   <nav aria-label="Where you are"><a href=${link("devices")}>Devices</a><span aria-hidden="true"> / </span><h1>${name}</h1></nav>`;
@@ -109,7 +116,7 @@ const Asks = ({ device }) => html`
     ...(device.asked.some((a) => a.residual_ratio !== null) ? [{ title: "Residual ÷ change", right: true, cell: (a) => share(a.residual_ratio) }] : []),
     { title: "Payload up", right: true, cell: (a) => bytes(a.payload_up) },
     { title: "Wire up", right: true, cell: (a) => bytes(a.wire_up) },
-    { title: "Rate", right: true, cell: (a) => (a.up_bytes_s === null ? "–" : `${bytes(a.up_bytes_s)}/s`) },
+    { title: "Rate", right: true, cell: (a) => (a.up_bytes_s === null ? "–" : speed(8 * a.up_bytes_s)) },
   ]} />` : html`<p class="faint">It was asked nothing yet.${device.last_outcome ? html` Last: <${LastOutcome} said=${device.last_outcome} />` : ""}</p>`}
   <//>`;
 

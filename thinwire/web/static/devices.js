@@ -1,6 +1,6 @@
 // What is said of a device wherever one stands in a table, and the lines that add one.
 import { html, link } from "./dom.js";
-import { ago, bytes, count, seconds, trip, when } from "./format.js";
+import { ago, bytes, count, plural, seconds, speed, trip, when } from "./format.js";
 import { Short } from "./fingerprint.js";
 import { serverNow } from "./live.js";
 import { Icon, Outcome, Table } from "./parts.js";
@@ -65,7 +65,8 @@ export const Tasks = ({ tasks, whole }) => {
     </div>`);
 };
 
-export const rate = (link) => (link.up_bytes_s === null ? null : `${bytes(link.up_bytes_s)}/s up`);
+const tripOf = (link) => link.rtt?.p50 ?? link.rtt_s;
+const rate = (link) => (link.up?.p50 ? `${speed(link.up.p50)} up` : null);
 
 export const Skew = ({ link, word = "clock " }) => {
   if (link.skew_s === null) return null;
@@ -75,9 +76,9 @@ export const Skew = ({ link, word = "clock " }) => {
 };
 
 export const LinkCell = ({ link }) => {
-  const said = [link.rtt_s === null ? null : trip(link.rtt_s), rate(link)].filter(Boolean).join(" · ");
+  const said = [tripOf(link) === null ? null : trip(tripOf(link)), rate(link)].filter(Boolean).join(" · ");
   if (!said && link.skew_s === null) return html`<span class="faint">–</span>`;
-  return html`<div class="tight" title=${link.uploads ? `round trip; the median of ${link.uploads} uploads` : "round trip"}>${said || "–"}</div><${Skew} link=${link} />`;
+  return html`<div class="tight" title=${link.up?.samples ? `round trip; the median of the last ${plural(link.up.samples, "upload")}` : "round trip"}>${said || "–"}</div><${Skew} link=${link} />`;
 };
 
 export const Versions = ({ versions, own, has }) => {

@@ -47,7 +47,13 @@ export const moment = (at) => (at ? DAY.format(at * 1000) : "–");
 export const when = (at, now) => (at && now - at < 43200 ? CLOCK.format(at * 1000) : moment(at));
 
 /** A round trip: milliseconds below a second. */
-export const trip = (s) => (s < 0.9995 ? `${Math.max(1, Math.round(s * 1000))} ms` : seconds(s));
+export const trip = (s) => (s >= 0.9995 ? seconds(s) : `${s < 0.00995 ? Number((s * 1000).toPrecision(2)) : Math.round(s * 1000)} ms`);
+
+/** A bandwidth, given in bits a second. */
+export const speed = (bits) => {
+  const [unit, size] = [["Gb/s", 1e9], ["Mb/s", 1e6], ["kb/s", 1e3]].find(([, size]) => bits >= size) ?? ["b/s", 1];
+  return `${bits / size < 1000 ? Number((bits / size).toPrecision(3)) : Math.round(bits / size)} ${unit}`;
+};
 
 export function ago(at, now) {
   if (!at) return "–";

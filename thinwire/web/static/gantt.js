@@ -5,7 +5,8 @@ import { useTime } from "./live.js";
 import { Outcome, anew } from "./parts.js";
 
 const STAGES = [["asked", "asked, nothing heard yet"], ["download", "download"], ["queue", "queue"], ["evaluate", "evaluate"],
-  ["train", "train"], ["encode", "encode"], ["upload", "upload"]];
+  ["train", "train"], ["encode", "encode"], ["trips", "requests, round trips"], ["between", "between its stages"], ["upload", "upload"]];
+const SELDOM = ["trips", "between"]; // in the legend only where there are such
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
 
@@ -14,21 +15,24 @@ export const Gantt = ({ round, buffered, still }) => {
   const open = !round.reason;
   const since = round.turn_at ?? round.opened_at; // null: it was asked ahead, and its time does not run yet
   const length = Math.max(0.05, open ? now - since : round.seconds);
+  const deadline = round.deadline_s + round.missed_s; // it moves on with the run's clock, which stood still while nobody was there
   const last = Math.max(length, ...round.updates.flatMap((u) => u.stretches.map((s) => s.end_s)));
   const content = Math.min(last, length * FAR);
-  const near = !buffered && round.turn_at !== null && round.deadline_s <= content * NEAR; // of a buffer each ask has its own
-  const span = Math.max(content, near ? round.deadline_s : 0) * 1.03;
+  const near = !buffered && round.turn_at !== null && deadline <= content * NEAR; // of a buffer each ask has its own
+  const span = Math.max(content, near ? deadline : 0) * 1.03;
+  const said = `deadline ${seconds(round.deadline_s)}${round.missed_s ? ` + ${seconds(round.missed_s)} not counted` : ""}`;
   const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
+  const drawn = new Set([...round.updates, ...round.late_folded].flatMap((u) => u.stretches.map((s) => s.stage)));
   const lines = html`
     ${round.away.map((a) => html`<i class="away" style=${{ left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }}></i>`)}
-    ${near ? html`<i class="line deadline" style=${{ left: `${at(round.deadline_s)}%` }}></i>` : null}
+    ${near ? html`<i class="line deadline" style=${{ left: `${at(deadline)}%` }}></i>` : null}
     ${open ? html`<i class="line now" style=${{ left: `${at(length)}%` }}></i>` : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
   return html`
     <div class="gantt">
       <div class="lane axis" aria-hidden="true"><span></span>
         <span class="track">
-          ${near ? html`<b class=${`flag deadline${at(round.deadline_s) > 75 ? " before" : ""}`} style=${{ left: `${at(round.deadline_s)}%` }}>deadline ${seconds(round.deadline_s)}</b>`
-            : buffered ? null : html`<b class="flag deadline far">deadline ${seconds(round.deadline_s)} →</b>`}
+          ${near ? html`<b class=${`flag deadline${at(deadline) > 60 ? " before" : ""}`} style=${{ left: `${at(deadline)}%` }}>${said}</b>`
+            : buffered ? null : html`<b class="flag deadline far">${said} →</b>`}
         </span><span></span></div>
       <ul aria-label=${`Clients of round ${round.round}`}>
         ${round.updates.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
@@ -37,7 +41,7 @@ export const Gantt = ({ round, buffered, still }) => {
       <div class="lane axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
-        ${STAGES.map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
+        ${STAGES.filter(([stage]) => !SELDOM.includes(stage) || drawn.has(stage)).map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
         ${round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>taken up, at work</li>`}
         ${round.away.length > 0 && html`<li><i class="swatch away"></i>no aggregator was there</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
@@ -51,7 +55,8 @@ const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
   const bars = update.stretches.filter((s) => s.end_s > 0 && s.begin_s < span);
   const silent = !update.stretches.length;
   const taken = silent && unanswered(update) && update.pulled_at ? at(Math.max(0, update.pulled_at - opened)) : null;
-  const until = taken ?? at(length);
+  const failed = update.failed_at ? Math.min(length, update.failed_at - opened) : length;
+  const until = taken ?? at(failed);
   const beyond = update.stretches.some((s) => s.end_s > span);
   return html`
     <li class=${`lane is-${update.outcome}`} title=${tell(update)}>
@@ -79,8 +84,10 @@ const detail = (update, open) => {
   return last ? html`${anew(update)} <span class="faint">${seconds(last.end_s)}</span>` : "";
 };
 
+const WORDS = { asked: "waited", trips: "requests and round trips", between: "between its stages" };
+
 const tell = (update) => {
-  const did = update.stretches.map((s) => `${s.stage === "asked" ? "waited" : s.stage} ${seconds(s.end_s - s.begin_s)}`);
+  const did = update.stretches.map((s) => `${WORDS[s.stage] ?? s.stage} ${seconds(s.end_s - s.begin_s)}`);
   const asked = [update.codec_reason && `asked in ${update.codec_reason}`, update.work_reason, update.asked_why && `asked in the middle of the round: ${update.asked_why}`];
   if (!did.length && update.pulled_at) did.push(`took it up after ${seconds(Math.max(0, update.pulled_at - update.asked_at))}, no answer yet`);
   const said = `${update.device}, ${update.outcome}${update.reason ? ` (${update.reason})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;

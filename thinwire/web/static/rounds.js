@@ -7,6 +7,7 @@ import { Gantt } from "./gantt.js";
 import { stoodStill, useReading } from "./live.js";
 import { Icon, Outcome, Refusal, Section, Table, anew } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
+import { Went } from "./went.js";
 
 const SHOWN = 60; // rounds in the strip at once
 
@@ -89,7 +90,7 @@ const Said = ({ round, buffered }) => {
   const drawn = round.drawn && ` ${round.drawn[0].toUpperCase()}${round.drawn.slice(1)}.`;
   return html`
     <p class="why">${round.why}</p>
-    ${round.reason && html`<p class="went faint">Where it went${round.slowest && `, along ${round.slowest}`}: ${stages(round.stages)}.</p>`}
+    ${round.reason && html`<${Went} went=${round} along=${round.slowest} waited=${round.waited_for} />`}
     <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} /> ${deadline}. ${least}.${drawn}${notAsked.length ? html` Not asked: ${notAsked.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
 };
 
@@ -98,14 +99,11 @@ const Codecs = ({ round }) => (round.codecs.length
   ? html`Codecs ${round.codecs.map(([codec, count], i) => html`${i ? ", " : ""}<code>${codec}</code> (${count})`)}.`
   : html`Codec <code>${round.codec}</code>.`);
 
-/** Where its time went, as one line; what took no time is left out. */
-const stages = (found) => Object.entries(found).filter(([, took]) => took >= 0.005).map(([name, took]) => `${name === "before" ? "before it was asked" : name} ${seconds(took)}`).join(" · ");
-
 const Asks = ({ round }) => html`
   <${Table} label=${`Asks of round ${round.round}`} rows=${[...round.updates, ...round.late_folded]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
     { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${u.reason ? `: ${u.reason}` : ""}${anew(u)}<//>` },
-    ...["asked", "download", "queue", "evaluate", "train", "encode", "upload"].map((stage) => ({
+    ...["asked", "download", "queue", "evaluate", "train", "encode", round.updates.some((u) => u.requests) ? "trips" : "between", "upload"].map((stage) => ({
       title: stage === "asked" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },

@@ -10,6 +10,7 @@ import { Learning } from "./learning.js";
 import { stoodStill, useReading, useTime } from "./live.js";
 import { Command, Icon, Refusal, Section, Status } from "./parts.js";
 import { Rounds } from "./rounds.js";
+import { Went } from "./went.js";
 
 const LOOK_BACK = 8; // rounds read again: late answers and measurements change those before the newest
 const ENDED = ["done", "failed", "stopped"];
@@ -39,6 +40,11 @@ export const RunPage = ({ id, news }) => {
         <${Learning} run=${run} rounds=${rounds} />
         <${Bytes} run=${run} rounds=${rounds} />
       </div>
+      ${run.why && html`
+        <${Section} id="time" title="Where the time went" aside="along the slowest of each round">
+          <p class="why">${run.why}</p>
+          <${Went} went=${run} />
+        <//>`}
       <${Rounds} run=${run} rounds=${rounds} news=${news} />` : null}
     ${run.clients.length ? html`<${Clients} run=${run} />` : null}
     <${Plan} run=${run} />`;

@@ -1,0 +1,55 @@
+"""Requests and round trips where there is a wire, and the clock of a simulation where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.store.test_why import ASK, QUICK, ROUND
+from thinwire.store.why import why
+from thinwire.store.why_of_run import in_all
+
+CHATTY = replace(ASK, download_s=0.1, evaluate_s=0.1, train_s=0.2, encode_s=0.0, pulled_at=100.1, began_at=130.0,
+                 arrived_at=130.1, requests=40)  # fmt: skip
+SIM = replace(
+    ROUND, seconds=0.1, closed_at=100.1, slowest="pi-3",
+    spent={"wait_s": 0.0, "train_s": 0.03, "upload_s": 0.0, "fold_s": 0.02, "step_s": 0.0, "store_s": 0.2},
+)  # fmt: skip
+IN_PROCESS = replace(
+    ASK, pulled_at=100.0, began_at=100.1, arrived_at=100.1, download_s=0.0, evaluate_s=0.0, train_s=0.03, encode_s=0.0,
+    requests=0,
+)  # fmt: skip
+
+
+def test_requests_are_told_with_the_round_trip_that_was_measured():
+    found = why(ROUND, [QUICK, CHATTY], rtts={"pi-3": 0.48, "pi-2": 9.0})
+    assert "which spent 30 s on 40 requests x 480 ms" in found.sentence
+    assert (found.requests, found.rtt_s) == (40, 0.48)
+    assert "which spent 30 s on 40 requests." in why(ROUND, [QUICK, CHATTY]).sentence
+
+
+def test_of_a_run_the_requests_are_summed_and_the_round_trips_weighed_by_them():
+    one, other = why(ROUND, [CHATTY], rtts={"pi-3": 0.4}), why(ROUND, [replace(CHATTY, requests=10)])
+    assert (in_all([one, other]).requests, in_all([one, other]).rtt_s) == (50, pytest.approx(0.4))
+    assert "of it requests and round trips" in in_all([one]).sentence
+
+
+def test_a_simulation_has_no_requests_and_its_clock_does_not_count_the_aggregator():
+    found = why(SIM, [IN_PROCESS], simulated=True, rtts={"pi-3": 0.4})
+    assert found.sentence == (
+        "Round 12 took 0.10 s: waited 0.10 s for pi-3, which spent 0.07 s between its stages; the aggregator took "
+        "0.22 s (making it durable 0.20 s), which a simulation's clock does not count."
+    )
+    assert (found.requests, found.rtt_s) == (0, None)
+    assert found.uncounted == {"fold": 0.02, "step": 0.0, "store": 0.2}
+    assert sum(found.stages.values()) == pytest.approx(0.1)
+
+
+def test_of_a_simulation_no_share_is_of_what_its_clock_did_not_count():
+    found = in_all([why(SIM, [IN_PROCESS], simulated=True)] * 2)
+    assert found.sentence == (
+        "2 rounds took 0.20 s, 70 % of it between the stages on the devices; pi-3 was the slowest in 2 of 2; the "
+        "aggregator took 0.44 s (making it durable 0.40 s), which a simulation's clock does not count."
+    )
+    assert sum(found.stages.values()) == pytest.approx(found.seconds)

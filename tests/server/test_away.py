@@ -61,9 +61,7 @@ def test_the_time_before_a_kill_and_that_without_an_aggregator_are_of_the_round(
     assert sum(told.stages.values()) == pytest.approx(found.seconds, abs=REAL_S)
     assert told.stages["away"] > 80.0
     assert ": the aggregator was away for 1 min 40 s; waited" in told.sentence
-    assert found.missed_s == pytest.approx(100.0 + 8.0, abs=0.5), (
-        "the clock goes on from the last event before it ended"
-    )
+    assert found.missed_s == pytest.approx(100.0 + 8.0, abs=0.5), "it goes on from the last event before"
 
 
 def test_each_of_two_absences_is_counted(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_each_of_two_absences_is_counted(tmp_path: Path) -> None:
     bench.drive()
     found, told = first_round(bench)
     assert [until - since for since, until in found.away] == pytest.approx([3.0, 4.0], abs=0.5)
+    assert found.seconds is not None
     assert found.seconds - found.missed_s == pytest.approx(bench.events(RoundClosed)[0].elapsed_s, abs=0.1)
     assert found.seconds == pytest.approx(bench.events(RoundClosed)[0].at - began, abs=0.1)
     assert sum(told.stages.values()) == pytest.approx(found.seconds, abs=REAL_S)

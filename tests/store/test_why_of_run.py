@@ -31,7 +31,9 @@ def test_requests_are_told_with_the_round_trip_that_was_measured():
 
 def test_of_a_run_the_requests_are_summed_and_the_round_trips_weighed_by_them():
     one, other = why(ROUND, [CHATTY], rtts={"pi-3": 0.4}), why(ROUND, [replace(CHATTY, requests=10)])
-    assert (in_all([one, other]).requests, in_all([one, other]).rtt_s) == (50, pytest.approx(0.4))
+    found = in_all([one, other])
+    assert found.requests == 50
+    assert found.rtt_s == pytest.approx(0.4)
     assert "of it requests and round trips" in in_all([one]).sentence
 
 

@@ -109,8 +109,9 @@ class UpdateRow:
     """One ask and what came of it. `*_at`: wall clock of the aggregator; `*_s`: the device's own stopwatch.
 
     `began_at` is the first byte of the answer, `failed_at` when it was known that none comes (None where an older
-    aggregator did not keep that). `metrics`: each sum over its count, as the device measured it. Of one asked in the middle of its round `asked_why` says what made it needed, and `instead_of` whose place it took;
-    `work_reason` says why so many steps, where the plan leaves them to the device's speed.
+    aggregator did not keep that). `metrics`: each sum over its count, as the device measured it. Of one asked in the
+    middle of its round `asked_why` says what made it needed, and `instead_of` whose place it took; `work_reason` says
+    why so many steps, where the plan leaves them to the device's speed.
     """
 
     run_id: str

@@ -194,8 +194,8 @@ class RoundPage(Went, Round):
     """A round with its asks, and those to earlier rounds that were folded into it or may yet be. `stages` and
     `requests` are along `slowest`, then in the aggregator; `waited_for`: who kept it open after that. `codecs`: in
     which of the ladder's how many were asked, most first; empty where there is no ladder. `turn_at`: when it began to
-    take answers, from which its seconds and all stretches count: later than `opened_at` where asks are sent ahead, and null
-    until then. `drawn`: how those who were asked were drawn, where not all had the same odds. `away`: when no
+    take answers, from which its seconds and all stretches count: later than `opened_at` where asks are sent ahead, and
+    null until then. `drawn`: how those who were asked were drawn, where not all had the same odds. `away`: when no
     aggregator was there; `missed_s`: for how long the run's clock stood still for that, and its deadline moved on.
     """
 

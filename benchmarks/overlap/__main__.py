@@ -8,6 +8,7 @@ in network namespaces whose lines the kernel shapes (tc tbf, both ways) where th
 First the devices run alone without a line: that gives c, what a round computes, and with it the rate at which the
 model's way there and back takes as long. Then the same plan runs on such lines without and with
 `[local] overlap = { max_delay = 1 }`. `ideal` is (c + t) / max(c, t) from the c and t of the run without.
+What the delay costs in accuracy is simulated, on several seeds: seeds.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from benchmarks.document import document, note, show
 from benchmarks.entry import arguments, end_what_we_started
+from benchmarks.overlap import seeds
 from benchmarks.overlap.site import Devices, Took, medians
 from benchmarks.overlap.ways import way
 from benchmarks.processes import Processes
@@ -34,14 +36,22 @@ LEAST_S = 4.0  # both c and t, for figures that decide anything
 
 @dataclass(frozen=True)
 class Preset:
-    """`compute_s` is what a round is made to compute; `rounds` are counted after `warm_up` others."""
+    """`compute_s` is what a round is made to compute; `rounds` are counted after `warm_up` others.
+
+    `seeds` and `seed_rounds`: of the simulation that accuracy is compared in.
+    """
 
     compute_s: float
     rounds: int
-    warm_up: int = 2
+    warm_up: int
+    seeds: int
+    seed_rounds: int
 
 
-PRESETS = {"tiny": Preset(0.2, 2, 1), "small": Preset(1.0, 5, 1), "full": Preset(6.0, 10)}
+PRESETS = {
+    "tiny": Preset(0.2, 2, 1, seeds=1, seed_rounds=4), "small": Preset(1.0, 5, 1, seeds=3, seed_rounds=40),
+    "full": Preset(6.0, 10, 2, seeds=10, seed_rounds=40),
+}  # fmt: skip
 
 
 def plan_of(rounds: int, steps: int, overlap: bool) -> dict[str, Any]:
@@ -97,7 +107,8 @@ def figures(plain: Took, overlap: Took, preset: Preset, bytes_per_s: float, step
     ideal = (c + t) / max(c, t)
     return {
         "speedup": without / with_it, "ideal": ideal, "share_of_ideal": without / with_it / ideal,
-        "accuracy_gap": plain.accuracy - overlap.accuracy, "cpu_bound": overlap.busy > 0.95, "cpu_busy": overlap.busy,
+        "accuracy_gap_on_lines": plain.accuracy - overlap.accuracy,
+        "cpu_bound": overlap.busy > 0.95, "cpu_busy": overlap.busy,
         "compute_s": c, "transfer_s": t, "round_s": without, "round_overlap_s": with_it,
         "compute_overlap_s": median(overlap.compute[first:]), "accuracy": plain.accuracy,
         "accuracy_overlap": overlap.accuracy, "mbit_per_s": 8e-6 * bytes_per_s, "steps": steps,
@@ -113,11 +124,13 @@ def main() -> None:
     why = "chosen" if given.shaped_by == "proxy" else why_not()
     if why and given.shaped_by == "netns":
         parser.error(why)
+    preset = PRESETS[given.preset]
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        rows, found = measure(PRESETS[given.preset], Path(folder), "proxy" if why else "netns")
+        rows, found = measure(preset, Path(folder), "proxy" if why else "netns")
     if why:
         found["why_proxy"] = why
-    show(document("overlap", given.preset, rows, found), given.json)
+    of_seeds = seeds.measure(preset.seeds, preset.seed_rounds)
+    show(document("overlap", given.preset, rows + of_seeds, {**found, **seeds.gaps(of_seeds)}), given.json)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.overlap import seeds
 from benchmarks.overlap.__main__ import PRESETS, figures, here, plan_of
 from benchmarks.overlap.site import Took
 from tests.system.shaped import why_not
@@ -32,7 +33,7 @@ def test_figures_are_medians_after_the_warm_up_and_the_ideal_is_of_the_run_witho
     assert found["ideal"] == pytest.approx(9.5 / 5.0)
     assert found["share_of_ideal"] == pytest.approx(10.0 / 5.5 / 1.9)
     assert (found["cpu_bound"], found["decides"]) == (True, True)
-    assert found["accuracy_gap"] == pytest.approx(0.002)
+    assert found["accuracy_gap_on_lines"] == pytest.approx(0.002)
 
 
 def test_short_rounds_decide_nothing() -> None:
@@ -46,6 +47,25 @@ def test_both_plans_can_run_and_differ_in_nothing_else(overlap: bool) -> None:
     assert RunPlan.from_json(plan).check(codecs) == []
     assert plan["local"].pop("overlap", None) == ({"max_delay": 1} if overlap else None)
     assert plan == plan_of(12, 40, overlap=False)
+
+
+def test_what_the_delay_costs_is_a_mean_over_seeds_of_the_same_two_plans() -> None:
+    rows = [
+        {"seed": seed, "uplink": codec, "delay": delay, "accuracy": 0.9 - delay * 0.001 * seed}
+        for seed in (1, 2, 3)
+        for codec in seeds.CODECS
+        for delay in seeds.DELAYS
+    ]
+    found = seeds.gaps(rows)
+    assert found["accuracy_gap"] == found["accuracy_gap_default"] == pytest.approx(0.002)
+    assert found["accuracy_gap_error"] == pytest.approx(0.001 / 3**0.5)
+    assert "accuracy_gap_error" not in seeds.gaps(rows[:4])
+
+
+def test_with_a_delay_a_simulated_run_measures_other_models_of_the_same_plan() -> None:
+    rows = [seeds.measure_one(1, "int8", delay, 5) for delay in seeds.DELAYS]
+    assert rows[0]["accuracy"] != rows[1]["accuracy"]
+    assert all(0.2 < row["accuracy"] < 1.0 for row in rows), rows
 
 
 @pytest.mark.slow

@@ -140,13 +140,15 @@ def test_a_name_that_is_nobodys_is_shown_the_doors_own_certificate(
 @pytest.mark.parametrize("said", [b"", b"\x16", b"\x16\x03\x01\xff\xff", b"\x15\x03\x01\x00\x02\x02\x28", b"\0" * 5000])
 def test_half_a_handshake_or_none_harms_nobody(here: TlsPlace, said: bytes) -> None:
     with socket.create_connection(here.address, timeout=PATIENCE_S) as raw:
-        raw.sendall(said)
-        raw.shutdown(socket.SHUT_WR)
         raw.settimeout(PATIENCE_S)
         try:
+            raw.sendall(said)
+            raw.shutdown(socket.SHUT_WR)
             while raw.recv(65_536):
                 pass
-        except ConnectionError:
+        except TimeoutError:
+            raise
+        except OSError:  # the door may be done with it before anything more is said
             pass
     assert joined(here).hello().status == 200
     assert polled(here.fleet, NodeJoined).device == "pi-1"

@@ -56,6 +56,28 @@ def test_a_wrong_value_that_was_typed_is_not_laid_to_the_file(overrides, option,
     assert refused.value.what == what
 
 
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("9" * 5000, f"--set local.lr={'9' * 200}... cannot be read"),
+        ("[" * 5000, f"--set local.lr={'[' * 200}... cannot be read"),
+        ("1\nx=2", r"--set local.lr=1\nx=2 is more than a value"),
+        ("1\n[x]", r"--set local.lr=1\n[x] is more than a value"),
+        ("a\nvalue", r"--set local.lr=a\nvalue is more than a value"),
+        ("1\nvalue=2", r"--set local.lr=1\nvalue=2 is more than a value"),
+    ],
+)
+def test_what_was_typed_is_one_value_that_can_be_read(value: str, what: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        RunPlan.parse(TWO_LINES, overrides={"local.lr": value})
+    assert refused.value.what == what
+
+
+def test_a_number_of_thousands_of_digits_in_the_file_is_refused_in_words() -> None:
+    with pytest.raises(PlanError, match="plan is not TOML"):
+        RunPlan.parse(TWO_LINES + f"steps = {'9' * 5000}\n")
+
+
 def test_what_is_wrong_in_the_file_and_what_was_typed_are_told_apart() -> None:
     with pytest.raises(PlanError) as refused:
         RunPlan.parse(TWO_LINES + "[server]\nlr = 'fast'\n", "plan.toml", {"local.lr": "abc"})

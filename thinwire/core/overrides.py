@@ -9,6 +9,8 @@ from typing import Any
 
 from thinwire.core.errors import PlanError
 
+SHOWN = 200  # characters of what was typed, where it is named
+
 
 @dataclass(frozen=True)
 class Overrides:
@@ -34,7 +36,7 @@ class Overrides:
                 if not isinstance(table, dict):
                     why, hint = f"{name} is a value there, and has no keys", f"thinwire plan keys {tables[0]}"
                     raise PlanError(f"{self._typed(place)} names no key", why=why, hint=hint)
-            table[key] = _parsed(value)
+            table[key] = self._parsed(place, value)
         return raw
 
     def origin(self, place: Sequence[str], source: str) -> str:
@@ -45,13 +47,19 @@ class Overrides:
             return typed
         return f"{source} with {typed}" if near else source
 
+    def _parsed(self, place: str, value: str) -> Any:
+        """As TOML has it; a bare word is a string."""
+        try:
+            found = tomllib.loads(f"value = {value}")
+        except tomllib.TOMLDecodeError:
+            found = {"value": value}
+        except (ValueError, RecursionError) as error:  # what Python does not read: so many digits, so many brackets
+            raise PlanError(f"{self._typed(place)} cannot be read", why=str(error), hint="a shorter value") from error
+        if len(found) > 1 or (found["value"] == value and len(value.splitlines()) > 1):
+            hint = f"one {self.option} for each key"
+            raise PlanError(f"{self._typed(place)} is more than a value", why="it has several lines", hint=hint)
+        return found["value"]
+
     def _typed(self, place: str) -> str:
-        return f"{self.option} {place}={self.values[place]}"
-
-
-def _parsed(value: str) -> Any:
-    """As TOML has it; a bare word is a string."""
-    try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return value
+        value = "\\n".join(self.values[place].splitlines())
+        return f"{self.option} {place}={value if len(value) <= SHOWN else value[:SHOWN] + '...'}"

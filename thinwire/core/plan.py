@@ -72,7 +72,7 @@ class RunPlan(Section):
         """Read a plan from TOML; `PlanError` names every wrong key and value at once, and `option` where one of its."""
         try:
             raw = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # not only TOML's own: Python reads no number of so many digits
             raise PlanError(f"{source} is not TOML", why=str(error), hint='a line reads: key = "value"') from error
         over = Overrides(overrides or {}, option)
         return cls._valid(over.put(raw), source, over)

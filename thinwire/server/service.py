@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import traceback
@@ -24,6 +25,8 @@ from thinwire.server.run import drive
 from thinwire.server.running import POLL_S, StopOrder
 from thinwire.store import Order, Store
 
+NOTED_S = 1.0  # for so long what decides nothing may wait to be written
+
 
 class NotedFleet:
     """A fleet whose comings and goings are noted in the store, whichever run is polling it, and whose devices hear of
@@ -34,6 +37,7 @@ class NotedFleet:
     def __init__(self, fleet: Fleet, store: Store, clock: Clock, orders: Orders) -> None:
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._told: list[Order] = []
+        self._noted_at = -NOTED_S  # on the clock: when what devices have taken up was written last
         self._farewells = Farewells(fleet, store, clock)
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
@@ -58,15 +62,25 @@ class NotedFleet:
         return arrivals
 
     def _note_taken(self) -> None:
-        """Record which devices have taken up what they were asked, and which have heard that a run is over."""
+        """Record which devices have heard that a run is over, and which have taken up what they were asked: that
+        decides nothing, so it is written with the run's next record, or once in a while.
+        """
         of_runs = dict[str, list[Event]]()
         for one in self._fleet.taken_up():
             if (ask := one.ask).kind == "train":
-                of_runs.setdefault(ask.run, []).append(AskTakenUp(one.at, ask.round, one.device, ask.ask_id))
+                self._store.note(ask.run, [AskTakenUp(one.at, ask.round, one.device, ask.ask_id)])
             elif ask.kind == "stop":
                 of_runs.setdefault(ask.run, []).append(DeviceTold(one.at, one.device))
         for run_id, events in of_runs.items():
             self._store.record(run_id, events)
+        if self._clock.now() - self._noted_at >= NOTED_S:
+            self._noted_at = self._clock.now()
+            self.write_noted()
+
+    def write_noted(self) -> None:
+        """What a full disk does not take is tried again the next time."""
+        with contextlib.suppress(NotWritten):
+            self._store.record_noted()
 
     def _revoke(self) -> None:
         for order in self._told:
@@ -130,4 +144,5 @@ def serve(
             blame = blamed(error, steps, optimizers)
             said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
             close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", said, 1))
+    noted.write_noted()
     return 0

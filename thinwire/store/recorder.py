@@ -28,6 +28,7 @@ class Recorder:
         self._database = database
         self._facts: dict[str, Facts] = {}
         self._gathered: list[Event] | None = None  # of `gathering`
+        self._noted: dict[str, list[Event]] = {}  # run -> what waits for its next record
         self._written_at = 0.0
 
     @contextlib.contextmanager
@@ -40,14 +41,27 @@ class Recorder:
             rest, self._gathered = self._gathered, None
             self.record(run_id, rest)
 
+    def note(self, run_id: str, events: Sequence[Event]) -> None:
+        """Keep what decides nothing until `record` writes it with something that does, or with nothing."""
+        self._noted.setdefault(run_id, []).extend(events)
+
+    def record_noted(self) -> None:
+        """Write what was noted of all runs; what cannot be written stays noted, as it does when `record` raises."""
+        for run_id in list(self._noted):
+            self.record(run_id, ())
+
     def record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
-        """Append a run's events, show what they say, and keep what its answers measured; raises `DataLost`."""
+        """Append a run's events, what was noted of it first; show what they say, and keep what its answers measured.
+
+        Raises `DataLost`.
+        """
         if self._gathered is not None:
             self._gathered += events
             if not _ends(events) and time.monotonic() - self._written_at < GATHERED_S:
                 return
             events, self._gathered = self._gathered, []
             self._written_at = time.monotonic()
+        events = [*self._noted.get(run_id, ()), *events]
         if not events:
             return
         facts = self._facts.get(run_id) or self._find(run_id)
@@ -58,6 +72,7 @@ class Recorder:
                 projection.apply(event)
             projection.finish()
             measures.keep(connection, measured)
+        self._noted.pop(run_id, None)
 
     def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
         """A device came or went: journalled with no run, and shown as online or not."""

@@ -109,6 +109,14 @@ class Store:
         """Append events to the journal and to all that is read from it, together with what was measured of devices."""
         self._recorder.record(run_id, events, measured)
 
+    def note(self, run_id: str, events: Sequence[Event]) -> None:
+        """Let events that decide nothing be appended with the run's next record, or by `record_noted`."""
+        self._recorder.note(run_id, events)
+
+    def record_noted(self) -> None:
+        """Append all that was noted; what cannot be written now stays noted, and is tried again."""
+        self._recorder.record_noted()
+
     def gathering(self, run_id: str) -> AbstractContextManager[None]:
         """For a run that nobody resumes: what happens in it is written half a second later, or when a round closes."""
         return self._recorder.gathering(run_id)

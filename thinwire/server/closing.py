@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import UpdateId
@@ -13,14 +12,12 @@ from thinwire.server.evaluation import evaluation, settled
 from thinwire.server.known import epochs_of, work_of
 from thinwire.server.measured import pooled
 from thinwire.server.moves import Closed
+from thinwire.server.one_round import OneRound
 from thinwire.server.refold import refolded, spoilers
 from thinwire.server.round import Round
 from thinwire.server.spent import where_time_went
 from thinwire.server.step import Overflowed
 from thinwire.store import MeasureRow
-
-if TYPE_CHECKING:
-    from thinwire.server.one_round import OneRound
 
 
 def finish(one: OneRound) -> None:

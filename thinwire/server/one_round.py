@@ -16,7 +16,6 @@ from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
 from thinwire.server.ask_ids import asked_round
 from thinwire.server.asking import own_codec
-from thinwire.server.closing import finish
 from thinwire.server.envelopes import envelope, envelope_again
 from thinwire.server.facts import accepted_fact, asked_fact, dropped_fact, lost_fact
 from thinwire.server.folding import Folds
@@ -54,8 +53,8 @@ class OneRound:
         return cls(running, opened) if opened else None
 
     def run(self) -> None:
-        """Send what is unanswered and was not sent ahead, take what comes, close for one reason; the round stays open
-        where the service is closing.
+        """Send what is unanswered and was not sent ahead, and take what comes until one reason closes the round: then
+        `closing.finish` ends it. It stays open where the service is closing.
         """
         running, owing = self.running, self._owing()
         waited_for = {*self.machine.outstanding, *owing}
@@ -74,8 +73,6 @@ class OneRound:
                     self.on(moves.Stop() if stopping else moves.Tick())
         finally:
             self.folds.close()
-        if self.machine.closed:
-            finish(self)
 
     def _owing(self) -> list[str]:
         """Who has not answered what this round asked, in the order asked; in a buffer also whose time is up."""

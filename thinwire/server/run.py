@@ -12,6 +12,7 @@ from thinwire.core.home import AggregatorHome
 from thinwire.server.ahead import answered, asked_before, dissolve, line_up, take_head
 from thinwire.server.beginning import take_first_model
 from thinwire.server.between import listen, said_away
+from thinwire.server.closing import finish
 from thinwire.server.cohort import missing
 from thinwire.server.ending import close, dismiss, end, version_that_reached
 from thinwire.server.envelopes import envelope_again
@@ -102,6 +103,8 @@ def _ask_again(running: Running) -> None:
 
 def _one(running: Running, one: OneRound) -> None:
     one.run()
+    if one.machine.closed:
+        finish(one)
     past, newest, met = running.past, running.past.version, version_that_reached(running)
     due = [asked for device in past.owed.busy for asked in past.owed.of(device).values()]
     sent = {newest, *(past.bases.asked_from[asked] for asked in due)}

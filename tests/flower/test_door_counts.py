@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_words import answer, envelope, hello, polled, pulled
+from tests.fleet_words import answer, envelope, hello, polled, pulled, until
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.types import ReplyHead
+from thinwire.flower.door.account import Account
+from thinwire.flower.door.ledger import Ledger
+from thinwire.flower.fleet import FlowerFleet
 from thinwire.flower.wire import hellos
 from thinwire.flower.wire.framing import packed
 from thinwire.flower.wire.routes import HELLO
@@ -68,6 +71,34 @@ def test_what_was_counted_before_a_restart_is_counted_with_the_answer_that_comes
             sent = len(model) if number == 1 else 0
             assert sent <= (transfer.sent_bytes or 0) < sent + 20_000, "each byte once, with the answer after it"
             here.restart()
+
+
+def test_what_was_counted_is_kept_while_the_door_is_open_for_a_kill_may_come(tmp_path: Path) -> None:
+    def kept(fleet: FlowerFleet) -> bool:
+        now = fleet.stats()
+        sent, received, requests = Account(Ledger(tmp_path / "wire").of("pi-1")).untold()
+        return requests == 1 and (sent, received) == (now["sent_bytes"], now["received_bytes"])
+
+    with place(tmp_path, ledger=tmp_path / "wire") as here:
+        here.link("pi-1").hello(hello("pi-1"))
+        until(lambda: kept(here.fleet))
+
+
+def test_a_disk_that_takes_no_counts_does_not_disturb_the_door(tmp_path: Path) -> None:
+    with place(tmp_path, limit=lambda ask_id: 100_000, ledger=tmp_path / "wire") as here:
+        (tmp_path / "wire").unlink()
+        (tmp_path / "wire").mkdir()
+        link = here.link("pi-1")
+        link.hello(hello("pi-1"))
+        polled(here.fleet, NodeJoined)
+        here.fleet.send([envelope("pi-1", "ask-1", tmp_path, bytes(1000))])
+        ask = pulled(link).ask
+        body = tmp_path / "answer"
+        body.write_bytes(bytes(2000))
+        link.push(answer("pi-1", ask.ask_id, 1, bytes(2000)), body)
+        transfer = polled(here.fleet, ReplyHead).transfer
+        assert transfer is not None
+        assert transfer.requests == 3
 
 
 def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:

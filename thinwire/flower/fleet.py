@@ -47,7 +47,8 @@ log = logging.getLogger("thinwire.door")
 class FlowerFleet:
     """One thread calls it; the door has its own. `limit` gives the most bytes that an answer to an ask may have.
 
-    What is counted of the wire is kept in the file `ledger`, so that a restart in the middle of an exchange loses none.
+    What is counted of the wire is kept in the file `ledger`, so that a restart in the middle of an exchange loses none,
+    and a kill what the last second counted.
     Without an `authority` the door is a plain one, on loopback only; with one it is TLS, and nobody comes in but by an
     invitation.
     """
@@ -149,6 +150,7 @@ class FlowerFleet:
         self._pull.closing = True
         self._listener.soon(self._sessions.wake_all)
         self._listener.stop()
+        self._sessions.keep()
 
     def stats(self) -> dict[str, Any]:
         """Counters of the door, for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
@@ -239,11 +241,12 @@ class FlowerFleet:
             log.exception("%s is shut out, but what it sent could not be removed", device)
 
     async def _background(self) -> None:
-        """Notice who has left, keep Flower's task alive and the certificate fresh."""
+        """Notice who has left, keep what was counted, Flower's task alive and the certificate fresh."""
         loop = asyncio.get_running_loop()
         beat_at = loop.time()
         while True:
             self._sessions.sweep()
+            self._sessions.keep()
             if loop.time() >= beat_at:
                 self._superlink.beat()
                 await asyncio.to_thread(self._renew)

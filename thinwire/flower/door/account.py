@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from thinwire.flower.door.gate import Admitted, Judge
-from thinwire.flower.door.ledger import Counts
+from thinwire.flower.door.ledger import NUMBERS
 from thinwire.flower.door.limits import (
     BODY_BYTES_A_SECOND,
     BODY_WINDOW_S,
@@ -35,10 +35,10 @@ class Account:
     `kept` are six numbers that may outlive this process (`Ledger`): these three, and what of each was told before.
     """
 
-    def __init__(self, kept: Counts | None = None) -> None:
-        self._kept: Counts = [0] * 6 if kept is None else kept
+    def __init__(self, kept: list[int] | None = None) -> None:
+        self._kept = [0] * NUMBERS if kept is None else kept
         for i in range(3):  # of a life before only what is not told yet matters
-            self._kept[i], self._kept[3 + i] = max(0, self._kept[i] - self._kept[3 + i]), 0
+            self._kept[i], self._kept[3 + i] = self._kept[i] - self._kept[3 + i], 0
         self._told = [0, 0, 0]
         self.wires: dict[Wire, None] = {}  # that are open, oldest first
 
@@ -73,10 +73,15 @@ class Account:
         self._told = now
         return sent, received, requests
 
-    def durable(self) -> None:
-        """What `untold` gave last is where it outlives this process, and is not told again by the next."""
+    def durable(self, told: tuple[int, int, int]) -> None:
+        """What `untold` gave is in an answer that outlives this process, and is not told again by the next.
+
+        A process that dies between the two has it told twice: with the answer, and with that after it. One that dies
+        when a failure was reported and is not in the journal yet has it told never. What was given for an answer that
+        could not be stored is told by the next process, not by this one.
+        """
         for i in range(3):
-            self._kept[3 + i] = self._told[i]
+            self._kept[3 + i] += told[i]
 
 
 @dataclass(eq=False)

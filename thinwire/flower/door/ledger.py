@@ -1,92 +1,128 @@
-"""Counts that outlive their process: six numbers a device in a mapped file, which the system keeps however we end.
+"""Counts that outlive their process: six numbers a device, each device's in a record of its own in a file.
 
-Not so a power cut, after which up to half a minute of counting is missing, and a backup does not hold them.
+They are written where they changed, when `keep` is called, into the system's memory: a kill loses what was counted
+since, a power cut up to half a minute. A backup does not hold them. What does not verify counts as nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import mmap
 import os
+import struct
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 NAME_BYTES = 64
-NUMBERS = 6
-RECORD_BYTES = NAME_BYTES + 8 * NUMBERS
-PAGE_BYTES = mmap.ALLOCATIONGRANULARITY  # they are mapped one by one, so that the file can grow
-RECORDS = PAGE_BYTES // RECORD_BYTES
+NUMBERS = 6  # sent, received, requests, and what of each was told
+MOST = 2**53  # a number is less, or damaged
+FIELDS = struct.Struct(f"<{NAME_BYTES}s{NUMBERS}Q")  # and their CRC-32 behind them
+RECORD_BYTES = 128  # with zeros to the end: no record lies in two blocks of a disk
+HEAD = b"thinwire: bytes on the wire, version 1\n".ljust(RECORD_BYTES, b"\0")  # in the place of the first record
 
 log = logging.getLogger("thinwire.door")
 
 
-class Counts(Protocol):
-    """Numbers by place: a list, or a part of the file."""
-
-    def __getitem__(self, place: int, /) -> int: ...
-    def __setitem__(self, place: int, number: int, /) -> None: ...
-
-
 class Ledger:
-    """The numbers by name, all 0 at first; `path` None: they are in memory alone. Belongs to the door's loop."""
+    """The numbers by name, all 0 at first. They are in memory alone where `path` is None, and from the first error of
+    the disk on, which is logged. Belongs to the door's loop.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._known = path, dict[str, Counts]()
-        self._free = iter(tuple[memoryview, ...]())
+        self._path = path
+        self._numbers, self._written = dict[str, list[int]](), dict[str, list[int]]()
+        self._places = dict[str, int]()
+        self._free: Iterator[int] = itertools.count(1)
+        if path is not None:
+            try:
+                self._read(path)
+            except OSError as error:
+                self._give_up(error)
+
+    def of(self, name: str) -> list[int]:
+        """The numbers of a device, to be changed in place."""
+        return self._numbers.setdefault(name, [0] * NUMBERS)
+
+    def keep(self, name: str | None = None) -> None:
+        """Write what has changed since it was written: of this device, or of all."""
+        names = self._numbers if name is None else (name,)
+        changed = [one for one in names if self._numbers[one] != self._written.get(one)]
+        if self._path is None or not changed:
+            return
         try:
-            for page in self._pages():
-                self._read(page)
+            with _opened(self._path, os.O_WRONLY) as file:
+                for one in changed:
+                    self._write(file, one)
         except OSError as error:
+            with suppress(OSError):
+                self._path.unlink()  # its numbers grow old, and would be told twice
             self._give_up(error)
 
-    def of(self, name: str) -> Counts:
-        """The numbers of a device; what is set in them is kept."""
-        if name not in self._known:
-            self._known[name] = self._new(name)
-        return self._known[name]
+    def _write(self, file: int, name: str) -> None:
+        if len(called := name.encode()) > NAME_BYTES:
+            return  # no device's is
+        if name not in self._places:
+            self._places[name] = next(self._free)
+        numbers = self._numbers[name]
+        fields = FIELDS.pack(called, *numbers)
+        record = fields + zlib.crc32(fields).to_bytes(4, "little")
+        _put(file, record.ljust(RECORD_BYTES, b"\0"), self._places[name] * RECORD_BYTES)
+        self._written[name] = list(numbers)
 
-    def _read(self, page: memoryview) -> None:
-        free = list[memoryview]()
-        for at in range(0, RECORDS * RECORD_BYTES, RECORD_BYTES):
-            record = page[at : at + RECORD_BYTES]
-            if name := bytes(record[:NAME_BYTES]).rstrip(b"\0").decode("ascii", "replace"):
-                self._known[name] = record[NAME_BYTES:].cast("Q")
+    def _read(self, path: Path) -> None:
+        try:
+            held = path.read_bytes()
+        except FileNotFoundError:
+            held = b""
+        if not HEAD.startswith(held[:RECORD_BYTES]):
+            _put_aside(path)
+            held = b""
+        if len(held) < RECORD_BYTES:
+            with _opened(path, os.O_WRONLY | os.O_CREAT) as file:
+                _put(file, HEAD, 0)
+        free, places = list[int](), max(1, len(held) // RECORD_BYTES)
+        for place in range(1, places):
+            name, numbers = _verified(held[place * RECORD_BYTES : (place + 1) * RECORD_BYTES])
+            if name and name not in self._places:
+                self._places[name], self._numbers[name], self._written[name] = place, numbers, list(numbers)
             else:
-                free.append(record)
-        self._free = iter((*self._free, *free))
-
-    def _new(self, name: str) -> Counts:
-        called = name.encode()
-        if self._path is None or len(called) > NAME_BYTES:
-            return [0] * NUMBERS
-        try:
-            record = next(self._free, None)
-            if record is None:
-                self._read(self._page(self._path.stat().st_size // PAGE_BYTES))
-                record = next(self._free)
-        except OSError as error:
-            self._give_up(error)
-            return [0] * NUMBERS
-        record[: len(called)] = called
-        return record[NAME_BYTES:].cast("Q")
-
-    def _pages(self) -> Iterator[memoryview]:
-        if self._path is not None:
-            self._path.touch(mode=0o600)
-            for number in range(self._path.stat().st_size // PAGE_BYTES):
-                yield self._page(number)
-
-    def _page(self, number: int) -> memoryview:
-        """A page of the file, which is made where it is not there: written first, for a disk that is full says so then
-        and ends us later.
-        """
-        assert self._path is not None
-        with open(self._path, "r+b") as file:
-            if os.fstat(file.fileno()).st_size < (number + 1) * PAGE_BYTES:
-                os.pwrite(file.fileno(), bytes(PAGE_BYTES), number * PAGE_BYTES)
-            return memoryview(mmap.mmap(file.fileno(), PAGE_BYTES, offset=number * PAGE_BYTES))
+                free.append(place)
+        self._free = itertools.chain(free, itertools.count(places))
 
     def _give_up(self, error: OSError) -> None:
         log.warning("bytes on the wire are not counted over a restart: %s", error)
         self._path = None
+
+
+def _verified(record: bytes) -> tuple[str, list[int]]:
+    """Name and numbers of a record; no name where it is damaged, zeros where they cannot be."""
+    fields = record[: FIELDS.size]
+    called, *numbers = FIELDS.unpack(fields)
+    if record[FIELDS.size : FIELDS.size + 4] != zlib.crc32(fields).to_bytes(4, "little"):
+        return "", []
+    possible = all(told <= count < MOST for count, told in zip(numbers[:3], numbers[3:], strict=True))
+    return called.rstrip(b"\0").decode("utf-8", "replace"), numbers if possible else [0] * NUMBERS
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _put(file: int, record: bytes, at: int) -> None:
+    if (length := os.pwrite(file, record, at)) < len(record):
+        raise OSError(f"{length} of {len(record)} bytes could be written")
+
+
+def _put_aside(path: Path) -> None:
+    """Keep a file that is not ours, or is of another version, under a name that is free."""
+    names = (path.with_name(f"{path.name}.old{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
+    path.rename(aside)
+    log.warning("%s holds no counts of this version: it is kept as %s", path, aside.name)

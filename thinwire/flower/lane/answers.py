@@ -34,7 +34,7 @@ class Answers:
     def failed(self, device: str, failure: Failure, began_at: float) -> None:
         text, transfer = failure.text[:MAX_TEXT], self._transfer(device, failure.ask_id, began_at)
         self._exchange.answered(device, Failure(failure.kind[:64], text, failure.ask_id, device, transfer=transfer))
-        self._sessions.account(device).durable()
+        self._sessions.told(device, transfer)
         self._no_longer_held(device, failure.ask_id)
 
     def require_possible(self, device: str, head: ReplyHead, began_at: float) -> None:
@@ -83,7 +83,7 @@ class Answers:
             if not self.expects(device):
                 raise shut_out(device) from None  # its file was removed under it
             raise
-        self._sessions.account(device).durable()
+        self._sessions.told(device, transfer)
         if not self._exchange.answered(device, arrived):
             await asyncio.to_thread(self._spool.delete, head.update_id)
             raise shut_out(device)

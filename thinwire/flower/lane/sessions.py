@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from thinwire.core.clock import Clock
 from thinwire.core.fleet import Hello
-from thinwire.core.types import PROTOCOL
+from thinwire.core.types import PROTOCOL, Transfer
 from thinwire.flower.door.account import Account, Wire
 from thinwire.flower.door.ledger import Ledger
 
@@ -121,6 +121,15 @@ class Sessions:
         if device not in self._accounts:
             self._accounts[device] = Account(self._ledger.of(device))
         return self._accounts[device]
+
+    def told(self, device: str, transfer: Transfer) -> None:
+        """What its account gave of the wire (`untold`) is in an answer: the next process does not tell it again."""
+        self.account(device).durable((transfer.sent_bytes or 0, transfer.received_bytes or 0, transfer.requests))
+        self._ledger.keep(device)
+
+    def keep(self) -> None:
+        """Have what was counted of the wire outlive this process."""
+        self._ledger.keep()
 
     def total(self) -> tuple[int, int]:
         """Bytes sent and received, of all devices together."""

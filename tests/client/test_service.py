@@ -89,6 +89,23 @@ def test_once_ends_with_the_run(running: Running) -> None:
     assert f"{RUN} is over" in running.said
 
 
+def test_the_farewell_of_a_run_before_its_time_does_not_end_a_once_process(running: Running) -> None:
+    thread = running.start(once=True)
+    farewell = running.aggregator.ask(9, "stop", parts=(), run="small-0", farewell=True)
+    running.send(farewell, running.aggregator.ask(1))
+    polled(running.fleet, ReplyHead)
+    running.send(running.aggregator.ask(2, "stop", parts=(), farewell=True))
+    thread.join(10)
+    assert running.code == [0], "a farewell of the run that it took part in ends it"
+
+
+def test_once_ends_at_the_stop_of_a_run_that_it_saw_and_was_never_drawn_in(running: Running) -> None:
+    thread = running.start(once=True)
+    running.send(running.aggregator.ask(1, "stop", parts=()))
+    thread.join(10)
+    assert running.code == [0]
+
+
 def test_an_answer_that_was_not_sent_is_sent_by_the_next_process(running: Running) -> None:
     left = running.aggregator.session(running.folder / "device")
     head = running.aggregator.answer(left, running.aggregator.ask(1))[0]

@@ -38,6 +38,15 @@ heads = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("said", [1, "true", "", None, []])
+def test_a_farewell_is_true_or_false_and_only_said_where_it_is_one(said: object) -> None:
+    raw = json.loads(ask_to_bytes(Ask("a", "r", "t", "stop", "digest")))
+    assert "farewell" not in raw
+    with pytest.raises(BadPayload):
+        ask_from_bytes(json.dumps({**raw, "farewell": said}).encode())
+    assert ask_from_bytes(json.dumps({**raw, "farewell": True}).encode()).farewell
+
+
 @given(asks)
 def test_an_ask_comes_back_equal(ask: Ask) -> None:
     assert ask_from_bytes(ask_to_bytes(ask)) == ask

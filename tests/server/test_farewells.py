@@ -1,4 +1,4 @@
-"""Who has not heard that a run is over when the aggregator ends is told by the next one, once."""
+"""Who has not heard that a run is over, since it or the aggregator was away then, is told when it comes, once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from tests.server.bench import FAILS, Bench, scripted, three
 from tests.server.crashes import Killed
-from thinwire.core.events import DeviceTold, Event, RunStatusChanged
-from thinwire.server.farewells import UNTOLD_S
+from thinwire.core.events import DeviceTold, Event, RoundClosed, RunStatusChanged
+from thinwire.server import farewells
+from thinwire.server.farewells import UNTOLD_S, Farewells
 from thinwire.server.service import serve
 from thinwire.simulation import Script
 
@@ -98,3 +99,64 @@ def test_who_was_asked_nothing_in_a_run_hears_nothing_of_its_end(tmp_path: Path)
     serves(bench, 1000.0, kill=over)
     bench.fleet.add(scripted("d"))
     assert serves(bench, 100.0) == ["a", "b", "c"]
+
+
+def test_who_was_away_at_the_end_is_told_when_it_comes_back_in_the_same_life(tmp_path: Path) -> None:
+    bench = two_rounds(tmp_path)
+    bench.fleet.die("c", 1.5)
+    bench.fleet.come("c", 300.0)
+    assert serves(bench, 600.0) == ["a", "b", "c"] == told(bench)
+    assert [e.ask.farewell for e in bench.fleet.sent if e.ask.kind == "stop"] == [False, False, True]
+    assert serves(bench, 100.0) == []
+
+
+def test_a_run_that_ends_by_a_defect_is_over_for_its_devices_too(tmp_path: Path) -> None:
+    bench = two_rounds(tmp_path)
+    bench.fleet.die("c", 1.5)
+    bench.fleet.come("c", 300.0)
+
+    def defect(event: Event) -> bool:
+        if isinstance(event, RoundClosed) and event.round == 2:
+            raise RuntimeError("a defect")
+        return False
+
+    assert serves(bench, 600.0, defect) == ["a", "b", "c"] == told(bench)
+    assert bench.store.run(bench.run_id).status == "failed"
+
+
+def test_who_comes_a_day_later_in_the_same_life_is_told_no_more(tmp_path: Path) -> None:
+    bench = two_rounds(tmp_path)
+    serves(bench, 1000.0, kill=over)
+    before, waiting = len(bench.fleet.sent), Farewells(bench.fleet, bench.store, bench.clock)
+    bench.clock.advance(UNTOLD_S - 1000.0)
+    waiting.tell("a")
+    bench.clock.advance(1001.0)
+    waiting.tell("b")
+    assert [envelope.device for envelope in bench.fleet.sent[before:]] == ["a"]
+
+
+def test_a_plan_is_hashed_once_however_many_are_to_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, hashed = two_rounds(tmp_path), list[object]()
+    serves(bench, 1000.0, kill=over)
+
+    def digest_of(plan: object) -> str:
+        hashed.append(plan)
+        return "0" * 64
+
+    monkeypatch.setattr(farewells, "digest_of", digest_of)
+    Farewells(bench.fleet, bench.store, bench.clock)
+    assert len(hashed) == 1
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_device_that_is_renamed_has_heard_what_it_had_heard(tmp_path: Path, heard: bool) -> None:
+    """b takes over a's old name: what a heard stays a's, whatever it is called."""
+    bench = two_rounds(tmp_path)
+    bench.fleet.die("b", 1.5)
+    serves(bench, 300.0, kill=(lambda event: False) if heard else over)
+    assert told(bench) == (["a", "c"] if heard else [])
+    for name in ("a", "b"):
+        bench.store.roster.enrol(name, f"{name}-print", name.encode(), "manual")
+    bench.store.roster.rename("a", "z")
+    bench.store.roster.rename("b", "a")
+    assert bench.store.untold(bench.run_id) == (["a"] if heard else ["a", "c", "z"])

@@ -52,6 +52,7 @@ class Loop:
         self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at = 25.0, time.monotonic()
+        self._asked: set[str] = set()  # runs in which this process was asked something
         self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has())
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
         self._behind = Behind(self.inbox.put, ending)
@@ -138,7 +139,7 @@ class Loop:
         return min(BACK_S, self.poll_s) if self.calls.outage.lasts_s else self.poll_s
 
     def _take(self, delivery: Delivery, came_at: float) -> bool:
-        """Answer one ask; True when it said that a run is over."""
+        """Answer one ask; True when it said that a run is over which was one of this process's time."""
         try:
             self._answer(delivery, came_at)
         finally:
@@ -146,7 +147,10 @@ class Loop:
                 delivery.bundle.unlink(missing_ok=True)
         if self.inbox.empty() and self._behind.idle:
             self.say("idle")
-        return delivery.ask.kind == "stop"
+        if (ask := delivery.ask).kind != "stop":
+            self._asked.add(ask.run)
+            return False
+        return not ask.farewell or ask.run in self._asked
 
     def _answer(self, delivery: Delivery, came_at: float) -> None:
         ask = delivery.ask

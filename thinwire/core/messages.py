@@ -26,8 +26,9 @@ MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients s
 def ask_to_bytes(ask: Ask) -> bytes:
     raw = plainly(ask)
     raw["verdicts"] = [{**plainly(v), "update_id": str(v.update_id)} for v in ask.verdicts]
-    if not ask.references_from:
-        del raw["references_from"]
+    for rare in ("references_from", "farewell"):
+        if not raw[rare]:
+            del raw[rare]
     if not ask.work.clip:
         del raw["work"]["clip"]
     return _dump(raw)
@@ -135,6 +136,12 @@ def _int(value: Any) -> int:
     return number
 
 
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{str(value)[:80]!r} is neither true nor false")
+    return value
+
+
 def _float(value: Any) -> float:
     return finite(float(value), "a number")
 
@@ -153,7 +160,7 @@ def _name(value: Any) -> str:
     return text
 
 
-_CASTS: Mapping[str, Callable[[Any], Any]] = {"int": _int, "float": _float, "str": str}
+_CASTS: Mapping[str, Callable[[Any], Any]] = {"int": _int, "float": _float, "str": str, "bool": _bool}
 
 
 def _scalars(kind: type, raw: Mapping[str, Any], exclude: tuple[str, ...] = ()) -> dict[str, Any]:

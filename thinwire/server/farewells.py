@@ -1,4 +1,4 @@
-"""Devices that may not have heard that a run is over, since the aggregator ended first: they are told when they come.
+"""Devices that may not have heard that a run is over, since they or the aggregator were away: told when they come.
 
 What a device does with it twice is what it does with it once.
 """
@@ -6,34 +6,61 @@ What a device does with it twice is what it does with it once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from thinwire.core.clock import Clock
 from thinwire.core.fleet import Envelope, Fleet
 from thinwire.core.plan import digest_of
 from thinwire.core.types import Ask, Verdict
-from thinwire.store import Store
+from thinwire.store import RunRow, Store
 
 UNTOLD_S = 86_400.0  # who has not come back by then is told no more
 
 
-def stop_of(run_id: str, task: str, digest: str, device: str, verdicts: Sequence[Verdict] = ()) -> Envelope:
+def stop_of(
+    run_id: str, task: str, digest: str, device: str, verdicts: Sequence[Verdict] = (), farewell: bool = False
+) -> Envelope:
     """What tells a device that a run is over. `digest`: of the run's plan; `verdicts`: the last on its updates, which
-    are settled with the run whether they are told or not.
+    are settled with the run whether they are told or not; `farewell`: to one that was away at the end.
     """
-    return Envelope(device, Ask(f"{run_id}.stop.{device}", run_id, task, "stop", digest, verdicts=tuple(verdicts)))
+    ask_id = f"{run_id}.stop.{device}"
+    ask = Ask(ask_id, run_id, task, "stop", digest, verdicts=tuple(verdicts), farewell=farewell)
+    return Envelope(device, ask)
+
+
+class Over(NamedTuple):
+    """A run that is over; `at` is wall-clock."""
+
+    run_id: str
+    task: str
+    digest: str
+    at: float
 
 
 class Farewells:
-    """Of the runs that ended in the last UNTOLD_S seconds, before this aggregator was started: who is to be told."""
+    """Of the runs that ended in the last UNTOLD_S seconds: who is to be told."""
 
     def __init__(self, fleet: Fleet, store: Store, clock: Clock) -> None:
-        self._fleet = fleet
-        self._stops: defaultdict[str, list[Envelope]] = defaultdict(list)  # device -> what it is sent when it comes
-        for row, devices in store.untold(clock.wall() - UNTOLD_S):
-            for device in devices:
-                self._stops[device].append(stop_of(row.run_id, row.task, digest_of(row.plan), device))
+        self._fleet, self._store, self._clock = fleet, store, clock
+        self._due: defaultdict[str, list[Over]] = defaultdict(list)  # device -> what it is told of when it comes
+        for row in store.ended_since(clock.wall() - UNTOLD_S):
+            self._add(row, ())
+
+    def over(self, run_id: str, sent: Collection[str]) -> None:
+        """A run has ended here, and these devices were sent a stop; who else was asked in it hears it when it comes."""
+        row = self._store.run(run_id)
+        if row.status in ("done", "failed", "stopped"):
+            self._add(row, sent)
 
     def tell(self, device: str) -> None:
-        """It has come: it is sent what it may not have heard, once in this aggregator's life."""
-        self._fleet.send(self._stops.pop(device, ()))
+        """It is there: it is sent what it may not have heard, once in this aggregator's life."""
+        since = self._clock.wall() - UNTOLD_S
+        due = [over for over in self._due.pop(device, ()) if over.at >= since]
+        self._fleet.send([stop_of(over.run_id, over.task, over.digest, device, farewell=True) for over in due])
+
+    def _add(self, row: RunRow, sent: Collection[str]) -> None:
+        over = Over(row.run_id, row.task, digest_of(row.plan), row.finished_at or self._clock.wall())
+        for device in self._store.untold(row.run_id):
+            if device not in sent:
+                self._due[device].append(over)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import traceback
 from collections.abc import Callable
 
@@ -30,15 +29,15 @@ NOTED_S = 1.0  # for so long what decides nothing may wait to be written
 
 class NotedFleet:
     """A fleet whose comings and goings are noted in the store, whichever run is polling it, and whose devices hear of
-    the end of a run also after a restart. Devices are shut out of it when a person orders it: such an order is answered
-    at the poll after the one that told of it, when all that followed from it is recorded.
+    the end of a run also when they or we were away. Devices are shut out of it when a person orders it: such an order
+    is answered at the poll after the one that told of it, when all that followed from it is recorded.
     """
 
     def __init__(self, fleet: Fleet, store: Store, clock: Clock, orders: Orders) -> None:
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._told: list[Order] = []
         self._noted_at = -NOTED_S  # on the clock: when what devices have taken up was written last
-        self._farewells = Farewells(fleet, store, clock)
+        self.farewells = Farewells(fleet, store, clock)
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
             fleet.open,
@@ -54,7 +53,7 @@ class NotedFleet:
         for arrival in arrivals:
             if isinstance(arrival, NodeJoined):
                 self._store.record_device(DeviceJoined(self._clock.wall(), arrival.device))
-                self._farewells.tell(arrival.device)
+                self.farewells.tell(arrival.device)
             elif isinstance(arrival, NodeLeft):
                 now = self._clock.wall()
                 self._store.record_device(DeviceLeft(now, arrival.device, arrival.why, now - arrival.silent_s))
@@ -107,6 +106,14 @@ def serve(
     clock, ending = clock or RealClock(), ending or threading.Event()
     orders, presence = Orders(store), Presence()
     noted = NotedFleet(fleet, store, clock, orders)
+
+    def undriven(run_id: str, said: str, exit_code: int) -> None:
+        """Its driver has not ended it, nor told anybody."""
+        close_undriven(store, run_id, RunStatusChanged(clock.wall(), "failed", said, exit_code))
+        noted.farewells.over(run_id, sent=())
+        for device in presence.devices:
+            noted.farewells.tell(device)
+
     while not (ending.is_set() or orders.stop_service()):
         row = store.next_run()
         if row is None:
@@ -138,11 +145,13 @@ def serve(
         except NotWritten:  # nothing can be recorded: this service ends, and the run goes on at its next start
             raise
         except ThinwireError as error:  # it could not even be begun
-            close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", str(error), error.exit_code))
+            undriven(row.run_id, str(error), error.exit_code)
         except Exception as error:
             traceback.print_exc()
             blame = blamed(error, steps, optimizers)
             said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
-            close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", said, 1))
+            undriven(row.run_id, said, 1)
+        else:
+            noted.farewells.over(row.run_id, sent=presence.devices)
     noted.write_noted()
     return 0

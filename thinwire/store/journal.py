@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select
 
 from thinwire.core.event_json import from_json
-from thinwire.core.events import AggregatorStarted, DeviceTold, Event, HeadTaken
+from thinwire.core.events import AggregatorStarted, Event, HeadTaken
 from thinwire.store.database import Database
 from thinwire.store.tables import Journal
 
@@ -32,13 +32,6 @@ def gone_at(database: Database, after: float) -> float:
     with database.reading() as connection:
         body = connection.scalar(wanted.where(Journal.at > after).order_by(Journal.seq).limit(1))
     return after if body is None else max(after, AggregatorStarted(**body).gone_at)
-
-
-def told(database: Database, run_id: str) -> set[str]:
-    """The devices that have heard that a run is over."""
-    wanted = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == DeviceTold.__name__)
-    with database.reading() as connection:
-        return {DeviceTold(**body).device for body in connection.scalars(wanted)}
 
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))

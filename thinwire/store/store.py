@@ -35,6 +35,7 @@ from thinwire.store.rows import (
     UpdateRow,
 )
 from thinwire.store.tables import Run
+from thinwire.store.untold import untold
 
 
 class Store:
@@ -159,16 +160,13 @@ class Store:
         """The run to serve now: a begun one goes on, then the oldest that is queued."""
         return repository.next_run(self._database)
 
-    def untold(self, since: float) -> list[tuple[RunRow, list[str]]]:
-        """The runs on devices that ended since then (wall-clock), each with the devices that were asked something in it
-        and of which the journal does not say that they have heard of its end.
-        """
-        over = repository.ended_since(self._database, since)
-        told = {row.run_id: journal.told(self._database, row.run_id) for row in over}
-        return [
-            (row, [one.device for one in self.clients(row.run_id) if one.device not in told[row.run_id]])
-            for row in over
-        ]
+    def ended_since(self, since: float) -> list[RunRow]:
+        """The runs on devices that are over since then (wall-clock), oldest first."""
+        return repository.ended_since(self._database, since)
+
+    def untold(self, run_id: str) -> list[str]:
+        """The devices that were asked something in a run and of which nothing says that they have heard of its end."""
+        return untold(self._database, run_id)
 
     def rounds(self, run_id: str) -> list[RoundRow]:
         return repository.rounds(self._database, run_id)

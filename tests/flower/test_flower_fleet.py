@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.fleet_laws import FleetLaws
-from tests.fleet_words import envelope, join, pulled
+from tests.fleet_words import envelope, join, polled, pulled, until
 from tests.flower.doubles import Place
+from thinwire.core.errors import Unreachable
+from thinwire.core.fleet import Envelope, NodeJoined
+from thinwire.core.types import Ask
 from thinwire.store import FileSpool, Store
+
+STOP = Envelope("pi-1", Ask("stop-1", "digits-1", "digits", "stop", ""))
 
 
 class TestFlowerFleet(FleetLaws):
@@ -27,6 +35,40 @@ class TestFlowerFleet(FleetLaws):
         setting.fleet.send([envelope("pi-1", "ask-1")])
         assert link.pull(0.1) is None, "it holds it"
         assert [(one.device, one.ask.ask_id) for one in setting.fleet.taken_up()] == [("pi-1", "ask-1")]
+
+    def test_a_stop_that_is_held_and_sent_again_while_its_device_waits_is_said_to_be_taken(self, setting: Any) -> None:
+        """The aggregator was killed before it could write down who had heard."""
+        link = join(setting, "pi-1")
+        setting.fleet.send([STOP])
+        pulled(link)
+        setting.restart()
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(link.pull, 5.0)
+            polled(setting.fleet, NodeJoined)
+            until(lambda: setting.fleet._sessions.of("pi-1").turn)
+            setting.fleet.send([STOP])
+            assert waiting.result() is None, "it holds it"
+        assert [(one.device, one.ask.kind) for one in setting.fleet.taken_up()] == [("pi-1", "stop")]
+
+    def test_a_stop_is_held_until_the_pull_after_it_is_answered(self, setting: Any) -> None:
+        link = join(setting, "pi-1")
+        setting.fleet.send([STOP])
+        pulled(link)
+        setting.fleet.close()
+        with pytest.raises(Unreachable):
+            link.pull(0.1)
+        setting.restart()
+        link.pull(0.1)
+        assert setting.fleet._sessions.of("pi-1").held == {"stop-1"}, "it could not be said before"
+        link.pull(0.1)
+        assert setting.fleet._sessions.of("pi-1").held == set()
+
+    def test_a_stop_is_a_farewell_to_a_process_that_was_not_there_when_it_was_sent(self, setting: Any) -> None:
+        link = join(setting, "pi-1")
+        setting.fleet.send([STOP])
+        assert not pulled(link).ask.farewell
+        link.close()  # and it never says that it has it
+        assert pulled(join(setting, "pi-1")).ask.farewell
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from thinwire.core.errors import BadPayload
 
@@ -12,11 +13,13 @@ REMEMBERED = 1024  # withdrawn asks
 
 
 class Held:
-    """Law: an ask is held from its whole arrival until it is answered or withdrawn; only others are given."""
+    """Law: an ask is held from its whole arrival until it is answered or withdrawn; only others are given. Nobody
+    answers a stop: it is held until a pull that names it is answered.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, None] = {}
+        self._held: dict[str, bool] = {}  # ask_id -> whether it is a stop
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
 
     def now(self) -> list[str]:
@@ -27,15 +30,21 @@ class Held:
         with self._lock:
             return frozenset(self._withdrawn)
 
-    def arrived(self, ask_id: str) -> None:
+    def arrived(self, ask_id: str, is_stop: bool) -> None:
         """Also one that was withdrawn before: it was sent anew."""
         with self._lock:
-            self._held[ask_id] = None
+            self._held[ask_id] = is_stop
             self._withdrawn.pop(ask_id, None)
 
     def answered(self, ask_id: str) -> None:
         with self._lock:
             self._held.pop(ask_id, None)
+
+    def said(self, ask_ids: Sequence[str]) -> None:
+        """A pull that named these was answered: the aggregator knows of the stops among them."""
+        with self._lock:
+            for ask_id in [one for one in ask_ids if self._held.get(one)]:
+                del self._held[ask_id]
 
     def forget(self) -> None:
         """Another process begins: everything is given to it again."""

@@ -144,7 +144,8 @@ class FlowerLink:
         return self._hello
 
     def _pull(self, wait_s: float) -> Delivery | None:
-        said = {"process": self._said().process, "wait_s": wait_s, "held": self._held.now()}
+        held = self._held.now()
+        said = {"process": self._said().process, "wait_s": wait_s, "held": held}
         wanted = json.dumps(said, separators=(",", ":"))
         with self._pulling.made(Call("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
             self._held.withdraw(block_of(answer, MAX_HEAD_BYTES))
@@ -158,6 +159,7 @@ class FlowerLink:
             except NotWritten as refused:
                 error = refused
             answer.read()
+        self._held.said(held)
         if ask is None:
             return None
         try:
@@ -165,7 +167,7 @@ class FlowerLink:
                 return None
         except NotWritten as refused:
             error = refused
-        self._held.arrived(ask.ask_id)
+        self._held.arrived(ask.ask_id, ask.kind == "stop")
         return Delivery(ask, bundle, time.monotonic() - began, error)
 
     def _fetched(self, ask: Ask) -> Path | None:

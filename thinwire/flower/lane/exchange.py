@@ -6,38 +6,17 @@ import hashlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from thinwire.core.fleet import Arrival, Envelope, NodeLeft, TakenUp
 from thinwire.core.messages import ask_to_bytes, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.flower.grid import Grid, Message, said
+from thinwire.flower.lane.outstanding import Outstanding
 
 K = TypeVar("K")
 V = TypeVar("V")
 REMEMBERED = 65_536  # withdrawn asks, and answers that left the spool
-
-
-@dataclass
-class Outstanding:
-    """An ask without an answer yet, and its Flower message. `pulled_at` is wall-clock, 0 before the first pull."""
-
-    envelope: Envelope
-    message: Message
-    data: bytes
-    pulled_at: float = 0.0
-    taken: bool = False  # whether it was said that the device has it
-
-    @property
-    def length(self) -> int:
-        """Of its parts, in bytes."""
-        return sum(part.length for part in self.envelope.ask.parts)
-
-    def spoken(self, protocol: int) -> bytes:
-        """The ask as it goes to a device that speaks this version with us: one that says a newer one is not taken."""
-        ask = self.envelope.ask
-        return self.data if ask.protocol <= protocol else ask_to_bytes(replace(ask, protocol=protocol))
 
 
 class Exchange:
@@ -50,6 +29,7 @@ class Exchange:
         self._grid, self._wake = grid, wake
         self._changed = threading.Condition()
         self._nodes: dict[str, int] = {}
+        self._processes: dict[str, str] = {}  # device -> the one that said hello last
         self._asks: dict[str, dict[str, Outstanding]] = {}
         self._asked: dict[str, str] = {}  # ask_id -> device
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
@@ -71,7 +51,8 @@ class Exchange:
                 self._withdrawn.pop(ask.ask_id, None)
                 data = ask_to_bytes(ask)
                 message = self._grid.ask(node_id, data, group=f"{ask.run}/{ask.round}")
-                self._asks.setdefault(device, {})[ask.ask_id] = Outstanding(envelope, message, data)
+                outstanding = Outstanding(envelope, message, data, self._processes.get(device, ""))
+                self._asks.setdefault(device, {})[ask.ask_id] = outstanding
                 self._asked[ask.ask_id] = device
         self._wake({envelope.device for envelope in envelopes})
 
@@ -108,6 +89,10 @@ class Exchange:
         with self._changed:
             self._nodes[device] = node_id
 
+    def greeted(self, device: str, process: str) -> None:
+        with self._changed:
+            self._processes[device] = process
+
     def node_of(self, device: str) -> int:
         with self._changed:
             return self._nodes.get(device, 0)
@@ -117,11 +102,12 @@ class Exchange:
         with self._changed:
             return [name for name, other in self._nodes.items() if other == node_id and node_id]
 
-    def next_for(self, device: str, held: set[str]) -> Outstanding | None:
+    def next_for(self, device: str, held: set[str], at: float) -> Outstanding | None:
         """The oldest ask that the device does not hold."""
         with self._changed:
             asks = self._asks.get(device, {})
             for ask_id in [a for a in held if a in asks and asks[a].envelope.ask.kind == "stop"]:
+                self._take(asks[ask_id], at)  # it may have been sent while the device waited
                 self._settle(ask_id, device)  # nobody answers a stop: that it is held is all there is to know
             return next((asks[ask_id] for ask_id in asks if ask_id not in held), None)
 

@@ -73,6 +73,7 @@ class HelloRoute:
         if self._sessions.begin(
             said, request.wire, version
         ):  # nothing awaited since `_alone`: two hellos cannot both begin
+            self._exchange.greeted(row.name, said.process)
             self._exchange.arrived(NodeJoined(row.name, said))
         await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
         sequences = await asyncio.to_thread(self._sequences, row.name)

@@ -12,7 +12,8 @@ from thinwire.core.types import Failure
 from thinwire.flower.door.gate import Gate
 from thinwire.flower.door.requests import Gone, Request
 from thinwire.flower.lane.bundle import read
-from thinwire.flower.lane.exchange import Exchange, Outstanding
+from thinwire.flower.lane.exchange import Exchange
+from thinwire.flower.lane.outstanding import Outstanding
 from thinwire.flower.lane.sessions import Session, Sessions
 from thinwire.flower.wire.framing import INLINE_BYTES, block, packed
 from thinwire.flower.wire.refusals import Refusal
@@ -78,7 +79,7 @@ class PullRoute:
                 raise Gone
             if session.turn != turn:
                 return None, []
-            outstanding = self._exchange.next_for(session.device, session.held)
+            outstanding = self._exchange.next_for(session.device, session.held, self._clock.wall())
             withdrawn = self._exchange.withdrawn(session.held)
             if outstanding or withdrawn or loop.time() >= until:
                 return outstanding, withdrawn
@@ -97,7 +98,8 @@ class PullRoute:
         if outstanding is None or not self._is_there(session.device, outstanding):
             await request.answer(200, control + block(b""))
             return
-        heads, bundle = control + packed(outstanding.spoken(session.protocol)), outstanding.envelope.bundle
+        ask, bundle = outstanding.spoken(session.protocol, session.hello.process), outstanding.envelope.bundle
+        heads = control + packed(ask)
         length = outstanding.length if outstanding.length <= INLINE_BYTES else 0  # the device fetches larger ones
         self._exchange.pulled(outstanding, self._clock.wall())
         await request.begin(200, [(b"content-length", str(len(heads) + length).encode())])

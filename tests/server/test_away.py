@@ -9,11 +9,13 @@ import pytest
 
 from tests.server.bench import Bench, ToldFleet, scripted
 from tests.server.crashes import Killed
-from thinwire.core.events import RoundClosed, RoundTakenUp
+from thinwire.core.events import RoundClosed, RoundOpened, RoundTakenUp
+from thinwire.server.past import Past
 from thinwire.simulation import ScriptedDevice
 from thinwire.store import RoundRow
 from thinwire.store.why import Why, why
 
+DAY_S = 86_400.0
 REAL_S = 2.0  # that a step may really take, which on this clock takes no time
 MODES: dict[str, dict[str, Any]] = {"rounds": {}, "overlap": {"local": {"lr": 1.0, "overlap": {"max_delay": 1}}}}
 
@@ -24,8 +26,8 @@ def bench_of(folder: Path, mode: str, *devices: ScriptedDevice) -> Bench:
     return Bench(folder, devices, ToldFleet, run={"rounds": 1}, cohort={"deadline_s": 600}, **MODES[mode])
 
 
-def dies(bench: Bench, at_s: float, *, away_s: float, known: bool = True) -> None:
-    """The aggregator at this time, and the next one starts so much later."""
+def dies(bench: Bench, at_s: float, *, away_s: float, known: bool = True, set_by_s: float = 0.0) -> None:
+    """The aggregator at this time, and the next one starts so much later; meanwhile somebody sets the wall clock."""
 
     def alive() -> None:
         if bench.clock.now() >= at_s:
@@ -35,6 +37,7 @@ def dies(bench: Bench, at_s: float, *, away_s: float, known: bool = True) -> Non
         bench.drive(stop=alive)
     gone_at = bench.clock.wall()
     bench.clock.advance(away_s)
+    bench.clock.origin += set_by_s
     if known:
         bench.store._clock = bench.clock  # that of the service
         bench.store.record_restart(gone_at)
@@ -92,3 +95,49 @@ def test_a_round_that_nobody_interrupted_was_never_without_an_aggregator(tmp_pat
     bench.drive()
     found, told = first_round(bench)
     assert (found.away, "away" in told.stages, bench.events(RoundTakenUp)) == ([], False, [])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("set_by_s", [3 * 365 * DAY_S, -DAY_S])
+def test_a_wall_clock_that_was_set_meanwhile_is_no_absence_and_moves_no_stage(
+    tmp_path: Path, mode: str, set_by_s: float
+) -> None:
+    bench = bench_of(tmp_path, mode, scripted("a", 2.0), scripted("b", 20.0))
+    dies(bench, 10.0, away_s=4.0, set_by_s=set_by_s)
+    bench.drive()
+    found, told = first_round(bench)
+    assert "away" not in told.stages
+    assert found.seconds == pytest.approx(20.0 - 4.0, abs=0.5)
+    assert found.missed_s == pytest.approx(8.0, abs=0.5), "from the last event before on"
+    assert told.sentence.endswith(
+        "for b, which trained 5 steps in 20 s; the aggregator was away meanwhile, for how long is not known."
+    )
+    assert told.stages["train"] == pytest.approx(20.0)
+    assert told.stages.get("between", 0.0) + told.stages["waiting"] < REAL_S
+
+
+def test_an_absence_after_the_clock_was_set_back_is_found_by_the_order_of_the_journal(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path, "rounds", scripted("a", 2.0), scripted("b", 20.0))
+    dies(bench, 5.0, away_s=3.0, set_by_s=-DAY_S)
+    dies(bench, 12.0, away_s=4.0)
+    bench.drive()
+    found, told = first_round(bench)
+    assert [until - since for since, until in found.away] == pytest.approx([3.0 - DAY_S, 4.0], abs=0.5)
+    assert found.missed_s == pytest.approx(3.0 + 4.0 + 4.0, abs=0.5), "of the first what was before it"
+    assert told.sentence.endswith("; the aggregator was away meanwhile, for how long is not known.")
+
+
+def test_where_the_clocks_contradict_each_other_the_heartbeat_tells_what_the_run_s_clock_missed() -> None:
+    past = Past()
+    past.apply(RoundOpened(1000.0, 1, 0.0, 0, "", ["a"], {"a": "toy-1.1.a"}, "", 600.0, 1, 1))
+    assert past.missed_s(gone_at=1010.0, at=1110.0, elapsed_s=0.0) == 110.0, "from the last event on"
+    assert past.missed_s(gone_at=400.0, at=500.0, elapsed_s=0.0) == 100.0, "the clock was set back before the end"
+    assert past.missed_s(gone_at=1e9, at=1e9 + 100.0, elapsed_s=0.0) == 100.0, "or forward"
+    assert past.missed_s(gone_at=1010.0, at=1e9, elapsed_s=0.0) == 10.0, "how long it was away is not known"
+
+
+def test_an_absence_of_less_than_a_second_is_not_worth_a_word(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path, "rounds", scripted("a", 2.0), scripted("b", 20.0))
+    dies(bench, 10.0, away_s=0.4)
+    bench.drive()
+    assert "away" not in first_round(bench)[1].sentence

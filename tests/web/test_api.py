@@ -77,6 +77,22 @@ def test_an_absence_of_the_aggregator_stands_beside_its_round(page: TestClient, 
     assert shown["why"].endswith("8 are enough; the aggregator was away for 40 s.")
 
 
+@pytest.mark.parametrize("set_by_s", [1e8, -1e6])
+def test_an_open_round_over_which_the_wall_clock_was_set_is_shown_on_one_clock(
+    page: TestClient, store: Store, set_by_s: float
+):
+    run = twelve_rounds(store)
+    before = get(page, f"runs/{run.run_id}/rounds/12")
+    run.say(RoundTakenUp(run.opened_at + 8.0 + set_by_s, 12, run.opened_at + 8.0, run.elapsed, 2.0))
+    shown = get(page, f"runs/{run.run_id}/rounds/12")
+    assert shown["opened_at"] == pytest.approx(run.opened_at + set_by_s, abs=0.01)
+    assert shown["away"] == [{"begin_s": 8.0, "end_s": 8.0}]
+    assert shown["missed_s"] == 2.0
+    drawn = [[(s["stage"], round(s["begin_s"], 3)) for s in u["stretches"]] for u in shown["updates"]]
+    assert drawn == [[(s["stage"], round(s["begin_s"], 3)) for s in u["stretches"]] for u in before["updates"]]
+    assert shown["why"].endswith("8 are enough; the aggregator was away, for how long is not known.")
+
+
 def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient, told: Told):
     rounds = {r["round"]: r for r in get(page, f"runs/{told.run_id}/rounds")}
     assert [rounds[n]["reason"] for n in (3, 4, 6, 7)] == ["all", "deadline", "enough", "too-few"]

@@ -274,7 +274,8 @@ class ClientBack(Event):
 
 @dataclass(frozen=True)
 class RoundTakenUp(Event):
-    """The aggregator goes on with a round that was open when it ended: nobody was there from `gone_at` to `at`.
+    """The aggregator goes on with a round that was open when it ended: nobody was there from `gone_at` to `at`. Where
+    `core.absence` finds no length in these two, the wall clock was set meanwhile.
 
     `missed_s`: for how long, all in all, the run's clock stood still since the round began to take answers (0 in older
     journals).
@@ -348,7 +349,7 @@ class DeviceLeft(Event):
 
 @dataclass(frozen=True)
 class AggregatorStarted(Event):
-    """A new life of the aggregator; the one before it was last known to be alive at `gone_at`."""
+    """A new life of the aggregator; the one before it was last known to be alive at `gone_at`, by its own clock."""
 
     gone_at: float
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from thinwire.core.absence import absence_s
 from thinwire.core.events import (
     AskedInFull,
     ClientAsked,
@@ -78,7 +79,6 @@ class Past:
     slowest: list[float] = field(default_factory=list)
     elapsed_s: float = 0.0
     elapsed_at: float = 0.0  # the wall clock when it was so much
-    at: float = 0.0  # of the last event, wall clock
     _failed_with: int = 0  # the last round that was open when the last of `too_few_in_a_row` closed
 
     def __post_init__(self) -> None:
@@ -136,14 +136,16 @@ class Past:
     def _tell_time(self, event: Event) -> None:
         elapsed_s = getattr(event, "elapsed_s", -1.0)
         if isinstance(event, RoundTakenUp):
-            self.line.now.missed_s = self.missed_s(event.at, elapsed_s)
+            self.line.now.missed_s = self.missed_s(event.gone_at, event.at, elapsed_s)
         if elapsed_s >= self.elapsed_s:
             self.elapsed_s, self.elapsed_at = elapsed_s, event.at
-        self.at = event.at
 
-    def missed_s(self, at: float, elapsed_s: float) -> float:
-        """What the run's clock will not have counted of the round when it shows `elapsed_s` at this time of day."""
-        return self.line.now.missed_s + max(0.0, at - self.elapsed_at - (elapsed_s - self.elapsed_s))
+    def missed_s(self, gone_at: float, at: float, elapsed_s: float) -> float:
+        """What the run's clock will not have counted of the round when it shows `elapsed_s` at this time of day, after
+        an absence since `gone_at`: from the last event until then, and from then on; nothing where that is not known.
+        """
+        stood_s = (absence_s(self.elapsed_at, gone_at) or 0.0) + (absence_s(gone_at, at) or 0.0)
+        return self.line.now.missed_s + max(0.0, stood_s - (elapsed_s - self.elapsed_s))
 
     def round_of(self, device: str, ask_id: str) -> int:
         """The round in which this device was asked this; 0 when it was not, or too long ago to be known."""

@@ -54,18 +54,16 @@ class Running:
         self.stopped: StopOrder = None
         row = store.run(run_id)
         self.simulated = row.source == "sim"  # its devices are in nobody's roster, and say nothing of others'
-        self.plan, self.report, self.task_layout = (
-            RunPlan.from_json(row.plan),
-            row.task_report,
-            Layout.from_json(row.layout),
-        )
+        self.plan, self.report = RunPlan.from_json(row.plan), row.task_report
+        self.task_layout = Layout.from_json(row.layout)
         self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of all that travels
         self.holders = Holders(self.plan.to_json(), self.plan.digest, self.plan.local.delay + 1)
         self.codec = rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable)
         self.past = Past(self.plan.local.delay)
-        for _, event in store.events(run_id):
+        for seq, event in store.events(run_id):
             self.past.apply(event)
+            self._last_found = seq, event.at
         if self.past.bases.model is None and self.plan.run.init != "device":  # which is asked for it first
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         self.begin()
@@ -105,8 +103,8 @@ class Running:
     def goes_on(self, number: int) -> None:
         """Record that a round which was open when the aggregator ended is taken up, and since when it had been gone."""
         now, elapsed_s = self.clock.wall(), self.elapsed
-        gone_at, missed_s = min(now, self.store.gone_at(self.past.at)), self.past.missed_s(now, elapsed_s)
-        self.record(RoundTakenUp(now, number, gone_at, elapsed_s, missed_s))
+        gone_at = self.store.gone_at(*self._last_found, now)
+        self.record(RoundTakenUp(now, number, gone_at, elapsed_s, self.past.missed_s(gone_at, now, elapsed_s)))
         self.status("running", f"round {number} goes on")
 
     def stop_ordered(self) -> bool:

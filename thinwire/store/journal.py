@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import func, select
 
+from thinwire.core.absence import SLACK_S
 from thinwire.core.event_json import from_json
 from thinwire.core.events import AggregatorStarted, Event, HeadTaken
 from thinwire.store.database import Database
@@ -26,12 +27,15 @@ def head_taken(database: Database, run_id: str) -> HeadTaken | None:
     return None if body is None else HeadTaken(**body)
 
 
-def gone_at(database: Database, after: float) -> float:
-    """When the aggregator that wrote an event at `after` was last alive, as the next one to start found it."""
+def gone_at(database: Database, seq: int, at: float, now: float) -> float:
+    """When the aggregator that wrote event `seq` at `at` was last alive, as the next one to start found it, which the
+    order of the journal tells. One that is said to have been alive after `now` was so at its last event, or later.
+    """
     wanted = select(Journal.body).where(Journal.run_id.is_(None), Journal.kind == AggregatorStarted.__name__)
     with database.reading() as connection:
-        body = connection.scalar(wanted.where(Journal.at > after).order_by(Journal.seq).limit(1))
-    return after if body is None else max(after, AggregatorStarted(**body).gone_at)
+        body = connection.scalar(wanted.where(Journal.seq > seq).order_by(Journal.seq).limit(1))
+    found = at if body is None else max(at, AggregatorStarted(**body).gone_at)
+    return at if at <= now < found - SLACK_S else found
 
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))

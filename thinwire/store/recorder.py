@@ -87,7 +87,7 @@ class Recorder:
     def record_restart(self, at: float, gone_at: float) -> None:
         """A new life of the aggregator: whoever was online is not, until it comes again."""
         with self._database.writing() as connection:
-            connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, min(gone_at, at))))
+            connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, gone_at)))
             online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
             if online:
                 heard_at = min(gone_at, at)  # it was there until nobody was to hear it

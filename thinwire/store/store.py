@@ -141,9 +141,9 @@ class Store:
         """Which round of a run whose asks go ahead took its answers last, and since when."""
         return journal.head_taken(self._database, run_id)
 
-    def gone_at(self, after: float) -> float:
-        """When the aggregator that wrote an event at `after` was last alive: no earlier than that."""
-        return journal.gone_at(self._database, after)
+    def gone_at(self, seq: int, at: float, now: float) -> float:
+        """When the aggregator that wrote event `seq` at `at` was last alive: no earlier than that, by its own clock."""
+        return journal.gone_at(self._database, seq, at, now)
 
     def last_seq(self, run_id: str | None = None) -> int:
         """The newest event's seq, of a run or of all; cheap enough to ask ten times a second."""

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.core.texts import counted, duration
+from thinwire.store.one_clock import on_one_clock
 from thinwire.store.rows import RoundRow, UpdateRow
 from thinwire.store.stages import ALONG, OWN, STAGES, along, within, within_s
-from thinwire.store.why_words import became, did, gone_s, names, own_part, unanswered, would_do
+from thinwire.store.why_words import became, did, gone, gone_s, names, own_part, unanswered, would_do
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def why(
     into it; without them less is told. `parameters`: of the model, for what a smaller codec would have come to.
     `turn_at`: since when it took answers (`turns`), where that was not at its opening. `rtts`: seconds by device.
     """
-    took = found.seconds or 0.0
+    told_of, took = found, found.seconds or 0.0
+    found, turn_at, (asks, earlier) = on_one_clock(found, turn_at, asks, earlier)
     slowest = _slowest(found, asks, earlier)
     stages = {name.removesuffix("_s"): value for name, value in found.spent.items()}
     stages = {"asked" if name == "wait" else name: value for name, value in stages.items()}
@@ -52,8 +54,8 @@ def why(
         begin = max(begin, slowest.arrived_at)
     held = _held_up_by(found, asks, begin)
     if (asks or earlier) and found.closed_at is not None:
-        if gone := within_s(found.away, begin, found.closed_at):  # after the last answer that counted
-            stages["away"] = stages.get("away", 0.0) + gone
+        if after := within_s(found.away, begin, found.closed_at):  # the last answer that counted
+            stages["away"] = stages.get("away", 0.0) + after
         known = sum(stages.get(name, 0.0) for name in STAGES if name != "waiting")
         stages["waiting"] = max(0.0, took - known)
     elif found.away:
@@ -69,18 +71,17 @@ def why(
     else:
         reason = _waited(found, said, slowest, held, rtt_s)
         reason += own_part(took, {name: said[name] for name in OWN if name in said}, uncounted)
-    told = f"Round {found.round} took {duration(took)}: {_blamed(found, said, reason)}."
+    told = f"Round {found.round} took {duration(took)}: {_blamed(told_of, said, reason)}."
     waited_for = tuple(one.device for one in held)
     return Why(found.round, took, told, device, said, waited_for, requests, rtt_s, uncounted)
 
 
 def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
     """The reason, and what of the round was without an aggregator: first where nothing else took so long."""
-    if not found.away:
+    if not gone(found):
         return reason
-    gone = f"the aggregator was away for {duration(gone_s(found))}"
-    first = stages.get("away", 0.0) >= max(stages.values(), default=0.0)
-    return f"{gone}; {reason}" if first else f"{reason}; {gone} meanwhile"
+    first = gone_s(found) > 0.0 and stages.get("away", 0.0) >= max(stages.values(), default=0.0)
+    return f"{gone(found)}; {reason}" if first else f"{reason}; {gone(found, ' meanwhile')}"
 
 
 def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:

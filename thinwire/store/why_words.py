@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from thinwire.core.absence import absence_s
 from thinwire.core.texts import counted, duration, size, speed, trip
 from thinwire.store.rows import RoundRow, UpdateRow
 
+TOLD_S = 1.0  # an absence that is shorter is not worth a word
 OWN_SHARE = 0.2  # of a round's time, from which on the aggregator's part is worth a word
 # Bits of a parameter, mildest first: what could be tried instead. tests/store holds them against the codecs.
 SMALLER = {"fp16": 16.0, "int8": 8.0, "qsgd(4)": 4.0, "topk(0.01) > int8 > rice": 0.17, "topk(0.01) > sign > rice": 0.1}
@@ -88,8 +90,15 @@ def would_do(ask: UpdateRow, stages: Mapping[str, float], deadline_s: float, par
 
 
 def gone_s(found: RoundRow) -> float:
-    """For how long no aggregator was there while the round was open."""
-    return sum(until - since for since, until in found.away)
+    """For how long no aggregator was there while the round was open, as far as that is known."""
+    return sum(absence_s(since, until) or 0.0 for since, until in found.away)
+
+
+def gone(found: RoundRow, meanwhile: str = "") -> str:
+    """What is said of that; "" where it is not worth a word. `meanwhile`: a word behind it."""
+    if any(absence_s(since, until) is None for since, until in found.away):
+        return f"the aggregator was away{meanwhile}, for how long is not known"
+    return f"the aggregator was away for {duration(took)}{meanwhile}" if (took := gone_s(found)) >= TOLD_S else ""
 
 
 def unanswered(found: RoundRow) -> int:

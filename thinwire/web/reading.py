@@ -11,6 +11,7 @@ from thinwire.core.errors import NotFound
 from thinwire.core.layout import Layout
 from thinwire.core.sections import MOST_DELAY
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
+from thinwire.store.one_clock import on_one_clock
 from thinwire.store.stages import turns
 from thinwire.store.why import Why, why
 from thinwire.store.why_of_run import in_all
@@ -76,13 +77,15 @@ class Reader:
         if found.reason:
             simulated, rtts = row.source == "sim", self._reasons.rtts(row)
             took = why(found, own, row.size, before, turn_at, simulated=simulated, rtts=rtts)
-        said = {"slowest": took.device}
-        shown = _with_sums(rounds[: rounds.index(found) + 1], number, {})[0].model_copy(update=said)
-        of = {one.round: one for one in rounds}
+        missed_s = max(found.missed_s, gone_s(found))
+        found, turn_at, (own, before) = on_one_clock(found, turn_at, own, before)
+        said = {"slowest": took.device, "opened_at": found.opened_at}
+        shown = _with_sums([one for one in rounds if one.round <= number], number, {})[0].model_copy(update=said)
+        of = {one.round: one for one in rounds} | {number: found}
         return models.RoundPage(
             **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for),
             deadline_reason=found.deadline_reason, drawn=found.drawn, turn_at=turn_at,
-            missed_s=max(found.missed_s, gone_s(found)),
+            missed_s=missed_s,
             codecs=Counter(found.codecs.values()).most_common(),
             updates=[update(one, of.get(one.round), turn_at) for one in own],
             late_folded=[update(one, of.get(one.round), turn_at) for one in before],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from thinwire.core.texts import duration
 from thinwire.store import RoundRow, RunRow, UpdateRow
-from thinwire.store.why_words import gone_s, unanswered
+from thinwire.store.why_words import gone, unanswered
 
 
 def run_sentence(run: RunRow, open_round: RoundRow | None = None) -> str:
@@ -76,7 +76,7 @@ def open_round(
 
 
 def _away(round_: RoundRow) -> str:
-    return f"; the aggregator was away for {duration(gone_s(round_))}" if round_.away else ""
+    return f"; {said}" if (said := gone(round_)) else ""
 
 
 def answered(round_: RoundRow) -> int:

@@ -120,7 +120,7 @@ def test_the_reasons_are_shown_to_all_and_at_every_width(store: Store, served: S
 
 def test_an_open_buffer_is_told_as_one(store: Store, served: Shown, look: Open):
     page = look(served.url, f"runs/{buffered(store).run_id}")
-    expect(page.locator(".why")).to_contain_text("its buffer holds 1 of 2 updates, and 4 devices are at work")
+    expect(page.locator("#rounds .why")).to_contain_text("its buffer holds 1 of 2 updates, and 4 devices are at work")
     expect(page.locator(".gantt li.lane")).to_have_count(5)
     expect(page.locator(".progress")).not_to_contain_text("deadline")
 
@@ -132,6 +132,6 @@ def test_the_round_that_takes_answers_is_followed_and_those_behind_it_can_be_loo
     expect(page.locator("#rounds h2")).to_have_text("Round 3")
     expect(page.locator(".progress")).to_contain_text("round 3: 0 of 8 answered")
     page.get_by_role("button", name="Round after").click()
-    expect(page.locator(".why")).to_contain_text("Round 4 waits for its turn")
+    expect(page.locator("#rounds .why")).to_contain_text("Round 4 waits for its turn")
     page.get_by_role("button", name="Newest").click()
     expect(page.locator("#rounds h2")).to_have_text("Round 3")

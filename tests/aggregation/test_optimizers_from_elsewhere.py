@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.aggregation.elsewhere import install
 from thinwire.aggregation.optimizers import optimizers, server_optimizer, stepped
 from thinwire.core.errors import CodecError
 from thinwire.core.sections import ServerSection
@@ -36,12 +37,8 @@ lr = 0.01
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where a package is installed that brings the optimizer `lion` by entry point, beside a plan that names it."""
-    (tmp_path / "mypkg.py").write_text(LION)
     (tmp_path / "plan.toml").write_text(PLAN)
-    info = tmp_path / "mypkg-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypkg\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[thinwire.optimizers]\nlion = mypkg:Lion\n")
+    install(tmp_path, LION, "thinwire.optimizers", "lion = mypkg:Lion")
     return tmp_path
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.aggregation.elsewhere import install
 from thinwire.aggregation import Contractive, parse
 from thinwire.aggregation.ef21 import ef21
 from thinwire.aggregation.feedback import feedback
@@ -65,11 +66,7 @@ class Wild(Whole):
 @pytest.fixture
 def mypkg(tmp_path: Path) -> Path:
     """A folder in which a package is installed that brings the step `wild` by entry point."""
-    (tmp_path / "mypkg.py").write_text(WILD)
-    info = tmp_path / "mypkg-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypkg\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[thinwire.codecs]\nwild = mypkg:Wild\n")
+    install(tmp_path, WILD, "thinwire.codecs", "wild = mypkg:Wild")
     return tmp_path
 
 

@@ -129,10 +129,10 @@ def test_the_requests_of_a_run_stand_beside_their_round_trip(thinwire, home):
         )  # fmt: skip
     shown = thinwire("runs", "show", "toy", "--why", "--home", home).out
     (row,) = (line for line in shown.splitlines() if line.strip().startswith("3 ") and " x " in line)
-    assert row.rstrip().endswith("pi-01    4 x 300 ms  pi-02")
+    assert row.rstrip().endswith("pi-01    4 x 300 ms = 1.2 s  pi-02")
     assert "Round 3 took 6.0 s: waited 3.4 s for pi-02, which was lost." in shown
     found = thinwire("runs", "show", "toy", "--why", "--json", "--home", home).document["rounds_why"][2]
-    assert (found["requests"], found["rtt_s"], found["waited_for"]) == (4, 0.3, ["pi-02"])
+    assert (found["requests"], found["rtt_s"], found["trips_s"], found["waited_for"]) == (4, 0.3, 1.2, ["pi-02"])
 
 
 def test_watching_a_run_that_is_over_ends_with_its_exit_code(thinwire, home):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.store.test_why import ASK, QUICK, ROUND
+from thinwire.store.stages import STAGES
 from thinwire.store.why import why
 from thinwire.store.why_of_run import in_all
 
@@ -24,9 +25,13 @@ IN_PROCESS = replace(
 
 def test_requests_are_told_with_the_round_trip_that_was_measured():
     found = why(ROUND, [QUICK, CHATTY], rtts={"pi-3": 0.48, "pi-2": 9.0})
-    assert "which spent 30 s on 40 requests x 480 ms" in found.sentence
+    assert "which spent 30 s between its stages (40 requests x 480 ms = 19 s)" in found.sentence
     assert (found.requests, found.rtt_s) == (40, 0.48)
-    assert "which spent 30 s on 40 requests." in why(ROUND, [QUICK, CHATTY]).sentence
+    assert found.trips_s == pytest.approx(19.2), "and no stage: the 30 s are more than that"
+    assert set(found.stages) == set(STAGES) - {"before", "away"}
+    unmeasured = why(ROUND, [QUICK, CHATTY])
+    assert "which spent 30 s between its stages (40 requests)." in unmeasured.sentence
+    assert unmeasured.trips_s is None
 
 
 def test_of_a_run_the_requests_are_summed_and_the_round_trips_weighed_by_them():
@@ -34,7 +39,8 @@ def test_of_a_run_the_requests_are_summed_and_the_round_trips_weighed_by_them():
     found = in_all([one, other])
     assert found.requests == 50
     assert found.rtt_s == pytest.approx(0.4)
-    assert "of it requests and round trips" in in_all([one]).sentence
+    assert found.trips_s == pytest.approx(20.0)
+    assert "of it between the stages on the devices" in in_all([one]).sentence
 
 
 def test_a_simulation_has_no_requests_and_its_clock_does_not_count_the_aggregator():

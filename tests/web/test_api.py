@@ -111,11 +111,12 @@ def test_a_run_says_in_all_where_its_time_went(page: TestClient, told: Told, sto
     assert run["why"].startswith("12 rounds took ")
     assert "% of it training; pi-07 was the slowest in " in run["why"]
     assert run["stages"]["train"] > run["stages"]["upload"] > 0
-    assert (run["requests"], run["rtt_s"], run["uncounted"]) == (24, None, {})
+    assert (run["requests"], run["rtt_s"], run["trips_s"], run["uncounted"]) == (24, None, None, {})
     store.record(
         told.run_id, [RunNoted(told.now, "")], [MeasureRow("pi-07", "rtt", "", [[1.0, 0.05]], 0.05, 0.06, told.now)]
     )
-    assert get(page, f"runs/{told.run_id}/rounds/3")["rtt_s"] == 0.05
+    found = get(page, f"runs/{told.run_id}/rounds/3")
+    assert (found["requests"], found["rtt_s"], found["trips_s"]) == (2, 0.05, 0.1)
 
 
 def test_the_reasons_of_a_run_follow_it_round_by_round(page: TestClient, store: Store):
@@ -133,8 +134,7 @@ def test_a_round_without_a_wire_claims_no_requests_and_no_share_of_a_clock_that_
     run = new_run(store, source="sim")
     run.quiet_round(0.05)
     shown = get(page, f"runs/{run.run_id}/rounds/1")
-    assert shown["requests"] == 0
-    assert "trips" not in shown["stages"]
+    assert (shown["requests"], shown["trips_s"]) == (0, None)
     assert shown["uncounted"] == {"fold": 0.01, "step": 0.004, "store": 0.02}
     assert "which a simulation's clock does not count" in shown["why"]
     assert {s["stage"] for u in shown["updates"] for s in u["stretches"]} >= {"between", "upload"}
@@ -154,7 +154,7 @@ def test_a_round_shows_what_each_client_did_when(page: TestClient, told: Told):
     clients = {u["device"]: u for u in found["updates"]}
     assert list(clients) == DEVICES
     stages = [s["stage"] for s in clients["pi-01"]["stretches"]]
-    assert stages == ["asked", "download", "queue", "evaluate", "train", "encode", "trips", "upload"]
+    assert stages == ["asked", "download", "queue", "evaluate", "train", "encode", "between", "upload"]
     assert clients["pi-07"]["outcome"] == "late"
     assert clients["pi-07"]["folded_round"] == 5
     assert clients["pi-07"]["stretches"][-1]["end_s"] > found["seconds"]

@@ -207,12 +207,12 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     )
     page = look(served.url, f"runs/{run.run_id}")
     expect(page.locator("#rounds .why")).to_have_text("Round 1 took 6.0 s: waited 5.5 s for pi-08, which was lost.")
-    expect(page.locator("#rounds .went")).to_contain_text("(2 requests × 50 ms)")
+    expect(page.locator("#rounds .went")).to_contain_text("Round trips within these: 2 requests × 50 ms = 100 ms.")
     expect(page.locator("#rounds .went")).to_contain_text("waiting 5.5 s (for pi-08)")
     expect(page.locator("#time .why")).to_contain_text("1 round took 6.0 s, 91 % of it waiting for who did not answer")
     expect(page.locator("#time .went")).to_contain_text("waiting 5.5 s")
-    expect(page.locator(".legend")).to_contain_text("requests, round trips")
-    expect(page.locator(".lane.is-folded .stage.trips")).to_have_count(7)
+    expect(page.locator(".legend")).to_contain_text("between its stages")
+    expect(page.locator(".lane.is-folded .stage.between")).to_have_count(7)
     assert axe(page) == []
 
 

@@ -42,7 +42,7 @@ def test_who_worked_while_no_aggregator_was_there_did_not_wait_with_the_ask():
     found = stretches(row, 100.0, [[105.0, 160.0]])
     assert [(s.stage, s.begin_s, s.end_s) for s in found] == [("train", 0.0, 20.0), ("upload", 65.0, 66.0)]
     late = stretches(replace(row, began_at=185.0, arrived_at=186.0), 100.0, [[105.0, 160.0]])
-    assert [(s.stage, s.begin_s, s.end_s) for s in late][1] == ("trips", 75.0, 85.0), "the rest was no aggregator's"
+    assert [(s.stage, s.begin_s, s.end_s) for s in late][1] == ("between", 75.0, 85.0), "the rest was no aggregator's"
 
 
 def test_an_ask_without_an_answer_has_no_stretches():
@@ -51,6 +51,5 @@ def test_an_ask_without_an_answer_has_no_stretches():
 
 def test_a_device_without_a_stopwatch_still_shows_its_upload():
     row = replace(ROW, pulled_at=101.0, began_at=103.0, arrived_at=104.0)
-    shown = [("asked", 0.0, 1.0), ("trips", 1.0, 3.0), ("upload", 3.0, 4.0)]
+    shown = [("asked", 0.0, 1.0), ("between", 1.0, 3.0), ("upload", 3.0, 4.0)]
     assert [(s.stage, s.begin_s, s.end_s) for s in stretches(row, 100.0)] == shown
-    assert stretches(replace(row, requests=0), 100.0)[1].stage == "between", "without a wire there are no round trips"

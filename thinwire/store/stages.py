@@ -12,8 +12,8 @@ from thinwire.core.events import HeadTaken
 from thinwire.store.rows import RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
-# As it happens. What its stages leave of a device's time: trips where it made requests, between where there is no wire.
-ALONG = ("asked", *ON_DEVICE, "trips", "between", "upload")
+# As it happens. between: what a device's own stages leave of its time, from taking the ask up until its answer began.
+ALONG = ("asked", *ON_DEVICE, "between", "upload")
 OWN = ("fold", "step", "store")
 # before: from a round's opening until the device was asked; away: no aggregator was there, and no device at work
 STAGES = ("before", *ALONG, "away", "waiting", *OWN)
@@ -21,8 +21,8 @@ Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, wall clock
 
 
 def along(ask: UpdateRow, away: Away = ()) -> dict[str, float]:
-    """Seconds by stage of one ask that was answered; what the device's stages leave of its time are the trips (without
-    a wire: between), but for what of that was without an aggregator.
+    """Seconds by stage of one ask that was answered. Of what the device's own stages leave of its time, that without an
+    aggregator is `away`, the rest `between`. Round trips are no stage: they lie in downloads, uploads and between.
 
     A device that worked on it when the aggregator ended took it up before: it is not handed out again.
     """
@@ -32,9 +32,9 @@ def along(ask: UpdateRow, away: Away = ()) -> dict[str, float]:
     on_device = {name: getattr(ask, f"{name}_s") or 0.0 for name in ON_DEVICE}
     untold = asked if within_s(away, asked, began) else began - sum(on_device.values())
     pulled = min(max(asked, ask.pulled_at or untold), began)
-    rest, left = "trips" if ask.requests else "between", max(0.0, began - pulled - sum(on_device.values()))
+    left = max(0.0, began - pulled - sum(on_device.values()))
     before, after = within_s(away, asked, pulled), min(left, within_s(away, pulled, began))
-    found = {"asked": pulled - asked - before, **on_device, rest: left - after, "upload": ask.arrived_at - began}
+    found = {"asked": pulled - asked - before, **on_device, "between": left - after, "upload": ask.arrived_at - began}
     return {**found, "away": before + after} if before + after else found
 
 

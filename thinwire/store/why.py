@@ -19,7 +19,8 @@ from thinwire.store.why_words import became, did, gone, gone_s, names, own_part,
 class Why:
     """Seconds by stage (`STAGES`); `device`: along whose answer, "" where none came. `waiting`: from the last answer
     that counted until nothing more was accepted, for `waited_for`: who was lost or dropped then, or still out.
-    `requests`: of that device's exchange, where there is a wire, with a round trip of `rtt_s` where one was measured.
+    `requests`: of that device's exchange, where there is a wire, with a round trip of `rtt_s` where one was measured;
+    `trips_s`: what these come to. That is no stage: it lies in the download, the upload and between.
     `uncounted`: the aggregator's part in a simulation, whose clock stands still meanwhile.
     """
 
@@ -32,6 +33,10 @@ class Why:
     requests: int = 0
     rtt_s: float | None = None
     uncounted: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def trips_s(self) -> float | None:
+        return None if self.rtt_s is None else self.requests * self.rtt_s
 
 
 def why(

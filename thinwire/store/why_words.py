@@ -25,20 +25,20 @@ def did(stages: Mapping[str, float], ask: UpdateRow | None, rtt_s: float | None 
         return f"downloaded {size(ask.payload_down)} at {speed(8 * ask.payload_down / stages[name])} in {took}"
     if name == "train" and ask and ask.steps:
         return f"trained {counted(ask.steps, 'step')} in {took}"
-    if name == "trips" and ask and ask.requests:
-        return f"spent {took} on {exchange(ask.requests, rtt_s)}"
+    if name == "between" and ask and ask.requests:
+        return f"spent {took} between its stages ({exchange(ask.requests, rtt_s)})"
     return {
         "asked": f"took the ask up after {took}", "queue": f"did other work first for {took}",
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
-        "trips": f"spent {took} on requests", "between": f"spent {took} between its stages",
-        "upload": f"uploaded for {took}", "download": f"downloaded for {took}", "train": f"trained for {took}",
+        "between": f"spent {took} between its stages", "upload": f"uploaded for {took}",
+        "download": f"downloaded for {took}", "train": f"trained for {took}",
     }[name]  # fmt: skip
 
 
 def noun(name: str) -> str:
     """A stage as a noun."""
     return {
-        "asked": "until an ask was taken up", "queue": "behind other work", "trips": "requests and round trips",
+        "asked": "until an ask was taken up", "queue": "behind other work",
         "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
         "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads", "fold": "folding",
         "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was asked",
@@ -47,14 +47,14 @@ def noun(name: str) -> str:
 
 
 def exchange(requests: int, rtt_s: float | None) -> str:
-    """Requests x round trip, as far as it is known; "" where there was no request.
+    """Requests x round trip and what that comes to, as far as it is known; "" where there was no request.
 
     >>> exchange(2, 0.048), exchange(1, None), exchange(0, 0.048)
-    ('2 requests x 48 ms', '1 request', '')
+    ('2 requests x 48 ms = 96 ms', '1 request', '')
     """
     if not requests:
         return ""
-    return counted(requests, "request") + (f" x {trip(rtt_s)}" if rtt_s else "")
+    return counted(requests, "request") + (f" x {trip(rtt_s)} = {trip(requests * rtt_s)}" if rtt_s else "")
 
 
 def became(ask: UpdateRow, lost: bool) -> str:

@@ -82,8 +82,9 @@ class Client(Traffic):
 
 
 class Went(Answer):
-    """Where time went: `why` in a sentence, seconds by stage, and requests x `rtt_s` as far as they are known (null:
-    no round trip was measured). `uncounted`: stages that a simulation's clock does not count.
+    """Where time went: `why` in a sentence, seconds by stage, and requests x `rtt_s` = `trips_s`, which is no stage of
+    its own but lies within these (null: no round trip was measured). `uncounted`: stages that a simulation's clock does
+    not count.
     """
 
     why: str = ""
@@ -91,6 +92,7 @@ class Went(Answer):
     uncounted: dict[str, float]
     requests: int
     rtt_s: float | None
+    trips_s: float | None
 
 
 class RunPage(Went, Run):

@@ -128,7 +128,7 @@ def _went(took: Why | None) -> dict[str, Any]:
     took = took or Why(0, 0.0, "")
     return {
         "why": took.sentence, "stages": dict(took.stages), "uncounted": dict(took.uncounted), "requests": took.requests,
-        "rtt_s": took.rtt_s,
+        "rtt_s": took.rtt_s, "trips_s": took.trips_s,
     }  # fmt: skip
 
 

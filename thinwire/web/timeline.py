@@ -3,7 +3,7 @@
 The aggregator saw when the ask was taken (`pulled_at`) and when the answer began and arrived; what lies between, the
 device measured by its own stopwatch. A device's stretches are laid end to end from `pulled_at` and never reach past
 `began_at`: two clocks that differ cannot make an upload begin before its encoding ends. What they leave stands before
-the upload: requests and round trips, or, where there is no wire, what was between its stages.
+the upload, as what was between its stages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stre
         begin = found[-1].end_s
         took = getattr(update, f"{stage}_s") or 0.0
         found.append(Stretch(stage, begin, max(begin, min(began, begin + took))))
-    rest = "trips" if update.requests else "between"
-    found.append(Stretch(rest, max(found[-1].end_s, began - along(update, away)[rest]), max(found[-1].end_s, began)))
+    between_s = along(update, away)["between"]
+    found.append(Stretch("between", max(found[-1].end_s, began - between_s), max(found[-1].end_s, began)))
     found.append(Stretch("upload", max(began, found[-1].end_s), max(end, found[-1].end_s)))
     return [stretch for stretch in found if stretch.end_s > stretch.begin_s]

@@ -55,7 +55,9 @@ def _row(one: Why, stages: tuple[str, ...], wired: bool) -> tuple[str, ...]:
 
     seconds = {**one.stages, **one.uncounted}
     spent = (say.NOTHING if name not in seconds else f"{seconds[name]:.2f}" for name in stages)
-    made = f"{one.requests} x {trip(one.rtt_s)}" if one.rtt_s else str(one.requests or "")
+    made = str(one.requests or "")
+    if one.rtt_s and one.trips_s:
+        made += f" x {trip(one.rtt_s)} = {trip(one.trips_s)}"
     return f"{one.seconds:.2f}", *spent, one.device, *((made,) if wired else ()), ", ".join(one.waited_for)
 
 
@@ -63,5 +65,5 @@ def _document(one: Why) -> dict[str, Any]:
     return {
         "sentence": one.sentence, "seconds": one.seconds, "slowest": one.device, "stages": dict(one.stages),
         "uncounted": dict(one.uncounted), "waited_for": list(one.waited_for), "requests": one.requests,
-        "rtt_s": one.rtt_s,
+        "rtt_s": one.rtt_s, "trips_s": one.trips_s,
     }  # fmt: skip

@@ -103,7 +103,7 @@ const Asks = ({ round }) => html`
   <${Table} label=${`Asks of round ${round.round}`} rows=${[...round.updates, ...round.late_folded]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
     { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${u.reason ? `: ${u.reason}` : ""}${anew(u)}<//>` },
-    ...["asked", "download", "queue", "evaluate", "train", "encode", round.updates.some((u) => u.requests) ? "trips" : "between", "upload"].map((stage) => ({
+    ...["asked", "download", "queue", "evaluate", "train", "encode", "between", "upload"].map((stage) => ({
       title: stage === "asked" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },

@@ -1,4 +1,4 @@
-// Where time went, as one line: the stages that took any, with requests x round trip and whom was waited for.
+// Where time went, as one line: the stages that took any and whom was waited for, and requests x round trip within them.
 import { html } from "./dom.js";
 import { plural, seconds, trip } from "./format.js";
 
@@ -6,15 +6,16 @@ const WORDS = { before: "before it was asked", between: "between its stages", as
 
 export const Went = ({ went, along, waited }) => {
   const uncounted = listed(went.uncounted, {});
-  const more = { trips: went.requests ? exchange(went) : "", waiting: waited?.length ? `for ${few(waited)}` : "" };
+  const more = { waiting: waited?.length ? `for ${few(waited)}` : "" };
   return html`
-    <p class="went faint">Where it went${along && `, along ${along}`}: ${listed(went.stages, more) || "it took no time"}.${uncounted && ` In the aggregator, which a simulation's clock does not count: ${uncounted}.`}</p>`;
+    <p class="went faint">Where it went${along && `, along ${along}`}: ${listed(went.stages, more) || "it took no time"}.${exchange(went)}${uncounted && ` In the aggregator, which a simulation's clock does not count: ${uncounted}.`}</p>`;
 };
 
 /** What took no time is left out; `more`: what stands behind a stage. */
 const listed = (stages, more) => Object.entries(stages).filter(([, took]) => took >= 0.005)
   .map(([name, took]) => `${WORDS[name] ?? name} ${seconds(took)}${more[name] ? ` (${more[name]})` : ""}`).join(" · ");
 
-const exchange = ({ requests, rtt_s }) => `${plural(requests, "request")}${rtt_s ? ` × ${trip(rtt_s)}` : ""}`;
+/** Round trips are no stage of their own: they lie in downloads, uploads and between these. */
+const exchange = ({ requests, rtt_s, trips_s }) => (rtt_s ? ` Round trips within these: ${plural(requests, "request")} × ${trip(rtt_s)} = ${trip(trips_s)}.` : requests ? ` ${plural(requests, "request")}.` : "");
 
 const few = (names) => (names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${names.length - 2} more` : names.join(", "));

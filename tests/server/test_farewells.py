@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import FAILS, Bench, scripted, three
+from tests.server.bench import FAILS, SILENT, Bench, scripted, three
 from tests.server.crashes import Killed
+from thinwire.core.errors import Refused
 from thinwire.core.events import DeviceTold, Event, RoundClosed, RunStatusChanged
 from thinwire.server import farewells
 from thinwire.server.farewells import UNTOLD_S, Farewells
@@ -160,3 +161,53 @@ def test_a_device_that_is_renamed_has_heard_what_it_had_heard(tmp_path: Path, he
     bench.store.roster.rename("a", "z")
     bench.store.roster.rename("b", "a")
     assert bench.store.untold(bench.run_id) == (["a"] if heard else ["a", "c", "z"])
+
+
+@pytest.mark.parametrize("sent", [(), ("a", "b", "c")])
+def test_a_device_that_is_renamed_is_told_when_it_comes_by_its_new_name(tmp_path: Path, sent: tuple[str, ...]) -> None:
+    """b takes over a's old name; a stop that was sent to a name is nobody's once that name is another's."""
+    bench = two_rounds(tmp_path)
+    serves(bench, 1000.0, kill=over)
+    waiting = Farewells(bench.fleet, bench.store, bench.clock)
+    for name in sent:
+        waiting.tell(name)
+    for name in ("a", "b"):
+        bench.store.roster.enrol(name, f"{name}-print", name.encode(), "manual")
+    bench.store.roster.rename("a", "z")
+    bench.store.roster.rename("b", "a")
+    before = len(bench.fleet.sent)
+    for name in ("z", "a", "b"):
+        waiting.tell(name)
+    assert [envelope.device for envelope in bench.fleet.sent[before:]] == ["z", "a"]
+
+
+def without_a_model(folder: Path) -> Bench:
+    """Nobody can give the first model; d comes after the run has failed."""
+    devices = [scripted(name, lambda ask: FAILS) for name in ("a", "b", "c", "d")]
+    bench = Bench(folder, devices, run={"init": "device"}, cohort={"wait_for": 3})
+    bench.fleet.die("d")
+    bench.fleet.come("d", 50.0)
+    return bench
+
+
+def test_who_was_asked_for_a_first_model_hears_that_there_will_be_none(tmp_path: Path) -> None:
+    bench = without_a_model(tmp_path)
+    assert serves(bench, 100.0) == ["a", "b", "c"] == told(bench)
+    assert bench.store.run(bench.run_id).status == "failed"
+    assert not any(e.ask.farewell for e in bench.fleet.sent if e.ask.kind == "stop")
+    assert serves(bench, 100.0) == []
+
+
+def test_who_was_asked_for_a_first_model_hears_of_the_end_after_a_kill_too(tmp_path: Path) -> None:
+    bench = without_a_model(tmp_path)
+    assert serves(bench, 100.0, kill=over) == []
+    assert serves(bench, 100.0) == ["a", "b", "c"] == told(bench)
+
+
+def test_who_is_asked_for_a_first_model_is_not_renamed_meanwhile(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [scripted("a", lambda ask: SILENT)], run={"init": "device"})
+    serves(bench, 10.0)
+    assert bench.store.run(bench.run_id).status == "running"
+    bench.store.roster.enrol("a", "a-print", b"a", "manual")
+    with pytest.raises(Refused, match="takes part in"):
+        bench.store.roster.rename("a", "z")

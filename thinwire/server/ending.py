@@ -121,12 +121,15 @@ def _measured_before(running: Running) -> list[ReplyHead]:
 
 
 def dismiss(running: Running) -> None:
-    """Tell all devices that the run is over, with their last verdicts; after a restart also those that come back."""
+    """Tell all devices that the run is over, with their last verdicts; after a restart also those that come back.
+
+    Of a run that never had a model only those hear that were asked for the first one.
+    """
     running.fleet.ack([head.update_id for head in running.deferred.values()])
-    if running.past.bases.model is None:
-        return  # nothing has begun that could be over
     while running.returning() and not running.closing():
         running.fleet.ack([a.update_id for a in running.poll(POLL_S) if isinstance(a, ReplyHead)])
     run_id, task, digest = running.run_id, running.plan.run.task, running.holders.digest
-    told = {device: verdicts_of(running, device) for device in running.presence.devices}
+    here, begun = running.presence.devices, running.past.bases.model is not None
+    heard_of_it = here if begun else [device for device in here if device in running.past.first.times]
+    told = {device: verdicts_of(running, device) for device in heard_of_it}
     running.fleet.send([stop_of(run_id, task, digest, device, verdicts) for device, verdicts in told.items()])

@@ -44,8 +44,8 @@ class Farewells:
     def __init__(self, fleet: Fleet, store: Store, clock: Clock) -> None:
         self._fleet, self._store, self._clock = fleet, store, clock
         self._due: defaultdict[str, list[Over]] = defaultdict(list)  # device -> what it is told of when it comes
-        for row in store.ended_since(clock.wall() - UNTOLD_S):
-            self._add(row, ())
+        self._renames = store.roster.renames()
+        self._look()
 
     def over(self, run_id: str, sent: Collection[str]) -> None:
         """A run has ended here, and these devices were sent a stop; who else was asked in it hears it when it comes."""
@@ -55,9 +55,17 @@ class Farewells:
 
     def tell(self, device: str) -> None:
         """It is there: it is sent what it may not have heard, once in this aggregator's life."""
+        if (renames := self._store.roster.renames()) != self._renames:
+            self._renames = renames
+            self._look()  # by today's names, also for who was sent a stop by another, which it cannot take any more
         since = self._clock.wall() - UNTOLD_S
         due = [over for over in self._due.pop(device, ()) if over.at >= since]
         self._fleet.send([stop_of(over.run_id, over.task, over.digest, device, farewell=True) for over in due])
+
+    def _look(self) -> None:
+        self._due.clear()
+        for row in self._store.ended_since(self._clock.wall() - UNTOLD_S):
+            self._add(row, ())
 
     def _add(self, row: RunRow, sent: Collection[str]) -> None:
         over = Over(row.run_id, row.task, digest_of(row.plan), row.finished_at or self._clock.wall())

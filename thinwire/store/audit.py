@@ -51,6 +51,11 @@ def by_todays_name(newest_first: Iterable[DeviceAction]) -> Iterator[tuple[str |
             today[one.device] = None
 
 
+def renames(database: Database) -> int:
+    with database.reading() as connection:
+        return int(connection.scalar(select(func.count()).where(Action.what == "rename")) or 0)
+
+
 def note(database: Database, at: float, kind: str, address: str, why: str, name: str) -> None:
     """Write down a refusal; the oldest one goes when there are too many."""
     row = {"at": at, "kind": kind, "address": address, "why": why, "name": name}

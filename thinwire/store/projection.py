@@ -73,6 +73,7 @@ class Projection:
             case RunNoted():
                 self._noted(event.text)
             case FirstModelAsked() | FirstModelFailed():
+                self.sums.takes_part(event.device)
                 self._noted(event.text, instead_of=f"{event.device}, asked for the first model: ")
             case ModelStored():
                 self._model(event)

@@ -96,6 +96,10 @@ class StoredRoster:
         with self._database.writing() as connection:
             renaming.rename(connection, old, new, who, self._clock.wall())
 
+    def renames(self) -> int:
+        """How often a device was given another name: what was kept by name before may be another's now."""
+        return audit.renames(self._database)
+
     def seen(self, hello: Hello, at: float) -> None:
         """Keep what a device says of itself."""
         with self._database.writing() as connection:

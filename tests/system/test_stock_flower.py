@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.system.processes import EXAMPLE, Site, environment, free_port
+from thinwire.client.state import RunFolder
+from thinwire.core import RunPlan
 
 APP = Path(__file__).parent / "tiny_app"
 OURS = Path(__file__).parents[2] / "examples" / "stock_flower"
@@ -70,6 +73,15 @@ def stock(tmp_path: Path) -> Iterator[Stock]:
     made.close()
 
 
+def with_overlap(folder: Path) -> Path:
+    """Our app with delayed averaging in its plan."""
+    shutil.copytree(OURS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    plan = folder / "digits_app" / "plan.toml"
+    plan.write_text(plan.read_text().replace("[local]\n", "[local]\noverlap = { max_delay = 1 }\n"))
+    assert RunPlan.load(plan).local.delay == 1
+    return folder
+
+
 def test_stock_nodes_train_theirs_and_ours_and_neither_see_nor_touch_our_devices(stock: Stock) -> None:
     stock.start_aggregator()
     stock.start_client("pi-1")
@@ -89,6 +101,20 @@ def test_stock_nodes_train_theirs_and_ours_and_neither_see_nor_touch_our_devices
     devices = json.loads(stock.typed("devices", "list", "--json").stdout)
     assert [(device["name"], device["how"]) for device in devices] == [("pi-1", "loopback")]
     assert stock.run(run_id).folded_count == 3
+
+
+def test_a_stock_node_runs_a_plan_with_overlap_without_it(stock: Stock) -> None:
+    """It is asked for one round at a time: nothing is pending when the next begins."""
+    stock.start_aggregator()
+    nodes = stock.home.parent / "nodes"
+    stock.node(f'task="{EXAMPLE / "task.py"}" home="{nodes}"')
+    app = with_overlap(stock.home.parent / "ours")
+    said = stock.flwr("run", str(app), "here", "--stream", "--run-config", "nodes=1 rounds=2")
+    assert all(f"thinwire: round {number}: 1 of 1 nodes" in said for number in (1, 2)), said
+    (file,) = nodes.glob("node-*/**/state.json")
+    state, _ = RunFolder(file.parent).load()
+    assert state.sequence == 2
+    assert list(state.pending) == ["2"], "the first round's change was in the model that the second began from"
 
 
 def test_a_tls_door_passes_stock_nodes_whose_key_was_approved_and_no_others(stock: Stock) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-LAWS = Path(__file__).with_name("laws.py")
+LAWS = tuple(Path(__file__).with_name(name) for name in ("laws.py", "frame_laws.py"))
 SPECS = pytest.StashKey[Any]()
 BEHIND = {
     "quantizer": ("{} > zstd", "topk(0.3) > {}"),
@@ -35,11 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.stash[SPECS] = specs(named)
     given = config.args if config.args_source == config.ArgsSource.ARGS else []
-    config.args = [*given, str(LAWS)]
+    config.args = [*given, *map(str, LAWS)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if SPECS in metafunc.config.stash and metafunc.definition.path == LAWS:
+    if SPECS in metafunc.config.stash and metafunc.definition.path in LAWS:
         metafunc.parametrize("spec", metafunc.config.stash[SPECS])
 
 

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, insert, select, update
 
 from thinwire.core.errors import NotFound
 from thinwire.store.access import Command
+from thinwire.store.access_rows import Order
 from thinwire.store.database import Database
-from thinwire.store.rows import Order
 
 _ORDER = select(Command.id, Command.kind, Command.run_id, Command.args, Command.who, Command.at)
 

@@ -17,9 +17,9 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, NotInvited, Refused, UsageError
 from thinwire.core.types import DEVICE_NAME
 from thinwire.store.access import Device, Invitation
+from thinwire.store.access_rows import InvitationRow, InvitationState, Invited
 from thinwire.store.audit import act
 from thinwire.store.database import Database
-from thinwire.store.rows import InvitationRow, InvitationState, Invited
 
 SECRET_BYTES = 16
 SECRET = re.compile(r"[0-9a-f]{32}")

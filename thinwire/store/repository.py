@@ -11,9 +11,10 @@ from sqlalchemy import RowMapping, Select, case, func, select
 from thinwire.core.errors import NotFound
 from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.store.access import Device
+from thinwire.store.access_rows import DeviceInfo
 from thinwire.store.columns import Base
 from thinwire.store.database import Database
-from thinwire.store.rows import ClientRow, DeviceInfo, ModelRow, RoundRow, RunRow, UpdateRow
+from thinwire.store.rows import ClientRow, ModelRow, RoundRow, RunRow, UpdateRow
 from thinwire.store.tables import Checkpoint, Client, Round, Run, Update
 
 Row = TypeVar("Row", RoundRow, UpdateRow, ClientRow)

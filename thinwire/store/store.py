@@ -16,6 +16,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.store import audit, commands, journal, measures, repository, schema
+from thinwire.store.access_rows import DeviceAction, DeviceInfo, DoorNote, Order
 from thinwire.store.database import Database, database_url
 from thinwire.store.invitations import Invitations
 from thinwire.store.logins import Logins
@@ -23,12 +24,8 @@ from thinwire.store.recorder import Recorder
 from thinwire.store.roster import StoredRoster
 from thinwire.store.rows import (
     ClientRow,
-    DeviceAction,
-    DeviceInfo,
-    DoorNote,
     MeasureRow,
     ModelRow,
-    Order,
     RoundRow,
     RunRow,
     Source,

@@ -6,9 +6,9 @@ from sqlalchemy import select
 
 from thinwire.core.events import DeviceTold
 from thinwire.store.access import Action
+from thinwire.store.access_rows import DeviceAction
 from thinwire.store.audit import by_todays_name
 from thinwire.store.database import Database
-from thinwire.store.rows import DeviceAction
 from thinwire.store.tables import Client, Journal
 
 TOLD = "told"  # that a device has heard of it, between the renames

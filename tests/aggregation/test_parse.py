@@ -31,14 +31,14 @@ def test_a_spec_has_one_canonical_form(written: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "what", "hint"),
     [
-        ("topq(0.1)", "no codec 'topq'", "topk or twobit or fedpaq"),
+        ("topq(0.1)", "no codec 'topq'", "topk"),
         ("", "cannot read ''", "topk(0.01) > int8 > zstd"),
         ("topk", "topk() has no ratio", "topk(0.01)"),
         ("topk(x)", "topk(x) has no ratio", "topk(0.01)"),
         ("topk(2)", "topk(2) cannot be", "topk(0.02)"),
         ("topk(1e-400)", "topk(1e-400) cannot be", "topk(0.01)"),
         ("gzip", "no codec 'gzip'", ""),
-        ("TOPK(0.1)", "no codec 'TOPK'", "topk or pack or twobit"),
+        ("TOPK(0.1)", "no codec 'TOPK'", "topk"),
         ("signsgd(3)", "signsgd takes no argument", "signsgd"),
         ("int8 > layers(*=int8)", "layers within a chain", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'),
         ("topk(0)", "topk(0) cannot be", "topk(0.01)"),

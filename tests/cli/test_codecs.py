@@ -13,6 +13,7 @@ from thinwire.aggregation.aliases import ALIASES
 from thinwire.aggregation.described import described
 from thinwire.aggregation.methods.fp16 import Fp16
 from thinwire.aggregation.registry import steps
+from thinwire.core import RunPlan
 
 
 def test_every_name_is_listed_with_its_role_kind_and_bits(thinwire):
@@ -38,6 +39,12 @@ def test_the_list_is_read_by_a_person(thinwire):
     assert said.code == 0
     assert "Seide et al. 2014" in said.out
     assert len(said.out.splitlines()) == len(codecs) + len(ALIASES) + 1
+
+
+def test_the_list_says_with_which_to_begin(thinwire):
+    first = RunPlan.parse('[run]\ntask = "toy"\n[local]\nlr = 1').uplink.codec
+    assert f"to begin with: {first}, " in thinwire("codecs").err
+    assert f'thinwire codecs try "{first}"' in thinwire("codecs").err
 
 
 def test_one_chain_is_measured_without_feedback_and_with_it(thinwire):
@@ -69,7 +76,8 @@ def test_an_alias_is_said_to_be_measured_as_the_chain_that_it_stands_for(thinwir
     ("words", "code", "said"),
     [
         (("int8 > topk(0.1)",), 3, "try:   topk(0.1) > int8"),
-        (("int9",), 3, "int8"),
+        (("int9",), 3, "try:   int8\n"),
+        (("topkk",), 3, "try:   topk\n"),
         (("int8", "--params", "0"), 2, "cannot be tried"),
         (("int8", "--params", "9999999999"), 2, "200000000"),
     ],

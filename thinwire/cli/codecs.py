@@ -61,6 +61,7 @@ def _trial(trial: Any) -> tuple[str, ...]:
 
 def _list(json: bool) -> None:
     from thinwire.aggregation.described import SAMPLE, as_json, described
+    from thinwire.core.sections import UplinkSection
 
     rows = described()
     if json:
@@ -73,3 +74,6 @@ def _list(json: bool) -> None:
     ]
     say.table(header, cells, right=("bits",))
     say.note(f"bits a parameter, on {SAMPLE} normal values; kinds under feedback: --json")
+    first = UplinkSection().codec
+    say.note(f"to begin with: {first}, which a plan has that names none")
+    say.note(f'to learn more: thinwire codecs try "{first}" measures it here; docs/how/which-codec.md compares them')

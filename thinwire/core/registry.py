@@ -71,12 +71,12 @@ class Registry(Mapping[str, T], Generic[T]):
         return keep
 
     def find(self, name: str, also: Iterable[str] = ()) -> T:
-        """The thing of that name; `CodecError` with the nearest names, of `also` too, when there is none."""
+        """The thing of that name; `CodecError` with the nearest name, of `also` too, when there is none."""
         if name in self._named or name in self._installed:
             return self[name]
         known = sorted({*self, *also})
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-        raise CodecError(f"no {self.kind} {name!r}", why=f"known: {', '.join(known)}", hint=" or ".join(near))
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        raise CodecError(f"no {self.kind} {name!r}", why=f"known: {', '.join(known)}", hint="".join(near))
 
     def __getitem__(self, name: str) -> T:
         if name not in self._named and name in self._installed:

@@ -81,6 +81,18 @@ def test_a_rule_for_tensors_that_the_model_does_not_have_is_refused_with_their_n
 
 
 @pytest.mark.parametrize("more", [(), ("--seeds", 2)], ids=["one run", "a sweep"])
+def test_a_name_that_only_set_gives_is_not_that_of_the_code_beside_the_plan(thinwire, mine, home, more):
+    said = thinwire("sim", mine / "plan.toml", "--set", "run.task=nope", "--home", home, *more)
+    assert (said.code, said.out) == (3, "")
+    assert said.err == (
+        "error: no code for the task 'nope'\n"
+        f"why:   no --task, {mine / 'task.py'} is that of 'mine', which the plan names, no installed entry point "
+        "thinwire.tasks:nope\n"
+        "try:   --task nope=path/to/task.py; or the task 'mine'\n"
+    )
+
+
+@pytest.mark.parametrize("more", [(), ("--seeds", 2)], ids=["one run", "a sweep"])
 def test_a_split_that_cannot_be_is_refused_and_no_run_is_kept(thinwire, mine, home, more):
     said = thinwire("sim", mine / "plan.toml", "--clients", 2, "--split", "dirichlet(-1)", "--home", home, *more)
     assert said.code == 2

@@ -1,7 +1,11 @@
-"""Which code a task's name means here: --task, then task.py beside the plan, then what is installed."""
+"""Which code a task's name means here: --task, then task.py beside the plan, then what is installed.
+
+A task.py has no name of its own: it is the code of the task that the plan's file names, not of one that --set names.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,15 +30,25 @@ def task_spec(name: str, plan: Path, given: str | None) -> str:
             )
         return given
     beside = plan.absolute().parent / "task.py"
-    if beside.is_file():
+    there = beside.is_file()
+    its = _named_in(plan) if there else None
+    if there and its in (None, name):
         return f"{name}={beside}"
     if installed := installed_tasks().get(name):
         return f"{name}={installed}"
+    at = f"{beside} is that of {its!r}, which the plan names" if there else f"no {beside}"
+    otherwise = f"or the task {its!r}" if there else "thinwire init DIR writes one"
     raise TaskError(
         f"no code for the task {name!r}",
-        why=f"no --task, no {beside}, no installed entry point {GROUP}:{name}",
-        hint=f"--task {name}=path/to/task.py; thinwire init DIR writes one",
+        why=f"no --task, {at}, no installed entry point {GROUP}:{name}",
+        hint=f"--task {name}=path/to/task.py; {otherwise}",
     )
+
+
+def _named_in(plan: Path) -> str | None:
+    """The task that a plan's file names, whatever --set makes of it."""
+    named: str | None = tomllib.loads(plan.read_text()).get("run", {}).get("task")
+    return named
 
 
 def load(name: str, plan: Path, given: str | None) -> LoadedTask:

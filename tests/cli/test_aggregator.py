@@ -74,11 +74,21 @@ def test_it_says_where_it_is_and_lets_whoever_started_it_look(thinwire, home, ba
     with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(fresh) as answer:
         assert "login" not in answer.url
     second = thinwire("aggregator", "start", "--home", home)
-    assert (second.code, "in use by process" in second.err) == (1, True)
+    assert (second.code, f"process {about['pid']}, its door at {about['listen']}" in second.err) == (1, True)
+    assert f"its page at {about['page']}" in second.err
     taken = thinwire("aggregator", "start", "--listen", about["listen"], "--no-page", "--home", home.parent / "other")
     assert (taken.code, "cannot listen" in taken.err) == (4, True)
     taken = thinwire("aggregator", "start", "--page", about["page"], "--home", home.parent / "third")
     assert (taken.code, "the port is taken" in taken.err) == (4, True)
+
+
+def test_a_client_that_was_given_the_page_s_address_says_so(thinwire, home, background):
+    page = f"http://{thinwire('aggregator', 'status', '--json', '--home', home).document['page']}"
+    words = ["--aggregator", page, "--task", "digits=examples/digits/task.py", "--name", "pi-01", "--home", home]
+    said = thinwire("client", "start", *words)
+    assert said.code == 5
+    assert f"error: the aggregator at {page} has its page at this address, not its door\n" in said.out
+    assert "try:   --aggregator with the address of its door: there, thinwire aggregator status says both\n" in said.out
 
 
 def test_the_page_dies_with_its_aggregator_and_is_started_again_without_it(thinwire, home, background):

@@ -129,7 +129,11 @@ def test_a_task_without_code_is_3(thinwire, plan, home):
 def test_two_aggregators_on_one_folder_are_refused(thinwire, home):
     place = AggregatorHome.under(home)
     with hold(place.lock, {"listen": "127.0.0.1:9"}):
-        assert f"process {os.getpid()}" in refused(thinwire("aggregator", "start", "--home", home), 1)
+        for more in ((), ("--background",)):
+            said = refused(thinwire("aggregator", "start", *more, "--home", home), 1)
+            assert f"process {os.getpid()}, its door at 127.0.0.1:9\n" in said
+            assert "why:   two in " in said
+            assert f"thinwire aggregator stop --home {home}" in said
 
 
 def test_a_store_of_a_newer_version_is_8(thinwire, home):

@@ -23,6 +23,7 @@ from thinwire.flower.device import joining, outgoing
 from thinwire.flower.device.clockwork import Clockwork
 from thinwire.flower.device.held import Held
 from thinwire.flower.device.joining import join
+from thinwire.flower.device.meaning import meaning
 from thinwire.flower.lane.joins import JoinRoute
 from thinwire.flower.wire import hellos
 from thinwire.flower.wire.invitation import Invitation
@@ -44,6 +45,18 @@ def test_who_answers_a_join_unverified_moves_no_cursor(tmp_path: Path) -> None:
 def test_a_refusal_is_read_plain(status: int) -> None:
     said = Refusal.read(status, json.dumps({"error": BAD, "why": BAD * 1000}).encode())
     assert said.kind.isprintable() and said.why.isprintable() and len(said.why) <= 1000
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 501])
+def test_a_server_that_is_no_door_is_called_so(status: int) -> None:
+    refusal = Refusal.read(status, b"<html>Unsupported method ('POST')</html>")
+    said = meaning(refusal, "http://127.0.0.1:8000", tls=False)
+    assert isinstance(said, Refused) and said.what == "http://127.0.0.1:8000 is no aggregator's door"
+
+
+def test_a_proxy_whose_door_is_away_is_tried_again() -> None:
+    said = meaning(Refusal.read(502, b"<html>Bad Gateway</html>"), "http://127.0.0.1:8000", tls=False)
+    assert isinstance(said, Unreachable) and "cannot answer now" in said.what
 
 
 def test_a_refusal_with_deep_json_is_one_all_the_same() -> None:

@@ -48,7 +48,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     with imported_for_good():
         from thinwire.cli.aggregator.page import Page
         from thinwire.core.heartbeat import beating, last_beat
-        from thinwire.core.home import lock_file, write_about
+        from thinwire.core.home import write_about
         from thinwire.flower import FlowerFleet, stock_guests
         from thinwire.server.limits import answer_limit
         from thinwire.server.service import serve
@@ -56,7 +56,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
 
     place = aggregator_home(home)
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(lock_file(place.lock))
+        lock = stack.enter_context(_alone(place.lock, home))
         ending = stack.enter_context(_ended_by_signals())
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
@@ -101,10 +101,9 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
 def serve_in_background(wanted: Wanted, home: Path | None) -> int:
     """Begin it as a process of its own and come back when it serves, with what it printed."""
     from thinwire.cli.waiting import until
-    from thinwire.core.home import lock_file
 
     place = aggregator_home(home)
-    with lock_file(place.lock):  # raises Held where one is running
+    with _alone(place.lock, home):
         pass
     log = place.root / "service.log"
     command = [
@@ -133,6 +132,28 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
     say.line(said)
     say.note(f"it goes on in the background; {log}; end it: {again('aggregator stop', home)}")
     return 0
+
+
+@contextlib.contextmanager
+def _alone(lock: Path, home: Path | None) -> Iterator[int]:
+    """Hold the folder's lock; `ThinwireError` says where the aggregator runs that holds it, as soon as that serves."""
+    from thinwire.core.errors import ThinwireError
+    from thinwire.core.home import Held, lock_file
+
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(lock_file(lock))
+        except Held:
+            if (there := alive(home)) is None or "listen" not in there:
+                raise  # it is no aggregator, or one that only begins
+            page = f", its page at {there['page']}" if there.get("page") else ""
+            raise ThinwireError(
+                f"an aggregator runs here already: process {there['pid']}, its door at {there['listen']}{page}",
+                why=f"two in {lock.parent} would write over each other",
+                hint=f"use that one ({again('aggregator status', home)}), end it ({again('aggregator stop', home)}),\n"
+                "or give this one a folder of its own: --home FOLDER",
+            ) from None
+        yield descriptor
 
 
 def login_url(page: str, code: str) -> str:

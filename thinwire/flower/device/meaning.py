@@ -43,6 +43,10 @@ ABOUT: dict[str, tuple[str, str]] = {
     "disk": ("cannot write its state", "look at its disk: thinwire aggregator doctor"),
     "closing": ("is closing", "start it again there: thinwire aggregator start"),
     "joins": ("has seen too many joins fail from this address", "wait a minute, and paste the whole invitation"),
+    "page": (
+        "has its page at this address, not its door",
+        "--aggregator with the address of its door: there, thinwire aggregator status says both",
+    ),
     "invitation": ("takes no such invitation", "each lets one device in, for a while: ask its operator for another"),
 }  # fmt: skip
 
@@ -55,11 +59,11 @@ def meaning(
     what, why = f"the aggregator at {url} {said}", refusal.why
     if refusal.kind in ("pending", "unknown") and fingerprint:
         why = f"{why}; this device's key has the fingerprint {grouped(fingerprint)}"
-    if refusal.kind == "http" and refusal.status == 404:
+    passing = refusal.kind in PASSING or refusal.status in {429, 502, 503, 504}
+    if refusal.kind == "http" and not passing:
         what, hint = f"{url} is no aggregator's door", "look at the address: --aggregator URL"
     if answer and (refusal.status, refusal.kind) in NEVER_TAKEN:
         return NotTaken(what, why, hint)
-    passing = refusal.kind in PASSING or refusal.status in {429, 502, 503, 504}
     if refusal.kind == "revoked" or not (tls or passing):
         return Refused(what, why, hint)
     return Unreachable(what, why, hint, after_s=refusal.retry_after_s, within_s=within_s)

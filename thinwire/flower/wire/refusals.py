@@ -56,6 +56,8 @@ class Refusal(Exception):
         try:
             said: Any = json.loads(body)
             kind, why = (plain(str(said[name])[:MOST_LETTERS]) for name in ("error", "why"))
+            if "try" in said:  # as the page refuses (web/app.py), and no door does
+                return cls(status, "page", f'it answers "{kind}"')
             now = min(max(_number(said.get("now", 0.0), 0.0), 0.0), LATEST)
             return cls(status, kind, why, now=now, **numbers)  # type: ignore[arg-type]  # each of its kind
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -10,7 +10,16 @@ from safetensors import safe_open
 
 from tests.cli.story import PARAMS, T, round_events, told
 from thinwire.cli.runs.shown import on_the_wire
-from thinwire.core.events import ClientAsked, ClientFailed, RoundClosed, RoundOpened, RunNoted, UpdateAccepted
+from thinwire.core.events import (
+    ClientAsked,
+    ClientFailed,
+    ModelStored,
+    RoundClosed,
+    RoundOpened,
+    RunNoted,
+    RunStatusChanged,
+    UpdateAccepted,
+)
 from thinwire.core.home import AggregatorHome
 from thinwire.store import MeasureRow, Store
 
@@ -101,6 +110,66 @@ def test_how_a_round_was_drawn_is_said(thinwire, home):
     assert [one["drawn"][:5] for one in rounds] == ["", "", "drawn"]
 
 
+def test_metrics_stand_beside_the_version_that_they_are_of(thinwire, home):
+    run_id = told(home)
+    assert "metrics accuracy 0.7000, loss 0.5000 of version 2\n" in thinwire("runs", "show", "--home", home).out
+    with Store.open(AggregatorHome.under(home).database) as store:
+        store.record(run_id, [*round_events(run_id, 3), ModelStored(T + 3, 3, "d" * 64, "v000003.model", [], {})])
+    shown = thinwire("runs", "show", "--home", home).out
+    assert "version 3, digest dddd" in shown
+    assert "metrics accuracy 0.7000, loss 0.5000 of version 2\n" in shown
+    found = thinwire("runs", "show", "--json", "--home", home).document
+    assert (found["version"], found["measured_version"]) == (3, 2)
+
+
+def test_how_long_a_round_may_take_is_said_as_long_as_it_goes_on(thinwire, home):
+    run_id = told(home, "running")
+
+    def said(*events):
+        with Store.open(AggregatorHome.under(home).database) as store:
+            store.record(run_id, events)
+        return thinwire("runs", "show", "--home", home).out.splitlines()[-2:]
+
+    opened, *_, closed = round_events(run_id, 3)[1:]
+    assert isinstance(opened, RoundOpened)
+    carries = {"pi-01": "int8: its link carries it"}
+    opened = replace(opened, deadline_reason="10 s: the plan says so", codec_reasons=carries)
+    assert said(opened) == ["round 3 may take 10 s: the plan says so", "  pi-01 is asked in int8: its link carries it"]
+    assert said(closed)[1] == "  pi-01 was asked in int8: its link carries it"
+    assert "may take" not in "".join(said())
+    assert "may take" in said(replace(opened, round=4))[0]
+    assert "may take" not in "".join(said(RunStatusChanged(T + 9, "stopped", "stopped by a person", 10)))
+
+
+def test_a_run_that_waits_for_its_turn_says_behind_which(thinwire, home):
+    told(home, "running")
+    second = told(home, "queued")
+    assert (
+        f"{second}  waiting in the queue behind toy-1, which is running\n"
+        in thinwire("runs", "show", second, "--home", home).out
+    )
+    with Store.open(AggregatorHome.under(home).database) as store:
+        waits = RunStatusChanged(T + 10, "waiting", "waiting: 1 of 2 devices (missing pi-02)")
+        store.record("toy-1", [waits])
+    shown = thinwire("runs", "show", second, "--home", home).out
+    assert "behind toy-1, which is waiting: 1 of 2 devices (missing pi-02)\n" in shown
+    with Store.open(AggregatorHome.under(home).database) as store:
+        store.record("toy-1", [RunStatusChanged(T + 11, "done", "2 rounds")])
+    assert f"{second}  queued: 2 rounds\n" in thinwire("runs", "show", second, "--home", home).out
+
+
+def test_long_sentences_are_no_wider_than_the_terminal(thinwire, home, monkeypatch):
+    run_id = told(home)
+    with Store.open(AggregatorHome.under(home).database) as store:
+        store.record(run_id, [RunNoted(T, "a note of many words " * 5)])
+    monkeypatch.setattr("thinwire.cli.table.terminal_columns", lambda: 60)
+    for more in ((), ("--why",)):
+        lines = thinwire("runs", "show", *more, "--home", home).out.splitlines()
+        assert max(map(len, lines)) <= 60
+        at = next(i for i, line in enumerate(lines) if line.startswith("note    a note"))
+        assert lines[at + 1].startswith("        ")
+
+
 def test_a_run_says_where_its_time_went(thinwire, home):
     told(home)
     shown = thinwire("runs", "show", "toy", "--why", "--home", home).out
@@ -177,6 +246,15 @@ def test_a_model_has_every_name_of_its_state_dict(thinwire, home, tmp_path):
         np.testing.assert_array_equal(file.get_tensor("second.weight"), file.get_tensor("first.weight"))
         assert file.get_tensor("norm.num_batches_tracked") == np.int64(14)
         assert file.get_tensor("norm.num_batches_tracked").dtype == np.int64
+
+
+def test_a_file_that_is_there_is_not_written_over(thinwire, home, tmp_path):
+    told(home)
+    out = tmp_path / "model.safetensors"
+    out.write_text("somebody's")
+    said = thinwire("runs", "model", "toy-1", "--out", out, "--home", home)
+    assert (said.code, said.out, out.read_text()) == (2, "", "somebody's")
+    assert said.err.startswith(f"error: {out} is there already\nwhy:   nothing is overwritten\ntry:   another name")
 
 
 @pytest.mark.parametrize(("which", "code"), [("7", 9), ("newest", 2)])

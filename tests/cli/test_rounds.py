@@ -91,6 +91,11 @@ def test_while_a_round_is_open_its_replies_are_counted():
     assert teller.now == "round 1: 1 of 2 replies"
 
 
+def test_where_rounds_are_quick_the_one_before_says_that_devices_reply():
+    teller, _ = told(*round_events("toy-1", 1), *round_events("toy-1", 2)[:2])
+    assert teller.now == "round 2: 0 of 2 replies (round 1: 1 of 2 in 1.50 s)"
+
+
 @pytest.mark.parametrize("text", ["waiting: 3 of 8 devices (missing pi-04; pi-07 has no task 'ecg')"])
 def test_a_waiting_run_says_for_whom(text):
     teller, _ = told(RunStatusChanged(T, "waiting", text))

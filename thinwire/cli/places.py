@@ -85,6 +85,16 @@ def alive(home: Path | None) -> dict[str, Any] | None:
     return holder(lock)
 
 
+def absent(home: Path | None) -> str:
+    """That no aggregator is running here, and how long ago one was: for a sentence, where `alive` gives None."""
+    from thinwire.cli.say import ago
+    from thinwire.core.heartbeat import last_beat
+    from thinwire.core.home import AggregatorHome, find_home
+
+    at = last_beat(AggregatorHome(find_home(home) / "aggregator").lock)
+    return "no aggregator is running" + (f" (the last one was there {ago(at)})" if at else "")
+
+
 def require_alive(home: Path | None) -> dict[str, Any]:
     """The same, or `Unreachable` with the command that starts one."""
     from thinwire.core.errors import Unreachable

@@ -23,6 +23,13 @@ def line(text: str = "") -> None:
     print(text, flush=True)
 
 
+def sentence(text: str, begin: str = "") -> None:
+    """Words on stdout behind `begin`: whole for a pipe; where a terminal is narrower, they go on below themselves."""
+    columns = tables.terminal_columns()
+    for each in [begin + text] if columns is None else tables.wrapped(text, columns, begin):
+        line(each)
+
+
 def note(text: str) -> None:
     """A remark to whoever watches, on stderr."""
     print(text, file=sys.stderr, flush=True)

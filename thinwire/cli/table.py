@@ -57,7 +57,7 @@ def lines_of(header: Cells, rows: Sequence[Cells], right: Container[str], column
             yield _line(column.placed(column.shown(i)) for column in table)
             if number == 0 and columns is not None:
                 texts = (column.below(i, titled=column.stays or len(moved) > 1) for column in found)
-                yield from _wrapped(BETWEEN.join(filter(None, texts)), columns)
+                yield from wrapped(BETWEEN.join(filter(None, texts)), columns, INDENT)
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,13 @@ def _line(cells: Iterator[str]) -> str:
     return BETWEEN.join(cells).rstrip()
 
 
-def _wrapped(text: str, columns: int) -> list[str]:
+def wrapped(text: str, columns: int, begin: str) -> list[str]:
+    """A text behind `begin`, as lines of so many columns that all go on below its first word; no word is broken.
+
+    >>> wrapped("of two devices", 12, "note ")
+    ['note of two', '     devices']
+    """
     return textwrap.wrap(
-        text, max(columns, 2 * len(INDENT)), initial_indent=INDENT, subsequent_indent=INDENT,
+        text, max(columns, 2 * len(begin)), initial_indent=begin, subsequent_indent=" " * len(begin),
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip

@@ -84,7 +84,7 @@ def show(
             more = reasons.document(reasons.whys(store, store.run(run_id))) if why else {}
             say.document(run_document(store, run_id) | more)
         elif why:
-            _head(store.run(run_id))
+            _head(store, store.run(run_id))
             reasons.show(reasons.whys(store, store.run(run_id)))
         else:
             _show(store, store.run(run_id))
@@ -106,43 +106,45 @@ def standing(row: RunRow) -> str:
     return row.status_text if row.status_text.startswith(row.status) else f"{row.status}: {row.status_text}"
 
 
-def _head(row: RunRow) -> None:
-    say.line(f"{row.run_id}  {standing(row)}")
+def _head(store: Store, row: RunRow) -> None:
+    from thinwire.cli.runs.queue import queued
+
+    say.sentence(queued(store, row.run_id) or standing(row), begin=f"{row.run_id}  ")
     for note in row.notes:
-        say.line(f"note    {note}")
+        say.sentence(note, begin="note    ")
 
 
 def _show(store: Store, row: RunRow) -> None:
-    from thinwire.cli.runs.shown import on_the_wire
+    from thinwire.cli.runs.shown import measured_version, on_the_wire
 
-    _head(row)
+    _head(store, row)
     say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
+    rounds = store.rounds(row.run_id)
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.metrics.items())
-    say.line(f"metrics {figures or 'not measured yet'}")
+    say.line(f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet")
     for way, payload, wire, dense in (
         ("up", row.payload_up, row.wire_up, row.dense_up),
         ("down", row.payload_down, row.wire_down, row.dense_down),
     ):
         ratio = f", {dense / payload:.1f} times less than dense float32" if 0 < payload < dense else ""
         say.line(f"{way:<7} {say.size(payload)} payload, {on_the_wire(wire, payload)}{ratio}")
-    rounds = store.rounds(row.run_id)
     if not rounds:
         return
     say.line()
     header = ("round", "closed", "replies", "late", "failed", "accuracy", "loss", "up", "down", "seconds", "slowest")
     say.table(header, [_round(r) for r in rounds], right=header[:1] + header[2:10])
-    for line in _decided(rounds[-1]):
-        say.line(line)
+    for line in _decided(rounds[-1], goes_on=row.status not in OVER and rounds[-1].closed_at is None):
+        say.sentence(line)
 
 
-def _decided(r: RoundRow) -> Iterator[str]:
-    """What was decided of a round by what was measured, and why."""
+def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
+    """What was decided of a round by what was measured, and why; for how long it may go on, as long as it does."""
     if r.drawn:
         yield f"round {r.round} was {r.drawn}"
-    if r.deadline_reason:
+    if r.deadline_reason and goes_on:
         yield f"round {r.round} may take {r.deadline_reason}"
     for device, reason in sorted(r.codec_reasons.items()):
-        yield f"  {device} is asked in {reason}"
+        yield f"  {device} {'is' if goes_on else 'was'} asked in {reason}"
 
 
 def _round(r: RoundRow) -> tuple[str, ...]:
@@ -180,6 +182,10 @@ def model(
     if not out.absolute().parent.is_dir():
         raise UsageError(
             f"there is no folder {out.parent}", why=f"{out} goes into it", hint="--out in one that is there"
+        )
+    if out.exists():
+        raise UsageError(
+            f"{out} is there already", why="nothing is overwritten", hint="another name, or remove it first"
         )
     with opened(home) as store:
         found = stored_model(store, home, run_id, which)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from thinwire.cli.say import figure, size
+from thinwire.cli.say import figure, seconds, size
 
 if TYPE_CHECKING:
     from thinwire.core.events import (
@@ -92,10 +92,18 @@ class Teller:
 
     @property
     def now(self) -> str:
-        open_rounds = [r for r in self.rounds.values() if r.closed is None]
-        if open_rounds and self.status == "running":
-            return f"round {open_rounds[0].number}: {open_rounds[0].accepted} of {open_rounds[0].asked} replies"
-        return self.text or self.status
+        one = next((r for r in self.rounds.values() if r.closed is None), None)
+        if one is None or self.status != "running":
+            return self.text or self.status
+        return f"round {one.number}: {one.accepted} of {one.asked} replies" + self._before()
+
+    def _before(self) -> str:
+        """The round that closed last: where rounds are quick, an open one is seldom seen with a reply."""
+        last = max((r for r in self.rounds.values() if r.closed), key=lambda r: r.number, default=None)
+        if last is None or last.closed is None:
+            return ""
+        took = seconds(last.closed.seconds)
+        return f" (round {last.number}: {len(last.closed.folded)} of {last.asked} in {took})"
 
     def hear(self, event: Event) -> list[str]:
         """Take in one event; gives the lines that are now ready."""

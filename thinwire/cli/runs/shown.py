@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
@@ -17,7 +18,16 @@ def total(up: int | None, down: int | None) -> int | None:
 
 def run_document(store: Store, run_id: str) -> dict[str, Any]:
     row = store.run(run_id)
-    return run_summary(row) | {"rounds": [_round(r) for r in store.rounds(row.run_id)]}
+    rounds = store.rounds(row.run_id)
+    measured = measured_version(row, rounds)
+    return run_summary(row) | {"measured_version": measured, "rounds": [_round(r) for r in rounds]}
+
+
+def measured_version(row: RunRow, rounds: Sequence[RoundRow]) -> int | None:
+    """The version that the run's metrics are of; the newest one may not be measured yet. None: none was."""
+    if not row.metrics:
+        return None
+    return max((r.version for r in rounds if r.metrics and r.version is not None), default=0)
 
 
 def run_summary(row: RunRow) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def show(found: list[Why]) -> None:
         say.line("no round of it has closed yet")
         return
     all_of_it = in_all(found)
-    say.line(all_of_it.sentence)
+    say.sentence(all_of_it.sentence)
     say.line()
     there = tuple(name for name in STAGES if any(name in {**one.stages, **one.uncounted} for one in found))
     wired = any(one.requests for one in found)
@@ -47,7 +47,7 @@ def show(found: list[Why]) -> None:
     say.table(header, [*rows, ("all", *_row(all_of_it, there, wired))], right=header[: 2 + len(there)])
     say.line()
     for one in found:
-        say.line(one.sentence)
+        say.sentence(one.sentence)
 
 
 def _row(one: Why, stages: tuple[str, ...], wired: bool) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""Following a run: what is told for good, and the live sentence below, as its queue and its aggregator come and go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from tests.cli.story import T, told
+from thinwire.cli.runs import follow
+from thinwire.core.events import RunStatusChanged
+from thinwire.core.home import AggregatorHome
+
+NOW = 1_700_000_000.0
+
+
+class Followed:
+    """What is said of a run while one thing after the other happens, with a look in between, ten seconds apart."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> None:
+        self.alive, self.told, self.shown = True, list[str](), list[str]()
+        self._happens, self._elapsed_s = iter(happens), 0.0
+        monkeypatch.setattr(follow, "screen", self._screen)
+        monkeypatch.setattr(follow, "alive", lambda home: {"pid": 1} if self.alive else None)
+        monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: self._elapsed_s, sleep=self._next))
+        monkeypatch.setattr("thinwire.cli.say.time.time", lambda: NOW)
+
+    @contextmanager
+    def _screen(self):
+        yield self.told.append, self.shown.append
+
+    def _next(self, seconds: float) -> None:
+        self._elapsed_s += 10.0
+        next(self._happens)()
+
+    def comes(self) -> None:
+        self.alive = True
+
+    def goes(self) -> None:
+        self.alive = False
+
+
+@pytest.fixture
+def ends(store):
+    def ends(run_id: str) -> None:
+        store.record(run_id, [RunStatusChanged(T + 20, "done", "2 rounds")])
+
+    return ends
+
+
+def test_a_run_that_waits_for_its_turn_says_behind_which(monkeypatch, home, store, ends):
+    first, second = told(home, "running"), told(home, "queued")
+    store.record(first, [RunStatusChanged(T + 10, "waiting", "waiting: 1 of 2 devices (missing pi-02)")])
+    said = Followed(monkeypatch, lambda: ends(first), lambda: ends(second))
+    assert follow.follow(store, second, home) == 0
+    assert said.shown == [
+        "toy-2: waiting in the queue behind toy-1, which is waiting: 1 of 2 devices (missing pi-02)",
+        "toy-2: 2 rounds",
+    ]
+
+
+def test_while_no_aggregator_runs_that_is_said_and_since_when(monkeypatch, home, store, ends):
+    run_id, lock = told(home, "running"), AggregatorHome.under(home).lock
+    lock.touch()
+    os.utime(lock, (NOW - 65, NOW - 65))
+    said = Followed(monkeypatch, lambda: said.goes(), lambda: None, lambda: said.comes(), lambda: ends(run_id))
+    assert follow.follow(store, run_id, home) == 0
+    gone = "no aggregator is running (the last one was there 1 min 5 s ago)"
+    assert said.shown == ["toy-1: 2 rounds", f"toy-1: {gone}", f"toy-1: {gone}", "toy-1: 2 rounds"]
+    assert said.told[-3:] == [
+        f"{gone}; the run goes on when one is: thinwire aggregator start --home {home}",
+        "an aggregator is running again",
+        "toy-1 done: 2 rounds",
+    ]
+
+
+def test_who_begins_to_watch_while_none_runs_is_told_at_once(monkeypatch, home, store, ends):
+    run_id = told(home, "running")
+    said = Followed(monkeypatch, lambda: ends(run_id))
+    said.goes()
+    assert follow.follow(store, run_id, home) == 0
+    assert said.shown == ["toy-1: no aggregator is running"]

@@ -158,6 +158,29 @@ def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, st
     assert set(measured) == {"rtt", "up", "down"}
 
 
+def test_a_device_is_shown_no_wider_than_the_terminal(thinwire, home, store, device, monkeypatch):
+    row = MeasureRow("pi-01", "rtt", "", [[1.0, 0.05]] * 3, 0.048, 0.061, 9.0)
+    store.record(told(home), [RunNoted(9.0, "")], [row])
+    monkeypatch.setattr("thinwire.cli.table.terminal_columns", lambda: 50)
+    lines = thinwire("devices", "show", "pi-01", "--home", home).out.splitlines()
+    assert max(map(len, lines)) <= 50
+    at = lines.index("  round trip   48 ms, nine of ten at most 61 ms")
+    assert lines[at + 1] == "               (of the last 3)"
+
+
+def test_that_nobody_can_tell_who_is_online_is_said(thinwire, home, store, device):
+    lock = AggregatorHome.under(home).lock
+    with hold(lock, {}):
+        assert thinwire("devices", "list", "--home", home).err == ""
+    os.utime(lock, (time.time() - 300, time.time() - 300))
+    said = thinwire("devices", "list", "--home", home).err
+    assert said.startswith(
+        "no aggregator is running (the last one was there 5 min 0 s ago): nobody can tell who is online"
+    )
+    assert f"thinwire aggregator start --home {home}\n" in said
+    assert thinwire("devices", "list", "--json", "--home", home).err == ""
+
+
 def test_a_device_says_when_it_was_last_heard_of_and_not_when_it_came(thinwire, home, store, device):
     def heard():
         line = thinwire("devices", "list", "--home", home).out.splitlines()[1]

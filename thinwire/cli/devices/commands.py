@@ -27,7 +27,7 @@ def list_(
 ) -> None:
     """List the devices that this aggregator knows."""
     from thinwire.cli.devices import shown
-    from thinwire.cli.places import aggregator_home, opened
+    from thinwire.cli.places import absent, again, aggregator_home, opened
 
     if not aggregator_home(home).database.exists():
         shown.nothing(json)
@@ -36,7 +36,10 @@ def list_(
         if log:
             shown.log(store.device_actions(), store.door_notes(), json)
         else:
-            shown.devices(list(store.devices()), _aggregator(home), json)
+            found, known = list(store.devices()), _aggregator(home)
+            shown.devices(found, known, json)
+            if found and not (known.alive or json):
+                say.note(f"{absent(home)}: nobody can tell who is online; {again('aggregator start', home)}")
 
 
 @app.command()

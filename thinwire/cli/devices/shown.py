@@ -106,7 +106,7 @@ def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool)
     }  # fmt: skip
     say.line(info.row.name)
     for name, value in rows.items():
-        say.line(f"  {name:<12} {value}")
+        say.sentence(value or say.NOTHING, begin=f"  {name:<12} ")
 
 
 def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:

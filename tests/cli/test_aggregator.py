@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,14 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port, free_ports
+
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "thinwire.cli"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def processes_that_name(text: str) -> set[int]:
@@ -48,7 +43,8 @@ def until(true, what: str) -> None:
 @pytest.fixture
 def background(home):
     """An aggregator in the background with its page; ended by its own command."""
-    listen = ["--listen", f"127.0.0.1:{free_port()}", "--page", f"127.0.0.1:{free_port()}", "--home", str(home)]
+    door, page = free_ports(2)
+    listen = ["--listen", f"127.0.0.1:{door}", "--page", f"127.0.0.1:{page}", "--home", str(home)]
     start = [*COMMAND, "aggregator", "start", "--background", *listen]
     done = subprocess.run(start, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

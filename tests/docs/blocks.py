@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -51,12 +52,6 @@ def blocks_of(page: str) -> Iterator[Block]:
         marked = MARK.search(before)
         how, word = (marked[1], marked[2]) if marked else ("run", "")
         yield Block(page, before.count("\n") + 2, found[1], how, word)
-
-
-def free_port() -> int:
-    with socket.socket() as there:
-        there.bind(("127.0.0.1", 0))
-        return int(there.getsockname()[1])
 
 
 @dataclass
@@ -116,7 +111,7 @@ class Reader:
         self.cwd = self.folder / "here"
         self.cwd.mkdir()
         (self.cwd / "examples").symlink_to(ROOT / "examples")  # blocks are typed at the root of a checkout
-        door, page = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        door, page = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.addresses = {
             "127.0.0.1:9090": door,
             "0.0.0.0:9090": door,  # of a page with --san it has TLS all the same

@@ -13,7 +13,8 @@ import pytest
 
 from tests.fleet_words import PATIENCE_S, hello
 from tests.flower.test_cuts import BESIDE, SENT_TWICE, SIZE, ask_of, file_of, head_of, pulled, pushed
-from tests.system.processes import environment, free_port
+from tests.ports import free_port
+from tests.system.processes import environment
 from tests.system.proxy import Proxy, proxy
 from thinwire.core.fleet import Delivery
 from thinwire.flower import FlowerLink, device_key

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_ports
 from thinwire.aggregation import codecs
 from thinwire.cli.app import main
 from thinwire.cli.handover import hand_over
@@ -34,7 +34,7 @@ class Site:
 
     def __init__(self, home: Path, inside: tuple[str, ...] = ()) -> None:
         self.home, self.inside = home, inside
-        self.listen = f"127.0.0.1:{free_port()}"
+        self.listen, self.page_at = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.example = EXAMPLE  # the folder of the task and its plan
         self.page: tuple[str, ...] = ("--no-page",)
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -160,9 +160,3 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.system.frozen import children
-from tests.system.processes import EXAMPLE, Site, free_port, kill
+from tests.system.processes import EXAMPLE, Site, kill
 from thinwire.core.events import AskedInFull, ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
 
 SMALL = ("cohort.wait_for=2", "local.steps=20")
@@ -26,7 +26,7 @@ def folded_once(site: Site, run_id: str) -> None:
 
 
 def test_two_devices_train_and_the_model_comes_back_though_the_page_is_killed_meanwhile(site: Site) -> None:
-    site.page = ("--page", f"127.0.0.1:{free_port()}")
+    site.page = ("--page", site.page_at)
     aggregator = site.start_aggregator()
     site.until(lambda: children(aggregator.pid))
     (page,) = children(aggregator.pid)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import EXAMPLE, Site, environment, free_port
+from tests.ports import free_port
+from tests.system.processes import EXAMPLE, Site, environment
 from thinwire.client.state import RunFolder
 from thinwire.core import RunPlan
 

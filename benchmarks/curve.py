@@ -15,7 +15,7 @@ from thinwire.client.task import LoadedTask
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, ModelStored, RoundClosed
 from thinwire.core.home import AggregatorHome
-from thinwire.server.versions import Versions
+from thinwire.server.model.versions import Versions
 from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, Training, reported, run_scripted
 from thinwire.simulation.sessions import Crowd
 from thinwire.store import Store

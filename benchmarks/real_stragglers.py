@@ -19,8 +19,8 @@ from thinwire.client.initial import initial_model
 from thinwire.client.task import load_task, report
 from thinwire.core import RunPlan
 from thinwire.core.home import AggregatorHome, holder
+from thinwire.server.model.versions import Versions
 from thinwire.server.submit import submit
-from thinwire.server.versions import Versions
 from thinwire.simulation import Training
 from thinwire.simulation.sessions import Crowd
 from thinwire.store import Store

@@ -25,7 +25,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sender:
-    """A server's end with its log, as server/sending.py keeps it in files."""
+    """A server's end with its log, as server/driving/sending.py keeps it in files."""
 
     def __init__(self, spec: str, params: Vector, keep: int = 20) -> None:
         self.down, self.keep, self.log = Downlink(LAYOUT, spec, params), keep, dict[int, tuple[bytes, ...]]()

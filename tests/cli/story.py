@@ -22,8 +22,8 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Tensor
 from thinwire.core.messages import reply_to_json
 from thinwire.core.types import Part, ReplyHead, UpdateId
+from thinwire.server.model.versions import Versions
 from thinwire.server.submit import submit
-from thinwire.server.versions import Versions
 from thinwire.store import Store
 
 KEY = hashlib.sha256(b"key").hexdigest()  # a device's fingerprint

@@ -18,8 +18,8 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.types import Ask, ReplyHead
 from thinwire.flower.stock.carrying import Carried
 from thinwire.flower.stock.folding_app import StockRun, _possible
-from thinwire.server.step import Model
-from thinwire.server.versions import Versions
+from thinwire.server.model.step import Model
+from thinwire.server.model.versions import Versions
 from thinwire.simulation import Turn
 
 

@@ -32,7 +32,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask, UpdateId, Vector, Verdict
-from thinwire.server.past import KEPT, Past
+from thinwire.server.recorded.past import KEPT, Past
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported

@@ -13,10 +13,10 @@ from thinwire.aggregation import Shadow, digest, native
 from thinwire.client.exchange import take_base
 from thinwire.core import Layout, RunPlan, Tensor
 from thinwire.core.types import Ask
-from thinwire.server.past import Past
-from thinwire.server.sending import Sending
-from thinwire.server.step import Model
-from thinwire.server.versions import Versions
+from thinwire.server.driving.sending import Sending
+from thinwire.server.model.step import Model
+from thinwire.server.model.versions import Versions
+from thinwire.server.recorded.past import Past
 
 VERSIONS = 500
 LAYOUT = Layout.build(

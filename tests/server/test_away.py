@@ -10,7 +10,7 @@ import pytest
 from tests.server.bench import Bench, ToldFleet, scripted
 from tests.server.crashes import Killed
 from thinwire.core.events import RoundClosed, RoundOpened, RoundTakenUp
-from thinwire.server.past import Past
+from thinwire.server.recorded.past import Past
 from thinwire.simulation import ScriptedDevice
 from thinwire.store import RoundRow
 from thinwire.store.why import Why, why

@@ -27,7 +27,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.types import Ask, Vector
-from thinwire.server.versions import Versions
+from thinwire.server.model.versions import Versions
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Hello, TaskReport
+from thinwire.server.choices.deadline import auto_deadline, evaluation_deadline
 from thinwire.server.cohort import choose, mismatch, missing
-from thinwire.server.deadline import auto_deadline, evaluation_deadline
-from thinwire.server.measured import better, pooled, reached, spread
+from thinwire.server.model.measured import better, pooled, reached, spread
 
 
 def plan(**cohort: object) -> RunPlan:

@@ -19,8 +19,8 @@ from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.keys import Key, derive
 from thinwire.core.types import Ask, ReplyHead, UpdateId, Vector
-from thinwire.server.step import Fold, Model
-from thinwire.server.versions import Versions
+from thinwire.server.model.step import Fold, Model
+from thinwire.server.model.versions import Versions
 from thinwire.simulation import MadeUp, Turn
 
 EVERY = 23  # of all places: the plain run tries each of them

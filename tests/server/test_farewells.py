@@ -13,8 +13,8 @@ from tests.server.bench import FAILS, SILENT, Bench, scripted, three
 from tests.server.crashes import Killed
 from thinwire.core.errors import Refused
 from thinwire.core.events import DeviceTold, Event, RoundClosed, RunStatusChanged
-from thinwire.server import farewells
-from thinwire.server.farewells import UNTOLD_S, Farewells
+from thinwire.server.driving import farewells
+from thinwire.server.driving.farewells import UNTOLD_S, Farewells
 from thinwire.server.service import serve
 from thinwire.simulation import Script
 

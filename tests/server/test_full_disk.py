@@ -11,8 +11,8 @@ import pytest
 from tests.server.bench import Bench, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import Event, ModelStored, RoundClosed
+from thinwire.server.model.versions import Versions
 from thinwire.server.service import serve
-from thinwire.server.versions import Versions
 from thinwire.store import MeasureRow
 
 ROUNDS = 2

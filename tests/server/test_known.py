@@ -20,8 +20,8 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import DeviceJoined, UpdateAccepted
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
-from thinwire.server.durations import durations
-from thinwire.server.known import Errand, Known
+from thinwire.server.choices.durations import durations
+from thinwire.server.choices.known import Errand, Known
 from thinwire.server.links import KEPT, START_S
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, Turn, run_sim

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.server.bench import LAYOUT, Bench, scripted
-from thinwire.server.limits import BASE_BYTES, answer_limit
+from thinwire.server.model.limits import BASE_BYTES, answer_limit
 
 
 def test_an_answer_may_be_as_large_as_its_model_allows_and_no_larger(tmp_path: Path) -> None:

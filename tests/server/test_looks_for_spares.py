@@ -14,9 +14,9 @@ from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundOpened
 from thinwire.core.fleet import Hello
 from thinwire.core.types import Ask
 from thinwire.server import moves
-from thinwire.server.one_round import OneRound
+from thinwire.server.driving.one_round import OneRound
+from thinwire.server.driving.running import RETURN_S, Running
 from thinwire.server.presence import Presence
-from thinwire.server.running import RETURN_S, Running
 from thinwire.simulation import Turn
 
 

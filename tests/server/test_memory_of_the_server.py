@@ -15,7 +15,7 @@ from thinwire.core import Key
 from thinwire.core.errors import DataLost
 from thinwire.core.events import Event, ModelStored, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.types import Ask, State
-from thinwire.server.versions import Versions
+from thinwire.server.model.versions import Versions
 from thinwire.simulation import MadeUp, Script, ScriptedDevice, Turn
 
 ADAM = {"optimizer": "fedadam", "lr": 0.1}

@@ -16,7 +16,7 @@ from thinwire.core.errors import DataLost
 from thinwire.core.events import OVER, ClientFailed, RoundClosed, RunStatusChanged
 from thinwire.core.fleet import Arrival
 from thinwire.core.types import Ask
-from thinwire.server.running import Running
+from thinwire.server.driving.running import Running
 from thinwire.server.service import serve
 from thinwire.simulation import Turn
 from thinwire.store.why import why

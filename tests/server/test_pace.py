@@ -10,8 +10,8 @@ from tests.server.bench import LAYOUT, Bench, scripted, work
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RunNoted
 from thinwire.core.sections import LocalSection
-from thinwire.server.known import LINK, work_of
-from thinwire.server.pace import FIRST_STEPS, HALVINGS, SHARE, Pace, given
+from thinwire.server.choices.known import LINK, work_of
+from thinwire.server.choices.pace import FIRST_STEPS, HALVINGS, SHARE, Pace, given
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
 from thinwire.store import MeasureRow
 

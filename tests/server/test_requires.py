@@ -11,8 +11,8 @@ from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.events import RoundOpened
 from thinwire.core.fleet import Hello, NodeJoined
 from thinwire.core.sections import Requires
+from thinwire.server.choices.requires import lacking
 from thinwire.server.presence import Presence
-from thinwire.server.requires import lacking
 
 ALL = Requires(memory_gb=2, mains=True, unmetered=True)
 RICH = Equipment(4, int(8 * GIB), int(3 * GIB), mains=True, metered=False)

@@ -12,10 +12,10 @@ from tests.server.bench import SILENT, Bench, killing, scripted
 from tests.server.crashes import Killed
 from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateDropped, UpdateFolded
 from thinwire.core.types import UpdateId
-from thinwire.server import one_round
-from thinwire.server.folding import Folds
+from thinwire.server.driving import one_round
+from thinwire.server.driving.running import RETURN_S
+from thinwire.server.model.folding import Folds
 from thinwire.server.orders import Orders
-from thinwire.server.running import RETURN_S
 from thinwire.server.service import NotedFleet
 from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow

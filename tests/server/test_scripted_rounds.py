@@ -36,12 +36,12 @@ from thinwire.core.events import (
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask, UpdateId
 from thinwire.server import run as server_run
-from thinwire.server.bases import Bases
-from thinwire.server.line import Line, OpenNow
-from thinwire.server.outcomes import Outcomes
-from thinwire.server.past import Past
-from thinwire.server.running import Running
-from thinwire.server.scores import Scores
+from thinwire.server.driving.running import Running
+from thinwire.server.recorded.bases import Bases
+from thinwire.server.recorded.line import Line, OpenNow
+from thinwire.server.recorded.outcomes import Outcomes
+from thinwire.server.recorded.past import Past
+from thinwire.server.recorded.scores import Scores
 from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
 from thinwire.store import Store
 

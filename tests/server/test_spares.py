@@ -12,8 +12,8 @@ from tests.server.bench import FAILS, SILENT, Bench, drive_through, killed, scri
 from tests.server.test_round import closed, head, new_round, play, update
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.types import Ask
+from thinwire.server.choices.spares import expected_s, in_time, who_could_answer
 from thinwire.server.moves import Asked, AskNow, Failed, Fold, Folded, Joined, Left, Refused, Spare, Tick
-from thinwire.server.spares import expected_s, in_time, who_could_answer
 from thinwire.simulation import ScriptedDevice, Turn
 
 

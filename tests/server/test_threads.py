@@ -11,7 +11,7 @@ from thinwire.aggregation import parse
 from thinwire.aggregation.native import threads
 from thinwire.core import Key, Layout, RunPlan
 from thinwire.core.types import Part, ReplyHead, UpdateId
-from thinwire.server.step import Fold
+from thinwire.server.model.step import Fold
 
 LAYOUT = Layout.of({"w": (40_000,)})
 

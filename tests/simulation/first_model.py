@@ -16,10 +16,10 @@ from thinwire.client.task import report
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, FirstModelAsked, ModelStored, RunNoted
 from thinwire.core.home import AggregatorHome
+from thinwire.server.driving.running import StopOrder
+from thinwire.server.model.versions import Versions
 from thinwire.server.run import drive
-from thinwire.server.running import StopOrder
 from thinwire.server.submit import submit
-from thinwire.server.versions import Versions
 from thinwire.simulation import HeldSpool, Script, ScriptedDevice, ScriptedFleet, Training, Turn
 from thinwire.simulation.sessions import Crowd
 from thinwire.store import Store

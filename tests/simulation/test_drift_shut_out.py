@@ -23,9 +23,9 @@ from thinwire.core import VirtualClock
 from thinwire.core.events import ModelStored, RoundClosed, RoundOpened, UpdateDropped
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Ask, Vector
+from thinwire.server.model.versions import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.server.versions import Versions
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training
 from thinwire.simulation.sessions import Crowd
 from thinwire.store import FileSpool, Store

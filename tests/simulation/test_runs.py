@@ -24,7 +24,7 @@ from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ModelStored
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
-from thinwire.server.versions import Versions
+from thinwire.server.model.versions import Versions
 from thinwire.simulation import History, run_sim, simulate
 from thinwire.store import RoundRow, RunRow, Store
 

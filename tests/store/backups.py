@@ -11,7 +11,7 @@ from thinwire.core.events import ShadowStored
 from thinwire.core.fleet import TaskReport
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import Part
-from thinwire.server.versions import Versions
+from thinwire.server.model.versions import Versions
 from thinwire.store import FileSpool, Store
 
 BODY = b"frames of an answer"

@@ -4,7 +4,7 @@ g_0 = 0;  send c = C(x - g);  g' = g + decode(c)                        (Richtar
 
 Nothing that was left out is ever added to a later update: a residual under classic feedback can grow with the step
 size, the difference to g shrinks wherever updates settle. The paper's server keeps one g a client; here it keeps only
-their weighted sum, which moves by the sum of what was decoded (see server/shares.py), so decoders remember nothing.
+their weighted sum, which moves by the sum of what was decoded (server/model/shares.py), so decoders remember nothing.
 That sum is right while every c counts exactly once with the same weight: a dropped one is taken back on the device.
 """
 

@@ -118,7 +118,7 @@ class RoundOpened(Event):
     """Everything that was decided about a round, before any ask of it leaves.
 
     `codec` is what most are asked in; with a ladder each device has its own in `codecs`, and `standings` say how far it
-    is on its way to a milder one (server/ladder.py).
+    is on its way to a milder one (server/choices/ladder.py).
     """
 
     round: int

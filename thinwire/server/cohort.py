@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.plan import RunPlan
 from thinwire.core.texts import counted
+from thinwire.server.choices.selection import Odds, draw
+from thinwire.server.choices.spares import in_drawn_order
 from thinwire.server.round import floor_of
-from thinwire.server.selection import Odds, draw
-from thinwire.server.spares import in_drawn_order
 
 SHOWN = 5  # devices that a waiting sentence says something of
 

@@ -21,7 +21,7 @@ from itertools import islice
 
 from thinwire.core.events import CloseReason
 from thinwire.core.types import UpdateId
-from thinwire.server.deadline import listed
+from thinwire.server.choices.deadline import listed
 from thinwire.server.moves import (
     Action,
     Asked,
@@ -47,7 +47,7 @@ from thinwire.server.moves import (
     ended,
     nobody,
 )
-from thinwire.server.places import Places
+from thinwire.server.recorded.places import Places
 
 
 @dataclass

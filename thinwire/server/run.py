@@ -9,17 +9,17 @@ from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients
 from thinwire.core.events import Event
 from thinwire.core.fleet import Fleet
 from thinwire.core.home import AggregatorHome
-from thinwire.server.ahead import answered, asked_before, dissolve, line_up, take_head
-from thinwire.server.beginning import take_first_model
-from thinwire.server.between import listen, said_away
-from thinwire.server.closing import finish
 from thinwire.server.cohort import missing
-from thinwire.server.ending import close, dismiss, end, version_that_reached
-from thinwire.server.envelopes import envelope_again
-from thinwire.server.one_round import OneRound
+from thinwire.server.driving.ahead import answered, asked_before, dissolve, line_up, take_head
+from thinwire.server.driving.beginning import take_first_model
+from thinwire.server.driving.between import listen, said_away
+from thinwire.server.driving.closing import finish
+from thinwire.server.driving.ending import close, dismiss, end, version_that_reached
+from thinwire.server.driving.envelopes import envelope_again
+from thinwire.server.driving.one_round import OneRound
+from thinwire.server.driving.running import POLL_S, Running, StopOrder
+from thinwire.server.driving.taking_up import take_up
 from thinwire.server.presence import Presence
-from thinwire.server.running import POLL_S, Running, StopOrder
-from thinwire.server.taking_up import take_up
 from thinwire.store import RunRow, Store
 
 

@@ -16,12 +16,12 @@ from thinwire.core.events import AskTakenUp, DeviceJoined, DeviceLeft, DeviceTol
 from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import ReplyHead
-from thinwire.server.ending import close_undriven
-from thinwire.server.farewells import Farewells
+from thinwire.server.driving.ending import close_undriven
+from thinwire.server.driving.farewells import Farewells
+from thinwire.server.driving.running import POLL_S, StopOrder
 from thinwire.server.orders import Orders
 from thinwire.server.presence import Presence
 from thinwire.server.run import drive
-from thinwire.server.running import POLL_S, StopOrder
 from thinwire.store import Order, Store
 
 NOTED_S = 1.0  # for so long what decides nothing may wait to be written

@@ -19,9 +19,9 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Vector
-from thinwire.server.errands import best_times
-from thinwire.server.known import Known
-from thinwire.server.versions import Versions
+from thinwire.server.choices.errands import best_times
+from thinwire.server.choices.known import Known
+from thinwire.server.model.versions import Versions
 from thinwire.store import Store
 
 LARGEST = 200_000_000  # trained float32 on 24 GiB: x, the tally, one update in flight and a copy being written

@@ -12,8 +12,8 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Vector
+from thinwire.server.driving.running import StopOrder
 from thinwire.server.run import drive
-from thinwire.server.running import StopOrder
 from thinwire.server.submit import submit
 from thinwire.simulation.scripted import ScriptedFleet
 from thinwire.store import Store

@@ -50,7 +50,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         from thinwire.core.heartbeat import beating, last_beat
         from thinwire.core.home import write_about
         from thinwire.flower import FlowerFleet, stock_guests
-        from thinwire.server.limits import answer_limit
+        from thinwire.server.model.limits import answer_limit
         from thinwire.server.service import serve
         from thinwire.store import FileSpool, Store
 

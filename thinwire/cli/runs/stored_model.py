@@ -51,7 +51,7 @@ def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> St
     from thinwire.core import Layout, RunPlan
     from thinwire.core.errors import NotFound
     from thinwire.core.events import ModelStored
-    from thinwire.server.versions import Versions
+    from thinwire.server.model.versions import Versions
 
     run = store.run(run_id)
     version = _version(store, run, which)

@@ -80,7 +80,7 @@ def simulated(
 
 def _end(store: Any, begun: list[str], status: Any, text: str, code: int) -> None:
     from thinwire.core.events import RunStatusChanged
-    from thinwire.server.ending import close_undriven
+    from thinwire.server.driving.ending import close_undriven
 
     if not begun:
         raise KeyboardInterrupt

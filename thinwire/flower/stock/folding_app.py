@@ -80,12 +80,12 @@ class StockRun:
     payload_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
-    _weights: dict[str, int] = field(default_factory=dict)  # see server/device_weights.py
+    _weights: dict[str, int] = field(default_factory=dict)  # see server/model/device_weights.py
 
     def make(self, nodes: int) -> None:
         """All rounds; each says in one line what came of it."""
-        from thinwire.server.step import Model
-        from thinwire.server.versions import Versions
+        from thinwire.server.model.step import Model
+        from thinwire.server.model.versions import Versions
 
         there = self._nodes(nodes)
         layout, stored, model_file = self._begin(there[0])
@@ -122,10 +122,10 @@ class StockRun:
         return Layout.from_json(said["layout"]), stored, reply.parts
 
     def _round(self, number: int, nodes: Sequence[int], versions: object, stored: ModelStored) -> ModelStored:
-        from thinwire.server.clipping import work_of
-        from thinwire.server.measured import pooled
-        from thinwire.server.step import Fold
-        from thinwire.server.versions import Versions
+        from thinwire.server.choices.clipping import work_of
+        from thinwire.server.model.measured import pooled
+        from thinwire.server.model.step import Fold
+        from thinwire.server.model.versions import Versions
 
         assert isinstance(versions, Versions)
         codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))
@@ -155,7 +155,7 @@ class StockRun:
         return versions.write(number, self.model.params, self.model.buffers, self.model.counters, time.time())
 
     def _ask(self, number: int, node: int, stored: ModelStored, codec: str, work: Work) -> Ask:
-        from thinwire.server.versions import parts_of
+        from thinwire.server.model.versions import parts_of
 
         return Ask(
             ask_id=f"{self.run_id}.{number}.node-{node}", run=self.run_id, task=self.plan.run.task, kind="train",

@@ -40,7 +40,7 @@ def described(asked: Carried, context: Context) -> Carried:
     """Layout and first model, drawn by the run's seed: the aggregator never imports task code."""
     from thinwire.client import load_task
     from thinwire.client.initial import initial_model
-    from thinwire.server.versions import Versions
+    from thinwire.server.model.versions import Versions
 
     said = json.loads(asked.head)
     made = initial_model(load_task(_spec(said["task"], context)), int(said["seed"]))

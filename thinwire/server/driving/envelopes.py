@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Ask, AskKind, Verdict
-from thinwire.server.ask_ids import asked_round
-from thinwire.server.clipping import work_of
-from thinwire.server.running import Running
+from thinwire.server.choices.clipping import work_of
+from thinwire.server.driving.running import Running
+from thinwire.server.recorded.ask_ids import asked_round
 
 
 def envelope(

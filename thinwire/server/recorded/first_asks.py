@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.core.events import Event, FirstModelAsked, FirstModelFailed
-from thinwire.server.barred import barred_s
-from thinwire.server.deadline import FIRST_S, Deadline
-from thinwire.server.spares import in_drawn_order
+from thinwire.server.choices.deadline import FIRST_S, Deadline
+from thinwire.server.choices.spares import in_drawn_order
+from thinwire.server.recorded.barred import barred_s
 
 TRIED = ("left", "stale")  # what may be another time: it was away, slow, or at other work
 OWN = ("declined", "refused")  # what is the device's own affair, and says nothing of the task

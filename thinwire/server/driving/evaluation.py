@@ -8,8 +8,8 @@ from typing import Any
 
 from thinwire.core.events import Evaluated
 from thinwire.core.types import Metrics, ReplyHead
-from thinwire.server.measured import better, pooled, spread
-from thinwire.server.running import Running
+from thinwire.server.driving.running import Running
+from thinwire.server.model.measured import better, pooled, spread
 
 
 def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float) -> Evaluated | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted
-from thinwire.server.ladder import Standing
+from thinwire.server.choices.ladder import Standing
 
 WEIGHED = 16  # updates of one codec
 

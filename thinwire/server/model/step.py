@@ -16,9 +16,9 @@ from thinwire.core.errors import BadPayload, ThinwireError
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Arrived, ReplyHead, State, Vector
-from thinwire.server.control_mean import COMMON, held, moved_on
-from thinwire.server.device_weights import Weights
-from thinwire.server.shares import SHARES, moved_by
+from thinwire.server.model.control_mean import COMMON, held, moved_on
+from thinwire.server.model.device_weights import Weights
+from thinwire.server.model.shares import SHARES, moved_by
 
 Frames = Callable[[], Iterator[Arrived]]
 

@@ -1,7 +1,7 @@
 """Which codec a device is asked in: the mildest that its link carries in time, as its last rounds have shown it.
 
-In time is what holds nobody up (`fits_s` of server/deadline.py): under an automatic deadline, which is far longer than
-a round usually takes, little longer than the slowest who is wanted needs with the smallest codec.
+In time is what holds nobody up (`fits_s` of server/choices/deadline.py): under an automatic deadline, which is far
+longer than a round usually takes, little longer than the slowest who is wanted needs with the smallest codec.
 
 Harsher at once, for a late answer costs a round; then milder again only when that would have fitted for some rounds,
 for links that waver would be late every time that they are good for once. Who was never too slow needs no patience.

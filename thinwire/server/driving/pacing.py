@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.server.errands import errand, update_bytes
-from thinwire.server.known import work_of
-from thinwire.server.pace import Pace, given
-from thinwire.server.running import Running
+from thinwire.server.choices.errands import errand, update_bytes
+from thinwire.server.choices.known import work_of
+from thinwire.server.choices.pace import Pace, given
+from thinwire.server.driving.running import Running
 
 
 def own_work(running: Running, device: str, deadline_s: float) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from thinwire.core.events import FirstModelAsked, FirstModelFailed, RunNoted
 from thinwire.core.fleet import Envelope, NodeLeft
 from thinwire.core.layout import Layout
 from thinwire.core.types import Ask, Failure, ReplyHead, Vector
-from thinwire.server.deadline import NAMED, Deadline, first_model_deadline
-from thinwire.server.errands import update_bytes
-from thinwire.server.first_asks import ENOUGH, patient
-from thinwire.server.known import work_of
-from thinwire.server.running import POLL_S, RETURN_S, Running
+from thinwire.server.choices.deadline import NAMED, Deadline, first_model_deadline
+from thinwire.server.choices.errands import update_bytes
+from thinwire.server.choices.known import work_of
+from thinwire.server.driving.running import POLL_S, RETURN_S, Running
+from thinwire.server.recorded.first_asks import ENOUGH, patient
 
 HALF_BYTES = 2  # of a value of the averaged buffers
 HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from thinwire.core.types import ReplyHead
-from thinwire.server.step import Fold, Frames
+from thinwire.server.model.step import Fold, Frames
 
 LARGEST = 2.0**100  # of one update's weighted change: codecs keep their laws up to here, and 2^27 of them add up
 Folded = tuple[ReplyHead, Frames, float]  # a head, its frames, its discount

@@ -29,17 +29,17 @@ from thinwire.core.events import (
     UpdateDropped,
     UpdateFolded,
 )
-from thinwire.server.ask_ids import asked_round
-from thinwire.server.asked_codecs import AskedCodecs
-from thinwire.server.barred import Barred
-from thinwire.server.bases import Bases, made_step
-from thinwire.server.first_asks import FirstAsks
-from thinwire.server.line import Line
-from thinwire.server.outcomes import Outcomes
-from thinwire.server.owed import Owed
-from thinwire.server.pace import Paces
-from thinwire.server.scores import Scores
-from thinwire.server.told import Told
+from thinwire.server.choices.pace import Paces
+from thinwire.server.recorded.ask_ids import asked_round
+from thinwire.server.recorded.asked_codecs import AskedCodecs
+from thinwire.server.recorded.barred import Barred
+from thinwire.server.recorded.bases import Bases, made_step
+from thinwire.server.recorded.first_asks import FirstAsks
+from thinwire.server.recorded.line import Line
+from thinwire.server.recorded.outcomes import Outcomes
+from thinwire.server.recorded.owed import Owed
+from thinwire.server.recorded.scores import Scores
+from thinwire.server.recorded.told import Told
 
 TIMES = 3  # answers of a device whose times are remembered
 KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer

@@ -8,13 +8,13 @@ from typing import Any
 from thinwire.aggregation.rungs import rungs
 from thinwire.aggregation.warmup import codec_of
 from thinwire.core.plan import RunPlan
-from thinwire.server import ladder
-from thinwire.server.deadline import SHARE, Deadline, auto_deadline, fixed, in_groups
-from thinwire.server.errands import errand, update_bytes
-from thinwire.server.known import work_of
-from thinwire.server.ladder import Choice
-from thinwire.server.running import Running
-from thinwire.server.selection import Odds, odds
+from thinwire.server.choices import ladder
+from thinwire.server.choices.deadline import SHARE, Deadline, auto_deadline, fixed, in_groups
+from thinwire.server.choices.errands import errand, update_bytes
+from thinwire.server.choices.known import work_of
+from thinwire.server.choices.ladder import Choice
+from thinwire.server.choices.selection import Odds, odds
+from thinwire.server.driving.running import Running
 
 Expected = Mapping[str, Sequence[float | None]]  # device -> seconds for each codec; None: not known
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from thinwire.aggregation import WeightedMean
 from thinwire.core.types import State, Vector
-from thinwire.server.device_weights import Weights
+from thinwire.server.model.device_weights import Weights
 
 SHARES = "shares"  # in the run's state
 

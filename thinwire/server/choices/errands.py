@@ -10,7 +10,7 @@ from thinwire.aggregation.rungs import rungs
 from thinwire.core.check import DeviceTimes
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.server.known import Errand, Known, epochs_of, work_of
+from thinwire.server.choices.known import Errand, Known, epochs_of, work_of
 
 FLOAT_BYTES = 4
 

@@ -8,9 +8,9 @@ from thinwire.core.events import ClientAsked, ClientBack, ClientFailed, UpdateAc
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import ReplyHead, UpdateId
 from thinwire.server import moves
-from thinwire.server.line import OpenNow
-from thinwire.server.one_round import OneRound
-from thinwire.server.running import Running
+from thinwire.server.driving.one_round import OneRound
+from thinwire.server.driving.running import Running
+from thinwire.server.recorded.line import OpenNow
 
 
 def take_up(running: Running) -> OneRound:

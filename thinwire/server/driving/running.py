@@ -17,17 +17,17 @@ from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHead
-from thinwire.server.ask_ids import asked_round
-from thinwire.server.barred import BARRING
+from thinwire.server.choices.known import Known
+from thinwire.server.choices.requires import lacking
 from thinwire.server.cohort import mismatch
-from thinwire.server.holders import Holders
-from thinwire.server.known import Known
-from thinwire.server.past import Past
+from thinwire.server.driving.sending import Sending
+from thinwire.server.model.step import Model
+from thinwire.server.model.versions import Versions
 from thinwire.server.presence import Presence
-from thinwire.server.requires import lacking
-from thinwire.server.sending import Sending
-from thinwire.server.step import Model
-from thinwire.server.versions import Versions
+from thinwire.server.recorded.ask_ids import asked_round
+from thinwire.server.recorded.barred import BARRING
+from thinwire.server.recorded.holders import Holders
+from thinwire.server.recorded.past import Past
 from thinwire.store import MeasureRow, Store
 
 StopOrder = Literal["run", "service"] | None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thinwire.aggregation.algorithms import Algorithm
     from thinwire.core.layout import Layout
     from thinwire.core.types import State, Vector
-    from thinwire.server.device_weights import Weights
+    from thinwire.server.model.device_weights import Weights
 
 COMMON = "common"  # in the run's state
 

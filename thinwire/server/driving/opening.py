@@ -8,17 +8,17 @@ from functools import partial
 
 from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.plan import RunPlan
-from thinwire.server.ask_ids import ask_id_of
-from thinwire.server.asking import codecs_of, deadline_of, expected, most_common, odds_of, rungs_of
 from thinwire.server.buffered import Buffer
+from thinwire.server.choices.forewarned import notes
 from thinwire.server.cohort import Cohort, choose, choose_for_buffer
-from thinwire.server.forewarned import notes
+from thinwire.server.driving.asking import codecs_of, deadline_of, expected, most_common, odds_of, rungs_of
+from thinwire.server.driving.pacing import own_work
+from thinwire.server.driving.running import Running
 from thinwire.server.moves import AtWork, Terms
-from thinwire.server.pacing import own_work
-from thinwire.server.past import Past
-from thinwire.server.places import at_work_before, slowest_s
+from thinwire.server.recorded.ask_ids import ask_id_of
+from thinwire.server.recorded.past import Past
+from thinwire.server.recorded.places import at_work_before, slowest_s
 from thinwire.server.round import Round, floor_of
-from thinwire.server.running import Running
 
 
 def open_round(running: Running) -> RoundOpened | None:

@@ -17,7 +17,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from thinwire.server.moves import AtWork, Terms
-from thinwire.server.past import Past
+from thinwire.server.recorded.past import Past
 
 PATIENCE = 2.0  # times a device's slowest answer of late, and times what it was given for its last ask
 

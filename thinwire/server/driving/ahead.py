@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from thinwire.core.events import HeadTaken, RoundClosed
 from thinwire.core.fleet import Envelope
-from thinwire.server.envelopes import envelope, envelope_again
-from thinwire.server.opening import open_round
-from thinwire.server.running import Running
-from thinwire.server.taking_up import gone_of
+from thinwire.server.driving.envelopes import envelope, envelope_again
+from thinwire.server.driving.opening import open_round
+from thinwire.server.driving.running import Running
+from thinwire.server.driving.taking_up import gone_of
 
 
 def line_up(running: Running) -> None:

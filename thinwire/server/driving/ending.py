@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from thinwire.core.events import RunStatus, RunStatusChanged
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.server.ahead import dissolve
-from thinwire.server.ask_ids import measuring_id_of
-from thinwire.server.between import come_back
-from thinwire.server.deadline import evaluation_deadline
-from thinwire.server.envelopes import envelope, verdicts_of
-from thinwire.server.evaluation import evaluation, settled
-from thinwire.server.farewells import stop_of
-from thinwire.server.measured import reached
-from thinwire.server.outcomes import Outcomes
-from thinwire.server.running import POLL_S, Running
+from thinwire.server.choices.deadline import evaluation_deadline
+from thinwire.server.driving.ahead import dissolve
+from thinwire.server.driving.between import come_back
+from thinwire.server.driving.envelopes import envelope, verdicts_of
+from thinwire.server.driving.evaluation import evaluation, settled
+from thinwire.server.driving.farewells import stop_of
+from thinwire.server.driving.running import POLL_S, Running
+from thinwire.server.model.measured import reached
+from thinwire.server.recorded.ask_ids import measuring_id_of
+from thinwire.server.recorded.outcomes import Outcomes
 from thinwire.store import Store
 
 

@@ -1,0 +1,1 @@
+"""One run, driven: its rounds are opened, asked, taken in and closed over a fleet, and each step is in the journal."""

@@ -10,7 +10,7 @@ import pytest
 from tests.client.small import RUN, Aggregator, cross_entropy, plan_of, task_of
 from tests.client.test_session import decoded, residual
 from thinwire.client.overlap import start, still_pending
-from thinwire.client.session import Begun
+from thinwire.client.under_way import Begun
 from thinwire.core.types import Failure, UpdateId, Verdict
 
 OVERLAP = "[local.overlap]\nmax_delay = {}\n"

@@ -18,7 +18,8 @@ from thinwire.client.behind import Behind
 from thinwire.client.calls import BrokenOff, Calls
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.kept_runs import Reply
-from thinwire.client.session import Answer, Begun, Session
+from thinwire.client.session import Answer, Session
+from thinwire.client.under_way import Begun
 from thinwire.client.upkeep import Upkeep
 from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import NotTaken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from thinwire.client.job import Job, Say, TakeBase
 from thinwire.client.kept_runs import KeptRuns, Reply
 from thinwire.client.settling import Settling
 from thinwire.client.state import Entry, RunFolder, RunState, Write
+from thinwire.client.under_way import Ahead, Begun
 from thinwire.client.until_exit import waiting_folder
 from thinwire.client.work import Result, Trained, encoded, trained, work
 from thinwire.core.errors import NonFiniteUpdate
@@ -33,36 +34,6 @@ from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead
 
 Answer = tuple[Reply, Path | None]  # with the file in which its parts stand one after the other
 SMALLER_LR = "a smaller [local] lr"
-
-
-@dataclass(frozen=True)
-class Begun:
-    """An ask that was trained for, or failed: what is left is to settle its verdicts, encode, commit and send.
-
-    `at`, on the session's clock, is when it began to wait for that.
-    """
-
-    job: Job
-    outcome: Trained | Failure
-    at: float
-
-
-@dataclass
-class Ahead:
-    """Where the next training of a run starts while earlier answers are still being encoded.
-
-    `state` is None when no answer is: then the committed state counts. `making`: asks that were begun and not finished.
-    `void`: sequences of changes that could not be encoded; the thread that finishes replaces the set, so that the one
-    that trains may go through it meanwhile.
-    """
-
-    state: RunState | None = None
-    making: set[str] = field(default_factory=set)
-    void: frozenset[int] = frozenset()
-
-    @property
-    def sequence(self) -> int:
-        return self.state.sequence if self.state is not None else 0
 
 
 class Session:

@@ -7,20 +7,16 @@ is the real one; only sockets, keys and Flower are missing, and bytes on a wire 
 from __future__ import annotations
 
 import hashlib
-import io
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from thinwire.core.clock import Clock, RealClock, VirtualClock
-from thinwire.core.errors import BadPayload, Refused, Unreachable
+from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, TakenUp, Welcome
 from thinwire.core.types import Arrived, Failure, ReplyHead, Transfer, UpdateId
-from thinwire.simulation.spool import HeldSpool
-
-BLOCK = 1 << 20
+from thinwire.simulation.taking import spooled
 
 
 class LocalFleet:
@@ -171,28 +167,9 @@ class LocalFleet:
                     link.name, Failure("state-lost", "another update under a known id", reply.ask_id, link.name)
                 )
             return None
-        head = self._spooled(reply, bundle, lambda: Transfer(pulled, began, link.clock.wall()))
+        head = spooled(self.spool, reply, bundle, lambda: Transfer(pulled, began, link.clock.wall()))
         self._seen[reply.update_id] = _content(reply)
         return self._arrived(link.name, head)
-
-    def _spooled(self, reply: ReplyHead, bundle: Path | bytes | None, transfer: Callable[[], Transfer]) -> ReplyHead:
-        """The parts into the spool, each held against its digest."""
-        if isinstance(self.spool, HeldSpool) and self.spool.has_room(reply):
-            body = io.BytesIO()
-            _copy(bundle, body, reply)
-            head = reply.arrived(transfer())
-            self.spool.hold(head, body.getbuffer())
-            return head
-        draft = self.spool.draft(reply.update_id)
-        try:
-            with draft.open("wb") as out:
-                _copy(bundle, out, reply)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        head = reply.arrived(transfer())
-        self.spool.commit(draft, head)
-        return head
 
     def _arrived(self, device: str, arrival: ReplyHead | Failure) -> None:
         with self.changed:
@@ -244,20 +221,3 @@ class LocalLink:
 
 def _content(head: ReplyHead) -> object:
     return head.ask_id, head.parts, head.base_version, head.examples, dict(head.metrics)
-
-
-def _copy(bundle: Path | bytes | None, out: BinaryIO, head: ReplyHead) -> None:
-    """The parts, each held against its digest."""
-    if bundle is None:
-        if head.parts:
-            raise BadPayload("an answer whose parts are missing")
-        return
-    with bundle.open("rb") if isinstance(bundle, Path) else io.BytesIO(bundle) as source:
-        for part in head.parts:
-            digest, left = hashlib.sha256(), part.length
-            while left and (block := source.read(min(left, BLOCK))):
-                digest.update(block)
-                out.write(block)
-                left -= len(block)
-            if left or digest.hexdigest() != part.sha256:
-                raise BadPayload(f"{part.name} is not what its digest says")

@@ -6,16 +6,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from thinwire.core.all_sections import Sections
 from thinwire.core.check_algorithm import algorithm_refusals
 from thinwire.core.check_codecs import CodecBook, codec_refusals
 from thinwire.core.check_overlap import overlap_refusals
 from thinwire.core.refusal import Refusal
 from thinwire.core.unbuilt import unbuilt
-
-if TYPE_CHECKING:
-    from thinwire.core.plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class DeviceTimes:
         return self.download_s + self.train_s + self.upload_s
 
 
-def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
+def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
     """All refusals of a plan, in the order of its sections."""
     return [
         *unbuilt(plan),
@@ -46,7 +43,7 @@ def refusals(plan: RunPlan, codecs: CodecBook, measured: Mapping[str, DeviceTime
     ]
 
 
-def _work(plan: RunPlan) -> Iterator[Refusal]:
+def _work(plan: Sections) -> Iterator[Refusal]:
     if plan.local.steps is not None and plan.local.epochs is not None:
         yield Refusal(
             "[local] steps and epochs are both given", "each says how long a device trains", "leave one of them out"
@@ -91,7 +88,7 @@ def _work(plan: RunPlan) -> Iterator[Refusal]:
         )
 
 
-def _partial(plan: RunPlan) -> Iterator[Refusal]:
+def _partial(plan: Sections) -> Iterator[Refusal]:
     local = plan.local
     if local.min_steps != 1 and not local.partial and local.steps != "auto":
         yield Refusal(
@@ -113,7 +110,7 @@ def _partial(plan: RunPlan) -> Iterator[Refusal]:
         )
 
 
-def _durability(plan: RunPlan) -> Iterator[Refusal]:
+def _durability(plan: Sections) -> Iterator[Refusal]:
     if plan.local.durability != "exit":
         return
     whys = {
@@ -132,7 +129,7 @@ def _durability(plan: RunPlan) -> Iterator[Refusal]:
             yield Refusal(f'[local] durability = "exit" with {other}', why, '[local] durability = "round"')
 
 
-def _buffered(plan: RunPlan) -> Iterator[Refusal]:
+def _buffered(plan: Sections) -> Iterator[Refusal]:
     cohort, default = plan.cohort, type(plan.cohort)()
     if cohort.mode == "sync":
         if cohort.buffer != default.buffer:
@@ -166,7 +163,7 @@ def _buffered(plan: RunPlan) -> Iterator[Refusal]:
             yield Refusal(f'{what} with mode = "buffered"', why, hint)
 
 
-def _drawn(plan: RunPlan) -> Iterator[Refusal]:
+def _drawn(plan: Sections) -> Iterator[Refusal]:
     cohort = plan.cohort
     if cohort.selection == "uniform":
         return
@@ -182,7 +179,7 @@ def _drawn(plan: RunPlan) -> Iterator[Refusal]:
             yield Refusal(f'[cohort] selection = "{cohort.selection}" with {what}', why, hint)
 
 
-def _in_groups(plan: RunPlan) -> Iterator[Refusal]:
+def _in_groups(plan: Sections) -> Iterator[Refusal]:
     """What fills the time to the deadline would leave none to those who are asked when a place is free."""
     cohort = plan.cohort
     if cohort.mode == "buffered" or not cohort.max_concurrency:
@@ -201,7 +198,7 @@ def _in_groups(plan: RunPlan) -> Iterator[Refusal]:
             )  # fmt: skip
 
 
-def _deadline(plan: RunPlan, measured: Mapping[str, DeviceTimes]) -> Iterator[Refusal]:
+def _deadline(plan: Sections, measured: Mapping[str, DeviceTimes]) -> Iterator[Refusal]:
     deadline = plan.cohort.deadline_s
     if deadline == "auto":
         return

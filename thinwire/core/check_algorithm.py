@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from thinwire.core.all_sections import Sections
+from thinwire.core.check_codecs import CodecBook
 from thinwire.core.errors import CodecError
 from thinwire.core.refusal import Refusal
-
-if TYPE_CHECKING:
-    from thinwire.core.check_codecs import CodecBook
-    from thinwire.core.plan import RunPlan
 
 FEDAVG = '[run] algorithm = "fedavg"'
 
 
-def algorithm_refusals(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
+def algorithm_refusals(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
     """Of fedavg nothing but a key that is another's."""
     run = plan.run
     if run.algorithm != "feddyn" and run.alpha != type(run).model_fields["alpha"].default:
@@ -32,7 +29,7 @@ def algorithm_refusals(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
         yield from _feddyn(plan)
 
 
-def _never(plan: RunPlan) -> Iterator[Refusal]:
+def _never(plan: Sections) -> Iterator[Refusal]:
     cohort, local, uplink = plan.cohort, plan.local, plan.uplink
     for given, what, why, hint in (
         (local.overlap is not None, "[local] overlap",
@@ -59,7 +56,7 @@ def _never(plan: RunPlan) -> Iterator[Refusal]:
             yield Refusal(f"[run] algorithm = {plan.run.algorithm!r} with {what}", why, hint)
 
 
-def _scaffold(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
+def _scaffold(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
     if plan.local.optimizer != "sgd":
         yield Refusal(
             f"[run] algorithm = 'scaffold' with [local] optimizer = {plan.local.optimizer!r}",
@@ -82,7 +79,7 @@ def _scaffold(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
             )
 
 
-def _feddyn(plan: RunPlan) -> Iterator[Refusal]:
+def _feddyn(plan: Sections) -> Iterator[Refusal]:
     for given, what, why, hint in (
         (plan.local.prox > 0, f"[local] prox = {plan.local.prox:g}", "alpha holds a device to the model already",
          "[run] alpha, and leave prox out"),

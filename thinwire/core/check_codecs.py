@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from thinwire.core.all_sections import Sections
 from thinwire.core.errors import CodecError
 from thinwire.core.refusal import Refusal
-from thinwire.core.sections import DGC, UplinkSection
-
-if TYPE_CHECKING:
-    from thinwire.core.plan import RunPlan
-    from thinwire.core.sections import ServerSection
+from thinwire.core.sections import DGC, ServerSection, UplinkSection
 
 DGC_STEP = re.compile(rf"\b{DGC}\s*\(")
 
@@ -30,7 +27,7 @@ class CodecBook(Protocol):
     def require_ladder(self, uplink: UplinkSection) -> None: ...  # CodecError for one that does not get smaller
 
 
-def codec_refusals(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
+def codec_refusals(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
     """In the order of the plan's sections."""
     yield from _codecs(plan, codecs)
     yield from _ladder(plan, codecs)
@@ -38,7 +35,7 @@ def codec_refusals(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
     yield from _server(plan, codecs)
 
 
-def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
+def _codecs(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
     specs = {"[uplink] codec": plan.uplink.codec, "[downlink] codec": plan.downlink.codec}
     specs |= {f"[uplink] ladder: {spec}": spec for spec in plan.uplink.ladder}
     specs |= {f'[uplink.layers] "{pattern}"': spec for pattern, spec in plan.uplink.layers.items()}
@@ -55,7 +52,7 @@ def _codecs(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
             yield Refusal(f"{place} = {spec!r}: {error.what}", error.why, error.hint)
 
 
-def _ladder(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
+def _ladder(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
     uplink = plan.uplink
     if not uplink.ladder:
         return
@@ -94,7 +91,7 @@ def _ladder(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
             yield Refusal(error.what, error.why, error.hint)
 
 
-def _feedback(plan: RunPlan) -> Iterator[Refusal]:
+def _feedback(plan: Sections) -> Iterator[Refusal]:
     uplink = plan.uplink
     if uplink.dgc and plan.local.steps != 1:
         yield Refusal(
@@ -147,7 +144,7 @@ def _feedback(plan: RunPlan) -> Iterator[Refusal]:
                 )
 
 
-def _server(plan: RunPlan, codecs: CodecBook) -> Iterator[Refusal]:
+def _server(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
     try:
         codecs.require_optimizer(plan.server)
         codecs.require_uplink(plan.uplink)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from thinwire.core.all_sections import Sections
 from thinwire.core.refusal import Refusal
-
-if TYPE_CHECKING:
-    from thinwire.core.plan import RunPlan
 
 WITHOUT = "leave [local] overlap out"
 
 
-def overlap_refusals(plan: RunPlan) -> Iterator[Refusal]:
+def overlap_refusals(plan: Sections) -> Iterator[Refusal]:
     """Refusals of `[local] overlap` beside the plan's other keys; scaffold and feddyn refuse it themselves."""
     if not plan.local.overlap:
         return

@@ -1,7 +1,7 @@
 """The plan: everything about a run that a person decides, read from TOML, checked, and stored resolved.
 
 Two lines make a valid plan, `[run] task` and `[local] lr`; the rest has defaults (core/sections.py). What cannot
-hold together is refused by core/check.py.
+hold together is refused by core/check.py, which sees it as plain values (core/all_sections.py).
 """
 
 from __future__ import annotations
@@ -11,46 +11,26 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
+from thinwire.core.all_sections import Sections
 from thinwire.core.check import DeviceTimes, refusals
 from thinwire.core.check_codecs import CodecBook
 from thinwire.core.errors import PlanError
 from thinwire.core.explain import explain, place_of
 from thinwire.core.overrides import Overrides
 from thinwire.core.refusal import Refusal
-from thinwire.core.sections import (
-    CohortSection,
-    DownlinkSection,
-    LocalSection,
-    PrivacySection,
-    RunSection,
-    Section,
-    SecureSection,
-    ServerSection,
-    UplinkSection,
-)
 
 
-class RunPlan(Section):
+class RunPlan(Sections):
     """A whole plan. `resolved` fills what depends on other keys; `digest` binds it.
 
     >>> plan = RunPlan.parse('[run]\\ntask = "digits"\\n[local]\\nlr = 0.5')
     >>> plan.run.rounds, plan.uplink.codec
     (20, 'stc(0.04)')
     """
-
-    plan_version: Literal[1] = 1
-    run: RunSection
-    cohort: CohortSection = CohortSection()
-    local: LocalSection
-    uplink: UplinkSection = UplinkSection()
-    downlink: DownlinkSection = DownlinkSection()
-    server: ServerSection = ServerSection()
-    secure: SecureSection = SecureSection()
-    privacy: PrivacySection = PrivacySection()
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, str] | None = None, option: str = "--set") -> RunPlan:

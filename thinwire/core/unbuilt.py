@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from thinwire.core.all_sections import Sections
 from thinwire.core.refusal import Refusal
-
-if TYPE_CHECKING:
-    from thinwire.core.plan import RunPlan
 
 UNBUILT = {
     "run": ("eval_cohort",),
@@ -23,7 +20,7 @@ UNBUILT_VALUES = {
 }
 
 
-def unbuilt(plan: RunPlan) -> Iterator[Refusal]:
+def unbuilt(plan: Sections) -> Iterator[Refusal]:
     """Keys and values that this version cannot honour."""
     for section, keys in UNBUILT.items():
         given = getattr(plan, section)

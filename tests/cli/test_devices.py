@@ -14,8 +14,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from tests.cli.story import KEY, told
+from tests.cli.story import KEY, T, told
 from thinwire.cli.places import operator
+from thinwire.cli.say import moment
 from thinwire.core.equipment import Equipment
 from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
 from thinwire.core.fleet import Hello
@@ -172,12 +173,10 @@ def test_that_nobody_can_tell_who_is_online_is_said(thinwire, home, store, devic
     lock = AggregatorHome.under(home).lock
     with hold(lock, {}):
         assert thinwire("devices", "list", "--home", home).err == ""
-    os.utime(lock, (time.time() - 300, time.time() - 300))
+    os.utime(lock, (T, T))
     said = thinwire("devices", "list", "--home", home).err
-    assert said.startswith(
-        "no aggregator is running (the last one was there 5 min 0 s ago): nobody can tell who is online"
-    )
-    assert f"thinwire aggregator start --home {home}\n" in said
+    since = f"no aggregator has been running since {moment(T)}: nobody can tell who is online; "
+    assert said == f"{since}thinwire aggregator start --home {home}\n"
     assert thinwire("devices", "list", "--json", "--home", home).err == ""
 
 

@@ -11,10 +11,9 @@ import pytest
 
 from tests.cli.story import T, told
 from thinwire.cli.runs import follow
+from thinwire.cli.say import moment
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.home import AggregatorHome
-
-NOW = 1_700_000_000.0
 
 
 class Followed:
@@ -26,7 +25,6 @@ class Followed:
         monkeypatch.setattr(follow, "screen", self._screen)
         monkeypatch.setattr(follow, "alive", lambda home: {"pid": 1} if self.alive else None)
         monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: self._elapsed_s, sleep=self._next))
-        monkeypatch.setattr("thinwire.cli.say.time.time", lambda: NOW)
 
     @contextmanager
     def _screen(self):
@@ -65,13 +63,13 @@ def test_a_run_that_waits_for_its_turn_says_behind_which(monkeypatch, home, stor
 def test_while_no_aggregator_runs_that_is_said_and_since_when(monkeypatch, home, store, ends):
     run_id, lock = told(home, "running"), AggregatorHome.under(home).lock
     lock.touch()
-    os.utime(lock, (NOW - 65, NOW - 65))
+    os.utime(lock, (T, T))
     said = Followed(monkeypatch, lambda: said.goes(), lambda: None, lambda: said.comes(), lambda: ends(run_id))
     assert follow.follow(store, run_id, home) == 0
-    gone = "no aggregator is running (the last one was there 1 min 5 s ago)"
+    gone = f"no aggregator has been running since {moment(T)}"
     assert said.shown == ["toy-1: 2 rounds", f"toy-1: {gone}", f"toy-1: {gone}", "toy-1: 2 rounds"]
     assert said.told[-3:] == [
-        f"{gone}; the run goes on when one is: thinwire aggregator start --home {home}",
+        f"{gone}; the run goes on when one does: thinwire aggregator start --home {home}",
         "an aggregator is running again",
         "toy-1 done: 2 rounds",
     ]

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from thinwire.core.home import AggregatorHome, hold
+
 
 @pytest.fixture
 def mine(thinwire, tmp_path, monkeypatch):
@@ -150,6 +152,12 @@ def test_a_failing_task_is_a_failed_client_and_with_debug_an_exception(thinwire,
     said = thinwire(*words, "--debug")
     assert (said.code, said.document["status"]) == (3, "failed")
     assert "raise ValueError('private')" in said.err
+
+
+def test_a_run_that_is_handed_over_says_how_to_watch_it_in_this_home(thinwire, mine, home):
+    with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9"}):
+        said = thinwire("run", mine / "plan.toml", "--detach", "--home", home)
+    assert (said.code, said.out, said.err) == (0, "mine-1\n", f"watch it: thinwire runs watch mine-1 --home {home}\n")
 
 
 def test_a_run_begins_with_the_model_of_another_one(thinwire, mine, home):

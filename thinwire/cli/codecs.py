@@ -76,4 +76,4 @@ def _list(json: bool) -> None:
     say.note(f"bits a parameter, on {SAMPLE} normal values; kinds under feedback: --json")
     first = UplinkSection().codec
     say.note(f"to begin with: {first}, which a plan has that names none")
-    say.note(f'to learn more: thinwire codecs try "{first}" measures it here; docs/how/which-codec.md compares them')
+    say.note(f'to learn more: thinwire codecs try "{first}" measures it on this machine')

@@ -86,13 +86,13 @@ def alive(home: Path | None) -> dict[str, Any] | None:
 
 
 def absent(home: Path | None) -> str:
-    """That no aggregator is running here, and how long ago one was: for a sentence, where `alive` gives None."""
-    from thinwire.cli.say import ago
+    """That no aggregator is running here, and since when, by the clock: for a sentence, where `alive` gives None."""
+    from thinwire.cli.say import moment
     from thinwire.core.heartbeat import last_beat
     from thinwire.core.home import AggregatorHome, find_home
 
     at = last_beat(AggregatorHome(find_home(home) / "aggregator").lock)
-    return "no aggregator is running" + (f" (the last one was there {ago(at)})" if at else "")
+    return f"no aggregator has been running since {moment(at)}" if at else "no aggregator is running"
 
 
 def require_alive(home: Path | None) -> dict[str, Any]:

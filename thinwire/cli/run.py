@@ -38,17 +38,19 @@ def run(
 
         run_id = hand_over(store, home, read, plan, task)
         if detach:
-            _detached(run_id, json)
+            _detached(run_id, home, json)
             return
         raise typer.Exit(_followed(run_id, home, json))
 
 
-def _detached(run_id: str, json: bool) -> None:
+def _detached(run_id: str, home: Path | None, json: bool) -> None:
+    from thinwire.cli.places import again
+
     if json:
         say.document({"run_id": run_id})
     else:
         say.line(run_id)
-        say.note(f"watch it: thinwire runs watch {run_id}")
+        say.note(f"watch it: {again(f'runs watch {run_id}', home)}")
 
 
 def _followed(run_id: str, home: Path | None, json: bool) -> int:

@@ -91,6 +91,11 @@ def ago(wall: float | None, now: float | None = None) -> str:
     return NOTHING if not wall else f"{seconds(max(0.0, (now or time.time()) - wall))} ago"
 
 
+def moment(wall: float | None) -> str:
+    """Local time, to the second."""
+    return "" if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+
+
 def figure(value: float | None) -> str:
     """A metric, four figures after the point."""
     return NOTHING if value is None else f"{value:.4f}"

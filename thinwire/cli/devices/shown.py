@@ -130,11 +130,11 @@ def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) 
         said = {"actions": [dataclasses.asdict(a) for a in actions], "refused": [dataclasses.asdict(n) for n in notes]}
         say.document(said)
         return
-    rows = [(moment(a.at), a.who, a.what, a.device, a.detail) for a in actions]
+    rows = [(say.moment(a.at), a.who, a.what, a.device, a.detail) for a in actions]
     say.table(("when", "who", "what", "device", "detail"), rows)
     if notes:
         say.line()
-        refused = [(moment(n.at), n.address, n.kind, n.name, n.why) for n in notes]
+        refused = [(say.moment(n.at), n.address, n.kind, n.name, n.why) for n in notes]
         say.table(("refused", "address", "kind", "called itself", "why"), refused)
 
 
@@ -145,7 +145,7 @@ def invited(door: DoorPlace, made: Sequence[Invited], by_hand: bool, json: bool)
         return
     for one in made:
         straight, hidden = door.commands(one)
-        say.line(f"invitation {one.id} for {one.name or 'any name'}, good once, until {moment(one.expires_at)}")
+        say.line(f"invitation {one.id} for {one.name or 'any name'}, good once, until {say.moment(one.expires_at)}")
         say.line(f"  {door.text(one)}")
         say.line("  on the device:")
         say.line(f"    {straight}")
@@ -166,7 +166,7 @@ def written(path: Path, made: Sequence[Invited], by_hand: bool, json: bool) -> N
         say.document({"file": str(path), "ids": [one.id for one in made], "expires_at": made[0].expires_at})
     else:
         many = f"{len(made)} invitations, each" if len(made) > 1 else "1 invitation,"
-        say.line(f"{path}: {many} good once, until {moment(made[0].expires_at)}")
+        say.line(f"{path}: {many} good once, until {say.moment(made[0].expires_at)}")
         say.note("whoever reads that file can join: hand the lines out and delete it")
         _approval(by_hand)
 
@@ -183,16 +183,11 @@ def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool
         say.note("no invitations yet: thinwire devices invite")
     else:
         cells = [
-            (r.id, r.name or "any", r.state, "by hand" if r.approve_manually else "at once", moment(r.expires_at),
-             r.used_by, moment(r.used_at), r.who)
+            (r.id, r.name or "any", r.state, "by hand" if r.approve_manually else "at once", say.moment(r.expires_at),
+             r.used_by, say.moment(r.used_at), r.who)
             for r in rows
         ]  # fmt: skip
         say.table(("id", "name", "state", "approved", "expires", "used by", "used", "made by"), cells, right=("id",))
-
-
-def moment(wall: float | None) -> str:
-    """Local time, to the second."""
-    return "" if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
 
 
 def _row(info: DeviceInfo, known: Known) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ ALIVE_S = 3.0  # how often it is looked whether the aggregator lives
 
 def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator: bool = True) -> int:
     """Tell a run until it is over; gives its exit code. KeyboardInterrupt leaves the run as it is."""
-    teller, seen, looked, gone = Teller(), 0, float("-inf"), False
+    teller, seen, looked, gone = Teller(), 0, float("-inf"), ""
     with screen() as (tell, show), remembered() as look:
         tell(HEADER)
         while True:
@@ -37,13 +37,13 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
             if teller.over:
                 break
             if watch_aggregator and time.monotonic() - looked > ALIVE_S:
-                was_gone, gone, looked = gone, alive(home) is None, time.monotonic()
+                was_gone, gone, looked = gone, "" if alive(home) else gone or absent(home), time.monotonic()
                 if gone and not was_gone:
-                    tell(f"{absent(home)}; the run goes on when one is: {again('aggregator start', home)}")
+                    tell(f"{gone}; the run goes on when one does: {again('aggregator start', home)}")
                 elif was_gone and not gone:
                     tell("an aggregator is running again")
             behind = queued(store, run_id) if teller.status == "queued" else ""
-            show(f"{run_id}: {absent(home) if gone else behind or teller.now}")
+            show(f"{run_id}: {gone or behind or teller.now}")
             time.sleep(LOOK_S)
         tell(f"{run_id} {teller.status}: {teller.text}")
     return teller.exit_code

@@ -1,10 +1,14 @@
-"""When a process was last alive."""
+"""When a process was last alive, and by which setting of the wall clock."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import pytest
+
+from thinwire.core import clock_set
+from thinwire.core.clock_set import Beside, kept, set_since_s
 from thinwire.core.heartbeat import beating, last_beat
 from thinwire.core.home import lock_file
 
@@ -20,3 +24,29 @@ def test_a_file_tells_when_its_process_was_last_alive_and_keeps_what_is_in_it(tm
             pass
         assert last_beat(descriptor) > 1000.0
     assert path.read_text() == "about"
+
+
+def test_a_clock_that_is_set_after_the_last_beat_is_told_unless_the_machine_began_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, now = tmp_path / "clock", [Beside("one", 100.0)]
+    monkeypatch.setattr(clock_set, "beside", lambda: now[0])
+    assert set_since_s(file) == 0.0, "nobody has written anything yet"
+    with lock_file(tmp_path / "lock") as descriptor, beating(descriptor, file):
+        now[0] = Beside("one", 200.0)  # while it is there: its last beat is by that setting
+    assert kept(file) == Beside("one", 200.0)
+    assert set_since_s(file) == 0.0
+    now[0] = Beside("one", 3800.0)
+    assert set_since_s(file) == 3600.0
+    now[0] = Beside("two", 3800.0)
+    assert set_since_s(file) == 0.0
+    file.write_text("cut off {")
+    assert set_since_s(file) == 0.0
+
+
+def test_this_machine_s_clocks_keep_their_distance(tmp_path: Path) -> None:
+    if (before := clock_set.beside()) is None:
+        pytest.skip("this system has no clock that nobody can set")
+    now = clock_set.beside()
+    assert now is not None
+    assert now.set_by_s(before) == 0.0

@@ -26,8 +26,12 @@ def bench_of(folder: Path, mode: str, *devices: ScriptedDevice) -> Bench:
     return Bench(folder, devices, ToldFleet, run={"rounds": 1}, cohort={"deadline_s": 600}, **MODES[mode])
 
 
-def dies(bench: Bench, at_s: float, *, away_s: float, known: bool = True, set_by_s: float = 0.0) -> None:
-    """The aggregator at this time, and the next one starts so much later; meanwhile somebody sets the wall clock."""
+def dies(
+    bench: Bench, at_s: float, *, away_s: float, known: bool = True, set_by_s: float = 0.0, noticed: bool = False
+) -> None:
+    """The aggregator at this time, and the next one starts so much later; meanwhile somebody sets the wall clock, which
+    it may notice by a clock that nobody can set.
+    """
 
     def alive() -> None:
         if bench.clock.now() >= at_s:
@@ -40,7 +44,7 @@ def dies(bench: Bench, at_s: float, *, away_s: float, known: bool = True, set_by
     bench.clock.origin += set_by_s
     if known:
         bench.store._clock = bench.clock  # that of the service
-        bench.store.record_restart(gone_at)
+        bench.store.record_restart(gone_at, set_by_s if noticed else 0.0)
     bench.restart()
 
 
@@ -114,6 +118,22 @@ def test_a_wall_clock_that_was_set_meanwhile_is_no_absence_and_moves_no_stage(
     )
     assert told.stages["train"] == pytest.approx(20.0)
     assert told.stages.get("between", 0.0) + told.stages["waiting"] < REAL_S
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("set_by_s", [3 * 365 * DAY_S, 5 * DAY_S, -DAY_S])
+def test_where_it_is_known_by_how_much_the_clock_was_set_the_absence_is_as_long_as_it_was(
+    tmp_path: Path, mode: str, set_by_s: float
+) -> None:
+    bench = bench_of(tmp_path, mode, scripted("a", 2.0), scripted("b", 20.0))
+    dies(bench, 10.0, away_s=30.0, set_by_s=set_by_s, noticed=True)
+    bench.drive()
+    found, told = first_round(bench)
+    assert found.missed_s == pytest.approx(30.0 + 8.0, abs=0.5), "from the last event before on"
+    assert found.seconds == pytest.approx(40.0, abs=0.5)
+    assert "the aggregator was away for 30 s" in told.sentence
+    assert told.stages["away"] + told.stages["train"] == pytest.approx(found.seconds, abs=REAL_S)
+    assert sum(told.stages.values()) == pytest.approx(found.seconds, abs=REAL_S)
 
 
 def test_an_absence_after_the_clock_was_set_back_is_found_by_the_order_of_the_journal(tmp_path: Path) -> None:

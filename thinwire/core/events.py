@@ -278,13 +278,14 @@ class RoundTakenUp(Event):
     `core.absence` finds no length in these two, the wall clock was set meanwhile.
 
     `missed_s`: for how long, all in all, the run's clock stood still since the round began to take answers (0 in older
-    journals).
+    journals). `set_by_s`: by how much the wall clock is known to have been set between the two.
     """
 
     round: int
     gone_at: float
     elapsed_s: float
     missed_s: float = 0.0
+    set_by_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -349,9 +350,12 @@ class DeviceLeft(Event):
 
 @dataclass(frozen=True)
 class AggregatorStarted(Event):
-    """A new life of the aggregator; the one before it was last known to be alive at `gone_at`, by its own clock."""
+    """A new life of the aggregator; the one before it was last known to be alive at `gone_at`, by its own clock, which
+    is known to have been set by `set_by_s` since.
+    """
 
     gone_at: float
+    set_by_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,27 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from thinwire.core import clock_set
+
 BEAT_S = 2.0  # so much of an absence is not known; on a card that wears, every beat may become a write
 
 
 @contextlib.contextmanager
-def beating(descriptor: int, every_s: float = BEAT_S) -> Iterator[None]:
-    """Set the file's time to now, every so often and at the end; what is in the file stays as it is."""
+def beating(descriptor: int, clock: Path | None = None, every_s: float = BEAT_S) -> Iterator[None]:
+    """Set the file's time to now, every so often and at the end; what is in the file stays as it is. The file `clock`
+    says by which setting of the wall clock that is (core/clock_set.py).
+    """
     over = threading.Event()
 
     def beat() -> None:
+        setting = None
         while True:
+            last = over.is_set()
             with contextlib.suppress(OSError):  # a disk that takes no more: then nobody learns of it
                 os.utime(descriptor)
-            if over.is_set():
+            if clock is not None:
+                setting = clock_set.keep(clock, setting)
+            if last:
                 return
             over.wait(every_s)
 

@@ -49,6 +49,11 @@ class AggregatorHome:
         return self.root / "lock"
 
     @property
+    def clock(self) -> Path:
+        """By which setting of the wall clock the lock's time is (core/clock_set.py)."""
+        return self.root / "clock"
+
+    @property
     def wire(self) -> Path:
         """What was counted of each device's bytes and is in no answer yet."""
         return self.root / "wire"

@@ -27,15 +27,20 @@ def head_taken(database: Database, run_id: str) -> HeadTaken | None:
     return None if body is None else HeadTaken(**body)
 
 
-def gone_at(database: Database, seq: int, at: float, now: float) -> float:
+def gone(database: Database, seq: int, at: float, now: float) -> tuple[float, float]:
     """When the aggregator that wrote event `seq` at `at` was last alive, as the next one to start found it, which the
-    order of the journal tells. One that is said to have been alive after `now` was so at its last event, or later.
+    order of the journal tells; and by how much the clock is known to have been set since. One that is said to have been
+    alive after `now`, nobody knows why, was so at its last event, or later.
     """
-    wanted = select(Journal.body).where(Journal.run_id.is_(None), Journal.kind == AggregatorStarted.__name__)
+    wanted = (
+        select(Journal.body)
+        .where(Journal.run_id.is_(None), Journal.kind == AggregatorStarted.__name__)
+        .order_by(Journal.seq)
+    )
     with database.reading() as connection:
-        body = connection.scalar(wanted.where(Journal.seq > seq).order_by(Journal.seq).limit(1))
-    found = at if body is None else max(at, AggregatorStarted(**body).gone_at)
-    return at if at <= now < found - SLACK_S else found
+        starts = [AggregatorStarted(**body) for body in connection.scalars(wanted.where(Journal.seq > seq))]
+    found, set_by_s = max(at, starts[0].gone_at) if starts else at, sum(start.set_by_s for start in starts)
+    return (at if at <= now < found + set_by_s - SLACK_S else found), set_by_s
 
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))

@@ -1,6 +1,7 @@
 """A round over whose middle the wall clock was set, on one clock: the one that the aggregator came back with.
 
-Where nobody knows how long an absence took, it takes no time here: what was before it is moved up to it.
+What was before an absence over which the clock was set is moved up to it. Where nobody knows how long it took, it takes
+no time here.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ MOMENTS = ("asked_at", "pulled_at", "began_at", "arrived_at", "failed_at")
 def on_one_clock(found: RoundRow, turn_at: float | None, *asks: Sequence[UpdateRow]) -> tuple[
     RoundRow, float | None, list[list[UpdateRow]]
 ]:  # fmt: skip
-    """The round, when it began to take answers, and rows of asks; as they are where every absence is known."""
+    """The round, when it began to take answers, and rows of asks; as they are where no clock was set."""
     rows = [list(some) for some in asks]
-    for at, (gone_at, back_at) in enumerate(found.away):
-        if absence_s(gone_at, back_at) is not None:
+    for at, (gone_at, back_at, *set_by_s) in enumerate(found.away):
+        took_s = absence_s(gone_at, back_at, *set_by_s)
+        if took_s is not None and not set_by_s:
             continue
-        move = _move(found.opened_at, gone_at, back_at)
+        since = back_at - (took_s or 0.0)
+        move = _move(found.opened_at, gone_at, since)
         turn_at = None if turn_at is None else move(turn_at)
-        away = [[move(since), move(until)] for since, until in found.away]
-        away[at] = [back_at, back_at]
+        away = [[move(one[0]), move(one[1]), *one[2:]] for one in found.away]
+        away[at] = [since, back_at]
         closed_at = None if found.closed_at is None else move(found.closed_at)
         found = replace(found, opened_at=move(found.opened_at), closed_at=closed_at, away=away)
         rows = [[_moved(one, move) for one in some] for some in rows]

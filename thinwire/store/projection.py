@@ -124,7 +124,8 @@ class Projection:
         if known is None:
             where = (Round.run_id == self.facts.run_id, Round.round == event.round)
             known = self.connection.scalar(select(Round.away).where(*where)) or []
-        self._round(event.round, away=[*known, [event.gone_at, event.at]], missed_s=event.missed_s)
+        away = [event.gone_at, event.at, *([event.set_by_s] if event.set_by_s else [])]
+        self._round(event.round, away=[*known, away], missed_s=event.missed_s)
 
     def _closed(self, event: RoundClosed) -> None:
         self.asks.settle(event.folded, "folded", event)

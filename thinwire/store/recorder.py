@@ -84,13 +84,13 @@ class Recorder:
             connection.execute(_JOURNAL, [_row(None, event)])
             connection.execute(update(Device).where(Device.name == event.device), {"online": online, **heard})
 
-    def record_restart(self, at: float, gone_at: float) -> None:
+    def record_restart(self, at: float, gone_at: float, set_by_s: float) -> None:
         """A new life of the aggregator: whoever was online is not, until it comes again."""
         with self._database.writing() as connection:
-            connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, gone_at)))
+            connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, gone_at, set_by_s)))
             online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
             if online:
-                heard_at = min(gone_at, at)  # it was there until nobody was to hear it
+                heard_at = min(gone_at + set_by_s, at) if gone_at else 0.0  # it was there until nobody was to hear it
                 left = [_row(None, DeviceLeft(at, name, "the aggregator started anew", heard_at)) for name in online]
                 connection.execute(_JOURNAL, left)
                 there = update(Device).where(Device.online.is_(True))

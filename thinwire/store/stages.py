@@ -17,7 +17,7 @@ ALONG = ("asked", *ON_DEVICE, "between", "upload")
 OWN = ("fold", "step", "store")
 # before: from a round's opening until the device was asked; away: no aggregator was there, and no device at work
 STAGES = ("before", *ALONG, "away", "waiting", *OWN)
-Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, wall clock
+Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, on one clock (one_clock.py)
 
 
 def along(ask: UpdateRow, away: Away = ()) -> dict[str, float]:
@@ -40,7 +40,7 @@ def along(ask: UpdateRow, away: Away = ()) -> dict[str, float]:
 
 def within_s(away: Away, begin: float, end: float) -> float:
     """For how many seconds between two moments no aggregator was there."""
-    return sum(max(0.0, min(until, end) - max(since, begin)) for since, until in away)
+    return sum(max(0.0, min(until, end) - max(since, begin)) for since, until, *_ in away)
 
 
 def turns(rounds: Sequence[RoundRow], taken: HeadTaken | None = None) -> dict[int, float | None]:
@@ -74,7 +74,7 @@ def within(ask: UpdateRow, opened_at: float, away: Away = ()) -> dict[str, float
     Of one that was asked in the middle of the round nothing was under way before; of one that was asked earlier only
     what was still to be done when the round opened counts.
     """
-    away = [(max(since, opened_at), until) for since, until in away if until > opened_at]
+    away = [(max(since, opened_at), until) for since, until, *_ in away if until > opened_at]
     stages, before = along(ask, away), _asked_at(ask) - opened_at
     if before > 0.0:
         gone = within_s(away, opened_at, _asked_at(ask))

@@ -122,11 +122,11 @@ class Store:
     def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
         self._recorder.record_device(event)
 
-    def record_restart(self, gone_at: float = 0.0) -> None:
+    def record_restart(self, gone_at: float = 0.0, set_by_s: float = 0.0) -> None:
         """The aggregator starts: every device counts as away until it says hello. `gone_at`: when the one before it was
-        last alive, as far as is known without the journal.
+        last alive, as far as is known without the journal; `set_by_s`: by how much the wall clock was set since.
         """
-        self._recorder.record_restart(self._clock.wall(), gone_at)
+        self._recorder.record_restart(self._clock.wall(), gone_at, set_by_s)
 
     # Reading it.
 
@@ -138,9 +138,12 @@ class Store:
         """Which round of a run whose asks go ahead took its answers last, and since when."""
         return journal.head_taken(self._database, run_id)
 
-    def gone_at(self, seq: int, at: float, now: float) -> float:
-        """When the aggregator that wrote event `seq` at `at` was last alive: no earlier than that, by its own clock."""
-        return journal.gone_at(self._database, seq, at, now)
+    def gone(self, seq: int, at: float, now: float) -> tuple[float, float]:
+        """When the aggregator that wrote event `seq` at `at` was last alive: no earlier than that, by its own clock.
+
+        And by how much that is known to have been set since.
+        """
+        return journal.gone(self._database, seq, at, now)
 
     def last_seq(self, run_id: str | None = None) -> int:
         """The newest event's seq, of a run or of all; cheap enough to ask ten times a second."""

@@ -91,12 +91,12 @@ def would_do(ask: UpdateRow, stages: Mapping[str, float], deadline_s: float, par
 
 def gone_s(found: RoundRow) -> float:
     """For how long no aggregator was there while the round was open, as far as that is known."""
-    return sum(absence_s(since, until) or 0.0 for since, until in found.away)
+    return sum(absence_s(*one) or 0.0 for one in found.away)
 
 
 def gone(found: RoundRow, meanwhile: str = "") -> str:
     """What is said of that; "" where it is not worth a word. `meanwhile`: a word behind it."""
-    if any(absence_s(since, until) is None for since, until in found.away):
+    if any(absence_s(*one) is None for one in found.away):
         return f"the aggregator was away{meanwhile}, for how long is not known"
     return f"the aggregator was away for {duration(took)}{meanwhile}" if (took := gone_s(found)) >= TOLD_S else ""
 

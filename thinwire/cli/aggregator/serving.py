@@ -47,6 +47,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
 
     with imported_for_good():
         from thinwire.cli.aggregator.page import Page
+        from thinwire.core.clock_set import set_since_s
         from thinwire.core.heartbeat import beating, last_beat
         from thinwire.core.home import write_about
         from thinwire.flower import FlowerFleet, stock_guests
@@ -60,8 +61,8 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         ending = stack.enter_context(_ended_by_signals())
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
-        store.record_restart(last_beat(lock))
-        stack.enter_context(beating(lock))
+        store.record_restart(last_beat(lock), set_since_s(place.clock))
+        stack.enter_context(beating(lock, place.clock))
         wanted.listen.require_free("--listen")
         authority = wanted.certificates.authority(place.tls, wanted.listen)
         names = wanted.certificates.reached()

@@ -103,8 +103,9 @@ class Running:
     def goes_on(self, number: int) -> None:
         """Record that a round which was open when the aggregator ended is taken up, and since when it had been gone."""
         now, elapsed_s = self.clock.wall(), self.elapsed
-        gone_at = self.store.gone_at(*self._last_found, now)
-        self.record(RoundTakenUp(now, number, gone_at, elapsed_s, self.past.missed_s(gone_at, now, elapsed_s)))
+        gone_at, set_by_s = self.store.gone(*self._last_found, now)
+        missed_s = self.past.missed_s(gone_at, now, elapsed_s, set_by_s)
+        self.record(RoundTakenUp(now, number, gone_at, elapsed_s, missed_s, set_by_s))
         self.status("running", f"round {number} goes on")
 
     def stop_ordered(self) -> bool:

@@ -136,15 +136,15 @@ class Past:
     def _tell_time(self, event: Event) -> None:
         elapsed_s = getattr(event, "elapsed_s", -1.0)
         if isinstance(event, RoundTakenUp):
-            self.line.now.missed_s = self.missed_s(event.gone_at, event.at, elapsed_s)
+            self.line.now.missed_s = self.missed_s(event.gone_at, event.at, elapsed_s, event.set_by_s)
         if elapsed_s >= self.elapsed_s:
             self.elapsed_s, self.elapsed_at = elapsed_s, event.at
 
-    def missed_s(self, gone_at: float, at: float, elapsed_s: float) -> float:
+    def missed_s(self, gone_at: float, at: float, elapsed_s: float, set_by_s: float = 0.0) -> float:
         """What the run's clock will not have counted of the round when it shows `elapsed_s` at this time of day, after
         an absence since `gone_at`: from the last event until then, and from then on; nothing where that is not known.
         """
-        stood_s = (absence_s(self.elapsed_at, gone_at) or 0.0) + (absence_s(gone_at, at) or 0.0)
+        stood_s = (absence_s(self.elapsed_at, gone_at) or 0.0) + (absence_s(gone_at, at, set_by_s) or 0.0)
         return self.line.now.missed_s + max(0.0, stood_s - (elapsed_s - self.elapsed_s))
 
     def round_of(self, device: str, ask_id: str) -> int:

@@ -77,6 +77,7 @@ def test_stored_runs_are_compared_too(thinwire, plan, home):
         (["--sweep", "codec"], 2, "section.key=A|B"),
         (["--sweep", "local.lr=0.1", "--sweep", "local.lr=0.2"], 2, "twice"),
         (["--sweep", "run.seed=1,2"], 2, "--seeds"),
+        (["--sweep", "run.task=tiny|other"], 2, "tasks are not swept"),
         (["--seeds", "2", "--name", "../x"], 2, "group"),
         (["--seeds", "2", "--debug"], 2, "--debug"),
         (["--workers", "2"], 2, "--workers"),

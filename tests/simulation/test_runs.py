@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Work
 from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.core import RunPlan
-from thinwire.core.errors import TooFewClients
+from thinwire.core.errors import TaskError, TooFewClients
 from thinwire.core.events import ModelStored
 from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
@@ -156,5 +157,12 @@ def test_a_simulation_that_would_wait_for_clients_that_never_come_is_refused(
     waits = RunPlan.from_json({**raw, "cohort": {**raw["cohort"], **cohort}})
     with pytest.raises(TooFewClients, match="would wait for ever with 2 simulated clients"):
         run(tmp_path, task_of(), waits)
+    with Store.open(AggregatorHome.under(tmp_path).database) as store:
+        assert store.runs() == []
+
+
+def test_the_code_of_another_task_than_the_plan_s_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="the plan trains 'small', and this is the code of 'other'"):
+        run(tmp_path, dataclasses.replace(task_of(), name="other"), plan_of(run=ROUNDS))
     with Store.open(AggregatorHome.under(tmp_path).database) as store:
         assert store.runs() == []

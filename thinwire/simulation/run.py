@@ -18,7 +18,7 @@ from thinwire.client.initial import Initial, initial_model
 from thinwire.client.partitions import parse_split
 from thinwire.client.task import LoadedTask, as_task, load_task, report, require_own_loop
 from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import PlanError, ThinwireError, TooFewClients, UsageError
+from thinwire.core.errors import PlanError, TaskError, ThinwireError, TooFewClients, UsageError
 from thinwire.core.events import Event
 from thinwire.core.home import AggregatorHome
 from thinwire.core.plan import RunPlan
@@ -174,6 +174,7 @@ def run_sim(
             why=f"there are {clients} clients, and none is faster than at once",
             hint=f"[0.1] * {clients}",
         )
+    require_same(plan, task)
     require_own_loop(plan, task)
     with _work_folder() as folder:
         crowd = Crowd(folder, site, clients, debug, tuple(step_s))
@@ -190,6 +191,16 @@ def run_sim(
             fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient).step
             drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
     return run_id
+
+
+def require_same(plan: RunPlan, task: LoadedTask) -> None:
+    """`TaskError` where the plan trains another task than this one: no client would have that, and a run waits."""
+    if task.name != plan.run.task:
+        raise TaskError(
+            f"the plan trains {plan.run.task!r}, and this is the code of {task.name!r}",
+            why="a client trains what it has code for, by its name",
+            hint=f"{plan.run.task}=MODULE, or [run] task = {task.name!r}",
+        )
 
 
 def require_enough(plan: RunPlan, crowd: Crowd) -> None:

@@ -27,5 +27,7 @@ def axes(given: list[str]) -> dict[str, list[str]]:
             raise typer.BadParameter(f"{key} is swept twice: put all its values into one --sweep {key}=A|B")
         if key == "run.seed":
             raise typer.BadParameter("seeds are not swept: --seeds 5 takes the plan's and the four that follow it")
+        if key == "run.task":
+            raise typer.BadParameter("tasks are not swept: the runs of a group train one code; a sweep for each task")
         found[key] = list(dict.fromkeys(values))
     return found

@@ -35,6 +35,25 @@ inline float uniform(uint32_t index, uint32_t word) {
 
 inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
+constexpr int64_t AT_ONCE = 64, AHEAD = 1024;  // values
+
+template <typename Value>
+inline void ask_for(const Value* values) {
+    for (int64_t i = 0; i < AT_ONCE; i += 64 / sizeof(Value)) __builtin_prefetch(values + i);
+}
+
+// Calls work(i) for each of `size` values, and meanwhile asks memory for those of `streams` that are further on. What
+// processors ask for by themselves ends with the page, which for four bytes a value is soon.
+template <typename Work, typename... Value>
+inline void streamed(int64_t size, Work work, const Value*... streams) {
+    int64_t i = 0;
+    for (; i + AT_ONCE <= size; i += AT_ONCE) {
+        (ask_for(streams + i + AHEAD), ...);
+        for (int64_t k = i; k < i + AT_ONCE; ++k) work(k);
+    }
+    for (; i < size; ++i) work(i);
+}
+
 // The largest magnitude's bits: those of infinity or more where not all are finite.
 inline uint32_t largest_bits(const float* values, int64_t size) {
     uint32_t largest = 0;

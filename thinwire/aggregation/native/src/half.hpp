@@ -91,6 +91,8 @@ TW_EXPORT void TW(fp16_add)(
         int64_t i = 0;
 #ifdef __AVX512F__
         for (; i + 16 <= size; i += 16) {
+            __builtin_prefetch(from + 2 * (i + AHEAD));
+            __builtin_prefetch(to + i + AHEAD);
             const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 2 * i));
             __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(up));
             value = _mm512_mul_ps(value, _mm512_set1_ps(factor));
@@ -98,6 +100,8 @@ TW_EXPORT void TW(fp16_add)(
         }
 #elif defined(__F16C__)
         for (; i + 8 <= size; i += 8) {
+            __builtin_prefetch(from + 2 * (i + AHEAD));
+            __builtin_prefetch(to + i + AHEAD);
             const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i));
             __m256 value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(up));
             value = _mm256_mul_ps(value, _mm256_set1_ps(factor));
@@ -128,19 +132,25 @@ TW_EXPORT int32_t TW(bf16_encode)(const float* values, int64_t size, uint8_t* ha
 
 TW_EXPORT void TW(bf16_add)(
     const uint8_t* halves, int64_t start, int64_t stop, float factor, int32_t adds, float* into) {
-    for (int64_t i = start; i < stop; ++i) {
-        const float value = float_of(static_cast<uint32_t>(load(halves + 2 * i)) << 16) * factor;
-        into[i - start] = adds ? into[i - start] + value : value;
-    }
+    const uint8_t* from = halves + 2 * start;
+    const auto add = [=](int64_t i) {
+        const float value = float_of(static_cast<uint32_t>(load(from + 2 * i)) << 16) * factor;
+        into[i] = adds ? into[i] + value : value;
+    };
+    streamed(stop - start, add, reinterpret_cast<const uint16_t*>(from), into);
 }
 
 // Whether no half has all of these bits of the exponent: those of infinity and NaN.
 TW_EXPORT int32_t TW(halves_finite)(const uint8_t* halves, int64_t items, int32_t exponent) {
     uint16_t largest = 0;
     const uint16_t mask = static_cast<uint16_t>(exponent);
-    for (int64_t i = 0; i < items; ++i) {
-        const uint16_t bits = load(halves + 2 * i) & mask;
-        largest = bits > largest ? bits : largest;
+    for (int64_t at = 0; at < items; at += BUCKET) {
+        for (int64_t i = 0; i < BUCKET; i += 32) __builtin_prefetch(halves + 2 * (at + BUCKET + i));
+        const int64_t end = at_most(at + BUCKET, items);
+        for (int64_t i = at; i < end; ++i) {
+            const uint16_t bits = load(halves + 2 * i) & mask;
+            largest = bits > largest ? bits : largest;
+        }
     }
     return largest < mask;
 }

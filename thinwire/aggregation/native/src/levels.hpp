@@ -137,9 +137,9 @@ TW_EXPORT void TW(levels_add)(
         const int8_t* from = symbols.stretch(at, size);
         float* to = into + (at - start);
         if (adds)
-            for (int64_t i = 0; i < size; ++i) to[i] += static_cast<float>(from[i]) * scale * factor;
+            streamed(size, [=](int64_t i) { to[i] += static_cast<float>(from[i]) * scale * factor; }, from, to);
         else
-            for (int64_t i = 0; i < size; ++i) to[i] = static_cast<float>(from[i]) * scale * factor;
+            streamed(size, [=](int64_t i) { to[i] = static_cast<float>(from[i]) * scale * factor; }, from, to);
         at = end;
     }
 }

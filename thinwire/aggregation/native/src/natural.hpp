@@ -63,13 +63,14 @@ TW_EXPORT void TW(natural_add)(
         const float top = float_of(static_cast<uint32_t>(tops[at / BUCKET] + 127) << 23);
         const int8_t* from = symbols + at;
         float* to = into + (at - start);
-        for (int64_t i = 0; i < size; ++i) {
+        const auto add = [=](int64_t i) {
             const int32_t symbol = from[i], steps = symbol < 0 ? -symbol : symbol;
             // As an exponent's bits steps are 2^(steps - 127), and none are 0.
             const uint32_t bits = static_cast<uint32_t>(steps) << 23 | (static_cast<uint32_t>(symbol) & 0x80000000u);
             const float value = float_of(bits) * top * factor;
             to[i] = adds ? to[i] + value : value;
-        }
+        };
+        streamed(size, add, from, to);
         at = end;
     }
 }

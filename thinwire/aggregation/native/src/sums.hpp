@@ -134,10 +134,11 @@ TW_EXPORT void TW(sign_add)(
         const float above = means[at / BUCKET * 2] * factor, below = -means[at / BUCKET * 2 + 1] * factor;
         const int8_t* from = symbols.stretch(at, size);
         float* to = into + (at - start);
-        for (int64_t i = 0; i < size; ++i) {
+        const auto add = [=](int64_t i) {
             const float value = from[i] < 0 ? below : above;
             to[i] = adds ? to[i] + value : value;
-        }
+        };
+        streamed(size, add, from, to);
         at = end;
     }
 }

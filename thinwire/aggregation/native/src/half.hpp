@@ -60,6 +60,7 @@ TW_EXPORT int32_t TW(fp16_encode)(const float* values, int64_t size, int8_t* exp
 #ifdef __AVX512F__
         const __m512 most = _mm512_set1_ps(LARGEST_HALF), least = _mm512_set1_ps(-LARGEST_HALF);
         for (; i + 16 <= here; i += 16) {
+            __builtin_prefetch(from + i + BUCKET);
             __m512 place = _mm512_mul_ps(_mm512_loadu_ps(from + i), _mm512_set1_ps(down));
             place = _mm512_max_ps(_mm512_min_ps(place, most), least);
             _mm256_storeu_si256(
@@ -68,6 +69,7 @@ TW_EXPORT int32_t TW(fp16_encode)(const float* values, int64_t size, int8_t* exp
 #elif defined(__F16C__)
         const __m256 most = _mm256_set1_ps(LARGEST_HALF), least = _mm256_set1_ps(-LARGEST_HALF);
         for (; i + 8 <= here; i += 8) {
+            __builtin_prefetch(from + i + BUCKET);
             __m256 place = _mm256_mul_ps(_mm256_loadu_ps(from + i), _mm256_set1_ps(down));
             place = _mm256_max_ps(_mm256_min_ps(place, most), least);
             _mm_storeu_si128(

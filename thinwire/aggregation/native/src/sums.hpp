@@ -37,10 +37,14 @@ struct Lanes {
 };
 
 // Calls work(eight values, where they stand); those that are missing at the end are 0, and no sum changes by it.
+// Meanwhile it asks for the next bucket.
 template <typename Work>
 inline void each_eight(const float* values, int64_t size, Work work) {
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) work(values + i, i);
+    for (; i + LANES <= size; i += LANES) {
+        __builtin_prefetch(values + i + BUCKET);
+        work(values + i, i);
+    }
     if (i == size) return;
     float rest[LANES] = {};
     std::memcpy(rest, values + i, static_cast<size_t>(size - i) * sizeof(float));

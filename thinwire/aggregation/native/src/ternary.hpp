@@ -43,7 +43,8 @@ TW_EXPORT void TW(steps_encode)(const float* values, int64_t size, float step, i
         const int64_t here = at_most(BUCKET, size - at);
         const float* from = values + at;
         int8_t* to = symbols.room();
-        for (int64_t i = 0; i < here; ++i) to[i] = static_cast<int8_t>((from[i] >= step) - (from[i] <= -step));
+        const auto place = [=](int64_t i) { to[i] = static_cast<int8_t>((from[i] >= step) - (from[i] <= -step)); };
+        streamed(here, place, from);
         symbols.wrote(here);
     }
     symbols.finish();

@@ -75,7 +75,7 @@ class History:
             raise ThinwireError(
                 "history.frame() needs pandas, which is not installed",
                 why=str(error),
-                hint="pip install pandas; history.records() gives the same rows without it",
+                hint="pip install 'thinwire[notebook]', or pandas; history.records() gives the same rows",
             ) from error
         return pandas.DataFrame.from_records(self.records())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -42,14 +43,19 @@ BUFFERS = np.array([1, 2, 3], np.float32)
 T = 1_700_000_000.0
 
 
-def told(home: Path, status: str = "done", exit_code: int = 0, plan: str = PLAN) -> str:
+def told(
+    home: Path,
+    status: str = "done",
+    exit_code: int = 0,
+    plan: str = PLAN,
+    source: Literal["devices", "sim"] = "devices",
+) -> str:
     """A run of two rounds; round r made version r with the parameters PARAMS + r. Gives its id."""
     place = AggregatorHome.under(home)
     with Store.open(place.database) as store:
         report = TaskReport("toy", layout_digest=LAYOUT.digest)
-        run_id = submit(
-            store, place, RunPlan.parse(plan), LAYOUT, PARAMS, BUFFERS, {"norm.num_batches_tracked": 0}, report
-        )
+        counters = {"norm.num_batches_tracked": 0}
+        run_id = submit(store, place, RunPlan.parse(plan), LAYOUT, PARAMS, BUFFERS, counters, report, source)
         versions = Versions(place.run(run_id), LAYOUT)
         for number in (1, 2):
             made = versions.write(

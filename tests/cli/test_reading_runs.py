@@ -158,6 +158,12 @@ def test_a_run_that_waits_for_its_turn_says_behind_which(thinwire, home):
     assert f"{second}  queued: 2 rounds\n" in thinwire("runs", "show", second, "--home", home).out
 
 
+def test_a_simulation_that_was_killed_before_it_began_waits_behind_no_run(thinwire, home):
+    told(home, "running")
+    simulated = told(home, "queued", source="sim")
+    assert f"{simulated}  queued: 2 rounds\n" in thinwire("runs", "show", simulated, "--home", home).out
+
+
 def test_long_sentences_are_no_wider_than_the_terminal(thinwire, home, monkeypatch):
     run_id = told(home)
     with Store.open(AggregatorHome.under(home).database) as store:

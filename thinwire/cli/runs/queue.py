@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def queued(store: Store, run_id: str) -> str:
-    """One sentence; "" for a run whose turn it is, or that is over."""
-    first = store.next_run()
-    if first is None or first.run_id == run_id or store.run(run_id).status != "queued":
+    """One sentence; "" for a run whose turn it is, that is over, or that is simulated and waits for nobody."""
+    first, row = store.next_run(), store.run(run_id)
+    if first is None or first.run_id == row.run_id or (row.status, row.source) != ("queued", "devices"):
         return ""
     does = first.status_text if first.status == "waiting" else first.status
     return f"waiting in the queue behind {first.run_id}, which is {does}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.fleet_words import polled
+from tests.flower.doubles import place
 from thinwire.client.gate import Gate
 from thinwire.client.loop import sent
 from thinwire.client.policy import Policy
 from thinwire.client.service import serve, versions
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
+from thinwire.core.home import private_folder
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, UpdateId
 from thinwire.simulation.local import LocalFleet, LocalLink
 from thinwire.store import FileSpool
@@ -77,6 +80,30 @@ def test_asks_are_answered_in_order_until_the_stop(running: Running) -> None:
     assert running.said[:2] == ["connecting", "idle"]
     assert any(line.startswith("round 1: train") for line in running.said)
     assert any(line.startswith("round 2: sent") for line in running.said)
+
+
+def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_path: Path) -> None:
+    """A run that begins before anybody has heard of it asks the old one: that call is how the device hears of it."""
+    task, stop, code = task_of(), threading.Event(), list[int]()
+    asks = Aggregator(tmp_path / "asks", task, plan_of())
+    with place(tmp_path) as here:
+        link, folder = here.link(DEVICE), private_folder(tmp_path / "device")
+
+        def answers() -> None:
+            code.append(serve(link, [task], folder, DEVICE, stop=stop))
+
+        thread = threading.Thread(target=answers, daemon=True)
+        thread.start()
+        polled(here.fleet, NodeJoined)
+        here.roster.devices = {"lab-1": replace(here.roster.devices[DEVICE], name="lab-1")}
+        old, new = asks.ask(1), asks.ask(2)
+        here.fleet.send([Envelope(DEVICE, old.ask, old.bundle)])
+        assert polled(here.fleet, NodeJoined).device == "lab-1"
+        here.fleet.send([Envelope("lab-1", new.ask, new.bundle)])
+        assert polled(here.fleet, ReplyHead).update_id == UpdateId(RUN, "lab-1", 1)
+        stop.set()
+        thread.join(10)
+    assert code == [0]
 
 
 def test_once_ends_with_the_run(running: Running) -> None:

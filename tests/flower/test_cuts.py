@@ -287,7 +287,7 @@ def test_a_large_ask_that_is_not_wanted_comes_without_its_parts_and_nothing_of_t
         link.hello(hello("pi-1"))
         large = ask_of(file_of(tmp_path / "model", 3))
         here.fleet.send([large])
-        assert pulled(link) == Delivery(large.ask, None, ANY)
+        assert pulled(link) == Delivery(large.ask, None, ANY, device="pi-1")
         assert here.fleet.stats()["sent_bytes"] < INLINE_BYTES
         link.push(Failure("declined", "metered: this link is paid by volume", "ask-1"))
         polled(here.fleet, Failure)

@@ -96,3 +96,33 @@ def test_a_device_tells_what_it_has_become_while_a_pull_waits(here: Place) -> No
     assert [delivery and delivery.ask.ask_id for delivery in got] == ["ask-1"]
     link.push(Failure("declined", "", "ask-1", "pi-1"))
     assert polled(here.fleet, Failure).ask_id == "ask-1"
+
+
+def rename(here: Place, **names: str) -> None:
+    """All at once: two may swap theirs."""
+    rows = {new.replace("_", "-"): here.roster.devices.pop(old.replace("_", "-")) for old, new in names.items()}
+    here.roster.devices |= {new: replace(row, name=new) for new, row in rows.items()}
+
+
+def test_a_device_that_is_renamed_has_left_by_its_old_name_when_it_comes_by_the_new_one(here: Place) -> None:
+    link = join(here, "pi-1")
+    polled(here.fleet, NodeJoined)
+    rename(here, pi_1="lab-1")
+    link.pull(0.0)
+    left, came = here.fleet.poll(0.2)
+    assert isinstance(left, NodeLeft)
+    assert (left.device, left.why) == ("pi-1", "it is called lab-1 now")
+    assert isinstance(came, NodeJoined)
+    assert came.device == "lab-1"
+    here.fleet.send([envelope("lab-1", "ask-1")])
+    assert pulled(link).device == "lab-1"
+
+
+def test_who_takes_over_another_one_s_name_is_no_second_process_of_that_one(here: Place) -> None:
+    one, two = join(here, "pi-1"), join(here, "pi-2")
+    polled(here.fleet, NodeJoined, lambda joined: joined.device == "pi-2")
+    rename(here, pi_1="lab-1", pi_2="pi-1")
+    two.pull(0.0)
+    one.pull(0.0)
+    here.fleet.send([envelope("pi-1", "ask-2"), envelope("lab-1", "ask-1")])
+    assert [pulled(link).ask.ask_id for link in (one, two)] == ["ask-1", "ask-2"]

@@ -156,6 +156,8 @@ class Loop:
     def _answer(self, delivery: Delivery, came_at: float) -> None:
         ask = delivery.ask
         session = self.sessions.get(ask.task)
+        if session is not None:
+            session.name = delivery.device or session.name
         overlaps = session is not None and session.overlaps(ask)
         if not overlaps and not self._behind.drained():
             return

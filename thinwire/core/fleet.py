@@ -79,13 +79,15 @@ class Envelope:
 class Delivery:
     """An ask as a device gets it, with the file that its parts were streamed to (digests already checked).
 
-    `error`: why there is none, where this device's disk could not take it.
+    `error`: why there is none, where this device's disk could not take it. `device`: what the aggregator calls this
+    device, which it may have renamed since the hello; "" where it does not say.
     """
 
     ask: Ask
     bundle: Path | None = None
     download_s: float = 0.0
     error: DataLost | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True)

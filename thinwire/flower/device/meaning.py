@@ -39,7 +39,7 @@ ABOUT: dict[str, tuple[str, str]] = {
         "this client's state folder is older than what it sent before: give it another --name",
     ),
     "too-large": ("does not take an answer of this size", "ask its operator"),
-    "device": ("does not take another device's answer", "was this device renamed? Start its client anew"),
+    "device": ("does not take another device's answer", "was this device renamed? Then its run is over"),
     "disk": ("cannot write its state", "look at its disk: thinwire aggregator doctor"),
     "closing": ("is closing", "start it again there: thinwire aggregator start"),
     "joins": ("has seen too many joins fail from this address", "wait a minute, and paste the whole invitation"),

@@ -68,11 +68,11 @@ class HelloRoute:
         said = replace(said, name=row.name)  # a device that was renamed says its old one until it hears the new one
         self._require_pause(row.name)
         self._held(row.name, said.holds)
+        self._sessions.renamed({one.fingerprint: one.name for one in self._roster.rows()})
         await self._alone(said)
         self._still(row)  # it may have been shut out meanwhile
-        if self._sessions.begin(
-            said, request.wire, version
-        ):  # nothing awaited since `_alone`: two hellos cannot both begin
+        # Nothing awaited since `_alone`: two hellos cannot both begin.
+        if self._sessions.begin(said, request.wire, version, row.fingerprint):
             self._exchange.greeted(row.name, said.process)
             self._exchange.arrived(NodeJoined(row.name, said))
         await asyncio.to_thread(self._roster.seen, said, self._clock.wall())

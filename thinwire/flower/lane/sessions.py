@@ -6,7 +6,7 @@ Everything here belongs to the door's loop: no locks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from thinwire.flower.door.ledger import Ledger
 @dataclass
 class Session:
     """One live process of a device. `held`: asks that it has and has not answered; `turn` counts its pulls; `protocol`
-    is the version that it agreed on in its hello.
+    is the version that it agreed on in its hello; `key` is its key's fingerprint.
     """
 
     device: str
@@ -30,6 +30,7 @@ class Session:
     calls: int = 0
     turn: int = 0
     protocol: int = PROTOCOL
+    key: str = ""
     held: set[str] = field(default_factory=set)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,7 +65,13 @@ class Sessions:
         for device in list(self._now):
             self.shut_out(device)
 
-    def begin(self, hello: Hello, wire: Wire, protocol: int = PROTOCOL) -> bool:
+    def renamed(self, names: Mapping[str, str]) -> None:
+        """Whoever is there by another name than its key has now (`names`, by fingerprint) has left by that one."""
+        for session in list(self._now.values()):
+            if (name := names.get(session.key, session.device)) != session.device:
+                self._gone(session, f"it is called {name} now", self._clock.now() - session.heard_at)
+
+    def begin(self, hello: Hello, wire: Wire, protocol: int = PROTOCOL, key: str = "") -> bool:
         """A process is there; False when it was there already and says nothing else than before."""
         old = self._now.get(hello.name)
         if old is not None and old.hello.process == hello.process:
@@ -75,7 +82,8 @@ class Sessions:
         if old is not None:
             old.turn += 1
             old.woken.set()
-        session = self._now[hello.name] = Session(hello.name, hello, self._clock.now(), wire, protocol=protocol)
+        session = Session(hello.name, hello, self._clock.now(), wire, protocol=protocol, key=key)
+        self._now[hello.name] = session
         self.listen(session, wire)
         return True
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from thinwire.core import clock_set
-from thinwire.core.clock_set import Beside, kept, set_since_s
+from thinwire.core.clock_set import Beside, keep, kept, set_since_s
+from thinwire.core.errors import NotWritten
 from thinwire.core.heartbeat import beating, last_beat
 from thinwire.core.home import lock_file
 
@@ -40,8 +41,37 @@ def test_a_clock_that_is_set_after_the_last_beat_is_told_unless_the_machine_bega
     assert set_since_s(file) == 3600.0
     now[0] = Beside("two", 3800.0)
     assert set_since_s(file) == 0.0
-    file.write_text("cut off {")
-    assert set_since_s(file) == 0.0
+
+
+def test_a_damaged_file_says_nothing_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "clock"
+    monkeypatch.setattr(clock_set, "beside", lambda: Beside("one", 100.0))
+    numbers = ["-Infinity", "NaN", "1" + "0" * 400, "{}"]
+    said = [f'{{"boot_id": "one", "ahead_s": {number}}}' for number in numbers]
+    for text in ("cut off {", "[]", "[" * 100_000, *said):
+        file.write_text(text)
+        assert set_since_s(file) == 0.0
+
+
+def test_a_setting_that_a_full_disk_does_not_take_is_counted_by_no_later_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise NotWritten("cannot write", why="No space left on device")
+
+    file, now = tmp_path / "clock", [Beside("one", 100.0)]
+    monkeypatch.setattr(clock_set, "beside", lambda: now[0])
+    before = keep(file, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(clock_set, "write_atomically", full)
+        with lock_file(tmp_path / "lock") as descriptor, beating(descriptor, file):
+            pass
+        assert kept(file) == Beside("one", 100.0), "it is still so"
+        now[0] = Beside("one", 3700.0)
+        before = keep(file, before)
+    assert set_since_s(file) == 0.0, "the last beat is by the new setting"
+    keep(file, before)
+    assert kept(file) == Beside("one", 3700.0)
 
 
 def test_this_machine_s_clocks_keep_their_distance(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.bench import Bench, ToldFleet, scripted
 from tests.server.crashes import Killed
-from thinwire.core.events import RoundClosed, RoundOpened, RoundTakenUp
+from thinwire.core.events import AggregatorStarted, RoundClosed, RoundOpened, RoundTakenUp
 from thinwire.server.recorded.past import Past
 from thinwire.simulation import ScriptedDevice
 from thinwire.store import RoundRow
@@ -134,6 +134,15 @@ def test_where_it_is_known_by_how_much_the_clock_was_set_the_absence_is_as_long_
     assert "the aggregator was away for 30 s" in told.sentence
     assert told.stages["away"] + told.stages["train"] == pytest.approx(found.seconds, abs=REAL_S)
     assert sum(told.stages.values()) == pytest.approx(found.seconds, abs=REAL_S)
+
+
+def test_an_aggregator_that_dies_before_its_first_beat_does_not_count_a_set_clock_twice(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path, "rounds", scripted("a", 2.0), scripted("b", 20.0))
+    dies(bench, 10.0, away_s=30.0, set_by_s=5 * DAY_S, noticed=True)
+    (first,) = [event for _, event in bench.store.events(None) if isinstance(event, AggregatorStarted)]
+    bench.store.record_restart(first.gone_at, first.set_by_s)
+    bench.drive()
+    assert "the aggregator was away for 30 s" in first_round(bench)[1].sentence
 
 
 def test_an_absence_after_the_clock_was_set_back_is_found_by_the_order_of_the_journal(tmp_path: Path) -> None:

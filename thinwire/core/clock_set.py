@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,19 +52,26 @@ def kept(file: Path) -> Beside | None:
     """What was written there last; None where that is nothing, or cannot be read."""
     try:
         found = json.loads(file.read_bytes())
-        return Beside(str(found["boot_id"]), float(found["ahead_s"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        said = Beside(str(found["boot_id"]), float(found["ahead_s"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+    return said if math.isfinite(said.ahead_s) else None
 
 
 def keep(file: Path, before: Beside | None) -> Beside | None:
-    """Write it there if it is another than `before`, and give it. A disk that takes no more loses this alone."""
+    """Write it there if it is another than `before`, and give what is there. Where a disk takes no more nothing is
+    there: what was written for an earlier setting would count that one again.
+    """
     now = beside()
-    if now is not None and (before is None or now.boot_id != before.boot_id or now.set_by_s(before)):
-        with contextlib.suppress(ThinwireError):
-            write_atomically(file, json.dumps(asdict(now)).encode())
-        return now
-    return before
+    if now is None or (before is not None and now.boot_id == before.boot_id and not now.set_by_s(before)):
+        return before
+    try:
+        write_atomically(file, json.dumps(asdict(now)).encode())
+    except ThinwireError:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+        return None
+    return now
 
 
 def set_since_s(file: Path) -> float:

@@ -21,7 +21,7 @@ def beating(descriptor: int, clock: Path | None = None, every_s: float = BEAT_S)
     over = threading.Event()
 
     def beat() -> None:
-        setting = None
+        setting = clock_set.kept(clock) if clock is not None else None
         while True:
             last = over.is_set()
             with contextlib.suppress(OSError):  # a disk that takes no more: then nobody learns of it

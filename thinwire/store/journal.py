@@ -39,7 +39,9 @@ def gone(database: Database, seq: int, at: float, now: float) -> tuple[float, fl
     )
     with database.reading() as connection:
         starts = [AggregatorStarted(**body) for body in connection.scalars(wanted.where(Journal.seq > seq))]
-    found, set_by_s = max(at, starts[0].gone_at) if starts else at, sum(start.set_by_s for start in starts)
+    found = max(at, starts[0].gone_at) if starts else at
+    set_since = {start.gone_at: start.set_by_s for start in starts}  # one that died before its first beat set nothing
+    set_by_s = sum(set_since.values())
     return (at if at <= now < found + set_by_s - SLACK_S else found), set_by_s
 
 

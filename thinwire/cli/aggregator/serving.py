@@ -56,12 +56,13 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         from thinwire.store import FileSpool, Store
 
     place = aggregator_home(home)
+    gone_at = last_beat(place.lock)  # of a folder that was restored there is none: the lock is made when it is held
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_alone(place.lock, home))
         ending = stack.enter_context(_ended_by_signals())
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
-        store.record_restart(last_beat(lock), set_since_s(place.clock))
+        store.record_restart(gone_at, set_since_s(place.clock))
         stack.enter_context(beating(lock, place.clock))
         wanted.listen.require_free("--listen")
         authority = wanted.certificates.authority(place.tls, wanted.listen)
@@ -104,8 +105,9 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
     from thinwire.cli.waiting import until
 
     place = aggregator_home(home)
-    with _alone(place.lock, home):
-        pass
+    if place.lock.exists():
+        with _alone(place.lock, home):
+            pass
     log = place.root / "service.log"
     command = [
         sys.executable,

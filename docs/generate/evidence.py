@@ -14,8 +14,6 @@ Row = Mapping[str, Any]
 LIBRARIES = ("numpy", "torch")
 WIDE = 120
 CODE, HELD = re.compile("`[^`]+`"), "\x00"
-# Measured in a sitting whose history was lost before it landed; the code came into this one with cdf6a9e.
-LOST = ("89b900a", "b996f69", "8568be8", "4bacd62")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -27,10 +25,8 @@ def measured(document: Mapping[str, Any], how: str, *more: str) -> str:
     """When, at which commit and where, and what else there is to say of it; lines as long as others of a page."""
     machine = document["machine"]
     told = [f"{name} {version}" for name, version in machine["versions"].items() if name in LIBRARIES]
-    commit = document["commit"][:7]
-    at = f"at commit `{commit}`" + " (its history was lost: its code is in `cdf6a9e`)" * (commit in LOST)
     first = (
-        f"Measured on {document['at'][:10]} {at}, `--preset {document['preset']}`, "
+        f"Measured on {document['at'][:10]} at commit `{document['commit'][:7]}`, `--preset {document['preset']}`, "
         f"{how}: {machine['cores']} cores of an {machine['cpu']}, a virtual machine ({machine['memory_gb']} GB, "
         f"{machine['system']}, Python {machine['python']}, {', '.join(told)})"
     )

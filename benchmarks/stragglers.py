@@ -43,7 +43,7 @@ CLIENTS, SPLIT = 10, "dirichlet(0.3)"
 SLOW, DEAD = 0, 1  # which clients
 SLOWER = 10.0
 SIGMA, JITTER = 0.5, 0.1  # of the clients' speeds, and of one client's from ask to ask
-ROUND_S, DEADLINE_S, GRACE_S, DIES_AT_S = 10.0, 20.0, 60.0, 25.0
+ROUND_S, DEADLINE_S, GRACE_S, DIES_AT_S = 10.0, 25.0, 60.0, 25.0
 SHARE = 0.98
 STEPS, LR = 20, 0.1
 

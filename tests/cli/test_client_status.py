@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from thinwire.client.standing import Standing
+from thinwire.client.link.standing import Standing
 from thinwire.core.home import client_home, hold
 
 

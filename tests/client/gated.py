@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.client.small import Aggregator, examples, plan_of, task_of
 from thinwire.client.compute.site import Split
-from thinwire.client.gate import Gate
+from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import Policy
 from thinwire.client.session import Session
 from thinwire.core.types import Failure, ReplyHead

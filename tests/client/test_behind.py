@@ -13,9 +13,9 @@ import pytest
 from tests.client.small import Aggregator, plan_of
 from tests.client.test_service import DEVICE, Running
 from thinwire.client import session
+from thinwire.client.answering.job import Job
+from thinwire.client.answering.work import Trained, trained
 from thinwire.client.behind import Behind
-from thinwire.client.job import Job
-from thinwire.client.work import Trained, trained
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import ReplyHead

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
-from thinwire.client.encoding import encode
-from thinwire.client.state import RunFolder, RunState
+from thinwire.client.answering.encoding import encode
+from thinwire.client.disk.state import RunFolder, RunState
 from thinwire.core import Key, Layout
 from thinwire.core.sections import UplinkSection
 from thinwire.core.types import Failure, ReplyHead

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.client.equipment import AGAIN_S, Having, memory, on_mains
+from thinwire.client.owner.equipment import AGAIN_S, Having, memory, on_mains
 from thinwire.client.policy import Policy
 from thinwire.core.clock import VirtualClock
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from thinwire.client import outbox
-from thinwire.client.encoding import encode
-from thinwire.client.exchange import packed, refund
-from thinwire.client.state import NOT_KNOWN, Entry, RunFolder, RunState, write_unsynced
+from thinwire.client.answering.encoding import encode
+from thinwire.client.answering.exchange import packed, refund
+from thinwire.client.disk.state import NOT_KNOWN, Entry, RunFolder, RunState, write_unsynced
 from thinwire.core import Key, Layout
 from thinwire.core.errors import DataLost
 from thinwire.core.sections import UplinkSection

@@ -14,9 +14,9 @@ from thinwire.aggregation import parse
 from thinwire.aggregation.algorithms import algorithm_of, carried, followed
 from thinwire.aggregation.algorithms.scaffold import Scaffold
 from thinwire.aggregation.model_file import write_model
-from thinwire.client.exchange import parts_of
+from thinwire.client.answering.exchange import parts_of
+from thinwire.client.disk.until_exit import waiting_folder
 from thinwire.client.session import Session
-from thinwire.client.until_exit import waiting_folder
 from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Delivery

@@ -15,7 +15,7 @@ import pytest
 
 from tests.client.gated import NOON, Device
 from tests.client.small import RUN
-from thinwire.client.day import SLACK
+from thinwire.client.owner.day import SLACK
 from thinwire.client.policy import Kind, Policy
 from thinwire.core.errors import DataLost
 from thinwire.core.types import Failure, ReplyHead

@@ -9,7 +9,7 @@ import pytest
 
 from tests.client.gated import Device
 from tests.client.small import Aggregator, plan_of, task_of
-from thinwire.client.plans import KEPT, Plans
+from thinwire.client.disk.plans import KEPT, Plans
 from thinwire.client.policy import Policy
 from thinwire.core.errors import DataLost
 from thinwire.core.plan import digest_of

@@ -14,7 +14,7 @@ import pytest
 from tests.client.small import Aggregator
 from tests.client.trained_elsewhere import TASK, Elsewhere
 from thinwire.client import load_task
-from thinwire.client.interpreter import OLDEST, OURS, Interpreter
+from thinwire.client.training.interpreter import OLDEST, OURS, Interpreter
 from thinwire.core.errors import UsageError
 from thinwire.core.types import ReplyHead
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tests.client.small import Aggregator, examples, linear, local_of, plan_of, task_of
 from tests.client.trained_elsewhere import Elsewhere
-from thinwire.client.afterwards import ENCODES, SLOWER, Afterwards
+from thinwire.client.answering.afterwards import ENCODES, SLOWER, Afterwards
 from thinwire.client.compute import tensors
 from thinwire.client.compute.clock import Clock
 from thinwire.client.compute.errors import BadTask

@@ -12,7 +12,7 @@ import pytest
 from tests.client.trained_elsewhere import TASK, Elsewhere
 from tests.fleet_words import polled
 from thinwire.client.compute.site import Site
-from thinwire.client.gate import Gate
+from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import FILE, load_policy
 from thinwire.client.service import serve
 from thinwire.core.fleet import Envelope, NodeJoined

@@ -14,8 +14,8 @@ import torch
 from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.fleet_words import polled
 from tests.flower.doubles import place
-from thinwire.client.gate import Gate
 from thinwire.client.loop import sent
+from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import Policy
 from thinwire.client.service import serve, versions
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.client.small import task_of
-from thinwire.client.calls import Calls
-from thinwire.client.outage import Outage
+from thinwire.client.link.calls import Calls
+from thinwire.client.link.outage import Outage
 from thinwire.client.service import serve
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, Unreachable

@@ -11,15 +11,15 @@ import torch
 from tests.client.small import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean, parse
 from thinwire.aggregation.native import threads
-from thinwire.client import work
+from thinwire.client.answering import work
+from thinwire.client.answering.encoding import encode
+from thinwire.client.answering.exchange import parts_of
 from thinwire.client.compute import tensors
 from thinwire.client.compute.initial import build
 from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Work as Steps
 from thinwire.client.compute.site import Split
 from thinwire.client.compute.trainer import TorchTrainer
-from thinwire.client.encoding import encode
-from thinwire.client.exchange import parts_of
 from thinwire.client.session import Session
 from thinwire.core.errors import DataLost
 from thinwire.core.types import ReplyHead, Work

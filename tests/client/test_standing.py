@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.client.small import Aggregator, plan_of, task_of
-from thinwire.client.logbook import FILE, Logbook, last_lines, new_lines
-from thinwire.client.standing import Standing, Watched
+from thinwire.client.disk.logbook import FILE, Logbook, last_lines, new_lines
+from thinwire.client.link.standing import Standing, Watched
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome

@@ -16,12 +16,13 @@ from tests.client.small import Aggregator, plan_of
 from tests.client.test_following import Other
 from tests.client.trained_elsewhere import Elsewhere
 from thinwire.aggregation import parse
-from thinwire.client import load_task, patience
-from thinwire.client import worker as workers
-from thinwire.client.child import Broken
+from thinwire.client import load_task
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.initial import initial_model
-from thinwire.client.patience import Patience
+from thinwire.client.training import patience
+from thinwire.client.training import worker as workers
+from thinwire.client.training.child import Broken
+from thinwire.client.training.patience import Patience
 from thinwire.core.clock import VirtualClock
 from thinwire.core.home import private_folder
 from thinwire.core.keys import Key

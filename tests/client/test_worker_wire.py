@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.child import Broken, Child, died
 from thinwire.client.compute.wire import LENGTH, MOST_HEAD, BadFrame, Wire
-from thinwire.client.interpreter import Interpreter
+from thinwire.client.training.child import Broken, Child, died
+from thinwire.client.training.interpreter import Interpreter
 
 FLOATS = np.arange(5, dtype=np.float32)
 

@@ -8,9 +8,9 @@ from typing import Any
 from tests.client.small import Aggregator, plan_of
 from thinwire.client import load_task
 from thinwire.client.compute.site import Site
-from thinwire.client.interpreter import Interpreter
 from thinwire.client.session import Session
-from thinwire.client.worker import Worker
+from thinwire.client.training.interpreter import Interpreter
+from thinwire.client.training.worker import Worker
 from thinwire.core.home import private_folder
 
 TASK = '''

@@ -10,7 +10,7 @@ import pytest
 
 from tests.aggregation.examples import made
 from thinwire.aggregation import Shadow, digest, native
-from thinwire.client.exchange import take_base
+from thinwire.client.answering.exchange import take_base
 from thinwire.core import Layout, RunPlan, Tensor
 from thinwire.core.types import Ask
 from thinwire.server.driving.sending import Sending

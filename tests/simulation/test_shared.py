@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thinwire.client.state import RunState
+from thinwire.client.disk.state import RunState
 from thinwire.simulation.shared import shared_folder
 
 FIRST = RunState(1, residual=np.array([1, 2], np.float32))

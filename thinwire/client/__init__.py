@@ -1,5 +1,15 @@
 """The program on a device: the task, its training, and exactly-once answers. Importing this imports no torch.
 
+To be read in this order:
+
+    service     what runs: a thread that pulls asks, and `loop`, which has them answered one by one
+    session     one ask, one answer: what an answer comes to, step by step, stands in `answering/`
+    outbox      why each answer counts exactly once (pure); `overlap` where training goes on meanwhile (pure)
+    disk/       how a run's state is kept, so that a crash at any moment leaves it whole
+    bench       where a task is worked on: here, or by `training/` in a process of its own, which runs `compute/`
+    policy      what the device's owner allows; every ask is held against it in `owner/`
+    link/       how the aggregator is called, however long it is away
+
 The public names are the ones that a task's code uses; they are found when they are first asked for, so that the process
 that trains imports nothing but `compute/`.
 """

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from thinwire.client.calls import BrokenOff
+from thinwire.client.link.calls import BrokenOff
 
 Job = Callable[[], object]
 LOOK_S = 0.2  # how long an end may go unnoticed by who waits

@@ -1,4 +1,4 @@
-"""Where a session has its task worked on: in this process (simulations), or in one of its own (`worker.py`)."""
+"""Where a session has its task worked on: in this process (simulations), or in one of its own (`training/`)."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from thinwire.client import outbox
+from thinwire.client.answering.job import Say
+from thinwire.client.disk.state import NOT_KNOWN, RunFolder, RunState
+from thinwire.client.disk.until_exit import WaitingFolder
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.job import Say
-from thinwire.client.state import NOT_KNOWN, RunFolder, RunState
-from thinwire.client.until_exit import WaitingFolder
 from thinwire.core.errors import DataLost
 from thinwire.core.types import Ask, Failure, ReplyHead
 

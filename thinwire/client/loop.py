@@ -14,19 +14,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from thinwire.client.answering.job import Say
+from thinwire.client.answering.under_way import Begun
 from thinwire.client.behind import Behind
-from thinwire.client.calls import BrokenOff, Calls
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.kept_runs import Reply
+from thinwire.client.link.calls import BrokenOff, Calls
 from thinwire.client.session import Answer, Session
-from thinwire.client.under_way import Begun
 from thinwire.client.upkeep import Upkeep
 from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import NotTaken
 from thinwire.core.fleet import Delivery, Hello, Link, TaskReport
 from thinwire.core.types import Ask, Failure, ReplyHead
 
-Say = Callable[[str], None]
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
 SAVE_S = 600.0  # how long a plan may have state wait that a kill would cost
 BACK_S = 1.0  # the first pull after an outage: it is over when a call was answered, and a person may be waiting for it

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from thinwire.client.state import NOT_KNOWN, Entry, RunState
+from thinwire.client.disk.state import NOT_KNOWN, Entry, RunState
 from thinwire.core.types import ReplyHead, UpdateId, Verdict
 
 Refund = Callable[[Entry, RunState], RunState]  # (dropped answer, state) -> the state with it taken back

@@ -1,7 +1,7 @@
 """What a device's owner lets others do with it: `client.toml`, read when the client starts.
 
-The aggregator is not asked and cannot change it. `client/rules.py` holds every ask against it before anything of the
-ask is loaded.
+The aggregator is not asked and cannot change it. `client/owner/rules.py` holds every ask against it before anything of
+the ask is loaded.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.downlink import Downlink
 from thinwire.aggregation.idle_rules import require_rules
 from thinwire.aggregation.rungs import rungs
-from thinwire.client import exchange
+from thinwire.client.answering import exchange
+from thinwire.client.answering.encoding import encode
+from thinwire.client.answering.following import Following
 from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.bench import Bench
 from thinwire.client.compute.errors import Wrong
@@ -27,11 +29,9 @@ from thinwire.client.compute.evaluate import as_loss, evaluate
 from thinwire.client.compute.keys import Key
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.trainer import TorchTrainer
-from thinwire.client.encoding import encode
+from thinwire.client.disk.state import RunState
 from thinwire.client.failures import place
-from thinwire.client.following import Following
 from thinwire.client.initial import initial_model
-from thinwire.client.state import RunState
 from thinwire.client.task import require_own_loop
 from thinwire.core import keys
 from thinwire.core.errors import TaskError, ThinwireError

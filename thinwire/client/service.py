@@ -12,17 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire import __version__
+from thinwire.client.answering.job import Say
 from thinwire.client.bench import Bench
-from thinwire.client.calls import Calls
 from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
-from thinwire.client.gate import Gate
-from thinwire.client.interpreter import installed
-from thinwire.client.loop import Loop, Say
+from thinwire.client.link.calls import Calls
+from thinwire.client.loop import Loop
+from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import Policy
 from thinwire.client.session import Session
+from thinwire.client.training.interpreter import installed
+from thinwire.client.training.worker import Worker
 from thinwire.client.upkeep import Upkeep
-from thinwire.client.worker import Worker
 from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import Link

@@ -9,23 +9,24 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from thinwire.client import exchange, failures, outbox, overlap
-from thinwire.client.afterwards import Afterwards
+from thinwire.client import failures, outbox, overlap
+from thinwire.client.answering import exchange
+from thinwire.client.answering.afterwards import Afterwards
+from thinwire.client.answering.first import first_model
+from thinwire.client.answering.job import Job, Say, TakeBase
+from thinwire.client.answering.settling import Settling
+from thinwire.client.answering.under_way import Ahead, Begun
+from thinwire.client.answering.work import Result, Trained, encoded, trained, work
 from thinwire.client.bench import Bench, Here
 from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
+from thinwire.client.disk.state import Entry, RunFolder, RunState, Write
+from thinwire.client.disk.until_exit import waiting_folder
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.first import first_model
-from thinwire.client.gate import Gate
-from thinwire.client.job import Job, Say, TakeBase
 from thinwire.client.kept_runs import KeptRuns, Reply
-from thinwire.client.settling import Settling
-from thinwire.client.state import Entry, RunFolder, RunState, Write
-from thinwire.client.under_way import Ahead, Begun
-from thinwire.client.until_exit import waiting_folder
-from thinwire.client.work import Result, Trained, encoded, trained, work
+from thinwire.client.owner.gate import Gate
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.fleet import Delivery
 from thinwire.core.home import write_atomically

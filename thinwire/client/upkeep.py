@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from thinwire.client.answering.job import Say
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.gate import Gate
+from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import Policy
-from thinwire.client.worker import Worker
+from thinwire.client.training.worker import Worker
 from thinwire.core.errors import ThinwireError
-
-Say = Callable[[str], None]
 
 
 class Upkeep:

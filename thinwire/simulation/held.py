@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from thinwire.client.state import Entry, RunFolder, RunState, run_folder, write_unsynced
+from thinwire.client.disk.state import Entry, RunFolder, RunState, run_folder, write_unsynced
 
 
 class HeldFolder(RunFolder):

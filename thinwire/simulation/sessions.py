@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.client.bases import Bases
+from thinwire.client.answering.bases import Bases
 from thinwire.client.bench import Here
 from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.site import Site
-from thinwire.client.gate import Gate
+from thinwire.client.disk.state import RunFolder
 from thinwire.client.kept_runs import Reply
+from thinwire.client.owner.gate import Gate
 from thinwire.client.session import Session
-from thinwire.client.state import RunFolder
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery
 from thinwire.simulation.held import HeldFolder

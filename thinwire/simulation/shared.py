@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinwire.client.state import STATE, RunFolder, RunState, run_folder
+from thinwire.client.disk.state import STATE, RunFolder, RunState, run_folder
 from thinwire.core.home import disk_error
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from thinwire.client.bases import Bases
+from thinwire.client.answering.bases import Bases
 from thinwire.client.bench import Here
 from thinwire.client.compute.bench import use_threads
 from thinwire.client.compute.clock import Clock
-from thinwire.client.gate import Gate
 from thinwire.client.kept_runs import Reply
+from thinwire.client.owner.gate import Gate
 from thinwire.client.session import Session
 from thinwire.client.task import LoadedTask
 from thinwire.core.clock import VirtualClock

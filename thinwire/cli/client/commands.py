@@ -134,8 +134,8 @@ def logs(
 ) -> None:
     """Show what a client said, what its task printed, or what went wrong last in the task's code."""
     from thinwire.cli.service.client import journal
-    from thinwire.client.child import LOG
-    from thinwire.client.logbook import FILE, last_lines, new_lines
+    from thinwire.client.disk.logbook import FILE, last_lines, new_lines
+    from thinwire.client.training.child import LOG
     from thinwire.core.errors import NotFound
     from thinwire.core.home import find_home
 

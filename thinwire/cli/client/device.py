@@ -37,16 +37,16 @@ class Device:
 def begin(device: Device) -> int:
     """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
     from thinwire.client import Site
-    from thinwire.client.equipment import Having
-    from thinwire.client.gate import Gate
-    from thinwire.client.interpreter import Interpreter
-    from thinwire.client.logbook import Logbook
+    from thinwire.client.disk.logbook import Logbook
+    from thinwire.client.link.standing import Watched
+    from thinwire.client.owner.equipment import Having
+    from thinwire.client.owner.gate import Gate
     from thinwire.client.partitions import parse_split
     from thinwire.client.policy import FILE, Policy, load_policy
     from thinwire.client.service import reloads, serve
-    from thinwire.client.standing import Watched
     from thinwire.client.task import installed_tasks
-    from thinwire.client.worker import Worker
+    from thinwire.client.training.interpreter import Interpreter
+    from thinwire.client.training.worker import Worker
     from thinwire.core.errors import UsageError
     from thinwire.core.home import client_home, find_home, hold
     from thinwire.flower import FlowerLink, device_key

@@ -23,7 +23,7 @@ def began(home: Path) -> list[str]:
 def look(home: Path, name: str) -> dict[str, Any]:
     """One client, as `--json` gives it. `state` is "stopped" when no process holds its folder."""
     from thinwire.cli.client.joined import joined_url
-    from thinwire.client.standing import Standing
+    from thinwire.client.link.standing import Standing
     from thinwire.core.home import holder
 
     folder = home / "clients" / name

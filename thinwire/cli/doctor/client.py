@@ -81,8 +81,8 @@ def _here(spec: str) -> tuple[TaskReport, int]:
 
 def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, int]:
     """By the interpreter that would train; what its process leaves behind is not the client's."""
-    from thinwire.client.interpreter import Interpreter
-    from thinwire.client.worker import Worker
+    from thinwire.client.training.interpreter import Interpreter
+    from thinwire.client.training.worker import Worker
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         worker = Worker([spec], Interpreter(python, Path(folder)))

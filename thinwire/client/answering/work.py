@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.downlink import Shadow
 from thinwire.aggregation.native.threads import cores, planned_threads
-from thinwire.client import exchange, overlap
+from thinwire.client import overlap
+from thinwire.client.answering import exchange
+from thinwire.client.answering.encoding import encode
+from thinwire.client.answering.following import Following
+from thinwire.client.answering.job import Job
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.order import Done, Order
-from thinwire.client.encoding import encode
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.following import Following
-from thinwire.client.job import Job
 from thinwire.core.types import Ask, ReplyHead, Timings, Vector
 
 if TYPE_CHECKING:
     from thinwire.aggregation.algorithms import Algorithm
     from thinwire.client.bench import Bench
     from thinwire.client.compute.site import Site
-    from thinwire.client.state import RunState
+    from thinwire.client.disk.state import RunState
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Payload

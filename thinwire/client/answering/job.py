@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.downlink import Shadow
-from thinwire.client import exchange
-from thinwire.client.afterwards import Afterwards
+from thinwire.client.answering import exchange
+from thinwire.client.answering.afterwards import Afterwards
 from thinwire.client.compute import keys
 from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.schedule import Schedule

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
-from thinwire.client.state import Write
+from thinwire.client.disk.state import Write
 from thinwire.core.errors import DataLost
 from thinwire.core.home import write_atomically
 from thinwire.core.types import Ask

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.algorithms import algorithm_of, carried, followed
-from thinwire.client import exchange, outbox
+from thinwire.client import outbox
+from thinwire.client.answering import exchange
+from thinwire.client.disk.state import Entry, RunFolder, RunState
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.state import Entry, RunFolder, RunState
 from thinwire.core.errors import BadPayload
 
 if TYPE_CHECKING:

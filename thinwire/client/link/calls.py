@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from thinwire.client.outage import Outage
+from thinwire.client.link.outage import Outage
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 
 T = TypeVar("T")

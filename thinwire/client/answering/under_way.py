@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from thinwire.client.job import Job
-from thinwire.client.state import RunState
-from thinwire.client.work import Trained
+from thinwire.client.answering.job import Job
+from thinwire.client.answering.work import Trained
+from thinwire.client.disk.state import RunState
 from thinwire.core.types import Failure
 
 

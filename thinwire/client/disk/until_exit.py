@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from thinwire.client.state import NOT_KNOWN, Entry, RunFolder, RunState, Write, run_folder, write_unsynced
+from thinwire.client.disk.state import NOT_KNOWN, Entry, RunFolder, RunState, Write, run_folder, write_unsynced
 from thinwire.core.home import private_folder, write_atomically
 
 MARK = "held.json"

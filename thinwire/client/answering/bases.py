@@ -6,7 +6,7 @@ from pathlib import Path
 
 from thinwire.aggregation.downlink import Shadow
 from thinwire.aggregation.model_file import FULL
-from thinwire.client.exchange import BUFFERS, take_base
+from thinwire.client.answering.exchange import BUFFERS, take_base
 from thinwire.core.types import Ask, Part, Vector
 
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thinwire.aggregation import float_buffers
-from thinwire.client import described
 from thinwire.client.bench import Tell
-from thinwire.client.child import LOG, Broken, Child
 from thinwire.client.compute.errors import BadTask, BadUsage, Cancelled, Wrong
 from thinwire.client.compute.order import Done, Order
 from thinwire.client.compute.site import Site
-from thinwire.client.described import Described
+from thinwire.client.disk import described
+from thinwire.client.disk.described import Described
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.interpreter import Interpreter
-from thinwire.client.patience import HUNG_S, Patience, Until
 from thinwire.client.refusals import named
+from thinwire.client.training.child import LOG, Broken, Child
+from thinwire.client.training.interpreter import Interpreter
+from thinwire.client.training.patience import HUNG_S, Patience, Until
 from thinwire.core.errors import TaskError
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout

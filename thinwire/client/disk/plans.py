@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thinwire.client.disk.state import Write
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.state import Write
 from thinwire.core.errors import ThinwireError
 from thinwire.core.home import private_folder, write_atomically
 from thinwire.core.plan import canonical, digest_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from thinwire.aggregation.native.threads import cores
-from thinwire.client import metered
+from thinwire.client.owner import metered
 from thinwire.client.policy import Policy
 from thinwire.core.equipment import Equipment
 

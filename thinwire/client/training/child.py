@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.client.compute.wire import BadFrame, Wire
+from thinwire.client.disk.logbook import append
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.interpreter import Interpreter
-from thinwire.client.logbook import append
+from thinwire.client.training.interpreter import Interpreter
 from thinwire.core.types import Vector
 
 LOG = "worker.log"

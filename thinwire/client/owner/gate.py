@@ -8,13 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from thinwire.client import metered
-from thinwire.client.day import Day, DayFile, believed, key_of
+from thinwire.client.disk.plans import Plans
+from thinwire.client.disk.state import Write
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.plans import Plans
+from thinwire.client.owner import metered
+from thinwire.client.owner.day import Day, DayFile, believed, key_of
+from thinwire.client.owner.rules import Facts, decide
 from thinwire.client.policy import Kind, Policy
-from thinwire.client.rules import Facts, decide
-from thinwire.client.state import Write
 from thinwire.core.errors import DataLost
 from thinwire.core.home import write_atomically
 from thinwire.core.types import Ask

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.client.bench import Tell
-from thinwire.client.child import Broken, Child
 from thinwire.client.compute.errors import Cancelled
+from thinwire.client.training.child import Broken, Child
 
 LOOK_S = 0.1  # between two looks whether the ask was withdrawn
 LETS_GO_S = 5.0  # from hearing that the ask was withdrawn to the end of the batch

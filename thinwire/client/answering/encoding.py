@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from thinwire.aggregation.ef21 import REFERENCE
 from thinwire.aggregation.feedback import MOMENTUM, RESIDUAL, BoundFeedback
 from thinwire.aggregation.uplink import encoder
-from thinwire.client.state import RunState
+from thinwire.client.disk.state import RunState
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.sections import UplinkSection

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.aggregation import parse
-from thinwire.client import exchange
+from thinwire.client.answering import exchange
+from thinwire.client.answering.job import Job
+from thinwire.client.answering.work import Result
 from thinwire.client.compute import keys
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.order import Order
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.job import Job
-from thinwire.client.work import Result
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.keys import Key
 from thinwire.core.types import ReplyHead
@@ -22,7 +22,7 @@ from thinwire.core.types import ReplyHead
 if TYPE_CHECKING:
     from thinwire.client.bench import Bench
     from thinwire.client.compute.site import Site
-    from thinwire.client.state import RunState
+    from thinwire.client.disk.state import RunState
 
 
 def first_model(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:

@@ -22,8 +22,8 @@ from thinwire.core.types import Ask, UpdateId
 from thinwire.server.choices.selection import LEAST, draw, odds
 from thinwire.server.cohort import choose
 from thinwire.server.moves import AskNow, AtWork, Failed, Input, Left, Tick
+from thinwire.server.places import at_work_before, place_s, slowest_s
 from thinwire.server.recorded.past import Past
-from thinwire.server.recorded.places import at_work_before, place_s, slowest_s
 from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
 from thinwire.store import Store
 

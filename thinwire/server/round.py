@@ -47,7 +47,7 @@ from thinwire.server.moves import (
     ended,
     nobody,
 )
-from thinwire.server.recorded.places import Places
+from thinwire.server.places import Places
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""Who is asked, for what, in which codec and until when: pure decisions from what is known of devices."""
+"""Whom to ask, for what, in which codec and until when: pure decisions, and what is known of devices to decide by."""

@@ -9,10 +9,10 @@ from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import UpdateId
 from thinwire.server.choices.durations import at_own_pace, durations
 from thinwire.server.choices.known import epochs_of, work_of
-from thinwire.server.choices.spent import where_time_went
 from thinwire.server.driving.evaluation import evaluation, settled
 from thinwire.server.driving.one_round import OneRound
 from thinwire.server.driving.refold import refolded, spoilers
+from thinwire.server.driving.spent import where_time_went
 from thinwire.server.model.measured import pooled
 from thinwire.server.model.step import Overflowed
 from thinwire.server.moves import Closed

@@ -16,6 +16,7 @@ from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.server import moves
 from thinwire.server.driving.asking import own_codec
 from thinwire.server.driving.envelopes import envelope, envelope_again
+from thinwire.server.driving.facts import accepted_fact, asked_fact, dropped_fact, lost_fact
 from thinwire.server.driving.opening import machine_of, open_round
 from thinwire.server.driving.pacing import own_work
 from thinwire.server.driving.running import POLL_S, Running
@@ -23,7 +24,6 @@ from thinwire.server.driving.unasked import Others
 from thinwire.server.model.folding import Folds
 from thinwire.server.model.step import Fold, Frames
 from thinwire.server.recorded.ask_ids import asked_round
-from thinwire.server.recorded.facts import accepted_fact, asked_fact, dropped_fact, lost_fact
 from thinwire.store import MeasureRow
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll

@@ -15,9 +15,9 @@ from thinwire.server.driving.asking import codecs_of, deadline_of, expected, mos
 from thinwire.server.driving.pacing import own_work
 from thinwire.server.driving.running import Running
 from thinwire.server.moves import AtWork, Terms
+from thinwire.server.places import at_work_before, slowest_s
 from thinwire.server.recorded.ask_ids import ask_id_of
 from thinwire.server.recorded.past import Past
-from thinwire.server.recorded.places import at_work_before, slowest_s
 from thinwire.server.round import Round, floor_of
 
 

@@ -20,13 +20,13 @@ from thinwire.core.types import ReplyHead
 from thinwire.server.choices.known import Known
 from thinwire.server.choices.requires import lacking
 from thinwire.server.cohort import mismatch
+from thinwire.server.driving.holders import Holders
 from thinwire.server.driving.sending import Sending
 from thinwire.server.model.step import Model
 from thinwire.server.model.versions import Versions
 from thinwire.server.presence import Presence
 from thinwire.server.recorded.ask_ids import asked_round
 from thinwire.server.recorded.barred import BARRING
-from thinwire.server.recorded.holders import Holders
 from thinwire.server.recorded.past import Past
 from thinwire.store import MeasureRow, Store
 

@@ -19,9 +19,9 @@ from thinwire.core.fleet import Arrival, Envelope
 from thinwire.core.home import write_atomically
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Failure, Part
+from thinwire.server.driving.last_asked import LastAsked
 from thinwire.server.model.step import Model
 from thinwire.server.model.versions import Versions, parts_of
-from thinwire.server.recorded.last_asked import LastAsked
 from thinwire.server.recorded.past import Past
 
 Row = tuple[str, int, str]  # a part's name, length and SHA-256

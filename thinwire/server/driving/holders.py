@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire.core.fleet import Arrival, Envelope, Hello, NodeJoined
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.server.recorded.last_asked import LastAsked
+from thinwire.server.driving.last_asked import LastAsked
 
 
 class Holders:

@@ -30,17 +30,17 @@ def task_spec(name: str, plan: Path, given: str | None) -> str:
             )
         return given
     beside = plan.absolute().parent / "task.py"
-    there = beside.is_file()
-    its = _named_in(plan) if there else None
-    if there and its in (None, name):
-        return f"{name}={beside}"
+    found, otherwise = f"no {beside}", "thinwire init DIR writes one"
+    if beside.is_file():
+        its = _named_in(plan)
+        if its in (None, name):
+            return f"{name}={beside}"
+        found, otherwise = f"{beside} is that of {its!r}, which the plan names", f"or the task {its!r}"
     if installed := installed_tasks().get(name):
         return f"{name}={installed}"
-    at = f"{beside} is that of {its!r}, which the plan names" if there else f"no {beside}"
-    otherwise = f"or the task {its!r}" if there else "thinwire init DIR writes one"
     raise TaskError(
         f"no code for the task {name!r}",
-        why=f"no --task, {at}, no installed entry point {GROUP}:{name}",
+        why=f"no --task, {found}, no installed entry point {GROUP}:{name}",
         hint=f"--task {name}=path/to/task.py; {otherwise}",
     )
 

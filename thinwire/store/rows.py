@@ -60,10 +60,10 @@ class RoundRow:
     """One round. `late`, `dropped`, `failed` count this round's asks by what became of them, whenever it did.
 
     `folded` are the updates that made its step (late ones of earlier rounds among them); `metrics` and `spread`
-    measure the version that it made. Bytes are those of this round's asks and their answers. `away`: from when to when
-    no aggregator was there, wall clock, each time that it ended while the round was open, and, where that is known, by
-    how much that clock was set in between; `missed_s`: for how long the
-    run's clock stood still for that, which is also from the last event of the journal before it ended.
+    measure the version that it made. Bytes are those of this round's asks and their answers. `away`: each time that the
+    aggregator ended while the round was open, [from, to] by the wall clock, and where that is known a third number, by
+    how many seconds that clock was set in between; `missed_s`: for how long the run's clock stood still for that, which
+    is also from the last event of the journal before it ended.
     """
 
     run_id: str

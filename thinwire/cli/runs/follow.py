@@ -37,7 +37,8 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
             if teller.over:
                 break
             if watch_aggregator and time.monotonic() - looked > ALIVE_S:
-                was_gone, gone, looked = gone, "" if alive(home) else gone or absent(home), time.monotonic()
+                was_gone, looked = gone, time.monotonic()
+                gone = "" if alive(home) else was_gone or absent(home)
                 if gone and not was_gone:
                     tell(f"{gone}; the run goes on when one does: {again('aggregator start', home)}")
                 elif was_gone and not gone:

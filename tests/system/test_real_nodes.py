@@ -134,7 +134,7 @@ def test_two_aggregators_in_one_folder_are_refused(site: Site) -> None:
     first = site.start_aggregator()
     second = site.call("aggregator", "start", "--no-page", "--listen", "127.0.0.1:0")
     assert second.returncode == 1
-    assert f"in use by process {first.pid}" in second.stderr
+    assert f"runs here already: process {first.pid}, its door at {site.listen}" in second.stderr
 
 
 def test_without_an_aggregator_run_says_how_to_start_one_and_once_gives_up(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,9 @@ def test_what_is_chosen_stands_in_the_address_and_survives_a_reload(store: Store
     assert "round=" not in page.url
 
 
-def test_a_person_stops_a_run_with_two_clicks(store: Store, served: Shown, look: Open):
-    run = twelve_rounds(store)
+@pytest.mark.parametrize("made", [twelve_rounds, new_run], ids=["running", "queued"])
+def test_a_person_stops_a_run_with_two_clicks(store: Store, served: Shown, look: Open, made: Callable[[Store], Told]):
+    run = made(store)
     page = look(served.url, f"runs/{run.run_id}")
     page.get_by_role("button", name="Stop").click()
     assert store.pending_orders() == []

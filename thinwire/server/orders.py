@@ -34,6 +34,10 @@ class Orders:
         """Whether this run was ordered to end."""
         return self._answer("stop-run", run_id)
 
+    def runs_to_stop(self) -> list[str]:
+        """The runs that were ordered to end and have not been told."""
+        return [order.run_id for order in self._look() if order.kind == "stop-run"]
+
     def revoked(self) -> list[Order]:
         """Orders to shut a device out, that were not carried out yet; `done` says that one was."""
         return [order for order in self._look() if order.kind == "revoke"]

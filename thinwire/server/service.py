@@ -37,6 +37,7 @@ class NotedFleet:
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._told: list[Order] = []
         self._noted_at = -NOTED_S  # on the clock: when what devices have taken up was written last
+        self.driven = ""  # the run whose driver polls
         self.farewells = Farewells(fleet, store, clock)
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
@@ -49,6 +50,7 @@ class NotedFleet:
 
     def poll(self, wait_s: float) -> list[Arrival]:
         self._revoke()
+        self._stop_queued()
         arrivals = list(self._fleet.poll(0.0 if self._told else wait_s))
         for arrival in arrivals:
             if isinstance(arrival, NodeJoined):
@@ -80,6 +82,15 @@ class NotedFleet:
         """What a full disk does not take is tried again the next time."""
         with contextlib.suppress(NotWritten):
             self._store.record_noted()
+
+    def _stop_queued(self) -> None:
+        """A run that is to stop before its turn has come never begins."""
+        for run_id in self._orders.runs_to_stop():
+            row = self._store.run(run_id)
+            if row.status == "queued" and row.source == "devices" and run_id != self.driven:
+                said = "stopped by a person before it began"
+                close_undriven(self._store, run_id, RunStatusChanged(self._clock.wall(), "stopped", said, 10))
+                self._orders.stop_run(run_id)
 
     def _revoke(self) -> None:
         for order in self._told:
@@ -131,6 +142,7 @@ def serve(
         def tell(event: Event, run_id: str = row.run_id) -> None:
             on_event(run_id, event)
 
+        noted.driven = row.run_id
         try:
             drive(
                 row.run_id,
@@ -153,5 +165,6 @@ def serve(
             undriven(row.run_id, said, 1)
         else:
             noted.farewells.over(row.run_id, sent=presence.devices)
+        noted.driven = ""
     noted.write_noted()
     return 0

@@ -42,7 +42,7 @@ def list_(json: Json = False, home: Home = None) -> None:
         say.document([*document, *({"run_id": None, **_group(group)} for group in swept)])
         return
     if rows:
-        header = ("run", "status", "rounds", "accuracy", "loss", "payload up", "began")
+        header = ("run", "status", "rounds", "accuracy", "loss", "payload up", "made")
         say.table(header, [_row(row) for row in rows], right=header[2:6])
     elif not swept:
         say.note(f"no runs yet; to make one: {again('run PLAN', home)}")

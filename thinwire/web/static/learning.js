@@ -41,7 +41,7 @@ const OneCurve = ({ name, run, rounds, by }) => {
   return html`
     <figure>
       <figcaption><b>${name}</b>
-        ${shown ? html`<span><span class="value">${metric(shown.y)}</span> <span class="faint">${shown.low === null ? "" : `clients ${metric(shown.low).slice(0, 5)} to ${metric(shown.high).slice(0, 5)}, `}${shown.round ? `round ${shown.round}` : "before the first round"}</span></span>`
+        ${shown ? html`<span><span class="value">${metric(shown.y)}</span> <span class="faint">${shown.low === null ? "" : `clients ${metric(shown.low)} to ${metric(shown.high)}, `}${shown.round ? `round ${shown.round}` : "before the first round"}</span></span>`
           : html`<span class="faint">nothing measured yet</span>`}
       </figcaption>
       <${Curve} label=${label} points=${points} color=${COLORS[name] || "--upload"} show=${tick} showX=${by.show} read=${setAt} whole=${by === AXES.rounds} />

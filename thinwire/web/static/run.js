@@ -59,7 +59,7 @@ const Head = ({ run, rounds, still }) => {
     <div class="head">
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
       <${Status} status=${run.status} />
-      ${going && html`<${Stop} id=${run.run_id} />`}
+      ${(going || run.status === "queued") && html`<${Stop} id=${run.run_id} />`}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
     ${run.notes.map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}

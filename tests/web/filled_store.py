@@ -126,26 +126,35 @@ class Told:
 
     def answer(self, device: str, seconds: float) -> None:
         """In time: accepted and folded."""
-        head = self.head(device, seconds)
-        self.answered[device] = head
-        self.fold(head, late=False, staleness=0)
+        self.fold(self.arrive(device, seconds), late=False, staleness=0)
+
+    def arrive(self, device: str, seconds: float) -> ReplyHead:
+        head = self.answered[device] = self.head(device, seconds)
+        return head
 
     def late(self, device: str, from_round: int, seconds: float) -> None:
         """An answer to an earlier round's ask is folded into the open one."""
         self.fold(self.head(device, seconds, from_round), late=True, staleness=self.round - from_round)
 
+    def accept(self, device: str, seconds: float) -> None:
+        """In time: recorded as accepted; that it is folded is written with what comes next."""
+        self._accept(self.arrive(device, seconds), False, 0)
+
     def fold(self, head: ReplyHead, late: bool, staleness: int) -> None:
         assert head.transfer is not None
-        update_id, at = str(head.update_id), head.transfer.arrived_at
-        asked_round = int(head.ask_id.split(".")[1])
+        self._accept(head, late, staleness)
+        self.say(UpdateFolded(head.transfer.arrived_at, self.round, str(head.update_id), 0.002))
+        self.folded.append(str(head.update_id))
+
+    def _accept(self, head: ReplyHead, late: bool, staleness: int) -> None:
+        assert head.transfer is not None
+        at, asked_round = head.transfer.arrived_at, int(head.ask_id.split(".")[1])
         self.say(
             UpdateAccepted(
-                at, self.round, asked_round, head.update_id.device, head.ask_id, update_id, staleness,
+                at, self.round, asked_round, head.update_id.device, head.ask_id, str(head.update_id), staleness,
                 (1 + staleness) ** -0.5, late, self.elapsed + at - self.opened_at, reply_to_json(head),
-            ),
-            UpdateFolded(at, self.round, update_id, 0.002),
+            )
         )  # fmt: skip
-        self.folded.append(update_id)
 
     def drop(self, device: str, seconds: float, reason: str) -> None:
         head = self.head(device, seconds)

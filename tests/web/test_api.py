@@ -43,6 +43,13 @@ def test_an_open_round_says_how_many_have_answered(page: TestClient, store: Stor
     assert sentence.startswith("Round 12 of 13 (1 round made no step): 5 of 8 devices have answered; accuracy 0.9")
 
 
+def test_who_has_answered_counts_before_it_is_written_that_it_was_folded(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    run.accept("pi-06", 1.4)
+    assert "6 of 8 devices have answered; " in get(page, f"runs/{run.run_id}")["sentence"]
+    assert get(page, f"runs/{run.run_id}/rounds/12")["why"].endswith("6 of 8 have answered, 8 are enough.")
+
+
 def test_who_failed_has_not_answered_and_who_is_back_is_at_work(page: TestClient, store: Store):
     run = twelve_rounds(store)
     run.fail("pi-06", 1.4, "left", "its connection is closed")

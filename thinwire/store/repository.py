@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sqlalchemy import RowMapping, Select, case, func, select
+from sqlalchemy import ColumnElement, RowMapping, Select, case, func, select
 
 from thinwire.core.errors import NotFound
 from thinwire.core.fleet import DeviceRow, TaskReport
@@ -52,7 +52,9 @@ def ended_since(database: Database, since: float) -> list[RunRow]:
 
 def rounds(database: Database, run_id: str) -> list[RoundRow]:
     """The run's rounds from 1 on."""
-    wanted = _columns(Round, RoundRow).where(Round.run_id == run_id).order_by(Round.round)
+    there = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
+    arrived = case((Round.reason == "", select(func.count()).where(there).scalar_subquery()), else_=0)
+    wanted = _columns(Round, RoundRow, arrived=arrived).where(Round.run_id == run_id).order_by(Round.round)
     return [RoundRow(**found) for found in _all(database, wanted)]
 
 
@@ -126,8 +128,10 @@ def device_row(found: Mapping[str, Any] | RowMapping) -> DeviceRow:
     return DeviceRow(**{name: found[name] for name in DeviceRow.__dataclass_fields__})
 
 
-def _columns(table: type[Base], row: type[Any]) -> Select[Any]:
-    return select(*(getattr(table, name) for name in row.__dataclass_fields__))
+def _columns(table: type[Base], row: type[Any], **computed: ColumnElement[Any]) -> Select[Any]:
+    return select(
+        *(computed[name].label(name) if name in computed else getattr(table, name) for name in row.__dataclass_fields__)
+    )
 
 
 def _all(database: Database, wanted: Select[Any]) -> list[dict[str, Any]]:

@@ -101,6 +101,7 @@ class RoundRow:
     drawn: str = ""  # how those who were asked were drawn, where not all had the same odds
     away: list[list[float]] = field(default_factory=list)
     missed_s: float = 0.0
+    arrived: int = 0  # own asks whose answers are here and not folded yet, as far as is recorded; of an open round
 
 
 @dataclass(frozen=True)

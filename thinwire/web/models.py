@@ -127,6 +127,7 @@ class Round(Traffic):
     asked: list[str]
     not_asked: dict[str, str]
     folded_count: int
+    arrived: int = 0
     late: int
     dropped: int
     failed: int

@@ -81,7 +81,7 @@ def _away(round_: RoundRow) -> str:
 
 def answered(round_: RoundRow) -> int:
     """How many of those asked have answered so far; who failed has not."""
-    return round_.folded_count + round_.dropped
+    return round_.folded_count + round_.arrived + round_.dropped
 
 
 def _failed(round_: RoundRow) -> str:

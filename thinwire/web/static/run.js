@@ -87,7 +87,7 @@ const figure = (name, run) => html`
 
 const Progress = ({ run, open, now }) => {
   const share = Math.min(100, (100 * run.version) / Math.max(1, run.rounds_total));
-  const answered = open ? `${open.folded_count + open.dropped} of ${open.asked.length} answered, ${open.failed ? `${open.failed} failed, ` : ""}` : "";
+  const answered = open ? `${open.folded_count + open.arrived + open.dropped} of ${open.asked.length} answered, ${open.failed ? `${open.failed} failed, ` : ""}` : "";
   const since = open ? `open for ${seconds(Math.max(0, now - open.opened_at))}` : "";
   const buffered = run.plan.cohort?.mode === "buffered";
   const said = !open ? "" : buffered ? `round ${open.round}: ${since}` : `round ${open.round}: ${answered}${since}, deadline ${seconds(open.deadline_s)}`;

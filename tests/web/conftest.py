@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.web.browsing import browser, look, served
-from tests.web.filled_store import Told, finish, twelve_rounds
+from tests.web.filled_store import finish, twelve_rounds
+from tests.web.told import Told
 from thinwire.store import Store
 from thinwire.store.database import database_url
 from thinwire.web.app import create_app

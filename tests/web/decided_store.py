@@ -9,7 +9,8 @@ import sys
 import time
 from dataclasses import replace
 
-from tests.web.filled_store import DEVICES, REPORT, Told, add_devices, new_run
+from tests.web.filled_store import add_devices, new_run
+from tests.web.told import DEVICES, REPORT, Told
 from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.events import HeadTaken, RunNoted
 from thinwire.core.fleet import Hello

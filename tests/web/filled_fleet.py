@@ -8,7 +8,8 @@ import sys
 import time
 from dataclasses import replace
 
-from tests.web.filled_store import REPORT, twelve_rounds
+from tests.web.filled_store import twelve_rounds
+from tests.web.told import REPORT
 from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
 from thinwire.core.fleet import Hello, Joining
 from thinwire.store import Invited, MeasureRow, Store

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.filled_store import DENSE, DEVICES, LAYOUT, Told, new_run, twelve_rounds
+from tests.web.filled_store import new_run, twelve_rounds
+from tests.web.told import DENSE, DEVICES, LAYOUT, Told
 from thinwire.core.events import AskTakenUp, ClientBack, Evaluated, RoundTakenUp, RunNoted
 from thinwire.store import MeasureRow, Store
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.filled_store import Told
+from tests.web.told import Told
 from thinwire.core.errors import UsageError
 from thinwire.store import Store
 from thinwire.web.pages import STATIC

@@ -13,8 +13,9 @@ from playwright.sync_api import Browser, expect
 
 from tests.store.test_cells import cell
 from tests.web.browsing import Open, axe, overflow
-from tests.web.filled_store import Told, add_devices, finish, new_run, twelve_rounds
+from tests.web.filled_store import add_devices, finish, new_run, twelve_rounds
 from tests.web.serving import Shown, serving, showing
+from tests.web.told import Told
 from thinwire.core.events import AskTakenUp, RoundTakenUp, RunNoted
 from thinwire.core.home import hold
 from thinwire.store import MeasureRow, Store

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.cli.story import told
 from thinwire.cli.addresses import Address
 from thinwire.cli.aggregator.authority import Certificates
 from thinwire.core.errors import UsageError
@@ -79,3 +80,17 @@ def test_who_waits_is_in_the_status_and_nobody_is_online_without_an_aggregator(t
         assert (document["waiting"], document["pin"]) == (["pi-01"], "cd" * 32)
         assert thinwire("devices", "list", "--json", "--home", home).document[0]["online"] is False
     assert thinwire("devices", "list", "--json", "--home", home).document[0]["online"] is None
+
+
+def test_the_runs_of_the_queue_are_in_the_status_and_behind_which_they_wait(thinwire, home):
+    for status in ("done", "queued", "running", "queued"):
+        told(home, status)
+    with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9090", "page": None}):
+        said = thinwire("aggregator", "status", "--home", home).out
+        assert said.splitlines()[-3:] == [
+            "run      toy-3 running: 2 rounds",
+            "run      toy-2 waiting in the queue behind toy-3, which is running",
+            "run      toy-4 waiting in the queue behind toy-3 and toy-2; toy-3 is running",
+        ]
+        document = thinwire("aggregator", "status", "--json", "--home", home).document
+        assert (document["running"], document["queued"]) == ("toy-3", ["toy-2", "toy-4"])

@@ -158,6 +158,17 @@ def test_a_run_that_waits_for_its_turn_says_behind_which(thinwire, home):
     assert f"{second}  queued: 2 rounds\n" in thinwire("runs", "show", second, "--home", home).out
 
 
+def test_who_waits_behind_several_runs_hears_of_the_others_too(thinwire, home):
+    told(home, "running")
+    ids = [told(home, "queued") for _ in range(3)]
+
+    def said(run_id: str) -> str:
+        return str(thinwire("runs", "show", run_id, "--home", home).out.splitlines()[0])
+
+    assert said(ids[1]) == "toy-3  waiting in the queue behind toy-1 and toy-2; toy-1 is running"
+    assert said(ids[2]) == "toy-4  waiting in the queue behind toy-1 and 2 more; toy-1 is running"
+
+
 def test_a_simulation_that_was_killed_before_it_began_waits_behind_no_run(thinwire, home):
     told(home, "running")
     simulated = told(home, "queued", source="sim")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.filled_store import new_run, twelve_rounds
+from tests.web.filled_store import finish, new_run, twelve_rounds
 from tests.web.told import DENSE, DEVICES, LAYOUT, Told
 from thinwire.core.events import AskTakenUp, ClientBack, Evaluated, RoundTakenUp, RunNoted
 from thinwire.store import MeasureRow, Store
@@ -36,6 +36,16 @@ def test_runs_come_newest_first_each_with_its_state_in_a_sentence(page: TestClie
     assert older["run_id"] == told.run_id
     assert older["sentence"].startswith("Done: 11 rounds in ")
     assert re.search(r"accuracy 0\.9\d+, 15\d times less sent up than dense float32\.$", older["sentence"])
+
+
+def test_a_run_of_the_queue_says_behind_which_run_it_waits(page: TestClient, store: Store):
+    first, second = twelve_rounds(store), new_run(store)
+    new_run(store, source="sim")
+    waits = f"Waiting in the queue behind {first.run_id}, which is running."
+    assert [run["sentence"] for run in get(page, "runs")[:2]] == ["Queued: it has not begun yet.", waits]
+    assert get(page, f"runs/{second.run_id}")["sentence"] == waits
+    finish(first)
+    assert get(page, f"runs/{second.run_id}")["sentence"] == "Queued: it has not begun yet."
 
 
 def test_an_open_round_says_how_many_have_answered(page: TestClient, store: Store):

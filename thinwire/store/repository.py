@@ -36,12 +36,12 @@ def run(database: Database, name: str) -> RunRow:
         return _run(connection.execute(_columns(Run, RunRow).where(Run.run_id == found)).mappings().one())
 
 
-def next_run(database: Database) -> RunRow | None:
-    """The run on devices to serve now: one that was begun goes on first, then the oldest in the queue."""
+def line(database: Database, most: int | None = None) -> list[RunRow]:
+    """The runs on devices in the order in which they are served: one that was begun, then the queue, oldest first."""
     turn = case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status)
     there = Run.status.in_(("running", "waiting", "queued")) & (Run.source == "devices")
-    found = _all(database, _columns(Run, RunRow).where(there).order_by(turn, Run.number).limit(1))
-    return _run(found[0]) if found else None
+    wanted = _columns(Run, RunRow).where(there).order_by(turn, Run.number).limit(most)
+    return [_run(found) for found in _all(database, wanted)]
 
 
 def ended_since(database: Database, since: float) -> list[RunRow]:

@@ -157,8 +157,12 @@ class Store:
         return repository.run(self._database, name)
 
     def next_run(self) -> RunRow | None:
-        """The run to serve now: a begun one goes on, then the oldest that is queued."""
-        return repository.next_run(self._database)
+        """The run to serve now: the first of `line`."""
+        return next(iter(repository.line(self._database, most=1)), None)
+
+    def line(self) -> list[RunRow]:
+        """The runs on devices in the order in which they are served: a begun one, then the queue, oldest first."""
+        return repository.line(self._database)
 
     def ended_since(self, since: float) -> list[RunRow]:
         """The runs on devices that are over since then (wall-clock), oldest first."""

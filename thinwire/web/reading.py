@@ -12,6 +12,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.sections import MOST_DELAY
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.one_clock import on_one_clock
+from thinwire.store.queue import behind
 from thinwire.store.stages import turns
 from thinwire.store.why import Why, why
 from thinwire.store.why_of_run import in_all
@@ -39,7 +40,8 @@ class Reader:
 
     def runs(self) -> list[models.Run]:
         """Newest first; one that goes on says how far its round is."""
-        return [_run(models.Run, row, self._open_round(row)) for row in self._store.runs()]
+        rows, line = self._store.runs(), self._store.line()
+        return [_run(models.Run, row, self._open_round(row), line) for row in rows]
 
     def run(self, name: str) -> models.RunPage:
         store = self._store
@@ -50,7 +52,7 @@ class Reader:
         clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
         reasons = self._reasons.of(row, rounds)
         return _run(
-            models.RunPage, row, self._open_round(row),
+            models.RunPage, row, self._open_round(row), store.line() if row.status == "queued" else (),
             plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
             task_version=row.task_report.version, seconds=sum(found.seconds or 0.0 for found in rounds),
             notes=row.notes, clients=clients, seq=seq, now=time.time(), **_went(in_all(reasons) if reasons else None),
@@ -140,9 +142,9 @@ def _absences(found: RoundRow, begin: float) -> list[models.Absence]:
     ]
 
 
-def _run(kind: type[Shown], row: RunRow, open_round: RoundRow | None, **more: Any) -> Shown:
+def _run(kind: type[Shown], row: RunRow, open_round: RoundRow | None, line: Sequence[RunRow], **more: Any) -> Shown:
     values = {name: getattr(row, name) for name in models.Run.model_fields if name != "sentence"}
-    return kind(**values, sentence=run_sentence(row, open_round), **more)
+    return kind(**values, sentence=run_sentence(row, open_round, behind(row, line)), **more)
 
 
 def _with_sums(rows: Sequence[RoundRow], first: int, reasons: Mapping[int, str]) -> list[models.Round]:

@@ -9,13 +9,13 @@ from thinwire.store import RoundRow, RunRow, UpdateRow
 from thinwire.store.why_words import gone, unanswered
 
 
-def run_sentence(run: RunRow, open_round: RoundRow | None = None) -> str:
-    """The run's state: what it does, or how it ended."""
+def run_sentence(run: RunRow, open_round: RoundRow | None = None, waits: str = "") -> str:
+    """The run's state: what it does, or how it ended; `waits`: behind which runs, of one in the queue."""
     match run.status:
         case "preparing":
             return "Preparing: the first model is being made."
         case "queued":
-            return "Queued: it begins when the runs before it are over."
+            return _stop(_capital(waits or "queued: it has not begun yet"))
         case "waiting":
             return _stop(_capital(run.status_text or "waiting for devices"))
         case "running":

@@ -74,19 +74,22 @@ def status(
     from thinwire.cli.devices.shown import counts_as
     from thinwire.cli.places import again, opened, require_alive
     from thinwire.cli.runs.commands import standing
+    from thinwire.store.queue import behind
 
     about = require_alive(home)
     with opened(home, read_only=not login) as store:
         devices = list(store.devices())
         going = [row for row in store.runs() if row.status in ("running", "waiting")]
+        line = store.line()
         code = login_url(about["page"], store.new_login_code()) if login and about.get("page") else None
+    queued = [row for row in line if row.status == "queued"]
     online = [info.row.name for info in devices if info.online]
     waiting = [info.row.name for info in devices if counts_as(info.row, bool(about.get("pin"))) == "pending"]
     if json:
         keys = ("listen", "urls", "pin", "page", "control_address", "pid", "version", "home")
         found: dict[str, Any] = {key: about.get(key) for key in keys}
         found |= {"devices": len(online), "online": online, "waiting": waiting}
-        found |= {"running": going[0].run_id if going else None}
+        found |= {"running": going[0].run_id if going else None, "queued": [row.run_id for row in queued]}
         say.document(found | ({"login": code} if login else {}))
         return
     say.line(f"thinwire {about.get('version')}, process {about['pid']}, in {about.get('home')}")
@@ -98,8 +101,8 @@ def status(
     say.line(f"devices  {len(online)} of {len(devices)} there{': ' + ', '.join(online) if online else ''}")
     if waiting:
         say.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
-    for row in going:
-        say.line(f"run      {row.run_id} {standing(row)}")
+    for row in (*going, *queued):
+        say.line(f"run      {row.run_id} {behind(row, line) or standing(row)}")
 
 
 @app.command()

@@ -107,9 +107,9 @@ def standing(row: RunRow) -> str:
 
 
 def _head(store: Store, row: RunRow) -> None:
-    from thinwire.cli.runs.queue import queued
+    from thinwire.store.queue import behind
 
-    say.sentence(queued(store, row.run_id) or standing(row), begin=f"{row.run_id}  ")
+    say.sentence(behind(row, store.line()) or standing(row), begin=f"{row.run_id}  ")
     for note in row.notes:
         say.sentence(note, begin="note    ")
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from thinwire.cli.interrupts import remembered
 from thinwire.cli.places import absent, again, alive
-from thinwire.cli.runs.queue import queued
 from thinwire.cli.runs.rounds import HEADER, Teller
+from thinwire.store.queue import behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +43,8 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
                     tell(f"{gone}; the run goes on when one does: {again('aggregator start', home)}")
                 elif was_gone and not gone:
                     tell("an aggregator is running again")
-            behind = queued(store, run_id) if teller.status == "queued" else ""
-            show(f"{run_id}: {gone or behind or teller.now}")
+            waits = behind(store.run(run_id), store.line()) if teller.status == "queued" else ""
+            show(f"{run_id}: {gone or waits or teller.now}")
             time.sleep(LOOK_S)
         tell(f"{run_id} {teller.status}: {teller.text}")
     return teller.exit_code

@@ -48,6 +48,22 @@ def test_a_command_that_cannot_be_understood_is_2(thinwire, words):
     assert "try:" in refused(thinwire(*words), 2)
 
 
+@pytest.mark.parametrize(
+    ("typed", "tried"),
+    [
+        ("2/2", "--partition 0/2 for the first or 1/2 for the last"),
+        ("8/8", "--partition 0/8 for the first to 7/8 for the last"),
+        ("1/1", "--partition 0/1, which is all of it, or none"),
+        ("2", "--partition 0/3 for the first to 2/3 for the last"),
+        ("1/0", "--partition 0/3 for the first to 2/3 for the last"),
+        ("1/²", "--partition 0/3 for the first to 2/3 for the last"),
+    ],
+)
+def test_a_part_that_cannot_be_is_answered_with_those_that_can(thinwire, typed, tried):
+    start = ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--partition", typed]
+    assert f"try:   {tried}\n" in refused(thinwire(*start), 2)
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_a_policy_with_a_key_that_nobody_knows_is_3_and_names_it(thinwire, tmp_path, given):
     folder = tmp_path / "state" / "clients" / "pi-01"

@@ -110,8 +110,16 @@ def part_of(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 1
     part, slash, parts = text.partition("/")
-    if not (slash and part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+    if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
         raise UsageError(
-            f"--partition {text!r} cannot be", why="it reads I/N, with I from 0 to N - 1", hint="--partition 0/3"
+            f"--partition {text!r} cannot be", why="it reads I/N: part I of N, counted from 0", hint=_parts_of(parts)
         )
     return int(part), int(parts)
+
+
+def _parts_of(parts: str) -> str:
+    """Which parts there are of so many, or of three where that is no number of parts."""
+    count = int(parts) if parts.isdecimal() and int(parts) > 0 else 3
+    if count == 1:
+        return "--partition 0/1, which is all of it, or none"
+    return f"--partition 0/{count} for the first{' to' if count > 2 else ' or'} {count - 1}/{count} for the last"

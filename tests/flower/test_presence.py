@@ -11,7 +11,8 @@ import pytest
 
 from tests.fleet_words import PATIENCE_S, envelope, hello, join, polled, pulled, until
 from tests.flower.doubles import Place, place
-from thinwire.core.fleet import Delivery, Link, NodeJoined, NodeLeft
+from thinwire.core.errors import Unreachable
+from thinwire.core.fleet import Delivery, DeviceRow, Link, NodeJoined, NodeLeft
 from thinwire.core.types import Failure
 
 
@@ -116,6 +117,43 @@ def test_a_device_that_is_renamed_has_left_by_its_old_name_when_it_comes_by_the_
     assert came.device == "lab-1"
     here.fleet.send([envelope("lab-1", "ask-1")])
     assert pulled(link).device == "lab-1"
+
+
+def test_a_device_that_is_renamed_while_it_waits_for_work_comes_by_its_new_name_at_once(tmp_path: Path) -> None:
+    with place(tmp_path, grace_s=0.2, poll_s=240.0) as here:
+        link, got = join(here, "pi-1"), list[Delivery]()
+        polled(here.fleet, NodeJoined)
+
+        def wait() -> None:
+            while not got:
+                got.extend(filter(None, [link.pull(240.0)]))
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        until(lambda: (session := here.fleet._sessions.of("pi-1")) and session.turn)
+        rename(here, pi_1="lab-1")
+        assert polled(here.fleet, NodeLeft).why == "it is called lab-1 now"
+        assert polled(here.fleet, NodeJoined).device == "lab-1"
+        here.fleet.send([envelope("lab-1", "ask-1")])
+        waiting.join(PATIENCE_S)
+    assert [delivery.device for delivery in got] == ["lab-1"]
+
+
+def test_a_database_that_cannot_be_read_for_a_moment_ends_no_watch_over_who_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place(tmp_path, grace_s=0.2) as here:
+        link, looks = join(here, "pi-1"), threading.Semaphore(0)
+
+        def unreadable() -> list[DeviceRow]:
+            looks.release()
+            raise Unreachable("cannot reach the database")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(here.roster, "rows", unreadable)
+            assert looks.acquire(timeout=PATIENCE_S)
+        link.close()
+        assert polled(here.fleet, NodeLeft).device == "pi-1"
 
 
 def test_who_takes_over_another_one_s_name_is_no_second_process_of_that_one(here: Place) -> None:

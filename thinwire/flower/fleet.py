@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from thinwire.core.clock import Clock, RealClock
-from thinwire.core.errors import DataLost
+from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.fleet import Arrival, Envelope, NodeLeft, Roster, Spool, TakenUp
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.types import Arrived, UpdateId
@@ -241,11 +241,13 @@ class FlowerFleet:
             log.exception("%s is shut out, but what it sent could not be removed", device)
 
     async def _background(self) -> None:
-        """Notice who has left, keep what was counted, Flower's task alive and the certificate fresh."""
+        """Notice who has left or was renamed, keep what was counted, Flower's task alive and the certificate fresh."""
         loop = asyncio.get_running_loop()
         beat_at = loop.time()
         while True:
             self._sessions.sweep()
+            with suppress(ThinwireError):  # of the database: the next look may reach it
+                self._sessions.renamed(self._roster.rows())
             self._sessions.keep()
             if loop.time() >= beat_at:
                 self._superlink.beat()

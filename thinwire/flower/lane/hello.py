@@ -68,7 +68,7 @@ class HelloRoute:
         said = replace(said, name=row.name)  # a device that was renamed says its old one until it hears the new one
         self._require_pause(row.name)
         self._held(row.name, said.holds)
-        self._sessions.renamed({one.fingerprint: one.name for one in self._roster.rows()})
+        self._sessions.renamed(self._roster.rows())
         await self._alone(said)
         self._still(row)  # it may have been shut out meanwhile
         # Nothing awaited since `_alone`: two hellos cannot both begin.

@@ -6,12 +6,12 @@ Everything here belongs to the door's loop: no locks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from thinwire.core.clock import Clock
-from thinwire.core.fleet import Hello
+from thinwire.core.fleet import DeviceRow, Hello
 from thinwire.core.types import PROTOCOL, Transfer
 from thinwire.flower.door.account import Account, Wire
 from thinwire.flower.door.ledger import Ledger
@@ -65,8 +65,11 @@ class Sessions:
         for device in list(self._now):
             self.shut_out(device)
 
-    def renamed(self, names: Mapping[str, str]) -> None:
-        """Whoever is there by another name than its key has now (`names`, by fingerprint) has left by that one."""
+    def renamed(self, rows: Iterable[DeviceRow]) -> None:
+        """Whoever is there by another name than its key's row has now has left by that one: its pull is answered, and
+        it says hello by the new one.
+        """
+        names = {row.fingerprint: row.name for row in rows}
         for session in list(self._now.values()):
             if (name := names.get(session.key, session.device)) != session.device:
                 self._gone(session, f"it is called {name} now", self._clock.now() - session.heard_at)

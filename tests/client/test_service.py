@@ -14,10 +14,12 @@ import torch
 from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.fleet_words import polled
 from tests.flower.doubles import place
+from thinwire.client.answering.afterwards import Afterwards
 from thinwire.client.loop import sent
 from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import Policy
 from thinwire.client.service import serve, versions
+from thinwire.core.errors import NotTaken
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
 from thinwire.core.home import private_folder
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, UpdateId
@@ -104,6 +106,27 @@ def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_pat
         stop.set()
         thread.join(10)
     assert code == [0]
+
+
+def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Running, monkeypatch: pytest.MonkeyPatch):
+    refused, push, measured = NotTaken("the aggregator does not take it", "too large"), LocalLink.push, list[object]()
+
+    def first_refused(link: LocalLink, reply: ReplyHead, bundle: Path | None) -> None:
+        if reply.update_id.sequence == 1:
+            raise refused
+        push(link, reply, bundle)
+
+    monkeypatch.setattr(LocalLink, "push", first_refused)
+    monkeypatch.setattr(Afterwards, "sent", lambda self, head, seconds: measured.append(head.update_id.sequence))
+    thread = running.start()
+    running.send(running.aggregator.ask(1), running.aggregator.ask(2))
+    assert polled(running.fleet, ReplyHead).update_id.sequence == 2
+    running.stop.set()
+    thread.join(10)
+    told = [line for line in running.said if "sent" in line or "taken" in line or line.startswith("error")]
+    assert told[:2] == [refused.text(), "round 1: its answer was not taken"]
+    assert [line[:13] for line in told[2:]] == ["round 2: sent"]
+    assert measured == [2], "how long a refusal took is no upload's time"
 
 
 def test_once_ends_with_the_run(running: Running) -> None:

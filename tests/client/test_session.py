@@ -124,6 +124,15 @@ def test_folded_is_forgotten_and_dropped_goes_back_into_the_residual_once(tmp_pa
     assert not bundle.exists()
 
 
+@pytest.mark.parametrize(("plan", "more"), [({}, ""), (SPARSE, ", it goes into the next one")])
+def test_what_became_of_a_dropped_update_is_said(tmp_path, plan, more):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**plan))
+    session = aggregator.session()
+    aggregator.answer(session, aggregator.ask())
+    aggregator.answer(session, aggregator.ask(2, verdicts=[(1, "dropped")]))
+    assert f"round 1: its update was not used{more}" in aggregator.said
+
+
 def test_the_sequence_goes_on_above_what_the_aggregator_has_seen(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
     session = aggregator.session()

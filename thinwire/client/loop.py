@@ -187,24 +187,28 @@ class Loop:
     def _finish(self, session: Session, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
         """Encode and commit what was trained, and push it; `since` is when the time of its deadline began."""
         reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
-        self._push(session, reply, bundle)
-        if isinstance(reply, ReplyHead) and reply.parts:
+        if not self._push(session, reply, bundle):
+            self.say(f"round {delivery.ask.round}: its answer was not taken")
+        elif isinstance(reply, ReplyHead) and reply.parts:
             self.say(sent(delivery.ask, reply, delivery.download_s + time.monotonic() - since))
 
-    def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> None:
-        """Until it has arrived: the answer is on disk, the next process would go on with it."""
+    def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> bool:
+        """Until it has arrived: the answer is on disk, the next process would go on with it. False: it is refused."""
         begun: list[float] = []
 
         def push() -> None:
             begun.append(time.monotonic())
             self.link.push(reply, bundle)
 
+        taken = True
         try:
             self.calls.until_done(push)
         except NotTaken as error:  # this answer is lost, the device is not
+            taken = False
             self.say(error.text())
-        if session is not None:  # an upload that was cut says nothing of how long one takes
-            session.delivered(reply, time.monotonic() - begun[0] if len(begun) == 1 else None)
+        if session is not None:  # an upload that was cut or refused says nothing of how long one takes
+            session.delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
+        return taken
 
 
 def sent(ask: Ask, head: ReplyHead, took_s: float) -> str:

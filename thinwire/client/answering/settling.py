@@ -78,8 +78,8 @@ class Settling:
                 ) from error
             self.say(f"round {entry.round}: its update was not used, and is damaged on this disk: {error}")
             return state
-        if feedback != "none":
-            self.say(f"round {entry.round}: its update was not used, it goes into the next one")
+        goes_on = ", it goes into the next one" if feedback != "none" else ""
+        self.say(f"round {entry.round}: its update was not used{goes_on}")
         return state
 
     def _added(

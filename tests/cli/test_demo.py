@@ -42,7 +42,9 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     assert found["payload_up_bytes"] < found["wire_up_bytes"]  # down, an ask that was never answered has no wire bytes
     assert 0.3 < found["accuracy"] < found["accuracy_centralised"] + 0.1
     assert Path(found["home"]).is_dir()
-    assert "is killed (kill -9) in round 2" in done.stderr
+    told = done.stderr.splitlines()
+    killed = next(at for at, line in enumerate(told) if "is killed (kill -9) in round 2" in line)
+    assert told[killed - 1].split()[0] == "1", "it is told behind the round before"
     assert "is started again" in done.stderr
     assert "/login?code=" in done.stderr.splitlines()[0]
     assert processes_that_name(found["home"]) == set()

@@ -34,6 +34,14 @@ def test_a_round_is_told_when_its_model_was_measured():
     assert line.split() == ["1", "deadline", "1/2", "0.6000", "1.0000", "42", "B", "1.50", "waits", "for", "pi-02"]
 
 
+def test_what_happens_after_a_round_has_closed_is_told_behind_its_line():
+    teller, lines = told(*round_events("toy-1", 1), round_events("toy-1", 2)[1])
+    lines += [*teller.then(["pi-02 is killed"]), *teller.then([])]
+    assert lines == []
+    assert [line.split()[0] for line in teller.hear(evaluated(1))] == ["1", "pi-02"]
+    assert teller.then(["pi-02 is started again"]) == ["pi-02 is started again"], "no line waits any more"
+
+
 def test_a_round_that_is_not_measured_is_told_when_the_next_one_closes():
     _, lines = told(*round_events("toy-1", 1), *round_events("toy-1", 2))
     assert [line.split()[:5] for line in lines] == [["1", "deadline", "1/2", "-", "-"]]

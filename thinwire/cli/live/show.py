@@ -114,9 +114,9 @@ def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[],
             while not teller.over:
                 for seq, event in store.events(run_id, after=seen):
                     seen = seq
-                    for line in [*teller.hear(event), *disturbance.hear(event)]:
+                    for line in [*teller.hear(event), *teller.then(disturbance.hear(event))]:
                         tell(line)
-                for line in disturbance.look(time.monotonic()):
+                for line in teller.then(disturbance.look(time.monotonic())):
                     tell(line)
                 look()
                 _all_alive(crowd)

@@ -82,6 +82,7 @@ class Teller:
 
     rounds: dict[int, Round] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)  # closed, their measurement not heard of yet
+    behind: dict[int, list[str]] = field(default_factory=dict)  # what happened after one of these closed
     status: str = ""
     text: str = ""
     exit_code: int = 0
@@ -96,6 +97,13 @@ class Teller:
         if one is None or self.status != "running":
             return self.text or self.status
         return f"round {one.number}: {one.accepted} of {one.asked} replies" + self._before()
+
+    def then(self, lines: list[str]) -> list[str]:
+        """What happens now, behind the rounds that have closed: while a line of theirs waits, these wait too."""
+        if not self.waiting:
+            return lines
+        self.behind.setdefault(self.waiting[-1], []).extend(lines)
+        return []
 
     def _before(self) -> str:
         """The round that closed last: where rounds are quick, an open one is seldom seen with a reply."""
@@ -143,4 +151,7 @@ class Teller:
     def _flush(self, metrics: dict[str, float], before: int, measured: int = -1) -> list[str]:
         ready = [number for number in self.waiting if number < before]
         self.waiting = [number for number in self.waiting if number >= before]
-        return [self.rounds[number].line(metrics if number == measured else {}) for number in ready]
+        lines = list[str]()
+        for number in ready:
+            lines += [self.rounds[number].line(metrics if number == measured else {}), *self.behind.pop(number, ())]
+        return lines

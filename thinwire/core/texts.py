@@ -58,8 +58,8 @@ def trip(count: float) -> str:
 def size(count: float) -> str:
     """Bytes in decimal units, three figures.
 
-    >>> size(9610 * 4), size(950)
-    ('38.4 kB', '950 B')
+    >>> size(9610 * 4), size(950), size(999_600)
+    ('38.4 kB', '950 B', '1000 kB')
     """
     return _scaled(count, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B")
 
@@ -76,5 +76,5 @@ def speed(bits_per_s: float) -> str:
 def _scaled(count: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
     for unit, factor in units:
         if count >= factor:
-            return f"{count / factor:.3g} {unit}" if count / factor < 1000 else f"{count / factor:.0f} {unit}"
+            return f"{count / factor:.3g} {unit}" if count / factor < 999.5 else f"{count / factor:.0f} {unit}"
     return f"{count:.0f} {smallest}"

@@ -1,0 +1,61 @@
+"""Tables that are wider than a phone: that they go on is seen, and a keyboard gets there."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.web.browsing import Open, axe, overflow
+from tests.web.filled_store import twelve_rounds
+from tests.web.serving import Shown
+from thinwire.store import Store
+
+PIXEL = """async ([png, x, y]) => {
+  const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+  canvas.drawImage(await createImageBitmap(new Blob([bytes], { type: "image/png" })), -x, -y);
+  return [...canvas.getImageData(0, 0, 1, 1).data];
+}"""
+STEP_PX = 20  # an arrow scrolls at least so far
+ABOVE_TEXT = 2  # pixels below a row's top: within its padding
+
+
+def colour(page: Page, region: Locator, x: float) -> list[int]:
+    """What is seen at the top of a table's first row, `x` pixels from the left."""
+    row, box = region.locator("tbody tr").first.bounding_box(), region.bounding_box()
+    assert row is not None
+    assert box is not None
+    png = base64.b64encode(region.screenshot()).decode()
+    return list(page.evaluate(PIXEL, [png, int(x), int(row["y"] - box["y"]) + ABOVE_TEXT]))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_that_goes_on_beyond_the_edge_is_shaded_there_and_scrolled_by_keys(
+    store: Store, served: Shown, look: Open, scheme: Any
+):
+    run = twelve_rounds(store)
+    page = look(served.url, f"runs/{run.run_id}", color_scheme=scheme, viewport={"width": 390, "height": 844})
+    region = page.get_by_role("region", name="Table of clients")
+    expect(region.get_by_role("rowheader", name="pi-08")).to_be_visible()
+    width = region.evaluate("(e) => e.clientWidth")
+    plain = colour(page, region, width / 2)
+    assert colour(page, region, width - 2) != plain
+    region.focus()
+    for _ in range(region.evaluate("(e) => e.scrollWidth - e.clientWidth") // STEP_PX + 1):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_function("(e) => e.scrollLeft + e.clientWidth >= e.scrollWidth - 1", arg=region.element_handle())
+    assert colour(page, region, width - 2) == plain, "there is no more"
+    expect(region.get_by_role("rowheader", name="pi-08")).to_be_in_viewport(ratio=1.0)
+    assert (axe(page), overflow(page)) == ([], 0)
+
+
+def test_a_table_that_fits_has_no_shade(store: Store, served: Shown, look: Open):
+    run = twelve_rounds(store)
+    page = look(served.url, f"runs/{run.run_id}", viewport={"width": 1400, "height": 844})
+    region = page.get_by_role("region", name="Table of clients")
+    expect(region.get_by_role("rowheader", name="pi-08")).to_be_visible()
+    width = region.evaluate("(e) => e.clientWidth")
+    assert colour(page, region, 1) == colour(page, region, width / 2) == colour(page, region, width - 2)

@@ -104,6 +104,14 @@ def test_what_was_accepted_before_a_restart_is_accepted_again_and_what_cannot_be
     assert (end.reason, end.folded) == ("buffer", (update("b"), update("c")))
 
 
+def test_what_a_device_was_asked_while_it_stood_here_is_known_again_after_a_restart() -> None:
+    b, again = new_buffer("ab", target=3), Head(update("a"), "ask-a", "a", 6, again=True)
+    b.replay([(again, 101.0), (Asked("a", "more-a", further=True), 101.0)])
+    assert (b.asks["a"], b.further, b.outstanding) == ("ask-a", {"a": "more-a"}, ("b", "a"))
+    b.replay([(Failed("a", "more-a", "task-error", "x"), 102.0)])
+    assert (b.outstanding, b.lost) == (("b",), {}), "what it was asked for this buffer is answered"
+
+
 def test_nothing_goes_into_a_closed_buffer() -> None:
     b = new_buffer("ab", target=1)
     play(b, (1, head("a")))
@@ -127,11 +135,14 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
     script: list[tuple[object, ...]], target: int, floor: int, limit: int
 ) -> None:
     opening = "ab"[: limit or 2]
-    b = new_buffer(opening, target, floor=floor, max_concurrency=limit, earlier={"g": AtWork("ask-old-g", 104.0)})
+    b = new_buffer(
+        opening, target, floor=floor, max_concurrency=limit, earlier={"g": AtWork("ask-old-g", 104.0)},
+        further=lambda device: "" if device in working else f"more-{device}",
+    )  # fmt: skip
     if limit:
         b.at_work.pop("g", None)  # it would be one more than the limit at the opening
     now, folding, outcomes = 100.0, list[UpdateId](), dict[UpdateId, str]()
-    asks, back = list(opening), 0
+    asks, back = [f"ask-{device}" for device in opening], 0
     working = {**{d: f"ask-{d}" for d in opening}, "g": "ask-old-g"}
 
     def feed(event: object) -> None:
@@ -146,7 +157,8 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
                     assert outcomes.get(update_id) in (None, "accepted")
                     outcomes[update_id] = "dropped"
                 case AskNow(device, ask_id):
-                    asks.append(device)
+                    assert ask_id.startswith("more") == (device in b.devices), "only who stands here trains on"
+                    asks.append(ask_id)
                     working[device] = ask_id
         if limit:
             assert len(b.at_work) <= limit + back, "who comes back goes on, though others were asked meanwhile"
@@ -178,7 +190,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
     while folding and not b.closed:
         feed(Folded(folding.pop(0)))
     assert b.closed, "a buffer must close once all deadlines have passed and its folds have ended"
-    assert len(asks) == len(set(asks)), "nobody is asked twice by one buffer"
+    assert len(asks) == len(set(asks)), "nobody is asked the same twice by one buffer"
     assert set(b.closed.folded) | set(b.closed.dropped) == set(outcomes)
     assert not set(b.closed.folded) & set(b.closed.dropped)
     assert len({u.device for u in b.closed.folded}) == len(b.closed.folded)
@@ -187,7 +199,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
             assert len(b.closed.folded) == target
         case "enough":
             assert floor <= len(b.closed.folded) < target
-            assert not b.at_work
+            assert b.at_work.keys() <= b.devices
         case reason:
             assert reason in ("too-few", "stopped")
             assert not b.closed.folded

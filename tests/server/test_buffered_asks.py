@@ -7,10 +7,14 @@ from tests.server.test_round import closed, update
 from thinwire.server.moves import (
     AskNow,
     AtWork,
+    Defer,
+    Drop,
     Failed,
+    Fold,
     Joined,
     Left,
     Lose,
+    Refused,
     Tick,
 )
 
@@ -26,6 +30,46 @@ def test_who_is_idle_is_asked_at_once_from_the_newest_version() -> None:
 def test_who_stands_in_the_buffer_is_not_asked_for_it_again() -> None:
     b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 110.0)})
     assert asked(play(b, (1, head("z", "ask-old", base=5)), (2, head("a")), idle="az")) == []
+
+
+def more(device: str) -> str:
+    return f"more-{device}"
+
+
+def test_who_stands_in_the_buffer_trains_on_for_the_next_once() -> None:
+    b = new_buffer("ab", target=3, further=more)
+    why = "its update stands in the buffer, 1 were at work"
+    assert AskNow("a", "more-a", 6, 10.0, why) in play(b, (1, head("a")))
+    assert play(b, (2, head("a", "more-a", sequence=2))) == [Defer(update("a", 2))]
+    assert asked(play(b, (3, Tick()))) == [], "its second update waits for the next buffer: a third would grow old"
+
+
+def test_who_is_idle_comes_before_who_trains_on() -> None:
+    b = new_buffer("ab", target=9, max_concurrency=2, further=more)
+    assert asked(play(b, (1, head("a")), idle="c")) == ["c"]
+    (action,) = [a for a in play(b, (2, head("b"))) if isinstance(a, AskNow)]
+    assert (action.ask_id, action.why) == ("more-a", "its update stands in the buffer, 1 of at most 2 were at work")
+
+
+def test_nobody_is_asked_on_when_the_buffer_closes() -> None:
+    for target, reason in ((2, "buffer"), (5, "enough")):
+        b = new_buffer("ab", target=target, further=more)
+        assert asked(play(b, (1, head("a")))) == ["a"]
+        actions = play(b, (2, head("b")))
+        assert (asked(actions), closed(actions).reason) == ([], reason)
+
+
+def test_who_trains_on_holds_no_buffer_open() -> None:
+    b = new_buffer("ab", target=5, further=more)
+    actions = play(b, (1, head("a")), (2, Failed("b", "ask-b", "task-error", "x")))
+    assert (closed(actions).reason, closed(actions).outstanding) == ("enough", ())
+
+
+def test_a_device_whose_first_answer_could_not_be_folded_fills_its_place_with_the_second() -> None:
+    b = new_buffer("ab", target=5, further=more)
+    b.on(head("a"), 101.0)
+    assert b.on(Refused(update("a"), "bad-payload"), 101.0) == [Drop(update("a"), "bad-payload")]
+    assert b.on(head("a", "more-a", sequence=2), 102.0) == [Fold(update("a", 2), 0, 1.0, late=False)]
 
 
 def test_no_more_are_at_work_than_the_plan_allows() -> None:

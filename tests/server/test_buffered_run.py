@@ -15,6 +15,7 @@ import pytest
 from tests.server.bench import FAILS, LAYOUT, SILENT, Bench, drive_through, killed, killing, outcome, scripted, work
 from tests.server.crashes import Killed
 from thinwire.aggregation import parse
+from thinwire.core.ask_ids import is_further
 from thinwire.core.events import (
     ClientAsked,
     ClientFailed,
@@ -36,9 +37,12 @@ def bench(folder: Path, *devices: ScriptedDevice, rounds: int = 6, **cohort: Any
     return Bench(folder, devices, run={"rounds": rounds}, cohort=given)
 
 
+SPEEDS = (1.0, 1.7, 3.1, 9.3)
+
+
 def unequal(folder: Path, **cohort: Any) -> Bench:
     """Times that never fall together, so that the order of answers is given."""
-    return bench(folder, *(scripted(n, s) for n, s in zip("abcd", (1.0, 1.7, 3.1, 9.3), strict=True)), **cohort)
+    return bench(folder, *(scripted(n, s) for n, s in zip("abcd", SPEEDS, strict=True)), **cohort)
 
 
 def asks_of(made: Bench) -> dict[str, list[tuple[float, str]]]:
@@ -50,17 +54,29 @@ def asks_of(made: Bench) -> dict[str, list[tuple[float, str]]]:
     return found
 
 
-def test_every_device_is_at_work_unless_it_stands_in_the_open_buffer(tmp_path: Path) -> None:
+def test_every_device_is_at_work_but_while_two_of_its_updates_wait(tmp_path: Path) -> None:
     made = unequal(tmp_path, rounds=12)
     assert made.drive().status == "done"
     closed = {event.round: event.elapsed_s for event in made.events(RoundClosed)}
     stood = {event.ask_id: closed[event.round] for event in made.events(UpdateAccepted)}
-    for asks in asks_of(made).values():
-        for (_, before), (at, _) in itertools.pairwise(asks):
-            assert at == pytest.approx(stood[before]), "it is asked again the moment its buffer closes"
+    for takes_s, asks in zip(SPEEDS, (asks_of(made)[device] for device in "abcd"), strict=True):
+        for (_, one), (before, _), (at, _) in zip(asks, asks[1:], asks[2:], strict=False):
+            assert at == pytest.approx(max(before + takes_s, stood[one])), "it is asked the moment it can be"
+        assert asks[1][0] == takes_s
     assert set(made.reasons()) == {"buffer"}
+    assert len({event.ask_id for event in made.events(UpdateAccepted)}) == 12 * 2
     assert {event.device for event in made.events(UpdateAccepted)} == set("abcd")
     assert made.events(RoundClosed)[-1].elapsed_s < 2 * 9.3, "a round of all would take 9.3 s"
+
+
+def test_a_device_that_stands_in_the_buffer_trains_on_for_the_next_and_no_further(tmp_path: Path) -> None:
+    made = bench(tmp_path, scripted("a"), scripted("b", 10.0), rounds=3)
+    assert made.drive().status == "done"
+    assert [at for at, _ in asks_of(made)["a"]] == [0.0, 1.0, 10.0], "after the last step there is no use for one"
+    second = next(event for event in made.events(UpdateAccepted) if event.ask_id == "toy-1.1+.a")
+    assert (second.round, second.staleness, second.late) == (2, 1, False)
+    assert [(event.reason, len(event.folded)) for event in made.events(RoundClosed)] == [("buffer", 2)] * 3
+    assert not [event for event in made.events(ClientFailed) if event.device == "a"]
 
 
 @dataclass
@@ -139,7 +155,7 @@ def test_a_buffer_that_only_silent_devices_could_fill_closes_at_their_deadline(t
     made.drive()
     first, second = made.events(RoundClosed)
     assert (first.reason, first.seconds, first.outstanding) == ("enough", 30.0, ["b"])
-    assert (second.reason, second.seconds) == ("enough", 1.0), "it is not waited for again"
+    assert (second.reason, second.seconds) == ("enough", 0.0), "it is not waited for again, and a trained on"
 
 
 def test_a_device_that_fails_is_asked_once_in_a_buffer(tmp_path: Path) -> None:
@@ -164,7 +180,8 @@ def test_every_version_is_measured_in_its_order_by_those_who_trained_from_it(tmp
     found = made.events(Evaluated)
     asked = defaultdict(set)
     for event in made.events(UpdateAccepted):
-        asked[event.head["base_version"]].add(event.device)
+        if not is_further(event.ask_id):  # who trains on has measured it before
+            asked[event.head["base_version"]].add(event.device)
     assert [event.version for event in found] == [*sorted(asked), 8], "from the 7th nobody was ready before the end"
     for measured in found[:-1]:
         assert measured.clients == len(asked[measured.version])

@@ -18,7 +18,7 @@ from thinwire.simulation.sessions import Crowd
 from thinwire.simulation.spool import HeldSpool
 from thinwire.store import Store
 
-SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 20.0)  # seconds for an ask
+SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 12.0)  # seconds for an ask
 STEPS = 3
 
 

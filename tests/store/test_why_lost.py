@@ -78,3 +78,10 @@ def test_a_deadline_counts_who_was_out_when_it_passed_and_not_who_was_lost_befor
     found = why(closed, [silent, QUICK, replace(FAILED, failed_at=120.0)])
     assert found.waited_for == ("pi-1",)
     assert "1 of 3 had not answered when its deadline of 38 s passed; pi-1 took the ask up" in found.sentence
+
+
+def test_what_a_device_does_for_the_next_buffer_held_nothing_up():
+    on = replace(FAILED, ask_id="ecg-1.12+.pi-2", device="pi-2", outcome="asked", reason="", failed_at=None)
+    found = why(ENOUGH, [QUICK, on])
+    assert found.waited_for == ()
+    assert why(ENOUGH, [QUICK, replace(on, ask_id="ecg-1.12.pi-4", device="pi-4")]).waited_for == ("pi-4",)

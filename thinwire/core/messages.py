@@ -26,7 +26,7 @@ MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients s
 def ask_to_bytes(ask: Ask) -> bytes:
     raw = plainly(ask)
     raw["verdicts"] = [{**plainly(v), "update_id": str(v.update_id)} for v in ask.verdicts]
-    for rare in ("references_from", "farewell"):
+    for rare in ("references_from", "further", "farewell"):
         if not raw[rare]:
             del raw[rare]
     if not ask.work.clip:

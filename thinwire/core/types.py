@@ -104,6 +104,7 @@ class Ask:
     vectors: tuple[str, ...] = ()  # names of further shared vectors; none yet: control variates stand behind the model
     verdicts: tuple[Verdict, ...] = ()
     references_from: int = 0  # the round from which what ef21 and algorithms remember counts; older: begin anew
+    further: bool = False  # after the device has answered another ask of this round: other draws, nothing to measure
     farewell: bool = False  # a stop for who was away when the run ended: it may know nothing of that run
     protocol: int = PROTOCOL
 

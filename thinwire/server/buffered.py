@@ -5,9 +5,10 @@ anybody: devices are at work all the time, each from the newest version that the
 comes is folded into the buffer that is open, counting less the more versions it is behind. Laws:
 
     - a device has one update in a buffer: a second one is kept for the next
-    - who is idle and has none in it is asked at once, as long as fewer than `max_concurrency` are at work
-    - the buffer closes with `buffer` when it holds `target` updates, and never more; with `enough` when nobody is at
-      work and nobody can be asked, so that every device that lives stands in it
+    - who is idle and has none in it is asked at once, as long as fewer than `max_concurrency` are at work; then who has
+      one, once, for the next buffer
+    - the buffer closes with `buffer` when it holds `target` updates, and never more; with `enough` when nobody who has
+      none in it is at work or can be asked, so that every device that lives stands in it
     - who has not answered by the deadline of its own ask is not waited for; its answer counts all the same
 """
 
@@ -36,7 +37,6 @@ from thinwire.server.moves import (
     Left,
     Lose,
     Refused,
-    Spare,
     Spares,
     Stop,
     Terms,
@@ -61,6 +61,7 @@ class Buffer:
 
     terms: Terms
     asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: those of the opening, then the others
+    further: dict[str, str] = field(default_factory=dict)  # device -> ask_id: made while it stood here, for the next
     at_work: dict[str, AtWork] = field(default_factory=dict)  # device -> what it does, with time left
     overdue: dict[str, AtWork] = field(default_factory=dict)  # has not answered in its time
     standing: set[UpdateId] = field(default_factory=set)  # in the buffer: folded, or about to be
@@ -102,7 +103,9 @@ class Buffer:
             self.shut = "buffer"
         if not self.shut:
             actions += self._fill(now, spares)
-            self.shut = None if self.at_work else "enough"
+            self.shut = None if self._lacking else "enough"
+        if not self.shut:
+            actions += self._go_on(now)
         if self.shut and not self.folding:
             actions.append(self._close())
         return actions
@@ -116,14 +119,14 @@ class Buffer:
             self._time_out(now)
             self._take(event, now)
         if now > -math.inf:
-            self.shut = "buffer" if len(self.standing) >= self.terms.target else None if self.at_work else "enough"
+            self.shut = "buffer" if len(self.standing) >= self.terms.target else None if self._lacking else "enough"
         if self.shut and not self.folding:
             self._close()
 
     def _take(self, event: Input, now: float) -> list[Action]:
         match event:
-            case Asked(device, ask_id):
-                self._begin(device, ask_id, now)
+            case Asked(device, ask_id, further=further):
+                self._begin(device, ask_id, now, further)
             case Head():
                 return self._head(event)
             case Folded(update_id):
@@ -190,34 +193,53 @@ class Buffer:
             del working[device]
         return found
 
-    def _begin(self, device: str, ask_id: str, now: float) -> None:
-        self.asks[device] = ask_id
+    def _begin(self, device: str, ask_id: str, now: float, further: bool = False) -> None:
+        (self.further if further else self.asks)[device] = ask_id
         self.at_work[device] = AtWork(ask_id, now + self.terms.deadline_s)
 
     def _time_out(self, now: float) -> None:
         for device in [device for device, work in self.at_work.items() if now >= work.until_s]:
             self.overdue[device] = self.at_work.pop(device)
 
+    @property
+    def _lacking(self) -> bool:
+        """Whether somebody is at work who has no update here yet."""
+        return not self.at_work.keys() <= self.devices
+
+    @property
+    def _place_free(self) -> bool:
+        return len(self.at_work) < (self.terms.max_concurrency or math.inf)
+
     def _fill(self, now: float, spares: Spares) -> list[Action]:
         """Ask who is idle and does not stand here, as many as there are places for."""
-        most, actions = self.terms.max_concurrency or math.inf, list[Action]()
-        if len(self.at_work) >= most:
-            return []
+        actions = list[Action]()
+        if not self._place_free:
+            return actions
         passed_over = self.asks.keys() | self.devices | self.at_work.keys()
         for spare in spares(math.inf):
             if spare.device not in passed_over:
-                actions.append(self._ask(spare, now))
-            if len(self.at_work) >= most:
+                actions.append(self._ask(spare.device, spare.ask_id, "it was idle"))
+                self._begin(spare.device, spare.ask_id, now)
+            if not self._place_free:
                 break
         return actions
 
-    def _ask(self, spare: Spare, now: float) -> AskNow:
+    def _go_on(self, now: float) -> list[Action]:
+        """Ask who stands here for the next buffer, as many as there are places for; each once."""
+        actions = list[Action]()
+        for device in sorted(self.devices - self.further.keys() - self.at_work.keys()):
+            if self._place_free and (ask_id := self.terms.further(device)):
+                actions.append(self._ask(device, ask_id, "its update stands in the buffer"))
+                self._begin(device, ask_id, now, further=True)
+        return actions
+
+    def _ask(self, device: str, ask_id: str, why: str) -> AskNow:
         places = f" of at most {self.terms.max_concurrency}" if self.terms.max_concurrency else ""
-        why = f"it was idle, {len(self.at_work)}{places} were at work"
-        self._begin(spare.device, spare.ask_id, now)
-        return AskNow(spare.device, spare.ask_id, self.terms.base_version, self.terms.deadline_s, why)
+        why += f", {len(self.at_work)}{places} were at work"
+        return AskNow(device, ask_id, self.terms.base_version, self.terms.deadline_s, why)
 
     def _close(self) -> Closed:
         assert self.shut is not None
-        self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, tuple(self.overdue))
+        silent = tuple(device for device in self.overdue if device not in self.devices)
+        self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, silent)
         return self.closed

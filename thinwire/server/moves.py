@@ -27,12 +27,18 @@ def unknown_s(_device: str) -> float:
     return 0.0
 
 
+def no_more(_device: str) -> str:
+    """No device is asked twice in a round."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Terms:
     """What was decided about a round when it opened. `asks`: device -> ask_id; times on the run's clock, seconds.
 
     `earlier`: who is still at work on an ask of a round before. `slowest_s`: how long a device's answers took of late.
-    Of a buffer (server/buffered.py) `target` updates fill it, and `deadline_s` is each ask's own, from when it is made.
+    Of a buffer (server/buffered.py) `target` updates fill it, `deadline_s` is each ask's own, from when it is made, and
+    `further` gives the id of another ask to a device; "" when it cannot be asked now.
     """
 
     number: int
@@ -48,6 +54,7 @@ class Terms:
     max_concurrency: int = 0  # devices that may be at work at once; 0: no limit
     earlier: Mapping[str, AtWork] = field(default_factory=dict)
     slowest_s: Callable[[str], float] = unknown_s
+    further: Callable[[str], str] = no_more
 
 
 @dataclass(frozen=True)
@@ -71,11 +78,12 @@ def nobody(_left_s: float) -> Iterable[Spare]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an `AskNow` decided before a restart, told again."""
+    """What an `AskNow` decided before a restart, told again; `further`: the device had answered in this round before."""
 
     device: str
     ask_id: str
     instead_of: str = ""
+    further: bool = False
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class MadeUp:
         ask = delivery.ask
         self.sequence += 1
         update_id = UpdateId(ask.run, self.name, self.sequence)
-        metrics: Metrics = {"eval/loss": (self.loss(ask), 1.0)}
+        metrics: Metrics = {} if ask.further else {"eval/loss": (self.loss(ask), 1.0)}
         if ask.kind != "train":
             return ReplyHead(ask.ask_id, update_id, ask.base_version, self.examples, metrics=metrics), b""
         frames = [self._frame(ask, segment.index) for segment in self.layout.segments]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from thinwire.core.ask_ids import is_further
 from thinwire.core.texts import counted, duration
 from thinwire.store.one_clock import on_one_clock
 from thinwire.store.rows import RoundRow, UpdateRow
@@ -100,11 +101,12 @@ def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[Updat
 
 def _held_up_by(found: RoundRow, asks: Sequence[UpdateRow], since: float) -> list[UpdateRow]:
     """Who kept the round open after `since`, the last answer that counted: first who did so for longest. What a
-    deadline ended was kept open by those alone who were out when it passed; a buffer waits for nobody.
+    deadline ended was kept open by those alone who were out when it passed; a full buffer waits for nobody, and none
+    for what a device does for the next one.
     """
     if found.reason == "buffer":
         return []
-    over = [(one, _over_at(one, found)) for one in asks]
+    over = [(one, _over_at(one, found)) for one in asks if not is_further(one.ask_id)]
     out = [one for one, at in over if at is None]
     if found.reason == "deadline":
         return out

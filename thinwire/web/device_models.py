@@ -89,6 +89,7 @@ class Action(Answer):
 class Asked(Answer):
     """One ask of a device and what came of it; see `models.Update`."""
 
+    ask_id: str
     run_id: str
     round: int
     outcome: str

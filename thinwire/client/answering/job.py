@@ -60,6 +60,8 @@ class Job:
     @property
     def train_key(self) -> keys.Key:
         key = self.key("train", self.ask.round)
+        if self.ask.further:
+            key = derive(key, "further")
         return keys.Key(key.a, key.b)
 
     def schedule_after(self, pending: int) -> Schedule:

@@ -156,4 +156,4 @@ def _local(ask: Ask, plan: RunPlan, algorithm: Algorithm | None) -> Local:
 def _is_measured(ask: Ask, plan: RunPlan) -> bool:
     if ask.kind == "evaluate":
         return True
-    return plan.run.evaluate == "clients" and (ask.round - 1) % plan.run.evaluate_every == 0
+    return plan.run.evaluate == "clients" and not ask.further and (ask.round - 1) % plan.run.evaluate_every == 0

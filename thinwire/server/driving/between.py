@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from thinwire.core.ask_ids import measuring_id_of
 from thinwire.core.fleet import NodeLeft
 from thinwire.core.texts import counted
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.server.driving.running import POLL_S, Running
-from thinwire.server.recorded.ask_ids import measuring_id_of
 
 
 def listen(running: Running, wait_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thinwire.core.ask_ids import measuring_id_of
 from thinwire.core.events import RunStatus, RunStatusChanged
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.server.choices.deadline import evaluation_deadline
@@ -12,7 +13,6 @@ from thinwire.server.driving.evaluation import evaluation, settled
 from thinwire.server.driving.farewells import stop_of
 from thinwire.server.driving.running import POLL_S, Running
 from thinwire.server.model.measured import reached
-from thinwire.server.recorded.ask_ids import measuring_id_of
 from thinwire.server.recorded.outcomes import Outcomes
 from thinwire.store import Store
 

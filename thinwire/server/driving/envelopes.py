@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from thinwire.core.ask_ids import asked_round, is_further
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Ask, AskKind, Verdict
 from thinwire.server.choices.clipping import work_of
 from thinwire.server.driving.running import Running
-from thinwire.server.recorded.ask_ids import asked_round
 
 
 def envelope(
@@ -33,6 +33,7 @@ def envelope(
         parts=parcel.parts,
         references_from=running.past.references_from,
         verdicts=verdicts_of(running, device, ask_id if running.past.delay else ""),
+        further=is_further(ask_id),
     )
     return Envelope(device, ask, running.sending.bundle(parcel))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from thinwire.core.ask_ids import asked_round
 from thinwire.core.events import ClientAsked, StateLost, UpdateAccepted, UpdateDropped
 from thinwire.core.messages import reply_to_json
 from thinwire.core.types import ReplyHead
 from thinwire.server.moves import AskNow, Fold
-from thinwire.server.recorded.ask_ids import asked_round
 
 
 def asked_fact(at: float, round_number: int, elapsed_s: float, payload_bytes: int, action: AskNow) -> ClientAsked:

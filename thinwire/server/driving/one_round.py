@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from thinwire.core.ask_ids import asked_round
 from thinwire.core.events import ClientBack, Event, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
 from thinwire.core.types import Failure, ReplyHead, UpdateId
@@ -23,7 +24,6 @@ from thinwire.server.driving.running import POLL_S, Running
 from thinwire.server.driving.unasked import Others
 from thinwire.server.model.folding import Folds
 from thinwire.server.model.step import Fold, Frames
-from thinwire.server.recorded.ask_ids import asked_round
 from thinwire.store import MeasureRow
 
 FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
@@ -57,9 +57,9 @@ class OneRound:
         `closing.finish` ends it. It stays open where the service is closing.
         """
         running, owing = self.running, self._owing()
-        waited_for = {*self.machine.outstanding, *owing}
+        waited_for = {*self.machine.outstanding, *(device for device, _ in owing)}
         if not running.past.delay:
-            running.ask([self._envelope(device) for device in owing])
+            running.ask([self._envelope(device, ask_id) for device, ask_id in owing])
         self._take_deferred()
         try:
             while not self.machine.closed:
@@ -74,10 +74,10 @@ class OneRound:
         finally:
             self.folds.close()
 
-    def _owing(self) -> list[str]:
+    def _owing(self) -> list[tuple[str, str]]:
         """Who has not answered what this round asked, in the order asked; in a buffer also whose time is up."""
-        owed = self.running.past.owed
-        return [device for device, ask_id in self.machine.asks.items() if ask_id in owed.of(device)]
+        owed, number = self.running.past.owed, self.opened.round
+        return [(device, id_) for device in owed.busy for id_, asked in owed.of(device).items() if asked == number]
 
     def _take_deferred(self) -> None:
         """What came when nothing was accepted, in its order."""
@@ -176,7 +176,7 @@ class OneRound:
         """Feed the machine and carry out what needs no batching: what one event led to is recorded together."""
         running, number = self.running, self.opened.round
         now, elapsed = running.clock.wall(), running.elapsed
-        facts, asked = list[Event](), list[str]()
+        facts, asked = list[Event](), list[tuple[str, str]]()
         for action in self.machine.on(event, elapsed, self.others.in_time):
             match action:
                 case moves.Fold(update_id):
@@ -192,20 +192,19 @@ class OneRound:
                 case moves.Back(device, ask_id):
                     facts.append(ClientBack(now, number, device, ask_id, elapsed))
                     if not running.holders.sent(device, ask_id):
-                        asked.append(device)
+                        asked.append((device, ask_id))
                 case moves.AskNow(device, ask_id):
                     size, left_s = running.sending.parcel(device).size, action.deadline_s
                     own = {**own_work(running, device, left_s), **own_codec(running, number, device, size, left_s)}
                     facts.append(replace(asked_fact(now, number, elapsed, size, action), **own))
                     self.deadlines[ask_id] = action.deadline_s
-                    asked.append(device)
+                    asked.append((device, ask_id))
         if facts:
             self.record(*facts)
         if asked:
-            running.ask([self._envelope(device) for device in asked])
+            running.ask([self._envelope(device, ask_id) for device, ask_id in asked])
 
-    def _envelope(self, device: str) -> Envelope:
-        ask_id = self.machine.asks[device]
+    def _envelope(self, device: str, ask_id: str) -> Envelope:
         if self.running.past.delay:
             return envelope_again(self.running, device, ask_id)
         deadline_s = self.deadlines.get(ask_id, self.opened.deadline_s)

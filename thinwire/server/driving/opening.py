@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from thinwire.core.ask_ids import ask_id_of
 from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.plan import RunPlan
 from thinwire.server.buffered import Buffer
@@ -16,7 +18,6 @@ from thinwire.server.driving.pacing import own_work
 from thinwire.server.driving.running import Running
 from thinwire.server.moves import AtWork, Terms
 from thinwire.server.places import at_work_before, slowest_s
-from thinwire.server.recorded.ask_ids import ask_id_of
 from thinwire.server.recorded.past import Past
 from thinwire.server.round import Round, floor_of
 
@@ -119,18 +120,29 @@ def _references_from(running: Running, number: int) -> int:
 def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
     """The state machine of a round that was opened, now or before a restart."""
     if running.plan.cohort.mode == "buffered":
-        return Buffer(buffer_terms_of(opened, running.plan, running.past))
+        return Buffer(buffer_terms_of(opened, running))
     past, terms = running.past, terms_of(opened, running.plan)
     since_s, earlier = max(terms.opened_s, past.line.head_since_s), at_work_before(past, opened.round)
     return Round(replace(terms, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
 
 
-def buffer_terms_of(opened: RoundOpened, plan: RunPlan, past: Past) -> Terms:
-    """What the state machine needs of a buffer."""
+def buffer_terms_of(opened: RoundOpened, running: Running) -> Terms:
+    """What the state machine needs of a buffer. An answer that came while the buffer before was open is in time."""
+    past = running.past
     earlier = {
-        d: AtWork(ask_id, past.owed.due[d]) for d, (ask_id, asked) in past.owed.busy.items() if asked != opened.round
+        device: AtWork(ask_id, math.inf if ask_id in running.deferred else past.owed.due[device])
+        for device, (ask_id, asked) in past.owed.busy.items()
+        if asked != opened.round
     }
-    return replace(terms_of(opened, plan), earlier=earlier)
+    return replace(terms_of(opened, running.plan), earlier=earlier, further=partial(_further, running, opened.round))
+
+
+def _further(running: Running, number: int, device: str) -> str:
+    """The id of an ask whose answer is for the buffer after this one: where there will be one, and it may be that late."""
+    past, plan = running.past, running.plan
+    of_use = past.steps_made + 1 < plan.run.rounds and plan.cohort.max_staleness > 0
+    free = device not in past.owed.busy and running.able(device)
+    return ask_id_of(running.run_id, number, device, further=True) if of_use and free else ""
 
 
 def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:

@@ -9,6 +9,7 @@ import numpy as np
 
 from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.rungs import rungs
+from thinwire.core.ask_ids import asked_round
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
 from thinwire.core.events import OVER, AskedInFull, ClientFailed, Event, RoundTakenUp, RunStatus, RunStatusChanged
@@ -25,7 +26,6 @@ from thinwire.server.driving.sending import Sending
 from thinwire.server.model.step import Model
 from thinwire.server.model.versions import Versions
 from thinwire.server.presence import Presence
-from thinwire.server.recorded.ask_ids import asked_round
 from thinwire.server.recorded.barred import BARRING
 from thinwire.server.recorded.past import Past
 from thinwire.store import MeasureRow, Store

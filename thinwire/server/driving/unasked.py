@@ -6,11 +6,11 @@ import math
 from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
 
+from thinwire.core.ask_ids import ask_id_of
 from thinwire.core.events import RoundOpened
 from thinwire.server.choices.spares import in_time, who_could_answer
 from thinwire.server.driving.running import Running
 from thinwire.server.moves import Spare
-from thinwire.server.recorded.ask_ids import ask_id_of
 
 
 class Others:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from thinwire.core.absence import absence_s
+from thinwire.core.ask_ids import asked_round
 from thinwire.core.events import (
     AskedInFull,
     ClientAsked,
@@ -30,7 +31,6 @@ from thinwire.core.events import (
     UpdateFolded,
 )
 from thinwire.server.choices.pace import Paces
-from thinwire.server.recorded.ask_ids import asked_round
 from thinwire.server.recorded.asked_codecs import AskedCodecs
 from thinwire.server.recorded.barred import Barred
 from thinwire.server.recorded.bases import Bases, made_step

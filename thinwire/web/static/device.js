@@ -105,7 +105,7 @@ const Digest = ({ digits }) => (digits ? html`<code class="whole">${groups(digit
 
 const Asks = ({ device }) => html`
   <${Section} id="asks" title="Last asks" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""}>
-    ${device.asked.length ? html`<${Table} label="What it was asked last" rows=${device.asked} keyOf=${(a) => `${a.run_id}.${a.round}`} columns=${[
+    ${device.asked.length ? html`<${Table} label="What it was asked last" rows=${device.asked} keyOf=${(a) => a.ask_id} columns=${[
     { title: "Round", cell: (a) => html`<a href=${link(`runs/${a.run_id}?round=${a.round}`)}>${a.run_id}, ${a.round}</a>` },
     { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${a.reason ? `: ${a.reason}` : ""}${anew(a)}<//>` },
     { title: "Asked", cell: (a) => moment(a.asked_at) },

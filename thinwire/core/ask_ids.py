@@ -1,0 +1,41 @@
+"""The id of an ask says for which run, round and device it is."""
+
+from __future__ import annotations
+
+FURTHER = "+"
+
+
+def ask_id_of(run_id: str, number: int, device: str, further: bool = False) -> str:
+    """The id of what a device is asked in a round; `further`: after it has answered what it was asked in it first.
+
+    >>> ask_id_of("digits-3", 12, "pi-01", further=True)
+    'digits-3.12+.pi-01'
+    """
+    return f"{run_id}.{number}{FURTHER if further else ''}.{device}"
+
+
+def asked_round(ask_id: str) -> int:
+    """The round that an ask belonged to stands in its id, RUN.ROUND.DEVICE; 0 where none does.
+
+    >>> asked_round("digits-3.12.pi-01"), asked_round("digits-3.12+.pi-01")
+    (12, 12)
+    """
+    try:
+        return int(_named(ask_id).removesuffix(FURTHER))
+    except ValueError:
+        return 0
+
+
+def is_further(ask_id: str) -> bool:
+    """Whether it is not the first thing that its device was asked in its round."""
+    return _named(ask_id).endswith(FURTHER)
+
+
+def _named(ask_id: str) -> str:
+    """What stands between the run and the device."""
+    return ask_id.rsplit(".", 2)[-2] if ask_id.count(".") >= 2 else ""
+
+
+def measuring_id_of(run_id: str, version: int, device: str) -> str:
+    """The id under which a device is asked to measure the last version: no round's."""
+    return f"{run_id}.eval{version}.{device}"

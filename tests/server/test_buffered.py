@@ -135,6 +135,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
     script: list[tuple[object, ...]], target: int, floor: int, limit: int
 ) -> None:
     opening = "ab"[: limit or 2]
+    working = {**{d: f"ask-{d}" for d in opening}, "g": "ask-old-g"}
     b = new_buffer(
         opening, target, floor=floor, max_concurrency=limit, earlier={"g": AtWork("ask-old-g", 104.0)},
         further=lambda device: "" if device in working else f"more-{device}",
@@ -143,7 +144,6 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
         b.at_work.pop("g", None)  # it would be one more than the limit at the opening
     now, folding, outcomes = 100.0, list[UpdateId](), dict[UpdateId, str]()
     asks, back = [f"ask-{device}" for device in opening], 0
-    working = {**{d: f"ask-{d}" for d in opening}, "g": "ask-old-g"}
 
     def feed(event: object) -> None:
         for action in b.on(event, now, Idle("".join(d for d in "abcdef" if d not in working))):  # type: ignore[arg-type]

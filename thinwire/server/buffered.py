@@ -206,21 +206,20 @@ class Buffer:
         """Whether somebody is at work who has no update here yet."""
         return not self.at_work.keys() <= self.devices
 
-    @property
-    def _place_free(self) -> bool:
+    def _place_is_free(self) -> bool:
         return len(self.at_work) < (self.terms.max_concurrency or math.inf)
 
     def _fill(self, now: float, spares: Spares) -> list[Action]:
         """Ask who is idle and does not stand here, as many as there are places for."""
         actions = list[Action]()
-        if not self._place_free:
+        if not self._place_is_free():
             return actions
         passed_over = self.asks.keys() | self.devices | self.at_work.keys()
         for spare in spares(math.inf):
             if spare.device not in passed_over:
                 actions.append(self._ask(spare.device, spare.ask_id, "it was idle"))
                 self._begin(spare.device, spare.ask_id, now)
-            if not self._place_free:
+            if not self._place_is_free():
                 break
         return actions
 
@@ -228,7 +227,7 @@ class Buffer:
         """Ask who stands here for the next buffer, as many as there are places for; each once."""
         actions = list[Action]()
         for device in sorted(self.devices - self.further.keys() - self.at_work.keys()):
-            if self._place_free and (ask_id := self.terms.further(device)):
+            if self._place_is_free() and (ask_id := self.terms.further(device)):
                 actions.append(self._ask(device, ask_id, "its update stands in the buffer"))
                 self._begin(device, ask_id, now, further=True)
         return actions

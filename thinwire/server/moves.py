@@ -78,7 +78,7 @@ def nobody(_left_s: float) -> Iterable[Spare]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an `AskNow` decided before a restart, told again; `further`: the device had answered in this round before."""
+    """What an `AskNow` decided before a restart, told again; `further`: the device had answered in this round."""
 
     device: str
     ask_id: str

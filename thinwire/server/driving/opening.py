@@ -18,7 +18,6 @@ from thinwire.server.driving.pacing import own_work
 from thinwire.server.driving.running import Running
 from thinwire.server.moves import AtWork, Terms
 from thinwire.server.places import at_work_before, slowest_s
-from thinwire.server.recorded.past import Past
 from thinwire.server.round import Round, floor_of
 
 
@@ -138,7 +137,7 @@ def buffer_terms_of(opened: RoundOpened, running: Running) -> Terms:
 
 
 def _further(running: Running, number: int, device: str) -> str:
-    """The id of an ask whose answer is for the buffer after this one: where there will be one, and it may be that late."""
+    """The id of an ask whose answer is for the buffer after this one: where there is one, and it may be so late."""
     past, plan = running.past, running.plan
     of_use = past.steps_made + 1 < plan.run.rounds and plan.cohort.max_staleness > 0
     free = device not in past.owed.busy and running.able(device)

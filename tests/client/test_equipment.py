@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.client.owner.equipment import AGAIN_S, Having, memory, on_mains
+from thinwire.client.owner import equipment
+from thinwire.client.owner.equipment import AGAIN_S, Having, memory, on_mains, usable_cores
 from thinwire.client.policy import Policy
 from thinwire.core.clock import VirtualClock
 
@@ -66,6 +67,21 @@ def test_a_control_group_that_has_less_is_what_counts(tmp_path):
         "sys/fs/cgroup/system.slice/thinwire.service/memory.current": "300000\n",
     }  # fmt: skip
     assert memory(machine(tmp_path, groups)) == (1_000_000, 600_000)
+
+
+@pytest.mark.parametrize(
+    ("quota", "above", "cores"),
+    [("max 100000", "max 100000", 8), ("250000 100000", "max 100000", 2), ("max 100000", "100000 100000", 1),
+     ("50000 100000", "max 100000", 1), ("1600000 100000", "max 100000", 8), ("", "", 8), ("junk", "3 0", 8)],
+)  # fmt: skip
+def test_cores_that_a_control_group_gives_no_time_for_do_not_count(tmp_path, monkeypatch, quota, above, cores):
+    monkeypatch.setattr(equipment, "cores", lambda: 8)
+    groups = {
+        "proc/self/cgroup": "0::/system.slice/thinwire.service\n", "sys/fs/cgroup/system.slice/cpu.max": f"{above}\n",
+        "sys/fs/cgroup/system.slice/thinwire.service/cpu.max": f"{quota}\n",
+    }  # fmt: skip
+    assert usable_cores(machine(tmp_path, groups)) == cores
+    assert usable_cores(tmp_path / "elsewhere") == 8
 
 
 class Told:

@@ -56,6 +56,7 @@ class RunSection(Section):
 class Requires(Section):
     """What a device must have to be asked."""
 
+    cores: Annotated[int, Field(ge=0)] = Field(default=0, description="processor cores that its client may use")
     memory_gb: NotNegative = Field(default=0.0, description="free memory in GiB")
     mains: bool = Field(default=False, description="on mains power")
     unmetered: bool = Field(default=False, description="on a link that is not paid by volume")

@@ -45,7 +45,7 @@ class Having:
     def _look(self, policy: Policy) -> Equipment:
         total, free = memory(self._root, self._mine())
         powered = on_mains(self._root) if policy.power == "auto" else policy.power == "mains"
-        return Equipment(cores(), total, free, powered, self._link_is(policy.link))
+        return Equipment(usable_cores(self._root), total, free, powered, self._link_is(policy.link))
 
 
 def _worth_telling(told: Equipment | None, seen: Equipment) -> Equipment:
@@ -55,6 +55,16 @@ def _worth_telling(told: Equipment | None, seen: Equipment) -> Equipment:
     little = abs(seen.free_bytes - told.free_bytes) <= NEWS * told.free_bytes
     kept = Equipment(seen.cores, seen.memory_bytes, told.free_bytes, seen.mains, seen.metered)
     return kept if little else seen
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Those that this process may run on, or as many as its control groups give it time for; one at least."""
+    given = [cores()]
+    for group in _groups(root):
+        quota, _, period = _text(group / "cpu.max").strip().partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            given.append(int(quota) // int(period))
+    return max(1, min(given))
 
 
 def memory(root: Path = ROOT, mine: Iterable[int] = ()) -> tuple[int | None, int | None]:
@@ -90,16 +100,21 @@ def on_mains(root: Path = ROOT) -> bool | None:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(most, used) bytes of every control group around this process that has a limit (version 2 only)."""
-    path = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), None)
-    if path is None:
-        return
-    base = root / "sys/fs/cgroup"
-    here = base / path.strip().lstrip("/")
-    for group in (here, *(up for up in here.parents if up == base or base in up.parents)):
+    """(most, used) bytes of every control group around this process that has a limit."""
+    for group in _groups(root):
         most, used = (_text(group / f"memory.{name}").strip() for name in ("max", "current"))
         if most.isdigit() and used.isdigit():
             yield int(most), int(used)
+
+
+def _groups(root: Path) -> tuple[Path, ...]:
+    """The control groups around this process, its own first (version 2 only)."""
+    path = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), None)
+    if path is None:
+        return ()
+    base = root / "sys/fs/cgroup"
+    here = base / path.strip().lstrip("/")
+    return (here, *(up for up in here.parents if up == base or base in up.parents))
 
 
 def _text(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.sections import Requires
+from thinwire.core.texts import counted
 
 SILENT = "it does not say"
 
@@ -15,6 +16,8 @@ def lacking(requires: Requires, has: Equipment) -> str:
     'lacks 4 GiB of free memory (it has 2.0) and mains power (it does not say)'
     """
     lacks = []
+    if requires.cores > (has.cores or 0):
+        lacks.append(f"{counted(requires.cores, 'core')} ({SILENT if has.cores is None else f'it has {has.cores}'})")
     if requires.memory_gb:
         if has.free_bytes is None:
             lacks.append(f"{requires.memory_gb:g} GiB of free memory ({SILENT})")

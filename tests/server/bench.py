@@ -96,7 +96,9 @@ class Bench:
         return drive(self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=self.clock, **more)
 
     def restart(self) -> None:
-        """Another aggregator before the same devices."""
+        """Another aggregator before the same devices: of the store it has what lies on the disk."""
+        self.store.close()
+        self.store = Store.open(self.home.database, durable=False)
         self.fleet = self.fleet.restart()
 
     def hears(self, name: str, **said: Any) -> None:

@@ -105,12 +105,14 @@ class World:
     def live(self) -> Outcome:
         """The whole run, with one death at most."""
         nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
-        with Store.open(self.home.database, durable=False) as store:  # of a run it keeps in memory what never changes
+        with contextlib.ExitStack() as opened:
+            store = opened.enter_context(Store.open(self.home.database, durable=False))
             run_id = submit(store, self.home, self.plan, LAYOUT, first, nothing, {}, reported(self.plan, LAYOUT))
             with deadly(self.fate, store):
                 try:
                     self._drive(run_id, store)
                 except Killed:
+                    store = opened.enter_context(Store.open(self.home.database, durable=False))  # as it lies there
                     self.fleet = self.fleet.restart(FileSpool(self.home.spool))
                     self._drive(run_id, store)
             return Outcome(store, run_id, self.fleet)

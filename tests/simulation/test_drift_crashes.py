@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,14 @@ def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], lis
     works = [training.client(i, lambda ask, i=i: step_s(i, ask)) for i in range(3)]  # type: ignore[misc]  # bound now
     devices = [ScriptedDevice(f"sim-{i}", work) for i, work in enumerate(works)]
     fleet, made = ScriptedFleet(FileSpool(home.spool), clock, report(task), devices), initial_model(task, 0)
-    with Store.open(home.database, durable=False) as store:
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(Store.open(home.database, durable=False))
         run_id = submit(store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task))
         with deadly(fate, store):
             try:
                 drive(run_id, store=store, fleet=fleet, home=home, clock=clock)
             except Killed:
+                store = opened.enter_context(Store.open(home.database, durable=False))
                 fleet = fleet.restart(FileSpool(home.spool))
                 drive(run_id, store=store, fleet=fleet, home=home, clock=clock)
         outcome = Outcome(store, run_id, fleet)

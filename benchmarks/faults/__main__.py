@@ -3,13 +3,19 @@
     python -m benchmarks.faults [--preset small|full] [--only FAULT] [--patient] --json
 
 An aggregator, two devices and the digits, behind a gate that lets answers in one by one in the order of rounds and
-devices (tests/system/gate.py). Each fault strikes at moments that a seed draws. `lost_updates` are accepted answers
-that were neither folded nor given back, `double_folds` asks that stand in the model more than once, `identical_share`
-the share of versions that are as in the undisturbed run: the bits of model, optimizer's state and shadow, the closing
-reason, what was accepted in which order, what was folded and what was given back (tests/system/outcome.py). Only where
-the fault keeps the order of answers: else other rounds are made, and there is no undisturbed run to compare with.
-`late` counts strikes whose drawn moment had passed before it was waited for, since the run had gone on while the one
-before was mended: they strike at once.
+devices (tests/system/gate.py). Each fault strikes at moments that a seed draws, and is mended when it has cost what it
+is to cost: `struck` counts the strikes, `met` those of them that did. A frozen device sleeps until its round has closed
+without it, a worker is killed while it trains, an upload is cut where some of its bytes are at the aggregator and not
+all, a full disk stays full until somebody has met it. A row of which no strike has met its aim has `failed`.
+
+`lost_updates` are accepted answers that were neither folded nor given back, `double_folds` asks that stand in the model
+more than once, `unanswered` asks of which no answer counted, `late_answers` those that came in a later round.
+`identical_share` is the share of versions that are as in a run without the fault: the bits of model, optimizer's state
+and shadow, which deadlines passed, what was accepted in which order, what was folded and what was given back
+(tests/system/outcome.py). Where a fault costs answers, that run takes in the same: its devices fail the same asks, or
+begin at a residual of zero there, and the gate holds the same answers until their deadline has passed
+(tests/system/alike.py). Where there is no such run `identical_why` says why. `late` counts strikes whose drawn moment
+had passed before it was waited for.
 
 `max_recovery_s` counts from the start of the new process, with all that it imports and all that others wait: an
 aggregator's until the interrupted run goes on, by the first answer that it takes or round that it opens (or until the
@@ -22,39 +28,30 @@ measured, and the exit code is 1.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.document import document, note, show
 from benchmarks.entry import arguments, end_what_we_started
-from benchmarks.faults.breaking import Case, cases, on_a_small_disk
-from benchmarks.processes import free_port
-from tests.system.gated import DEVICES, Gated, gated_run
-from tests.system.moments import drawn, spaced
-from tests.system.outcome import double_folds, identical_share, lost_updates
-from tests.system.processes import THE_DEMOS, Site
-from thinwire.core.events import Event
-
-SEED = 20261122
+from benchmarks.faults.cases import Case, cases
+from benchmarks.faults.judged import Judge
+from tests.system.small_disk import small_disk, why_not
 
 
 @dataclass(frozen=True)
 class Preset:
-    """`kills` of the aggregator and half as many of a device, `strikes` of each other fault. `rounds` are those of the
-    runs that are compared with the undisturbed one. `patient`: devices do not notice that nobody listens for a while,
-    and so need not come back by and by.
+    """`kills` of the aggregator and half as many of a device, `strikes` of each other fault. `rounds` are those of runs
+    in which strikes come close together.
     """
 
     rounds: int
     kills: int
     strikes: int
-    patient: bool = False
 
     def count(self, name: str, case: Case) -> int:
         """How often a fault strikes."""
@@ -65,66 +62,31 @@ class Preset:
 PRESETS = {"tiny": Preset(2, 1, 1), "small": Preset(4, 6, 2), "full": Preset(8, 20, 3)}
 
 
-def measure(preset: Preset, folder: Path, only: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    undisturbed = made(folder / "undisturbed", preset, cases()["aggregator killed"], "undisturbed", 0).events
+def measure(
+    preset: Preset, folder: Path, only: Sequence[str], patient: bool
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    judge = Judge(folder, patient)
     chosen = {name: case for name, case in cases().items() if not only or name in only}
-    rows = [row_of(name, preset, case, folder, undisturbed) for name, case in chosen.items()]
+    rows = [row_of(name, preset, case, judge) for name, case in chosen.items()]
     return rows, figures(rows)
 
 
-def made(folder: Path, preset: Preset, case: Case, name: str, count: int) -> Gated:
-    folder.mkdir(exist_ok=True)
-    site = Site(folder / "home")
-    site.example = THE_DEMOS
-    if case.page:
-        site.page = ("--page", f"127.0.0.1:{free_port()}")
-    if case.identical or not count:
-        rounds, moments = preset.rounds, drawn(count, max(1, preset.rounds - 1), DEVICES, SEED)
-    else:
-        rounds, moments = 2 * count, spaced(count, DEVICES, SEED)
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        note(f"{time.monotonic() - began:6.1f} s  {name}: {line}")
-
-    tell(f"a run of {rounds} rounds begins")
-    try:
-        return gated_run(site, rounds, moments, case.fault, patient=preset.patient, tell=tell)
-    finally:
-        site.close()
-
-
-def row_of(name: str, preset: Preset, case: Case, folder: Path, undisturbed: Sequence[Event]) -> dict[str, Any]:
+def row_of(name: str, preset: Preset, case: Case, judge: Judge) -> dict[str, Any]:
     """What came of a fault; why it was `skipped`, or what did not come to an end in its time."""
-    home = folder / name.replace(" ", "-").replace("'", "")
+    home = judge.folder / name.replace(" ", "-").replace("'", "")
     home.mkdir()
+    rounds, moments = case.moments(preset.rounds, preset.count(name, case))
     with on_a_small_disk(home / "home", case.disk) as reason:
         if reason:
             row: dict[str, Any] = {"fault": name, "skipped": reason}
         else:
             try:
-                row = told(name, preset, case, made(home, preset, case, name, preset.count(name, case)), undisturbed)
+                row = judge.row(name, case, rounds, moments, home)
             except AssertionError as error:
                 note(str(error))
                 row = {"fault": name, "failed": str(error).partition("\n")[0]}
     note(f"{name}: {row}")
     return row
-
-
-def told(name: str, preset: Preset, case: Case, run: Gated, undisturbed: Sequence[Event]) -> dict[str, Any]:
-    return {
-        "fault": name,
-        "struck": run.struck,
-        "late": run.late,
-        "patient": preset.patient,
-        "lost_updates": lost_updates(run.events),
-        "double_folds": double_folds(run.events),
-        "identical_share": identical_share(run.events, undisturbed) if case.identical else None,
-        "who": case.who,
-        "recovery_s": max(run.recovered_s) if case.who and run.recovered_s else None,
-        "recoveries_s": [round(seconds, 3) for seconds in run.recovered_s],
-        "load": os.getloadavg()[0],  # of all that ran here: seconds beside others say little
-    }
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -134,6 +96,8 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {
         "faults": len(there),
         "failed": sum("failed" in row for row in rows),
+        "struck": sum(row["struck"] for row in there),
+        "met": sum(row["met"] for row in there),
         "lost_updates": sum(row["lost_updates"] for row in there),
         "double_folds": sum(row["double_folds"] for row in there),
     }
@@ -147,6 +111,18 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
+@contextlib.contextmanager
+def on_a_small_disk(home: Path, folder: str) -> Iterator[str]:
+    """Why not, or "" while the folder has a disk of its own; nothing is done where none is wanted."""
+    if not folder:
+        yield ""
+    elif reason := why_not(home.parent / "try"):
+        yield reason
+    else:
+        with small_disk(home / folder):
+            yield ""
+
+
 def main() -> None:
     parser = arguments("faults", __doc__, PRESETS)
     parser.add_argument("--only", action="append", choices=list(cases()), default=[], help="measure this fault alone")
@@ -154,8 +130,7 @@ def main() -> None:
     given = parser.parse_args()
     end_what_we_started()
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-", ignore_cleanup_errors=True) as folder:
-        preset = replace(PRESETS[given.preset], patient=given.patient)
-        rows, found = measure(preset, Path(folder), given.only)
+        rows, found = measure(PRESETS[given.preset], Path(folder), given.only, given.patient)
     show(document("faults", given.preset, rows, found), given.json)
     sys.exit(1 if found["failed"] else 0)
 

@@ -13,25 +13,70 @@ from typing import Any
 
 import pytest
 
+from benchmarks.faults.__main__ import PRESETS, figures, row_of
+from benchmarks.faults.cases import cases
+from benchmarks.faults.judged import Judge
+from tests.system.gated import Gated
 from tests.system.outcome import identical_share
-from thinwire.core.events import Event, ModelStored, RoundClosed, UpdateAccepted, UpdateDropped
+from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_it_runs_and_the_document_has_its_shape() -> None:
+@pytest.mark.parametrize(
+    ("fault", "unanswered", "late_answers"),
+    [("aggregator killed", 0, 0), ("upload cut", 0, 0), ("worker killed", 1, 0), ("device frozen", 0, 1)],
+)
+def test_it_runs_and_a_strike_costs_what_its_row_says(fault: str, unanswered: int, late_answers: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.faults", "--preset", "tiny", "--only", "aggregator killed", "--json"],
+        [sys.executable, "-m", "benchmarks.faults", "--preset", "tiny", "--only", fault, "--json"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=230, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["benchmark"], found["preset"]) == ("faults", "tiny")
-    assert [(row["fault"], row["struck"]) for row in found["rows"]] == [("aggregator killed", 1)]
-    figures = found["figures"]
-    assert (figures["lost_updates"], figures["double_folds"], figures["identical_share"]) == (0, 0, 1.0)
-    assert figures["aggregator_max_recovery_s"] == figures["max_recovery_s"] > 0
+    (row,) = found["rows"]
+    assert (row["fault"], row["struck"], row["met"], row["late"]) == (fault, 1, 1, 0)
+    assert (row["unanswered"], row["late_answers"]) == (unanswered, late_answers)
+    told = found["figures"]
+    assert (told["lost_updates"], told["double_folds"], told["identical_share"]) == (0, 0, 1.0)
+    assert len(row["recoveries_s"]) == 1
+    assert told.get("aggregator_max_recovery_s") == told.get("max_recovery_s") == row["recovery_s"]
+
+
+def test_a_row_of_which_no_strike_met_its_aim_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Judge, "_made", lambda *_: Gated(list(TWO_VERSIONS), struck=2, met=0))
+    row = row_of("worker killed", PRESETS["small"], cases()["worker killed"], Judge(tmp_path))
+    assert row == {"fault": "worker killed", "failed": "worker killed: none of 2 strikes met its aim"}
+    assert figures([row])["failed"] == 1
+
+
+def test_lies_that_nobody_dropped_have_met_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = RoundOpened(0.0, 1, 0.0, 0, "", ["pi-b"], {"pi-b": "1.b"}, "int8", 600.0, 1, 1)
+    monkeypatch.setattr(Judge, "_made", lambda *_: Gated([asked, *TWO_VERSIONS]))
+    row = row_of("answers twice", PRESETS["small"], cases()["answers twice"], Judge(tmp_path))
+    assert row["failed"] == "answers twice: none of 1 strikes met its aim"
+
+
+@pytest.mark.parametrize("name", cases())
+def test_each_fault_strikes_as_often_as_its_preset_says_at_moments_of_its_kinds(name: str) -> None:
+    case, preset = cases()[name], PRESETS["full"]
+    rounds, moments = case.moments(preset.rounds, preset.count(name, case))
+    assert len(moments) == preset.count(name, case)
+    assert [moment for moment in moments if moment.round >= rounds] == []
+    if case.kinds is not None:
+        assert {(one.what, one.device) for one in moments} <= {(one.what, one.device) for one in case.kinds}
+
+
+def test_an_answer_whose_bytes_are_not_what_it_says_is_left_out_of_what_is_compared() -> None:
+    wrong = UpdateAccepted(0.5, 1, 1, "c", "1.c", "r/c/1", 0, 1.0, False, 1.0, {})
+    dropped = UpdateDropped(0.6, 1, 1, "c", "1.c", "r/c/1", "bad-payload: damaged", 1.0)
+    assert identical_share([wrong, dropped, *changed(4, dropped=["r/c/1"])], TWO_VERSIONS) == 1.0
+
+
+def test_that_somebody_was_lost_is_told_by_what_was_folded_and_not_by_the_reason_of_the_close() -> None:
+    assert identical_share(changed(4, reason="enough"), TWO_VERSIONS) == 1.0
 
 
 TWO_VERSIONS: tuple[Event, ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from benchmarks.processes import descendants
 
@@ -15,15 +15,19 @@ def children(pid: int) -> set[int]:
     return set(descendants(pid)) - {pid}
 
 
+def signal_all(number: int, pids: Iterable[int]) -> None:
+    """Who has ended meanwhile is left alone."""
+    for pid in sorted(pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """They stand still until the block ends; who has ended meanwhile is left alone."""
-    stopped = sorted({pid} | children(pid))
-    for each in stopped:
-        os.kill(each, signal.SIGSTOP)
+    """They stand still until the block ends."""
+    stopped = {pid} | children(pid)
+    signal_all(signal.SIGSTOP, stopped)
     try:
         yield
     finally:
-        for each in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGCONT)
+        signal_all(signal.SIGCONT, stopped)

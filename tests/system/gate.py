@@ -1,51 +1,49 @@
 """A proxy that lets answers in one by one: in the order of rounds and devices, each after the one before is journalled.
 
-So the order of accepted heads, on which a run's bits depend, is the same however often something died meanwhile. All
-else (hellos, pulls, failures, evaluations) passes at once. It reads plain HTTP as our own clients speak it.
+So the order of accepted heads, on which a run's bits depend, is the same however often something died meanwhile. An
+answer that comes late stands before those of later rounds. All else (hellos, pulls, failures, evaluations) passes at
+once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import math
+import random
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tests.system import passing
 from tests.system.journal import Journal
-from thinwire.flower.wire.framing import inflated, unblock
-from thinwire.flower.wire.routes import PUSH
+from tests.system.passing import MOST_HEAD, Answer, Upload
 
 LOOK_S = 0.005  # between two looks into the journal
-MOST_HEAD = 1 << 20
+SEED = 20261122  # of where in an upload "uploading" is
 
-
-@dataclass(frozen=True)
-class Answer:
-    """A device's update to a round's ask."""
-
-    round: int
-    device: str
-
-
-Watch = Callable[[str, Answer], None]  # (moment, answer); moments: arriving, given, answered
+Watch = Callable[[str, Answer], None]  # (moment, answer); moments: uploading, arriving, given, answered
 
 
 class Gate:
     """Listens on a free port of loopback, for the door at `target`. `watch` is told of each answer's moments, in the
-    gate's thread: half of its bytes are given to the aggregator; all of them are; it has said that it has them. A
-    `patient` one keeps a connection until somebody listens at the target, else a device finds that nobody does.
+    gate's thread: half of its bytes are given to the aggregator; all of them are; it has said that it has them. Of a
+    large answer, whose parts travel apart: a drawn share of a part's bytes is given (`uploading`). A `patient` one
+    keeps a connection until somebody listens at the target, else a device finds that nobody does.
+
+    `not_before`: answers that are let in once a later round is open, as in a run in which they came late.
     """
 
     def __init__(
-        self, target: str, devices: Sequence[str], journal: Journal, watch: Watch, patient: bool = True
-    ) -> None:
+        self, target: str, devices: Sequence[str], journal: Journal, watch: Watch, patient: bool = True,
+        not_before: Mapping[Answer, int] | None = None,
+    ) -> None:  # fmt: skip
         host, _, port = target.rpartition(":")
-        self.patient = patient
+        self.patient, self.not_before = patient, dict(not_before or {})
         self.target, self.devices, self.journal, self.watch = (host, int(port)), tuple(devices), journal, watch
-        self._shut = False
+        self.uploads: list[Upload] = []
+        self._hold_from: float = math.inf  # the first round whose answers are not let in
+        self._draw = random.Random(SEED)
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
         self._there = threading.Event()
@@ -55,7 +53,11 @@ class Gate:
 
     def shut(self, on: bool) -> None:
         """Let no answer in, until it is opened again; all else goes on."""
-        self._shut = on
+        self.hold_from(0 if on else math.inf)
+
+    def hold_from(self, number: float) -> None:
+        """Let only answers to earlier rounds' asks in."""
+        self._hold_from = number
 
     def cut(self) -> None:
         """End every connection now, from any thread; from `watch` before anything more is carried."""
@@ -88,6 +90,7 @@ class Gate:
             far_reader, far_writer = await self._dialled()
             opened.append(far_writer)
             self._open |= set(opened)
+            far_writer.transport.set_write_buffer_limits(high=0)  # what was drained is given, whatever ends it then
             while True:
                 await self._exchange(reader, writer, far_reader, far_writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -119,80 +122,65 @@ class Gate:
         far_writer: asyncio.StreamWriter,
     ) -> None:
         """One request and its answer; whoever ends its connection meanwhile ends both."""
-        head = await _unless_closed(reader.readuntil(b"\r\n\r\n"), far_reader)
-        body = await reader.readexactly(_length(head))
-        answer = _update(head, body)
-        if answer is None:
+        head = await passing.unless_closed(reader.readuntil(b"\r\n\r\n"), far_reader)
+        body = await reader.readexactly(passing.length(head))
+        answer = passing.update(head, body)
+        if answer is not None:
+            await passing.unless_closed(self._turn(answer), reader)
+            half = len(body) // 2
+            await self._give(far_writer, head + body[:half], "arriving", answer)
+            await self._give(far_writer, body[half:], "given", answer)
+            said = await passing.whole(far_reader)
+            self.watch("answered", answer)
+        elif passing.is_part(head):
+            await self._upload(head, body, far_writer)
+            said = await passing.whole(far_reader)
+        else:
             far_writer.write(head + body)
             await far_writer.drain()
-            writer.write(await _unless_closed(_whole(far_reader), reader))
-        else:
-            await self._turn(answer)
-            half = len(body) // 2
-            for moment, data in (("arriving", head + body[:half]), ("given", body[half:])):
-                far_writer.write(data)
-                await far_writer.drain()
-                self.watch(moment, answer)
-            said = await _whole(far_reader)
-            self.watch("answered", answer)
-            writer.write(said)
+            said = await passing.unless_closed(passing.whole(far_reader), reader)
+        writer.write(said)
         await writer.drain()
 
+    async def _upload(self, head: bytes, body: bytes, far_writer: asyncio.StreamWriter) -> None:
+        """Of the answer whose head was let in last: the next one's comes after it is journalled."""
+        upload = Upload(self._last, passing.offset(head), len(body), int(self._draw.random() * len(body)))
+        self.uploads.append(upload)
+        await self._give(far_writer, head + body[: upload.given], "uploading", upload.answer)
+        far_writer.write(body[upload.given :])
+        await far_writer.drain()
+        upload.given = upload.of
+
+    async def _give(self, far_writer: asyncio.StreamWriter, data: bytes, moment: str, answer: Answer) -> None:
+        far_writer.write(data)
+        await far_writer.drain()
+        self.watch(moment, answer)
+
     async def _turn(self, answer: Answer) -> None:
-        """Until the gate is open and those before it in its round are journalled."""
-        before = self.devices[: self.devices.index(answer.device)]
+        """Until the gate and its round are open, and those before it, also of earlier rounds, are journalled."""
+        opens = self.not_before.get(answer, answer.round)
 
         def may() -> bool:
-            return not self._shut and all(self.journal.has_answer(answer.round, device) for device in before)
+            return (
+                answer.round < self._hold_from
+                and self.journal.has("RoundOpened", opens)
+                and not any(self._place(one) < self._place(answer) for one in self.journal.outstanding())
+            )
 
         while not may():  # noqa: ASYNC110  # another process's journal rings no bell
             await asyncio.sleep(LOOK_S)
+        self._last = answer
 
-
-async def _unless_closed(wanted: Coroutine[Any, Any, bytes], other: asyncio.StreamReader) -> bytes:
-    """What is wanted, unless the other side, which has nothing to say now, ends its connection first."""
-    tasks = [asyncio.ensure_future(wanted), asyncio.ensure_future(other.read(1))]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ConnectionAbortedError("the other side is gone")
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def _whole(reader: asyncio.StreamReader) -> bytes:
-    head = await reader.readuntil(b"\r\n\r\n")
-    return head + await reader.readexactly(_length(head))
-
-
-def _length(head: bytes) -> int:
-    for line in head.lower().split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name == b"content-length":
-            return int(value)
-        assert name != b"transfer-encoding", "the lane knows how long its bodies are"
-    return 0
-
-
-def _update(head: bytes, body: bytes) -> Answer | None:
-    """What a request brings, if that is a trained update: RUN.ROUND.DEVICE is the id of its ask."""
-    if not head.startswith(f"POST {PUSH} ".encode()):
-        return None
-    said = json.loads(inflated(unblock(body)[0], MOST_HEAD))
-    if not said.get("parts"):
-        return None
-    _, number, device = said["ask_id"].rsplit(".", 2)
-    return Answer(int(number), device)
+    def _place(self, answer: Answer) -> tuple[int, int]:
+        return answer.round, self.devices.index(answer.device)
 
 
 @contextlib.contextmanager
 def gate(
-    target: str, devices: Sequence[str], journal: Journal, watch: Watch = lambda *_: None, *, patient: bool = True
-) -> Iterator[Gate]:
-    made = Gate(target, devices, journal, watch, patient)
+    target: str, devices: Sequence[str], journal: Journal, watch: Watch = lambda *_: None, *, patient: bool = True,
+    not_before: Mapping[Answer, int] | None = None,
+) -> Iterator[Gate]:  # fmt: skip
+    made = Gate(target, devices, journal, watch, patient, not_before)
     try:
         yield made
     finally:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from tests.system.passing import Answer
 from thinwire.core.event_json import from_json
 from thinwire.core.events import Event, RunStatusChanged
 
@@ -21,7 +22,7 @@ class Journal:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._seq = 0
-        self._answered: set[tuple[int, str]] = set()
+        self._outstanding: set[Answer] = set()
         self._seen: defaultdict[str, set[int]] = defaultdict(set)  # kind of event -> rounds
         self.events: list[Event] = []
 
@@ -34,10 +35,16 @@ class Journal:
                 self._take(kind, event)
             return list(self.events)
 
-    def has_answer(self, number: int, device: str) -> bool:
-        """Whether this device's answer to this round's ask was taken, or the round goes on without it."""
+    def outstanding(self) -> set[Answer]:
+        """What was asked for and has neither come nor failed."""
         self.look()
-        return (number, device) in self._answered or number in self._seen["RoundClosed"]
+        with self._lock:
+            return set(self._outstanding)
+
+    def has_answer(self, answer: Answer) -> bool:
+        """Whether it has come or failed, or its round was closed."""
+        asked = self.has("RoundOpened", answer.round)
+        return asked and (self.has("RoundClosed", answer.round) or answer not in self.outstanding())
 
     def has(self, kind: str, number: int) -> bool:
         """Whether there is such an event of this round."""
@@ -85,6 +92,9 @@ class Journal:
         self.events.append(event)
         if hasattr(event, "round"):
             self._seen[kind].add(said.round)
-        if kind in ("UpdateAccepted", "UpdateDropped", "ClientFailed"):
-            number = getattr(said, "asked_round", said.round)
-            self._answered.add((number, said.device))
+        if kind == "RoundOpened":
+            self._outstanding |= {Answer(said.round, device) for device in said.asks}
+        elif kind in ("ClientAsked", "ClientBack"):
+            self._outstanding.add(Answer(said.round, said.device))
+        elif kind in ("UpdateAccepted", "UpdateDropped", "ClientFailed"):
+            self._outstanding.discard(Answer(getattr(said, "asked_round", said.round), said.device))

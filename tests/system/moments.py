@@ -1,26 +1,46 @@
-"""Moments at which something breaks: drawn by a seed, recognised in the journal and at the gate, never timed."""
+"""Moments at which something breaks: drawn by a seed, recognised in the journal, at the gate and in what a device says
+of itself, never timed.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.system.gate import Answer
 from tests.system.journal import Journal
+from tests.system.passing import Answer
 from tests.system.processes import PATIENCE_S, Site
 
 ANSWERS = ("arriving", "given", "answered", "UpdateAccepted")  # the last one as the journal has it
+APART = 6  # rounds between two of `spaced`: the device that was struck has answered again before the next
 
 
 @dataclass(frozen=True)
 class Moment:
-    """`what` of a round, of one device's answer where that has a `device`."""
+    """`what` of a round, of one device's answer where that has a `device`: an event, what the gate watches, or
+    `training`, while the device says that it trains.
+    """
 
     round: int
     what: str
     device: str = ""
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(self.round, self.device)
+
+    @property
+    def held_before(self) -> float:
+        """The first round whose answers would let the moment pass before it is waited for."""
+        return self.round - 1 if self.what in ("RoundOpened", "training") else self.round
+
+    @property
+    def held_for(self) -> float:
+        """The first round whose answers are not let in while it is waited for: it comes without them."""
+        return self.round if self.what in ("RoundOpened", "training") else math.inf
 
     def __str__(self) -> str:
         return f"{self.what} of {f'the answer of {self.device} in ' if self.device else ''}round {self.round}"
@@ -42,19 +62,20 @@ def drawn(count: int, rounds: int, devices: Sequence[str], seed: int) -> list[Mo
     return [every[at] for at in sorted(random.Random(seed).sample(range(len(every)), count))]
 
 
-def spaced(count: int, devices: Sequence[str], seed: int) -> list[Moment]:
-    """So many, one of every second round: a device that was struck has answered again before the next."""
+def spaced(count: int, seed: int, kinds: Sequence[Moment]) -> list[Moment]:
+    """So many of these kinds, from the second round on, `APART` rounds from each other."""
     draw = random.Random(seed)
-    each = len(all_moments(1, devices))
-    every = all_moments(2 * count, devices)
-    return [every[2 * each * number + draw.randrange(each)] for number in range(count)]
+    chosen = [draw.choice(kinds) for _ in range(count)]
+    return [Moment(2 + APART * number, kind.what, kind.device) for number, kind in enumerate(chosen)]
 
 
 class Striker:
-    """Does what `strike` is at the moment that it waits for. `watch` is the gate's."""
+    """Does what `strike` is at the moment that it waits for. `watch` is the gate's; `trains` says whether a device says
+    that it trains for a round.
+    """
 
-    def __init__(self, site: Site, journal: Journal) -> None:
-        self.site, self.journal = site, journal
+    def __init__(self, site: Site, journal: Journal, trains: Callable[[Answer], bool] = lambda answer: False) -> None:
+        self.site, self.journal, self.trains = site, journal, trains
         self.strike: Callable[[], None] = lambda: None
         self.late = 0  # moments that had passed unseen
         self._armed: Moment | None = None
@@ -75,13 +96,16 @@ class Striker:
         for _ in range(int(PATIENCE_S / 0.001)):
             if self._struck.wait(0.001):
                 return
-            if self._is_past(moment) or self.journal.ended():
+            if self._is_past(moment) or self._has_begun(moment) or self.journal.ended():
                 self._strike()
         raise AssertionError(f"{moment}: not within {PATIENCE_S:g} s\n{self.site.said()}")
 
+    def _has_begun(self, moment: Moment) -> bool:
+        return moment.what == "training" and self.trains(moment.answer)
+
     def _is_past(self, moment: Moment) -> bool:
         if moment.device:
-            return self.journal.has_answer(moment.round, moment.device)
+            return self.journal.has_answer(moment.answer)
         return self.journal.has(moment.what, moment.round)
 
     def _strike(self) -> None:

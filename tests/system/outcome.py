@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 from thinwire.core.events import Event, ModelStored, RoundClosed, ShadowStored, UpdateAccepted, UpdateDropped
 
+WRONG = ("duplicate", "bad-payload")  # why answers are dropped that a run without a fault has none of
+UNTICKED = ("all", "enough")  # nobody was outstanding any more: who was lost is told by what was folded
+
 
 def versions(events: Sequence[Event]) -> dict[int, tuple[str, ...]]:
     """version -> the digests of its model, of the optimizer's state, and of its shadow."""
@@ -42,20 +45,21 @@ def same(events: Sequence[Event]) -> dict[str, object]:
 
 def identical_share(events: Sequence[Event], undisturbed: Sequence[Event]) -> float:
     """The share of versions that are the same in both: their bits, and the rounds that led to them with what was
-    accepted, folded and given back there. What a second answer to one ask was told is left out: the undisturbed run
-    has no such answers.
+    accepted, folded and given back there. Answers that a fault added are left out where they were dropped for it: a
+    second one to an ask, and one whose bytes are not what it says.
     """
     mine, theirs = _by_version(events), _by_version(undisturbed)
     return sum(mine.get(version) == found for version, found in theirs.items()) / len(mine.keys() | theirs.keys())
 
 
 def _by_version(events: Sequence[Event]) -> dict[int, tuple[object, ...]]:
-    twice = {e.update_id for e in events if isinstance(e, UpdateDropped) and e.reason == "duplicate"}
+    wrong = {e.update_id for e in events if isinstance(e, UpdateDropped) and e.reason.partition(":")[0] in WRONG}
     made: dict[int, list[object]] = {version: [digests] for version, digests in versions(events).items()}
     for closed in (e for e in events if isinstance(e, RoundClosed)):
-        taken = [one for one in accepted(events) if one[0] == closed.round]
-        given_back = sorted(set(closed.dropped) - twice)
-        made[closed.version].append((closed.round, closed.reason, tuple(closed.folded), given_back, taken))
+        taken = [one for one in accepted(events) if one[0] == closed.round and one[1] not in wrong]
+        given_back = sorted(set(closed.dropped) - wrong)
+        ticked = closed.reason if closed.reason not in UNTICKED else ""
+        made[closed.version].append((closed.round, ticked, tuple(closed.folded), given_back, taken))
     return {version: tuple(found) for version, found in made.items()}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.gated import DEVICES, Gated, Mended, gated_run
-from tests.system.moments import all_moments, drawn, spaced
+from tests.system.moments import APART, Moment, all_moments, drawn, spaced
 from tests.system.outcome import double_folds, lost_updates, same
 from tests.system.processes import Site
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged, ShadowStored, UpdateAccepted
@@ -40,11 +40,12 @@ def test_moments_are_drawn_without_repetition_and_in_their_order() -> None:
     assert found == drawn(20, ROUNDS, DEVICES, SEED)
 
 
-def test_spaced_moments_are_one_of_every_second_round() -> None:
-    found = spaced(6, DEVICES, SEED)
-    assert [moment.round for moment in found] == [1, 3, 5, 7, 9, 11]
-    assert len({(moment.what, moment.device) for moment in found}) > 1
-    assert found == spaced(6, DEVICES, SEED)
+def test_spaced_moments_are_some_rounds_apart_and_of_the_kinds_that_are_wanted() -> None:
+    kinds = [Moment(0, "RoundOpened"), Moment(0, "training", "pi-b")]
+    found = spaced(6, SEED, kinds)
+    assert [moment.round for moment in found] == [2 + APART * number for number in range(6)]
+    assert {(moment.what, moment.device) for moment in found} == {("RoundOpened", ""), ("training", "pi-b")}
+    assert found == spaced(6, SEED, kinds)
 
 
 def test_a_run_goes_on_by_an_answer_or_a_round_and_not_by_what_it_says_of_itself() -> None:
@@ -71,6 +72,6 @@ def test_a_run_whose_aggregator_is_killed_at_drawn_moments_comes_to_the_same_bit
 ) -> None:
     made = run(tmp_path, KILLS)
     events = made.events
-    assert made.struck == KILLS
+    assert (made.struck, made.met) == (KILLS, KILLS)
     assert same(events) == same(undisturbed)
     assert (double_folds(events), lost_updates(events)) == (0, 0)

@@ -192,4 +192,4 @@ def rename(
     if json:
         say.document({"name": new, "was": old})
     else:
-        say.line(f"{old} is now {new}; the device learns it when it next says hello")
+        say.line(f"{old} is now {new}; the device learns it at once if it is connected, else when it comes")

@@ -91,10 +91,13 @@ def begin_another(world: World) -> bool:
     second = world.site.start(
         "client", "start", "--aggregator", url, "--task", task, "--name", DEVICE, "--partition", "1/2", home=other
     )
-    refused = world.seen(lambda: "another process" in world.site.log_of(second), "the second process is refused")
+    return world.seen(lambda: "another process" in world.site.log_of(second), "the second process is refused")
+
+
+def end_another(world: World) -> None:
+    second = world.site.processes[-1]
     second.kill()
     second.wait()
-    return refused
 
 
 def kill_worker(world: World) -> None:

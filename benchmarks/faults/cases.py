@@ -18,6 +18,7 @@ from benchmarks.faults.at_device import (
     answered,
     answers_again,
     begin_another,
+    end_another,
     end_device,
     fails_by_worker,
     kill_worker,
@@ -117,7 +118,7 @@ def cases() -> Mapping[str, Case]:
             Fault(older.keep, older.put_back, start_device, answers_again, EITHER),
             ANY, who="device", told=lost("older"), costs=True,
         ),
-        "device twice": Case(Fault(NOTHING.strike, begin_another, shut=True), ANY),
+        "device twice": Case(Fault(NOTHING.strike, begin_another, end_another, shut=True), ANY),
         "answers twice": Case(lying("twice"), told=dropped("duplicate"), strikes=False),
         "answers garbage": Case(lying("garbage", *EITHER), told=dropped("bad-payload"), strikes=False, costs=True),
         "worker killed": Case(

@@ -69,14 +69,15 @@ class Fault:
     """What is broken at a moment, in the gate's thread or another; the gate is shut from then on.
 
     `meet` waits until that has cost what it is to cost, and says whether it has; it opens the gate where it has to.
-    Then `mend`. `back` says, after the mending, whether what was broken is there again: the next moment is waited for
-    after that. None: the run itself says so, by an answer that it takes or a round that it opens, and the next moment
-    may come before. `shut`: no answer is let in until the next moment is waited for.
+    Then `mend`; None: it mends itself, from the strike on. `back` says, after the mending, whether what was broken is
+    there again: the next moment is waited for after that. None: the run itself says so, by an answer that it takes or a
+    round that it opens, and the next moment may come before. `shut`: no answer is let in until the next moment is
+    waited for.
     """
 
     strike: Callable[[World], None]
     meet: Callable[[World], bool] = lambda world: True
-    mend: Callable[[World], object] = lambda world: None
+    mend: Callable[[World], object] | None = None
     back: Callable[[World], Callable[[], bool]] | None = None
     sets: tuple[str, ...] = ()
     programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -166,10 +167,12 @@ def gated_run(
             made.struck += 1
             tell(f"struck {made.struck} of {len(moments)} times, at {moment}")
             back = fault.back(world) if fault.back else None
-            made.met += fault.meet(world)
             mended = [*mended[:-1], *(replace(last, again_at=time.time()) for last in mended[-1:])]
             mended.append(Mended(time.time(), len(journal.look())))
-            fault.mend(world)
+            made.met += fault.meet(world)
+            if fault.mend is not None:
+                mended[-1] = Mended(time.time(), len(journal.look()))
+                fault.mend(world)
             if not fault.shut:
                 way.hold_from(following.held_before if following else math.inf)
             if back is not None and world.seen(back, "it is back"):

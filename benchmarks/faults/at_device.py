@@ -28,7 +28,10 @@ def was_ended(world: World) -> bool:
 
 
 def start_device(world: World) -> None:
+    """Until it has come: no round goes on without it meanwhile, since the gate is shut, however long it takes."""
+    before = len(world.journal.joined_at(DEVICE))
     world.start_client(DEVICE)
+    world.seen(lambda: len(world.journal.joined_at(DEVICE)) > before, "the new process has come")
 
 
 def answers_again(world: World) -> Callable[[], bool]:

@@ -85,3 +85,8 @@ def test_what_a_device_does_for_the_next_buffer_held_nothing_up():
     found = why(ENOUGH, [QUICK, on])
     assert found.waited_for == ()
     assert why(ENOUGH, [QUICK, replace(on, ask_id="ecg-1.12.pi-4", device="pi-4")]).waited_for == ("pi-4",)
+
+
+def test_a_buffer_is_told_along_what_its_slowest_was_asked_for_it_and_not_for_the_next():
+    on = replace(FAILED, ask_id="ecg-1.12+.pi-2", device="pi-2", outcome="asked", reason="", failed_at=None)
+    assert why(ENOUGH, [on, QUICK]) == why(ENOUGH, [QUICK, on]) == why(ENOUGH, [QUICK])

@@ -59,11 +59,12 @@ def rounds(database: Database, run_id: str) -> list[RoundRow]:
 
 
 def updates(database: Database, run_id: str, round_number: int | None = None) -> list[UpdateRow]:
-    """One row an ask, by round and device: of the whole run, or of one round's asks."""
+    """One row an ask, by round and device, in the order asked: of the whole run, or of one round's asks."""
     wanted = _columns(Update, UpdateRow).where(Update.run_id == run_id)
     if round_number is not None:
         wanted = wanted.where(Update.round == round_number)
-    return [UpdateRow(**found) for found in _all(database, wanted.order_by(Update.round, Update.device))]
+    ordered = wanted.order_by(Update.round, Update.device, Update.asked_at)
+    return [UpdateRow(**found) for found in _all(database, ordered)]
 
 
 def device_updates(database: Database, device: str, limit: int) -> list[UpdateRow]:

@@ -92,7 +92,7 @@ def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
 
 def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
     """The ask that the round waited for last; what filled a buffer may have been asked for before it opened."""
-    own = next((one for one in asks if one.device == found.slowest), None)
+    own = next((one for one in asks if one.device == found.slowest and not is_further(one.ask_id)), None)
     if own is not None and found.reason != "buffer":
         return own
     came = [one for one in (*asks, *earlier) if one.update_id in found.folded and one.arrived_at is not None]

@@ -148,6 +148,13 @@ def test_a_silent_device_blocks_nothing_and_is_asked_again_after_its_staleness(t
     assert "c" in {event.device for event in made.events(UpdateAccepted)}
 
 
+def test_what_came_too_soon_fills_the_place_of_what_cannot_be_folded(tmp_path: Path) -> None:
+    spoils = scripted("a", lambda ask: Turn(compute_s=1.0, garbage=ask.round == 1))
+    made = bench(tmp_path, spoils, scripted("b"), scripted("c"), rounds=2, min_replies=2)
+    made.drive()
+    assert (made.reasons(), [event.seconds for event in made.events(RoundClosed)]) == (["buffer"] * 2, [1.0] * 2)
+
+
 def test_a_buffer_that_only_silent_devices_could_fill_closes_at_their_deadline(tmp_path: Path) -> None:
     silent = scripted("b", lambda ask: SILENT)
     made = bench(tmp_path, scripted("a"), silent, rounds=2)

@@ -103,7 +103,8 @@ class Buffer:
             self.shut = "buffer"
         if not self.shut:
             actions += self._fill(now, spares)
-            self.shut = None if self._lacking else "enough"
+            if not isinstance(event, Refused):  # what was kept for the next buffer may fill the place: it comes first
+                self.shut = None if self._lacking else "enough"
         if not self.shut:
             actions += self._go_on(now)
         if self.shut and not self.folding:

@@ -125,6 +125,7 @@ class OneRound:
         self.running.forget(device)
         if self.later:
             self.record()
+        self._take_deferred()  # there may be room again
 
     def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
         """Another round's ask will not be answered either: the one that is named, else all of earlier rounds; but for

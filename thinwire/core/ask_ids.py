@@ -31,6 +31,16 @@ def is_further(ask_id: str) -> bool:
     return _named(ask_id).endswith(FURTHER)
 
 
+def first_of(ask_id: str) -> str:
+    """The id of what the device of a further ask was asked first in the same round, if it was.
+
+    >>> first_of("digits-3.12+.pi-01")
+    'digits-3.12.pi-01'
+    """
+    run_id, _, device = ask_id.rsplit(".", 2)
+    return ask_id_of(run_id, asked_round(ask_id), device)
+
+
 def _named(ask_id: str) -> str:
     """What stands between the run and the device."""
     return ask_id.rsplit(".", 2)[-2] if ask_id.count(".") >= 2 else ""

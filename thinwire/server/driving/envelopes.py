@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thinwire.core.ask_ids import asked_round, is_further
+from thinwire.core.ask_ids import asked_round
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Ask, AskKind, Verdict
 from thinwire.server.choices.clipping import work_of
@@ -33,7 +33,7 @@ def envelope(
         parts=parcel.parts,
         references_from=running.past.references_from,
         verdicts=verdicts_of(running, device, ask_id if running.past.delay else ""),
-        further=is_further(ask_id),
+        further=running.past.goes_on(ask_id),
     )
     return Envelope(device, ask, running.sending.bundle(parcel))
 

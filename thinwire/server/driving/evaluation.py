@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from thinwire.core.ask_ids import is_further
 from thinwire.core.events import Evaluated
 from thinwire.core.types import Metrics, ReplyHead
 from thinwire.server.driving.running import Running
@@ -26,7 +25,7 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
     """
     past, best = running.past, running.past.scores.best
     owing = [(ask_id, asked) for d, (ask_id, asked) in past.owed.busy.items() if running.elapsed < past.owed.due[d]]
-    due = [past.bases.asked_from[asked] for ask_id, asked in owing if not is_further(ask_id)]  # those measure nothing
+    due = [past.bases.asked_from[asked] for ask_id, asked in owing if not past.goes_on(ask_id)]  # those measure nothing
     found = list[Evaluated]()
     for version in sorted(past.scores.measured):
         if not over and version >= min(due, default=version + 1):

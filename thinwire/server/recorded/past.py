@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from thinwire.core.absence import absence_s
-from thinwire.core.ask_ids import asked_round
+from thinwire.core.ask_ids import asked_round, first_of, is_further
 from thinwire.core.events import (
     AskedInFull,
     ClientAsked,
@@ -151,6 +151,10 @@ class Past:
         """The round in which this device was asked this; 0 when it was not, or too long ago to be known."""
         number = asked_round(ask_id)
         return number if self.asks.get(number, {}).get(ask_id) == device else 0
+
+    def goes_on(self, ask_id: str) -> bool:
+        """Whether its device was asked something in the same round before: then that measured their version."""
+        return is_further(ask_id) and first_of(ask_id) in self.asks.get(asked_round(ask_id), {})
 
     def _open(self, event: RoundOpened) -> None:
         self.rounds_opened = event.round

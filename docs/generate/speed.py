@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from benchmarks.peers import PEERS
@@ -21,6 +22,7 @@ ENCODE_LIMITS = {
 DECODE_LIMITS = {"topk(0.01)": 0.4, "topk(0.01) > int8 > rice": 1.0, "int8": 0.9, "fp16": 1.0, "drive": 2.2}
 FEEDBACK_MORE = 1.4
 PLACES_GOAL = 0.083  # bits a parameter
+DISTURBED = 1.2  # times the usual copy
 HARDLY = 1.05  # under so many times as fast there is nothing to speak of
 FOLD_GOALS = {
     "fp16_bandwidth_share": (1.0, "payloads of 51 MB"),
@@ -58,7 +60,25 @@ is sent later.""",
         """\
 Normal values. Copies (on one thread) that an encode takes, and after the stroke those of decoding and adding.""",
         _paths(_of(rows, data="normal")),
+        *filter(None, (disturbed(rows),)),
     ))  # fmt: skip
+
+
+def disturbed(rows: Sequence[Row]) -> str:
+    """Which of the rows that are shown were measured while the copies beside them took far longer than usual."""
+    usual = median(row["memcpy_ms"] for row in rows)
+    found = [
+        f"{_name(row)} ({row['data']} values, {row['path']}, {row['threads']} thread{'s' * (row['threads'] > 1)}: "
+        f"{row['memcpy_ms']:.1f} ms)"
+        for row in rows
+        if row["memcpy_ms"] > DISTURBED * usual and (row["data"] == "normal" or row["threads"] == 1)
+    ]
+    if not found:
+        return ""
+    return paragraph(
+        f"A copy took {usual:.1f} ms in the median. Where it took over {DISTURBED:g} times that, something held "
+        f"the machine for a while, and what stands there says little: {', '.join(found)}."
+    )
 
 
 def _places(figures: Mapping[str, float]) -> str:

@@ -1,0 +1,55 @@
+"""What pages say in words of how fast codecs are is what the committed runs measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from docs.generate.speed import disturbed
+from tests.docs.blocks import ROOT
+
+CODECS, FOLD = (json.loads((ROOT / f"docs/evidence/{name}.json").read_text())["figures"] for name in ("codecs", "fold"))
+TWICE = ("natural", "drive", "eden(2)", "eden(4)")
+ONCE = ("fp16", "bf16", "int8", "qsgd(4)", "ternary", "sign", "twobit(1.0)")
+
+
+def more(codec: str) -> float:
+    """Copies that an encode with feedback takes beyond one without."""
+    return float(CODECS[f"encode_ratio {codec} + feedback"] - CODECS[f"encode_ratio {codec}"])
+
+
+def test_the_readme_has_the_figures_of_the_committed_runs():
+    told = r"int8 in ([\d.]+) copies .*, `topk\(0\.01\) > int8 > rice` in ([\d.]+); (\d+) such"
+    ((int8, chain, added),) = re.findall(told, (ROOT / "README.md").read_text())
+    assert int8 == f"{CODECS['encode_ratio int8']:.1f}"
+    assert chain == f"{CODECS['encode_ratio topk(0.01) > int8 > rice']:.1f}"
+    assert added == f"{FOLD['topk_updates_per_s']:.0f}"
+
+
+def test_feedback_costs_what_the_page_says():
+    """About one copy more, for those that turn or round by powers 1.5 to 1.9."""
+    assert "about one copy more" in (ROOT / "docs/how/which-codec.md").read_text()
+    assert "`drive` and `eden` 1.5 to 1.9" in (ROOT / "docs/how/which-codec.md").read_text()
+    assert max(map(more, ONCE)) < 1.25
+    assert (round(min(map(more, TWICE)), 1), round(max(map(more, TWICE)), 1)) == (1.5, 1.9)
+
+
+def row(memcpy_ms: float, **other: Any) -> dict[str, Any]:
+    plain = {"codec": "int8", "feedback": False, "data": "normal", "threads": 1, "path": "avx512"}
+    return {**plain, "memcpy_ms": memcpy_ms, **other}
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([row(14.0), row(14.0), row(16.0)], ""),
+        ([row(14.0), row(14.0), row(30.0, threads=2)], "`int8` (normal values, avx512, 2 threads: 30.0 ms)"),
+        ([row(14.0), row(14.0), row(30.0, data="heavy", threads=2)], ""),  # no page shows it
+    ],
+)
+def test_a_row_whose_copies_were_slow_is_named_under_the_table(rows, named):
+    assert named in disturbed(rows)
+    assert bool(disturbed(rows)) == bool(named)

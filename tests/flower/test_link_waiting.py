@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,11 +99,12 @@ def test_a_dead_line_is_noticed_by_the_system(here: Place) -> None:
 
 
 def test_a_round_trip_is_measured_and_told(here: Place) -> None:
+    began = time.monotonic()
     with proxy(here.fleet.address) as line:
         here.link("pi-1").close()
         here.door = line.address
         here.link("pi-1").hello(hello("pi-1"))
-    assert 0 < here.roster.hellos[-1].link["rtt_s"] < 5
+    assert 0 < here.roster.hellos[-1].link["rtt_s"] <= time.monotonic() - began
 
 
 def test_after_a_lost_aggregator_a_device_is_told_within_what_time_to_come_back(tmp_path: Path) -> None:

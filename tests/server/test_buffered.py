@@ -106,8 +106,8 @@ def test_what_was_accepted_before_a_restart_is_accepted_again_and_what_cannot_be
 
 def test_what_a_device_was_asked_while_it_stood_here_is_known_again_after_a_restart() -> None:
     b, again = new_buffer("ab", target=3), Head(update("a"), "ask-a", "a", 6, again=True)
-    b.replay([(again, 101.0), (Asked("a", "more-a", further=True), 101.0)])
-    assert (b.asks["a"], b.further, b.outstanding) == ("ask-a", {"a": "more-a"}, ("b", "a"))
+    b.replay([(again, 101.0), (Asked("a", "more-a"), 101.0)])
+    assert (b.asks["a"], b.going_on, b.outstanding) == ("ask-a", {"a"}, ("b", "a"))
     b.replay([(Failed("a", "more-a", "task-error", "x"), 102.0)])
     assert (b.outstanding, b.lost) == (("b",), {}), "what it was asked for this buffer is answered"
 

@@ -60,8 +60,8 @@ class Buffer:
     """
 
     terms: Terms
-    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: those of the opening, then the others
-    further: dict[str, str] = field(default_factory=dict)  # device -> ask_id: made while it stood here, for the next
+    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: the first that each was asked in this buffer
+    going_on: set[str] = field(default_factory=set)  # devices asked while they stood here: for the next buffer
     at_work: dict[str, AtWork] = field(default_factory=dict)  # device -> what it does, with time left
     overdue: dict[str, AtWork] = field(default_factory=dict)  # has not answered in its time
     standing: set[UpdateId] = field(default_factory=set)  # in the buffer: folded, or about to be
@@ -126,8 +126,8 @@ class Buffer:
 
     def _take(self, event: Input, now: float) -> list[Action]:
         match event:
-            case Asked(device, ask_id, further=further):
-                self._begin(device, ask_id, now, further)
+            case Asked(device, ask_id):
+                self._begin(device, ask_id, now)
             case Head():
                 return self._head(event)
             case Folded(update_id):
@@ -194,8 +194,10 @@ class Buffer:
             del working[device]
         return found
 
-    def _begin(self, device: str, ask_id: str, now: float, further: bool = False) -> None:
-        (self.further if further else self.asks)[device] = ask_id
+    def _begin(self, device: str, ask_id: str, now: float) -> None:
+        if device in self.devices:
+            self.going_on.add(device)
+        self.asks.setdefault(device, ask_id)
         self.at_work[device] = AtWork(ask_id, now + self.terms.deadline_s)
 
     def _time_out(self, now: float) -> None:
@@ -227,10 +229,10 @@ class Buffer:
     def _go_on(self, now: float) -> list[Action]:
         """Ask who stands here for the next buffer, as many as there are places for; each once."""
         actions = list[Action]()
-        for device in sorted(self.devices - self.further.keys() - self.at_work.keys()):
+        for device in sorted(self.devices - self.going_on - self.at_work.keys()):
             if self._place_is_free() and (ask_id := self.terms.further(device)):
                 actions.append(self._ask(device, ask_id, "its update stands in the buffer"))
-                self._begin(device, ask_id, now, further=True)
+                self._begin(device, ask_id, now)
         return actions
 
     def _ask(self, device: str, ask_id: str, why: str) -> AskNow:

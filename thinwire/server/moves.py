@@ -78,12 +78,11 @@ def nobody(_left_s: float) -> Iterable[Spare]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an `AskNow` decided before a restart, told again; `further`: the device had answered in this round."""
+    """What an `AskNow` decided before a restart, told again."""
 
     device: str
     ask_id: str
     instead_of: str = ""
-    further: bool = False
 
 
 @dataclass(frozen=True)

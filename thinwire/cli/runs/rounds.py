@@ -37,6 +37,12 @@ class Round:
     anew: list[str] = field(default_factory=list)  # devices whose state was lost
     payload_up: int = 0
     closed: RoundClosed | None = None
+    target: int = 0
+
+    @property
+    def of(self) -> int:
+        """Of how many its replies are: what fills a buffer comes from whom it was asked of whenever."""
+        return self.target if self.closed and self.closed.reason == "buffer" else max(self.asked, self.target)
 
     def note(self, event: ClientAsked | StateLost | ClientFailed | ClientBack) -> None:
         """What is worth a word behind the round's figures."""
@@ -63,7 +69,7 @@ class Round:
         cells = (
             f"{self.number:>5}",
             f"{closed.reason:<8}",
-            f"{f'{len(closed.folded)}/{self.asked}':>7}",
+            f"{f'{len(closed.folded)}/{self.of}':>7}",
             f"{figure(metrics.get('accuracy')):>8}",
             f"{figure(metrics.get('loss')):>8}",
             f"{size(self.payload_up):>8}",
@@ -96,7 +102,7 @@ class Teller:
         one = next((r for r in self.rounds.values() if r.closed is None), None)
         if one is None or self.status != "running":
             return self.text or self.status
-        return f"round {one.number}: {one.accepted} of {one.asked} replies" + self._before()
+        return f"round {one.number}: {one.accepted} of {one.of} replies" + self._before()
 
     def then(self, lines: list[str]) -> list[str]:
         """What happens now, behind the rounds that have closed: while a line of theirs waits, these wait too."""
@@ -111,7 +117,7 @@ class Teller:
         if last is None or last.closed is None:
             return ""
         took = seconds(last.closed.seconds)
-        return f" (round {last.number}: {len(last.closed.folded)} of {last.asked} in {took})"
+        return f" (round {last.number}: {len(last.closed.folded)} of {last.of} in {took})"
 
     def hear(self, event: Event) -> list[str]:
         """Take in one event; gives the lines that are now ready."""
@@ -123,7 +129,7 @@ class Teller:
             case events.RunNoted() | events.FirstModelAsked() | events.FirstModelFailed():
                 return [event.text]
             case events.RoundOpened():
-                self.rounds[event.round] = Round(event.round, len(event.asks))
+                self.rounds[event.round] = Round(event.round, len(event.asks), target=event.target)
             case events.UpdateAccepted():
                 self._accept(event)
             case events.RoundClosed():

@@ -4,7 +4,6 @@ the round goes on as if it had never been cut off.
 
 from __future__ import annotations
 
-from thinwire.core.ask_ids import is_further
 from thinwire.core.events import ClientAsked, ClientBack, ClientFailed, UpdateAccepted, UpdateDropped
 from thinwire.core.messages import reply_from_json
 from thinwire.core.types import ReplyHead, UpdateId
@@ -50,7 +49,7 @@ def told(now: OpenNow) -> moves.Told:
     for event in now.since:
         match event:
             case ClientAsked(device=device, ask_id=ask_id):
-                yield moves.Asked(device, ask_id, event.instead_of, is_further(ask_id)), event.elapsed_s
+                yield moves.Asked(device, ask_id, event.instead_of), event.elapsed_s
             case UpdateAccepted():
                 head = head_of(event)
                 seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version, again=True)

@@ -137,16 +137,13 @@ def buffer_terms_of(opened: RoundOpened, running: Running) -> Terms:
 
 
 def _further(running: Running, number: int, device: str) -> str:
-    """The id of an ask whose answer is for the buffer after this one: where there is one, and it may be so late. Who is
-    asked the first time in this buffer has not seen its version, and measures it.
-    """
+    """The id of an ask whose answer is for the buffer after this one: where there is one, and it may be so late."""
     past, plan = running.past, running.plan
     if past.steps_made + 1 >= plan.run.rounds or not plan.cohort.max_staleness:
         return ""
     if device in past.owed.busy or not running.able(device):
         return ""
-    first = ask_id_of(running.run_id, number, device)
-    return ask_id_of(running.run_id, number, device, further=past.round_of(device, first) > 0)
+    return ask_id_of(running.run_id, number, device, further=True)
 
 
 def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fleet_words import PATIENCE_S, envelope, hello, join, polled, pulled, until
 from tests.flower.doubles import Place, place
+from thinwire.core.equipment import Equipment
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, DeviceRow, Link, NodeJoined, NodeLeft
 from thinwire.core.types import Failure
@@ -97,6 +98,13 @@ def test_a_device_tells_what_it_has_become_while_a_pull_waits(here: Place) -> No
     assert [delivery and delivery.ask.ask_id for delivery in got] == ["ask-1"]
     link.push(Failure("declined", "", "ask-1", "pi-1"))
     assert polled(here.fleet, Failure).ask_id == "ask-1"
+
+
+def test_a_device_that_lacks_something_by_now_says_so_to_the_run_that_goes_on(here: Place) -> None:
+    link, said = here.link("pi-1"), replace(hello("pi-1"), has=Equipment(cores=4, mains=True))
+    for has in (said.has, Equipment(cores=4, mains=False), Equipment(cores=1, mains=False)):
+        link.hello(replace(said, has=has))
+        assert polled(here.fleet, NodeJoined).hello.has == has
 
 
 def rename(here: Place, **names: str) -> None:

@@ -81,7 +81,7 @@ class Sessions:
             before, old.hello, old.heard_at = old.hello, hello, self._clock.now()
             old.protocol = protocol
             self.listen(old, wire)
-            return (before.tasks, before.versions) != (hello.tasks, hello.versions)
+            return (before.tasks, before.versions, before.has) != (hello.tasks, hello.versions, hello.has)
         if old is not None:
             old.turn += 1
             old.woken.set()

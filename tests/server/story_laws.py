@@ -9,7 +9,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from tests.server.stories import DEADLINE_S, NAMES, Told
+from tests.server.stories import DEADLINE_S, NAMES, Story, Told
+from thinwire.core.ask_ids import asked_round, is_further
 from thinwire.core.event_json import to_json
 from thinwire.core.events import (
     ClientAsked,
@@ -50,8 +51,10 @@ def a_round_closes_as_soon_as_nobody_can_answer(made: Told) -> None:
 
 
 def a_buffer_never_waits_for_nobody(made: Told) -> None:
-    """From its opening to its close there is always somebody at work whose time is not up."""
-    began, at_work = dict[str, float](), list[tuple[float, float]]()
+    """From its opening to its close there is always somebody at work whose time is not up, and not for the next one."""
+    bad = {e.update_id for e in made.of(UpdateDropped)}
+    stands = {(e.round, e.device): e.ask_id for e in made.of(UpdateAccepted) if e.update_id not in bad}
+    began, at_work = dict[str, float](), list[tuple[float, float, str, str]]()
     for e in made.events:
         if isinstance(e, RoundOpened):
             began |= dict.fromkeys(e.asks.values(), e.elapsed_s)
@@ -59,13 +62,14 @@ def a_buffer_never_waits_for_nobody(made: Told) -> None:
             began[e.ask_id] = e.elapsed_s
         elif isinstance(e, (UpdateAccepted, UpdateDropped, ClientFailed)) and e.ask_id in began:
             since = began.pop(e.ask_id)
-            at_work.append((since, min(e.elapsed_s, since + DEADLINE_S)))
+            at_work.append((since, min(e.elapsed_s, since + DEADLINE_S), e.device, e.ask_id))
     at_work.sort()
     opened = {e.round: e.elapsed_s for e in made.of(RoundOpened)}
     for closed in made.of(RoundClosed):
         covered = opened[closed.round]
-        for since, until in at_work:
-            if since <= covered + 1e-6:
+        for since, until, device, ask_id in at_work:
+            for_next = is_further(ask_id) and asked_round(ask_id) == closed.round
+            if since <= covered + 1e-6 and not (for_next and stands.get((closed.round, device), ask_id) != ask_id):
                 covered = max(covered, until)
         assert closed.elapsed_s <= covered + 1e-6 or closed.reason == "stopped", "it waited for nobody"
 
@@ -90,6 +94,12 @@ def what_is_accepted_is_folded_or_dropped_once_and_so_is_said(made: Told) -> Non
         if device.name in made.there:  # it was told its last ones at the end, and who sends too many has older ones
             last = made.live.told.of(device.name, most=made.told_at_most)
             assert {verdict.update_id for verdict in last} <= device.told.keys()
+
+
+def what_is_no_garbage_can_be_folded(made: Told, story: Story) -> None:
+    """Each is read in the codec in which it was asked."""
+    refused = [e for e in made.of(UpdateDropped) if e.reason.startswith("bad-payload")]
+    assert all(story.table[e.device, e.asked_round % story.rounds].garbage for e in refused)
 
 
 def the_model_is_the_sum_of_what_was_folded(made: Told) -> None:

@@ -19,6 +19,7 @@ from tests.server.story_laws import (
     the_journal_replays_to_the_same_past,
     the_model_is_the_sum_of_what_was_folded,
     what_is_accepted_is_folded_or_dropped_once_and_so_is_said,
+    what_is_no_garbage_can_be_folded,
     who_is_asked_in_the_middle_of_a_round_has_its_rest,
 )
 from thinwire.core import RunPlan
@@ -93,6 +94,7 @@ def tell(story: Story) -> Told:
     assert made.status in ("done", "failed", "stopped")
     who_is_asked_in_the_middle_of_a_round_has_its_rest(made)
     what_is_accepted_is_folded_or_dropped_once_and_so_is_said(made)
+    what_is_no_garbage_can_be_folded(made, story)
     the_model_is_the_sum_of_what_was_folded(made)
     the_journal_replays_to_the_same_past(made)
     return made

@@ -30,8 +30,10 @@ def part(
     times: Mapping[Chain, float], command: str,
 ) -> dict[str, Any]:  # fmt: skip
     """All that is told of one model whose verdict is there."""
-    model, finalists = protocol.model, [one.chain for one in selected.finalists]
-    on_a = protocol.on_a(rounds.rounds, rates, finalists)
+    model, decided_on = protocol.model, dict(rates)
+    rates = decided_on | protocol.beside(rounds.rounds)
+    told_of = [*(one.chain for one in selected.finalists), *model.beside]
+    on_a = protocol.on_a(rounds.rounds, rates, told_of)
     on_b = protocol.on_b(rounds.rounds, rates, _on_b(selected, found))
     decided = protocol.decisions.all()["verdict"]
     target = float(int(fp32_on_tuning(protocol, rounds) - BELOW))
@@ -39,7 +41,7 @@ def part(
         "params": next(iter(on_b.values()))[0].size,
         "clients": CLIENTS, "split": model.work.split, "participation": PARTICIPATION,
         "steps": model.work.steps, "batch": model.work.batch, "seeds": plain(model.seeds),
-        "rounds": plain(rounds), "grid": list(model.rates), "rates": plain(dict(rates)),
+        "rounds": plain(rounds), "grid": list(model.rates), "rates": plain(decided_on),
         "first_of_a": plain(list(early)), "selection": plain(selected), "verdict": plain(found),
         "a": [row(chain, cells, on_a) for chain, cells in by_chain(on_a).items()],
         "b": [row(chain, cells, on_b) for chain, cells in by_chain(on_b).items()],
@@ -47,7 +49,8 @@ def part(
                       for chain, cells in by_chain(on_a).items() if chain in times},
         "round_seconds": plain(dict(times)),
         "curves": {chain.name: thinned(cells, by_chain(on_a)[FP32]) for chain, cells in by_chain(on_a).items()},
-        "factors": factors(protocol.factors(rounds.rounds, rates, finalists)),
+        "beside": [chain.name for chain in model.beside],
+        "factors": factors(protocol.factors(rounds.rounds, rates, told_of)),
         "round_trip": round_trip(protocol.round_trip(rounds.rounds, rates, selected.chain), on_a),
         "command": command, "commit": decided["commit"], "at": decided["at"], "machine": machine(),
     }  # fmt: skip

@@ -66,6 +66,7 @@ class Model:
     horizons: tuple[int, ...] = (100, 200, 375)
     tuned_after: float = 1.0
     ways_down: tuple[str, ...] = WAYS_DOWN
+    beside: tuple[Chain, ...] = ()  # told of on seeds A at their best rate of the grid, and decided for nothing
 
     @property
     def name(self) -> str:
@@ -118,6 +119,7 @@ FULL = {
         (0.2, 0.4, 0.8, 1.6),
         DIGITS,
         Seeds(rounds=6, rates=3, early=6, a=24, b=30, sweep=5),
+        beside=(Chain("eden(1)", feedback="none"),),  # looked at last, when the other models had decided for it
     ),
     # At first 0.1 to 0.8, of which tuning seeds lost everything at 0.4 and 0.8 and did best at 0.1, the grid's edge.
     "cnn": Model(
@@ -151,4 +153,5 @@ def smaller(model: Model, seeds: Seeds, candidates: int, rates: int, most: int) 
         candidates=(*model.candidates[1:candidates], FALLBACK),
         factors=False,
         horizons=(most,),
+        beside=(),
     )

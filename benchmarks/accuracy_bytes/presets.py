@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from benchmarks.accuracy_bytes.lab import Lab
 from benchmarks.accuracy_bytes.models import BASELINES, FULL, Model, Seeds, smaller
 from benchmarks.accuracy_bytes.planned import hours
 from benchmarks.accuracy_bytes.protocol import Protocol, Rates
-from benchmarks.accuracy_bytes.selection import Selected
 from benchmarks.accuracy_bytes.times import round_seconds
 from benchmarks.accuracy_bytes.trials import Chain
 from benchmarks.document import note
@@ -62,7 +62,9 @@ class Runs:
         selected = protocol.selection(rounds.rounds, rates)
         found = protocol.verdict(rounds.rounds, rates, selected)
         early = protocol.early(rounds.rounds, rates)
-        return part(protocol, rounds, rates, early, selected, found, self.times(name, rates, selected), self.command)
+        told_of = [*BASELINES, *(one.chain for one in selected.finalists), *protocol.model.beside]
+        seconds = self.times(name, rates | protocol.beside(rounds.rounds), told_of)
+        return part(protocol, rounds, rates, early, selected, found, seconds, self.command)
 
     def _protocol(self, name: str) -> Protocol:
         return Protocol(self.models[name], Lab(self.folder, self.workers))
@@ -71,11 +73,10 @@ class Runs:
         private_folder(self.folder)
         write_atomically(self.folder / RESULT, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
 
-    def times(self, name: str, rates: Rates, selected: Selected) -> dict[Chain, float]:
+    def times(self, name: str, rates: Rates, chains: Sequence[Chain]) -> dict[Chain, float]:
         """Seconds of a round, measured once for each chain: with nothing else running, or they say too much."""
         path = self.folder / name / "measured" / "round-seconds.json"
         known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-        chains = [*BASELINES, *(one.chain for one in selected.finalists)]
         missing = {chain: rates[chain] for chain in chains if chain.name not in known}
         if missing:
             found = round_seconds(self.models[name].work, missing)

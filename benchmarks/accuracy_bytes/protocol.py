@@ -61,8 +61,15 @@ class Protocol:
 
     def rates(self, rounds: int) -> Rates:
         """The rate with the highest mean accuracy, for each chain from the same grid and after as many rounds."""
+        return self._decided("rates", self._rates((*BASELINES, *self.model.candidates), rounds))
+
+    def beside(self, rounds: int) -> Rates:
+        """The same for chains that are only told of."""
+        chains = self.model.beside
+        return self._decided("beside", self._rates(chains, rounds)) if chains else {}
+
+    def _rates(self, chains: Sequence[Chain], rounds: int) -> Rates:
         work, seeds = self.model.work, self.model.seeds
-        chains = (*BASELINES, *self.model.candidates)
         short = max(1, round(rounds * self.model.tuned_after))
         trials = [Trial(work, chain, rate, short) for chain in chains for rate in self.model.rates]
         cells = self.lab.cells(work, trials, seeds.tuning(seeds.rates), "learning rates")
@@ -70,7 +77,7 @@ class Protocol:
         for chain in chains:
             of_rate = {trial.rate: fmean(accuracies(cells[trial])) for trial in trials if trial.chain == chain}
             rates[chain] = max(of_rate, key=lambda rate: (of_rate[rate], -rate))
-        return self._decided("rates", rates)
+        return rates
 
     def early(self, rounds: int, rates: Rates) -> list[Judged]:
         """All candidates on the first seeds A."""

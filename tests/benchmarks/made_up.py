@@ -12,12 +12,14 @@ from benchmarks.accuracy_bytes.trials import FP16, FP32, Chain, Trial, Work
 from thinwire.store.cells import Cell, CellRound, Made
 
 BOLD, MILD = Chain("topk(0.01) > sign > rice"), Chain("topk(0.02) > sign > rice")
-BYTES = {FP32: 4000, FP16: 2000, BOLD: 10, MILD: 25, FALLBACK: 38}
+BESIDE = Chain("eden(1)", feedback="none")
+BYTES = {FP32: 4000, FP16: 2000, BOLD: 10, MILD: 25, FALLBACK: 38, BESIDE: 125}
 MODEL = Model(
     Work("digits", "dirichlet(0.3)", steps=50, batch=32),
     (0.1, 0.2),
     (BOLD, MILD, FALLBACK),
     Seeds(rounds=2, rates=2, early=3, a=6, b=8, sweep=2),
+    beside=(BESIDE,),
 )
 
 

@@ -21,7 +21,7 @@ from benchmarks.accuracy_bytes.models import FULL
 from benchmarks.accuracy_bytes.presets import Runs
 from benchmarks.accuracy_bytes.protocol import Protocol
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Trial
-from tests.benchmarks.made_up import BOLD, MILD, MODEL, MadeUp
+from tests.benchmarks.made_up import BESIDE, BOLD, MILD, MODEL, MadeUp
 from thinwire.aggregation import codecs
 from thinwire.store.cells import Cells
 
@@ -62,6 +62,9 @@ def test_all_evidence_of_a_model_comes_from_its_cells(tmp_path, monkeypatch):
     assert part["verdict"]["figure"] == 400.0
     assert {row["chain"] for row in part["b"]} == {"identity", "fp16", BOLD.name}
     assert part["to_target"][BOLD.name]["target"] == 89.0
+    assert part["beside"] == [BESIDE.name] and BESIDE.name in part["to_target"]
+    assert {row["chain"] for row in part["a"]} > {BESIDE.name}, "it is told of, and no seed B is spent on it"
+    assert BESIDE.name not in {*part["rates"], *(one["chain"] for one in part["selection"]["finalists"])}
     assert len({(row["split"], row["participation"]) for row in part["factors"]}) == 6
     assert part["curves"][BOLD.name][-1]["round"] == part["rounds"]["rounds"]
 

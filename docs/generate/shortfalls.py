@@ -1,4 +1,4 @@
-"""What a table of chains does not say by itself: where the default falls short, what gets slower, whose rate is at an
+"""What a table of chains does not say by itself: where the default or its sparse rival falls short, what gets slower, whose rate is at an
 edge of the grid.
 """
 
@@ -9,38 +9,47 @@ from typing import Any
 
 from benchmarks.accuracy_bytes.bound import MARGIN
 from benchmarks.accuracy_bytes.selection import FALLBACK
+from benchmarks.accuracy_bytes.trials import Chain
 from docs.generate.names import code
+from thinwire.core.texts import counted
+from thinwire.core.sections import UplinkSection
 
 Part = Mapping[str, Any]
+DEFAULT = Chain(UplinkSection().codec, UplinkSection().feedback)
 SECONDS_ON = "10 Mb/s, 20 ms"
 
 
 def default_here(part: Part) -> str:
-    """What the default costs on seeds A, where it is not the chain that was decided for."""
-    chosen = part["verdict"]["chain"]
-    found = [row for row in part["a"] if row["chain"] == FALLBACK.name]
-    if chosen == FALLBACK.name or not found:
-        return ""
-    (row,) = found
-    mean, bound = (-row["difference"][name] for name in ("mean", "bound"))
-    instead = f" Where that matters, take {code(chosen)}." if chosen else ""
-    return (
-        f"**The default, {code(FALLBACK.name)}, costs {mean:.2f} points here** ({row['seeds']} seeds A, at most "
-        f"{bound:.2f}) for {row['ratio']:.0f} times fewer bytes.{instead}"
-    )
+    """What the default, and the sparse chain that was fixed in advance, cost on seeds A, where another was decided for."""
+    told = []
+    for name, chain in (("The default", DEFAULT), ("A hundredth of the bytes", FALLBACK)):
+        for row in part["a"]:
+            if row["chain"] == chain.name != part["verdict"]["chain"]:
+                mean, bound = (-row["difference"][one] for one in ("mean", "bound"))
+                costs = f"costs {mean:.2f} points here" if mean > 0 else f"gains {-mean:.2f} points here"
+                most = f", at most {bound:.2f}" if bound > 0 else ""
+                told.append(
+                    f"**{name}, {code(chain.name)}, {costs}** ({counted(row['seeds'], 'seed')} A{most}) for "
+                    f"{row['ratio']:.0f} times fewer bytes."
+                )
+    return " ".join(told)
 
 
 def default_elsewhere(part: Part) -> str:
-    """Where one thing differs from the centre and the default loses more than the margin on average."""
+    """Where one thing differs from the centre and one of these chains loses more than the margin on average."""
+    return " ".join(filter(None, (_elsewhere(part, chain.name) for chain in (DEFAULT, FALLBACK))))
+
+
+def _elsewhere(part: Part, chain: str) -> str:
     found = [
         f"{-row['difference']['mean']:.2f} {_place(row, part)}"
         for row in part["factors"]
-        if row["chain"] == FALLBACK.name and row["difference"]["mean"] < -MARGIN
+        if row["chain"] == chain and row["difference"]["mean"] < -MARGIN
     ]
     if not found:
         return ""
     return (
-        f"{code(FALLBACK.name)} loses more than half a point where one thing is otherwise ({part['seeds']['sweep']} "
+        f"{code(chain)} loses more than half a point where one thing is otherwise ({part['seeds']['sweep']} "
         f"seeds): {', and '.join(found)}."
     )
 

@@ -26,6 +26,7 @@ from thinwire.core.types import ReplyHead, UpdateId, Vector, Verdict
 
 LAYOUT = Layout.of({"w": (6,)})
 CODEC = "topk(0.34) > int8"
+WITH_FEEDBACK = UplinkSection(feedback="classic")
 
 
 class Crash(Exception):
@@ -100,7 +101,7 @@ class Device(RuleBasedStateMachine):
         vector = np.array(change, np.float32)
         self.rounds += 1
         name = outbox.next_id(self.state, "run", "pi", 0)
-        payloads, state = encode(vector.copy(), self.state, CODEC, UplinkSection(), LAYOUT, Key(self.rounds))
+        payloads, state = encode(vector.copy(), self.state, CODEC, WITH_FEEDBACK, LAYOUT, Key(self.rounds))
         parts, body = packed(payloads, LAYOUT, None)
         entry = Entry(ReplyHead(f"a-{self.rounds}", name, 0, 1, parts=parts), self.rounds, f"{name.sequence}.parts")
         state = outbox.append(state, entry)

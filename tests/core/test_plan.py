@@ -21,7 +21,7 @@ def refusals(more: str) -> list[str]:
 def test_two_lines_make_a_valid_plan() -> None:
     plan = RunPlan.parse(TWO_LINES)
     assert plan.check(codecs) == []
-    assert (plan.run.rounds, plan.uplink.codec, plan.cohort.late) == (20, "stc(0.04)", "fold")
+    assert (plan.run.rounds, plan.uplink.codec, plan.cohort.late) == (20, "eden(1)", "fold")
 
 
 def test_a_resolved_plan_comes_back_with_its_digest() -> None:

@@ -11,6 +11,7 @@ from thinwire.core import RunPlan
 from thinwire.core.sections import UplinkSection
 from thinwire.simulation import History, simulate
 
+DEFAULT = UplinkSection()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 
 
@@ -20,15 +21,16 @@ def digits(codec: str, seed: int, **overrides: str) -> History:
 
 
 @pytest.mark.slow
-def test_the_default_codec_keeps_the_accuracy_at_a_hundredth_of_the_bytes() -> None:
-    sparse = [digits(UplinkSection().codec, seed) for seed in (1, 2, 3)]
+def test_the_codec_of_the_example_and_the_default_keep_the_accuracy() -> None:
     dense = [digits("identity", seed) for seed in (1, 2, 3)]
-    assert all(row.reason == "all" for history in (*sparse, *dense) for row in history.rounds)
-    accuracy = mean(history.metrics["accuracy"] for history in sparse)
     uncompressed = mean(history.metrics["accuracy"] for history in dense)
-    assert accuracy >= 0.95
-    assert abs(accuracy - uncompressed) <= 0.01
-    assert all(history.run.dense_up / history.payload_up >= 100 for history in sparse)
+    for codec, feedback, times in (("stc(0.04)", "classic", 100), (DEFAULT.codec, DEFAULT.feedback, 30)):
+        small = [digits(codec, seed, **{"uplink.feedback": f"'{feedback}'"}) for seed in (1, 2, 3)]
+        assert all(row.reason == "all" for history in (*small, *dense) for row in history.rounds)
+        accuracy = mean(history.metrics["accuracy"] for history in small)
+        assert accuracy >= 0.95
+        assert abs(accuracy - uncompressed) <= 0.01
+        assert all(history.run.dense_up / history.payload_up >= times for history in small)
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:

@@ -75,5 +75,5 @@ def _list(json: bool) -> None:
     say.table(header, cells, right=("bits",))
     say.note(f"bits a parameter, on {SAMPLE} normal values; kinds under feedback: --json")
     first = UplinkSection().codec
-    say.note(f"to begin with: {first}, which a plan has that names none")
+    say.note(f'to begin with: {first}, feedback = "{UplinkSection().feedback}", which a plan without [uplink] has')
     say.note(f'to learn more: thinwire codecs try "{first}" measures it on this machine')

@@ -29,7 +29,7 @@ class RunPlan(Sections):
 
     >>> plan = RunPlan.parse('[run]\\ntask = "digits"\\n[local]\\nlr = 0.5')
     >>> plan.run.rounds, plan.uplink.codec
-    (20, 'stc(0.04)')
+    (20, 'eden(1)')
     """
 
     @classmethod

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -178,12 +178,14 @@ DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
 
 
 class UplinkSection(Section):
-    """How an update is made small."""
+    """How an update is made small. Without any key it is `eden(1)` without feedback, which is what cost less than half a
+    point wherever it was measured (docs/how/which-codec.md); a section that says anything has feedback by default.
+    """
 
-    codec: str = Field(default="stc(0.04)", description="a chain of codecs: `thinwire codecs` lists them")
+    codec: str = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
     layers: dict[str, str] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
     feedback: Literal["classic", "ef21", "none"] = Field(
-        default="classic", description="what becomes of what was not sent"
+        default="classic", description='what becomes of what was not sent; "none" where [uplink] has no key at all'
     )
     feedback_decay: Share = Field(
         default=1.0, description="what is left of the residual for each round since the last update"
@@ -196,6 +198,11 @@ class UplinkSection(Section):
         default=[],
         description="codecs, mildest first: each device is asked in the first that its link carries in time",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_recommended(cls, given: Any) -> Any:
+        return given or {"feedback": "none"}
 
     @property
     def codecs(self) -> list[str]:

@@ -1,5 +1,5 @@
-"""What a table of chains does not say by itself: where the default or its sparse rival falls short, what gets slower, whose rate is at an
-edge of the grid.
+"""What a table of chains does not say by itself: where a default falls short, what gets slower, whose rate is at
+an edge of the grid.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from benchmarks.accuracy_bytes.bound import MARGIN
 from benchmarks.accuracy_bytes.selection import FALLBACK
 from benchmarks.accuracy_bytes.trials import Chain
 from docs.generate.names import code
-from thinwire.core.texts import counted
 from thinwire.core.sections import UplinkSection
+from thinwire.core.texts import counted
 
 Part = Mapping[str, Any]
 DEFAULT = Chain(UplinkSection().codec, UplinkSection().feedback)
@@ -20,7 +20,7 @@ SECONDS_ON = "10 Mb/s, 20 ms"
 
 
 def default_here(part: Part) -> str:
-    """What the default, and the sparse chain that was fixed in advance, cost on seeds A, where another was decided for."""
+    """What the default, and the chain that was fixed in advance, cost on seeds A, where another was decided for."""
     told = []
     for name, chain in (("The default", DEFAULT), ("A hundredth of the bytes", FALLBACK)):
         for row in part["a"]:

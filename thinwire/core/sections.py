@@ -178,8 +178,8 @@ DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
 
 
 class UplinkSection(Section):
-    """How an update is made small. Without any key it is `eden(1)` without feedback, which is what cost less than half a
-    point wherever it was measured (docs/how/which-codec.md); a section that says anything has feedback by default.
+    """How an update is made small. Without any key it is `eden(1)` without feedback, which cost less than half a point
+    wherever it was measured (docs/how/which-codec.md); a section that says anything has feedback by default.
     """
 
     codec: str = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")

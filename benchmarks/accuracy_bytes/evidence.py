@@ -30,8 +30,7 @@ def part(
     times: Mapping[Chain, float], command: str,
 ) -> dict[str, Any]:  # fmt: skip
     """All that is told of one model whose verdict is there."""
-    model, decided_on = protocol.model, dict(rates)
-    rates = decided_on | protocol.beside(rounds.rounds)
+    model, rates = protocol.model, rates | protocol.beside(rounds.rounds)
     told_of = [*(one.chain for one in selected.finalists), *model.beside]
     on_a = protocol.on_a(rounds.rounds, rates, told_of)
     on_b = protocol.on_b(rounds.rounds, rates, _on_b(selected, found))
@@ -41,7 +40,7 @@ def part(
         "params": next(iter(on_b.values()))[0].size,
         "clients": CLIENTS, "split": model.work.split, "participation": PARTICIPATION,
         "steps": model.work.steps, "batch": model.work.batch, "seeds": plain(model.seeds),
-        "rounds": plain(rounds), "grid": list(model.rates), "rates": plain(decided_on),
+        "rounds": plain(rounds), "grid": list(model.rates), "rates": plain(dict(rates)),
         "first_of_a": plain(list(early)), "selection": plain(selected), "verdict": plain(found),
         "a": [row(chain, cells, on_a) for chain, cells in by_chain(on_a).items()],
         "b": [row(chain, cells, on_b) for chain, cells in by_chain(on_b).items()],

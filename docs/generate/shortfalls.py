@@ -12,7 +12,6 @@ from benchmarks.accuracy_bytes.selection import FALLBACK
 from benchmarks.accuracy_bytes.trials import Chain
 from docs.generate.names import code
 from thinwire.core.sections import UplinkSection
-from thinwire.core.texts import counted
 
 Part = Mapping[str, Any]
 DEFAULT = Chain(UplinkSection().codec, UplinkSection().feedback)
@@ -27,10 +26,9 @@ def default_here(part: Part) -> str:
             if row["chain"] == chain.name != part["verdict"]["chain"]:
                 mean, bound = (-row["difference"][one] for one in ("mean", "bound"))
                 costs = f"costs {mean:.2f} points here" if mean > 0 else f"gains {-mean:.2f} points here"
-                most = f", at most {bound:.2f}" if bound > 0 else ""
                 told.append(
-                    f"**{name}, {code(chain.name)}, {costs}** ({counted(row['seeds'], 'seed')} A{most}) for "
-                    f"{row['ratio']:.0f} times fewer bytes."
+                    f"**{name}, {code(chain.name)}, {costs}** ({row['seeds']} seeds A; it loses at most "
+                    f"{max(bound, 0):.2f}) for {row['ratio']:.0f} times fewer bytes."
                 )
     return " ".join(told)
 

@@ -25,7 +25,7 @@ MILD, HARSH = "int8", "topk(0.05) > int8"
 WIDE = "16384"  # hidden units: 1.2 M parameters
 PLAN = (
     "run.rounds=500", "cohort.wait_for=2", "cohort.deadline_s=90", "local.steps=5",
-    f'uplink.ladder=["{MILD}", "{HARSH}"]',
+    f'uplink.codec="{MILD}"', f'uplink.ladder=["{MILD}", "{HARSH}"]',
 )  # fmt: skip
 
 

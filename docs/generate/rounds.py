@@ -10,7 +10,6 @@ from docs.generate.evidence import Row, measured, read
 from docs.generate.table import table
 
 VIRTUAL = "on a virtual clock, which does not see what else the machine does"
-NOT_TOLD = "?"  # by documents of the faults from before their strikes were told
 NEVER_S = 1e9  # stands for "not in this run"
 
 
@@ -182,9 +181,9 @@ def faults_part() -> str:
     figures = document["figures"]
     lines = [
         (
-            row["fault"], f"{row.get('met', NOT_TOLD)} of {row['struck']}", str(row.get("unanswered", NOT_TOLD)),
-            str(row.get("late_answers", NOT_TOLD)), str(row["lost_updates"]), str(row["double_folds"]),
-            row.get("identical_why", NOT_TOLD) if row["identical_share"] is None else f"{row['identical_share']:g}",
+            row["fault"], f"{row['met']} of {row['struck']}", str(row["unanswered"]),
+            str(row["late_answers"]), str(row["lost_updates"]), str(row["double_folds"]),
+            row["identical_why"] if row["identical_share"] is None else f"{row['identical_share']:g}",
             ", ".join(f"{seconds:.1f}" for seconds in row["recoveries_s"]),
         )
         for row in document["rows"]

@@ -19,17 +19,16 @@ PIXEL = """async ([png, x, y]) => {
   canvas.drawImage(await createImageBitmap(new Blob([bytes], { type: "image/png" })), -x, -y);
   return [...canvas.getImageData(0, 0, 1, 1).data];
 }"""
+TOP = "(e) => e.querySelector('tbody tr').getBoundingClientRect().top - e.getBoundingClientRect().top"
 STEP_PX = 20  # an arrow scrolls at least so far
 ABOVE_TEXT = 2  # pixels below a row's top: within its padding
 
 
 def colour(page: Page, region: Locator, x: float) -> list[int]:
     """What is seen at the top of a table's first row, `x` pixels from the left."""
-    row, box = region.locator("tbody tr").first.bounding_box(), region.bounding_box()
-    assert row is not None
-    assert box is not None
+    top = region.evaluate(TOP)  # both at one moment: what stands above may still be growing
     png = base64.b64encode(region.screenshot()).decode()
-    return list(page.evaluate(PIXEL, [png, int(x), int(row["y"] - box["y"]) + ABOVE_TEXT]))
+    return list(page.evaluate(PIXEL, [png, int(x), int(top) + ABOVE_TEXT]))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

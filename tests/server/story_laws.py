@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.server.stories import DEADLINE_S, NAMES, Story, Told
+from tests.server.stories import DEADLINE_S, NAMES, Story, Told, told
 from thinwire.core.ask_ids import asked_round, is_further
 from thinwire.core.event_json import to_json
 from thinwire.core.events import (
@@ -140,3 +142,16 @@ def plain(value: object) -> object:
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def tell(story: Story) -> Told:
+    """What came of it, after the laws that hold in every mode."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = told(story, Path(folder))
+    assert made.status in ("done", "failed", "stopped")
+    who_is_asked_in_the_middle_of_a_round_has_its_rest(made)
+    what_is_accepted_is_folded_or_dropped_once_and_so_is_said(made)
+    what_is_no_garbage_can_be_folded(made, story)
+    the_model_is_the_sum_of_what_was_folded(made)
+    the_journal_replays_to_the_same_past(made)
+    return made

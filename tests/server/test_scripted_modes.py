@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.stories import DEADLINE_S, NAMES, ROUNDS, Story, Told, drawn, told, whole_runs
+from tests.server.stories import DEADLINE_S, NAMES, ROUNDS, Story, drawn, whole_runs
 from tests.server.story_laws import (
     a_buffer_holds_one_update_of_a_device_and_no_more_than_it_has_places,
     a_buffer_never_waits_for_nobody,
     a_round_closes_as_soon_as_nobody_can_answer,
-    the_journal_replays_to_the_same_past,
-    the_model_is_the_sum_of_what_was_folded,
-    what_is_accepted_is_folded_or_dropped_once_and_so_is_said,
-    what_is_no_garbage_can_be_folded,
-    who_is_asked_in_the_middle_of_a_round_has_its_rest,
+    tell,
 )
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundOpened, UpdateAccepted
@@ -85,19 +79,6 @@ def down_a_ladder(draw: st.DrawFn) -> Story:
     overlap = draw(st.sampled_from([None, None, {"max_delay": 1}]))
     clients = draw(st.sampled_from(["all", 3]))
     return drawn(draw, plan_of(draw, {"overlap": overlap}, {"ladder": LADDER}, clients=clients), bytes_s=bytes_s)
-
-
-def tell(story: Story) -> Told:
-    """What came of it, after the laws that hold in every mode."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = told(story, Path(folder))
-    assert made.status in ("done", "failed", "stopped")
-    who_is_asked_in_the_middle_of_a_round_has_its_rest(made)
-    what_is_accepted_is_folded_or_dropped_once_and_so_is_said(made)
-    what_is_no_garbage_can_be_folded(made, story)
-    the_model_is_the_sum_of_what_was_folded(made)
-    the_journal_replays_to_the_same_past(made)
-    return made
 
 
 @settings(whole_runs, max_examples=EXAMPLES)

@@ -6,7 +6,7 @@ FURTHER = "+"
 
 
 def ask_id_of(run_id: str, number: int, device: str, further: bool = False) -> str:
-    """The id of what a device is asked in a round; `further`: after it has answered what it was asked in it first.
+    """The id of what a device is asked in a round; `further`: while an update of it stood in the round's buffer.
 
     >>> ask_id_of("digits-3", 12, "pi-01", further=True)
     'digits-3.12+.pi-01'
@@ -27,7 +27,7 @@ def asked_round(ask_id: str) -> int:
 
 
 def is_further(ask_id: str) -> bool:
-    """Whether it is not the first thing that its device was asked in its round."""
+    """Whether it was asked for the buffer after its round's, in which an update of its device stood."""
     return _named(ask_id).endswith(FURTHER)
 
 

@@ -15,8 +15,9 @@ from thinwire.server.driving.running import RETURN_S, StopOrder
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
 
 
-def measured(bench: Bench) -> list[tuple[int, dict[str, float], int, int | None]]:
-    return [(e.version, dict(e.metrics), e.clients, e.payload_bytes) for e in bench.events(Evaluated)]
+def measured(bench: Bench) -> list[tuple[int, dict[str, float], int, tuple[int, int]]]:
+    events = bench.events(Evaluated)
+    return [(e.version, dict(e.metrics), e.clients, (e.payload_bytes, e.models_sent)) for e in events]
 
 
 def stops(bench: Bench) -> list[int]:
@@ -44,6 +45,9 @@ def test_a_kill_at_any_commit_measures_every_version_and_tells_all_that_it_is_ov
     whole = two_rounds(tmp_path / "whole")
     places = drive_through(whole)
     assert stops(whole) == [1, 1, 1] and len(measured(whole)) == 3
+    assert [models for *_, (_, models) in measured(whole)] == [0, 0, 3]
+    row = whole.store.run(whole.run_id)
+    assert row.dense_down == 9 * 4 * LAYOUT.size <= row.payload_down  # 3 models a round, and the last to be measured
     for where, again in killed(two_rounds, tmp_path, places):
         assert (measured(again), stops(again)) == (measured(whole), [1, 1, 1]), where
 

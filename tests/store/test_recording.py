@@ -93,6 +93,10 @@ def test_bytes_are_summed_beside_what_dense_ones_would_be(store: Store) -> None:
     run = store.run(run_id)
     assert (run.payload_up, run.payload_down, run.wire_up, run.wire_down) == (202, 3000, 1200, 1000)
     assert (run.dense_up, run.dense_down) == (2 * DENSE, 3 * DENSE)
+    last = Evaluated(9.0, 1, 1, {"loss": 0.5}, {"loss": [0.0, 1.0]}, 9, 3, payload_bytes=70, models_sent=2)
+    store.record(run_id, [last])
+    run = store.run(run_id)
+    assert (run.payload_down, run.dense_down) == (3070, 5 * DENSE)
 
 
 def test_where_there_is_no_wire_its_bytes_stay_unknown(store: Store) -> None:

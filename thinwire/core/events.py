@@ -323,6 +323,7 @@ class Evaluated(Event):
     clients: int
     best: bool = False
     payload_bytes: int = 0
+    models_sent: int = 0  # in those bytes
     sent_bytes: int | None = None
     received_bytes: int | None = None
 

@@ -25,7 +25,7 @@ from thinwire.core.events import (
     RunNoted,
     RunStatusChanged,
 )
-from thinwire.store.asks import Asks
+from thinwire.store.asks import FLOAT_BYTES, Asks
 from thinwire.store.sums import Sums
 from thinwire.store.tables import Checkpoint, Round, Run
 
@@ -139,6 +139,7 @@ class Projection:
     def _evaluated(self, event: Evaluated) -> None:
         amounts = {
             "payload_down": event.payload_bytes, "wire_down": event.sent_bytes, "wire_up": event.received_bytes,
+            "dense_down": event.models_sent * self.facts.size * FLOAT_BYTES,
         }  # fmt: skip
         self.sums.run.update({name: amount for name, amount in amounts.items() if amount})
         best: Mapping[str, Any] = {}

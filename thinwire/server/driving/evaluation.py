@@ -58,7 +58,8 @@ def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, Any]:
     """What answers that only measure took; those that also train are counted as updates."""
     alone = [head for head in heads if not head.parts]
     wires = [head.transfer for head in alone if head.transfer and head.transfer.sent_bytes is not None]
-    found = {"payload_bytes": sum(running.measuring.get(head.ask_id, 0) for head in alone)} if alone else {}
+    sent = [running.measuring.get(head.ask_id, 0) for head in alone]
+    found: dict[str, Any] = {"payload_bytes": sum(sent), "models_sent": sum(map(bool, sent))}
     if wires:
         found["sent_bytes"] = sum(wire.sent_bytes or 0 for wire in wires)
         found["received_bytes"] = sum(wire.received_bytes or 0 for wire in wires)

@@ -152,6 +152,18 @@ def test_what_came_too_soon_fills_the_place_of_what_cannot_be_folded(tmp_path: P
     made = bench(tmp_path, spoils, scripted("b"), scripted("c"), rounds=2, min_replies=2)
     made.drive()
     assert (made.reasons(), [event.seconds for event in made.events(RoundClosed)]) == (["buffer"] * 2, [1.0] * 2)
+    assert not any(event.late for event in made.events(UpdateAccepted)), "it waited, but came in its time"
+
+
+def test_what_came_after_its_own_time_is_late_in_the_buffer_that_takes_it(tmp_path: Path) -> None:
+    dawdles = scripted("a", lambda ask: Turn(compute_s=35.0 if ask.further else 1.0))
+    made = bench(tmp_path, dawdles, scripted("b", 29.0), rounds=2)
+    made.fleet.die("b")
+    made.fleet.come("b", 20.0)
+    made.drive()
+    assert [event.elapsed_s for event in made.events(RoundClosed)] == [49.0, 78.0]
+    late = {event.ask_id: event.late for event in made.events(UpdateAccepted)}
+    assert late == {"toy-1.1.a": False, "toy-1.1.b": False, "toy-1.1+.a": True, "toy-1.2.b": False}
 
 
 def test_a_buffer_that_only_silent_devices_could_fill_closes_at_their_deadline(tmp_path: Path) -> None:

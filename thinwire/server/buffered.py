@@ -172,7 +172,8 @@ class Buffer:
         self.standing.add(head.update_id)
         self.folding.add(head.update_id)
         discount = (1.0 + staleness) ** -terms.staleness_exponent
-        return [Fold(head.update_id, staleness, discount, late=not in_time)]
+        late = not in_time if head.came_late is None else head.came_late
+        return [Fold(head.update_id, staleness, discount, late)]
 
     def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
         self.dropped.append(update_id)

@@ -87,13 +87,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Head:
-    """An answer has arrived and is durable in the spool; `again`: it was accepted before a restart."""
+    """An answer has arrived and is durable in the spool; `again`: it was accepted before a restart.
+
+    `came_late` is known of an answer that was deferred: whether its own deadline was over when it came.
+    """
 
     update_id: UpdateId
     ask_id: str
     device: str
     base_version: int
     again: bool = False
+    came_late: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,8 @@ class OneRound:
         if asked_round(head.ask_id) < running.past.references_from:
             self.drop(update_id, "stale")  # it is a difference to what counts no more
             return
-        self._act(moves.Head(update_id, head.ask_id, update_id.device, head.base_version))
+        came_late = running.came_late.get(head.ask_id)
+        self._act(moves.Head(update_id, head.ask_id, update_id.device, head.base_version, came_late=came_late))
 
     def on(self, event: moves.Input) -> None:
         """Something has happened to the round: what follows from that is recorded and done."""
@@ -249,6 +250,7 @@ class OneRound:
             facts += [accepted_fact(now, number, elapsed, head, action), *lost_fact(now, number, head)]
         self.running.record(*later, *facts, *events, measured=measured)
         for head, action in accepted:
+            self.running.came_late.pop(head.ask_id, None)
             self.begin(head, action.discount)
 
     def new_fold(self) -> Fold:

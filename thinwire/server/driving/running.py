@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -70,6 +71,7 @@ class Running:
         self.known = Known(() if self.simulated else store.measures())
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
         self.deferred: dict[str, ReplyHead] = {}  # ask_id -> an answer that a round to come takes
+        self.came_late: dict[str, bool] = {}  # ask_id of what was deferred -> whether its time was over when it came
         self._clock_base = self.past.elapsed_s - clock.now()
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
 
@@ -200,6 +202,7 @@ class Running:
 
     def defer(self, head: ReplyHead) -> None:
         """Keep an answer for the next round: one for each ask."""
+        self.came_late.setdefault(head.ask_id, self.elapsed >= self.past.owed.due.get(head.update_id.device, math.inf))
         if self.deferred.setdefault(head.ask_id, head).update_id != head.update_id:
             self.fleet.ack([head.update_id])
 

@@ -99,6 +99,7 @@ def stragglers_part() -> str:
     document = read("stragglers")
     figures = document["figures"]
     rows: Sequence[Row] = [row for row in document["rows"] if not row.get("real")]
+    real: Sequence[Row] = [row for row in document["rows"] if row.get("real")]
     policies = list(dict.fromkeys(row["policy"] for row in rows))
     settings = {
         "one dead": [row for row in rows if row["dying"] and not row["exponent"]],
@@ -117,7 +118,7 @@ than waiting for all (the buffer twice as many); such a seed counts as 0 in the 
         "The accuracy gap of each pair of seed and setting, with late answers in full:",
         table(("policy", "mean", "standard error", "least", "most"), _gaps(rows, policies[1:])),
         "Real processes:",
-        _policies([row for row in document["rows"] if row.get("real")], policies),
+        _policies(real, list(dict.fromkeys(row["policy"] for row in real))),
     ))  # fmt: skip
 
 

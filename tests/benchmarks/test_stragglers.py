@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from benchmarks.curve import Curve, Point
-from benchmarks.stragglers import POLICIES, SETTINGS, SLOW, compared, figures, speeds
+from benchmarks.stragglers import CROWDED, POLICIES, SETTINGS, SLOW, compared, figures, speeds
 
 ROOT = Path(__file__).parents[2]
+EVERY = (*POLICIES, CROWDED)
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
@@ -27,7 +28,7 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
     assert (made["benchmark"], made["preset"]) == ("stragglers", "tiny")
     rows, found = made["rows"], made["figures"]
     assert {(row["policy"], row["dying"], row["exponent"]) for row in rows} == {
-        (p, *s) for p in POLICIES for s in SETTINGS
+        (p, *s) for p in EVERY for s in SETTINGS
     }
     assert {"speedup", "speedup_all_alive", "accuracy_gap", "slow_client_gap"} <= found.keys()
     assert found["step_s"] > 0 and found["encode_s"] > 0 and found["exchange_s"] > 0
@@ -49,7 +50,7 @@ def falling(*seconds: float) -> Curve:
 
 def test_a_policy_is_as_much_sooner_as_its_seconds_to_the_target_say() -> None:
     waiting, quick = falling(10, 20, 30, 40), falling(1, 2, 3, 5)
-    rows = in_all_settings(compared({policy: waiting if policy == "waiting" else quick for policy in POLICIES}))
+    rows = in_all_settings(compared({policy: waiting if policy == "waiting" else quick for policy in EVERY}))
     assert all(row["target"] == pytest.approx(0.98 * 0.5) for row in rows)
     found = figures(rows)
     assert (found["speedup"], found["speedup_all_alive"], found["accuracy_gap"]) == (8.0, 8.0, 0.0)
@@ -57,6 +58,13 @@ def test_a_policy_is_as_much_sooner_as_its_seconds_to_the_target_say() -> None:
 
 def test_who_never_gets_there_is_infinitely_later() -> None:
     waiting, never = falling(10, 20, 30, 40), falling(1)
-    found = compared({policy: never if policy == "partial" else waiting for policy in POLICIES})
+    found = compared({policy: never if policy == "partial" else waiting for policy in EVERY})
     rows = in_all_settings(found)
     assert figures(rows)["speedup partial"] == 0.0 == figures(rows)["speedup"]
+
+
+def test_what_no_limit_costs_stands_beside_the_figures_and_not_in_them() -> None:
+    waiting, never = falling(10, 20, 30, 40), falling(1)
+    found = figures(in_all_settings(compared({policy: never if policy == CROWDED else waiting for policy in EVERY})))
+    assert (found["speedup"], found[f"speedup {CROWDED}"]) == (1.0, 0.0)
+    assert found["speedup_all_alive"] == 1.0 and f"accuracy_gap {CROWDED}" in found

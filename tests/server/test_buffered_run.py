@@ -115,6 +115,19 @@ def test_a_buffer_that_is_larger_than_the_fleet_closes_with_all_of_it_and_is_war
     ]
 
 
+@pytest.mark.parametrize(("names", "limit", "warned"), [("abcd", 0, True), ("abcd", 2, False), ("abcde", 0, False)])
+def test_a_small_fleet_that_is_always_at_work_is_warned_of_twice_the_same_version(
+    tmp_path: Path, names: str, limit: int, warned: bool
+) -> None:
+    made = bench(tmp_path, *map(scripted, names), rounds=1, max_concurrency=limit)
+    made.drive()
+    said = [event.text for event in made.events(RunNoted)]
+    assert [text.partition(":")[0] for text in said] == warned * [
+        "all 4 devices are at work at once and [cohort] buffer = 2"
+    ]
+    assert all(text.endswith("with max_concurrency = 2 they take turns") for text in said)
+
+
 def test_most_answers_too_far_behind_are_warned_of(tmp_path: Path) -> None:
     made = bench(tmp_path, *(scripted(name) for name in "abcdef"), rounds=1, buffer=1, max_staleness=2)
     made.drive()

@@ -11,7 +11,7 @@ def notes(plan: RunPlan, able: int) -> list[str]:
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nmode="buffered"\\nbuffer=4')
     >>> notes(plan, 3)
     ['[cohort] buffer = 4 is more than the 3 devices that are there: each buffer closes with what all of them sent']
-    >>> notes(plan, 5)
+    >>> notes(plan, 9)
     []
     """
     cohort = plan.cohort
@@ -27,4 +27,8 @@ def notes(plan: RunPlan, able: int) -> list[str]:
         said = f"with {at_work} devices at work and [cohort] buffer = {cohort.buffer} most answers are about {behind} "
         said += f"versions behind, and [cohort] max_staleness = {cohort.max_staleness} drops them: a larger buffer, or "
         return [said + f"max_concurrency = {cohort.buffer * cohort.max_staleness}"]
+    if cohort.buffer < at_work == able <= 2 * cohort.buffer:
+        said = f"all {able} devices are at work at once and [cohort] buffer = {cohort.buffer}: quick ones train again "
+        said += "from a version that they have just trained from, which costs accuracy where data differ; with "
+        return [said + f"max_concurrency = {cohort.buffer} they take turns"]
     return []

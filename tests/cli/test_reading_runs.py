@@ -19,6 +19,7 @@ from thinwire.core.events import (
     RunNoted,
     RunStatusChanged,
     UpdateAccepted,
+    UpdateFolded,
 )
 from thinwire.core.home import AggregatorHome
 from thinwire.store import MeasureRow, Store
@@ -62,6 +63,18 @@ def test_a_run_is_shown_round_by_round(thinwire, home):
     assert first["wire_bytes"] is None
     assert first["metrics"] == {"accuracy": 0.6, "loss": 1.0}
     assert "deadline" in thinwire("runs", "show", "toy", "--home", home).out
+
+
+def test_an_open_round_shows_who_has_answered_so_far(thinwire, home):
+    run_id = told(home, status="running")
+    with Store.open(AggregatorHome.under(home).database) as store:
+        events = round_events(run_id, 3)
+        store.record(run_id, [event for event in events if not isinstance(event, RoundClosed | UpdateFolded)])
+        (line,) = (line for line in thinwire("runs", "show", "--home", home).out.splitlines() if " open " in line)
+        assert line.split()[:3] == ["3", "open", "1/2"], "it waits for its turn to be folded"
+        store.record(run_id, [event for event in events if isinstance(event, UpdateFolded)])
+    (line,) = (line for line in thinwire("runs", "show", "--home", home).out.splitlines() if " open " in line)
+    assert line.split()[:3] == ["3", "open", "1/2"]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,15 @@ def test_the_line_of_a_buffer_waits_for_the_answers_that_measure_its_model():
     assert [line.split()[:4] for line in lines] == [["1", "buffer", "1/2", "0.6000"], ["2", "buffer", "1/2", "0.7000"]]
 
 
+def test_the_line_of_a_round_with_one_ahead_waits_for_the_round_that_measures_its_model():
+    one, two, three = (round_events("toy-1", number) for number in (1, 2, 3))
+    teller, lines = told(*one[:-1], two[1], one[-1], three[1], *two[2:])
+    assert lines == []
+    assert [line.split()[:4] for line in teller.hear(evaluated(1))] == [["1", "deadline", "1/2", "0.6000"]]
+    last = [line for event in three[2:] for line in teller.hear(event)]
+    assert [line.split()[:4] for line in last] == [["2", "deadline", "1/2", "-"]], "nobody begins from its model"
+
+
 def test_a_note_is_told_as_it_is():
     assert told(RunNoted(T, "fewer devices than the buffer holds"))[1] == ["fewer devices than the buffer holds"]
 

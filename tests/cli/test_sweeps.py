@@ -67,6 +67,7 @@ def test_stored_runs_are_compared_too(thinwire, plan, home):
     found = thinwire("runs", "compare", "tiny-1", "tiny-2", "--json", "--home", home).document
     assert [row["uplink.codec"] for row in found["rows"]] == ["fp16", "identity"]
     assert found["rows"][0]["payload_up"] < found["rows"][1]["payload_up"]
+    assert "±" not in thinwire("runs", "compare", "tiny-1", "tiny-2", "--home", home).out
 
 
 @pytest.mark.parametrize(

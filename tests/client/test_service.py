@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.client.small import RUN, Aggregator, plan_of, task_of
+from tests.client.small import RUN, Aggregator, cross_entropy, plan_of, task_of
 from tests.fleet_words import polled
 from tests.flower.doubles import place
 from thinwire.client.answering.afterwards import Afterwards
@@ -82,6 +82,22 @@ def test_asks_are_answered_in_order_until_the_stop(running: Running) -> None:
     assert running.said[:2] == ["connecting", "idle"]
     assert any(line.startswith("round 1: train") for line in running.said)
     assert any(line.startswith("round 2: sent") for line in running.said)
+
+
+def test_who_is_stopped_in_the_middle_of_training_says_so_last(tmp_path: Path) -> None:
+    begun = threading.Event()
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        begun.set()
+        return cross_entropy(model, batch)
+
+    service = Running(tmp_path, loss=loss)
+    service.stop = begun
+    service.aggregator.steps = 10_000
+    thread = service.start()
+    service.send(service.aggregator.ask(1))
+    thread.join(10)
+    assert (service.code, service.said[-1]) == ([0], "stopping")
 
 
 def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_path: Path) -> None:

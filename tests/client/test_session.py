@@ -14,13 +14,16 @@ from thinwire.aggregation.native import threads
 from thinwire.client.answering import work
 from thinwire.client.answering.encoding import encode
 from thinwire.client.answering.exchange import parts_of
+from thinwire.client.answering.job import Job
 from thinwire.client.compute import tensors
+from thinwire.client.compute.clock import Clock
 from thinwire.client.compute.initial import build
 from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Work as Steps
 from thinwire.client.compute.site import Split
 from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.session import Session
+from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost
 from thinwire.core.types import ReplyHead, Work
 
@@ -230,3 +233,13 @@ def test_data_without_a_test_part_is_trained_on_and_not_measured(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(data=lambda site: Split(examples())), plan_of())
     head, _ = aggregator.answer(aggregator.session(), aggregator.ask())
     assert list(head.metrics) == ["train/loss"]
+
+
+def test_the_longer_training_takes_the_fewer_lines_it_says(tmp_path) -> None:
+    aggregator, time, said = Aggregator(tmp_path, task_of(), plan_of()), VirtualClock(), list[str]()
+    job = Job(aggregator.ask(1), aggregator.plan, "pi-01", lambda: False, said.append, clock=Clock(time.now))
+    for step in range(1, 3601):
+        job.tell("train", step, 3600)
+        time.advance(1.0)
+    assert len(said) < 120, "in an hour"
+    assert (said[0].split()[3], said[1].split()[3], said[-1].split()[3]) == ("1/3600", "2/3600", "3600/3600")

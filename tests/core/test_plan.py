@@ -108,6 +108,23 @@ def test_a_wrong_key_or_value_is_named_with_what_to_try(text: str, what: str, hi
     assert error.value.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("more", "why", "hint"),
+    [
+        ("[cohort]\ndeadline_s = 0", "it should be 'auto' or above 0", "thinwire plan keys cohort"),
+        ("[cohort]\ndeadline_s = 'soon'", "it should be 'auto' or a number", "thinwire plan keys cohort"),
+        ("steps = 1.5", "it should be a whole number or 'auto'", "thinwire plan keys local"),
+        ("partial = 3", "it should be true or false", "thinwire plan keys local"),
+        ("overlap = 1", "it should be a table", "[local] overlap = { max_delay = 1 }"),
+        ("[uplink]\nwarmup = 3", "it should be a table", "[uplink] warmup = { rounds = ..., ratios = ... }"),
+    ],
+)
+def test_what_a_value_should_be_is_said_in_words_of_plans(more: str, why: str, hint: str) -> None:
+    with pytest.raises(PlanError) as error:
+        RunPlan.parse(TWO_LINES + more)
+    assert (error.value.why, error.value.hint) == (why, hint)
+
+
 def test_all_wrong_keys_are_named_at_once() -> None:
     with pytest.raises(PlanError) as error:
         RunPlan.parse('[run]\ntask="d"\nround=3\n[local]\nlr=1\nbatchsize=2')

@@ -86,6 +86,8 @@ def test_runs_that_differ_in_the_seed_are_one_row():
     assert thin.rounds_to.mean == 2.5
     assert thin.up_to is not None
     assert thin.up_to.mean == 250
+    assert wide.value is not None
+    assert (wide.value.sd, figures(wide)["value_sd"]) == (None, None), "one run says nothing of a spread"
     assert wide.ratio_up == pytest.approx(4000 / 600)
     assert figures(wide)["seconds_to"] == 4.0
     assert [point[0] for point in curve(thin, "accuracy")] == [100, 200, 300]

@@ -31,7 +31,7 @@ def measured(name: str, at: float) -> list[MeasureRow]:
     of: dict[str, tuple[float | None, float | None]] = {
         "up": (2.1e6, 1.4e6), "down": (None, None), "rtt": (0.048, 0.061),
     }  # fmt: skip
-    return [MeasureRow(name, kind, "", [[1.0, 0.05]] * 3, p50, p90, at) for kind, (p50, p90) in of.items()]
+    return [MeasureRow(name, kind, "", [[40_000.0, 0.05]] * 3, p50, p90, at) for kind, (p50, p90) in of.items()]
 
 
 def hello(name: str, **said: object) -> Hello:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,18 @@ def test_the_link_is_what_the_device_measured_and_what_its_answers_took(page: Te
     store.record(run.run_id, [RunNoted(AT, "measured")], measured("pi-01", AT))
     link = by_name(page)["pi-01"]["link"]
     assert (link["rtt_s"], link["skew_s"]) == (0.2, -3.5)
-    assert link["up"] == {"p50": 2.1e6, "p90": 1.4e6, "samples": 3}
-    assert link["rtt"] == {"p50": 0.048, "p90": 0.061, "samples": 3}
-    assert link["down"] == {"p50": None, "p90": None, "samples": 3}, "too fast to be seen"
+    assert link["up"] == {"p50": 2.1e6, "p90": 1.4e6, "samples": 3, "least": False}
+    assert link["rtt"] == {"p50": 0.048, "p90": 0.061, "samples": 3, "least": False}
+    assert link["down"] == {"p50": None, "p90": None, "samples": 3, "least": False}, "too fast to be seen"
     assert by_name(page)["pi-08"]["link"] == {"rtt": None, "up": None, "down": None, "rtt_s": None, "skew_s": None}
+
+
+def test_a_rate_of_nothing_but_small_updates_is_the_least_that_it_may_be(page: TestClient, store: Store):
+    run = twelve_rounds(store)
+    small = [replace(one, samples=[[370.0, 0.05]] * 3) for one in measured("pi-01", AT)]
+    store.record(run.run_id, [RunNoted(AT, "measured")], small)
+    link = by_name(page)["pi-01"]["link"]
+    assert (link["up"]["p50"], link["up"]["least"], link["rtt"]["least"]) == (2.1e6, True, False)
 
 
 def test_a_device_is_shown_with_its_deeds_its_last_asks_and_where_it_stays(page: TestClient, store: Store):

@@ -45,6 +45,12 @@ def test_who_worked_while_no_aggregator_was_there_did_not_wait_with_the_ask():
     assert [(s.stage, s.begin_s, s.end_s) for s in late][1] == ("between", 75.0, 85.0), "the rest was no aggregator's"
 
 
+def test_what_was_between_stages_is_not_drawn_where_no_aggregator_was_there():
+    row = replace(ROW, train_s=18.0, pulled_at=100.0, began_at=152.0, arrived_at=152.0)
+    found = stretches(row, 100.0, [[135.0, 154.0]])
+    assert [(s.stage, s.begin_s, s.end_s) for s in found] == [("train", 0.0, 18.0), ("between", 18.0, 35.0)]
+
+
 def test_an_ask_without_an_answer_has_no_stretches():
     assert stretches(ROW, 100.0) == []
 

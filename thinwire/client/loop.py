@@ -146,7 +146,7 @@ class Loop:
         finally:
             if delivery.bundle is not None:
                 delivery.bundle.unlink(missing_ok=True)
-        if self.inbox.empty() and self._behind.idle:
+        if self.inbox.empty() and self._behind.idle and not self.ending.is_set():
             self.say("idle")
         if (ask := delivery.ask).kind != "stop":
             self._asked.add(ask.run)

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+SHOULD = "it should be "
+TABLE = ("model_type", "model_attributes_type", "dict_type")
+WANTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(TABLE, "a table"),
+    "list_type": "a list",
+    "string_type": "text",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "finite_number": "a finite number",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "under {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+}
 
 
 def explain(
@@ -24,12 +44,28 @@ def explain(
         return f"unknown key {name}", f"{where} has the keys {', '.join(known)}", hint
     if kind == "missing":
         return f"{name} is missing", f"every {noun} needs it", _example(place)
-    said = str(details["msg"]).replace("Input should be", "it should be").removeprefix("Value error, ")
-    return (
-        f"{name} = {details.get('input')!r} cannot be",
-        said,
-        keys.format(place[0] if place else "").strip(),
-    )
+    hint = keys.format(place[0] if place else "").strip()
+    if kind in TABLE and len(place) > 1 and (model := _model_at(plan, place)) is not None:
+        hint = f"{name} = {_table_of(model)}"
+    return f"{name} = {details.get('input')!r} cannot be", _wanted(details), hint
+
+
+def either(whys: Sequence[str]) -> str:
+    """What a value should be, where it may be one of several things.
+
+    >>> either(["it should be 'auto'", "it should be above 0"])
+    "it should be 'auto' or above 0"
+    """
+    first, *others = whys
+    return " or ".join([first, *(why.removeprefix(SHOULD) for why in others)])
+
+
+def _wanted(details: Mapping[str, Any]) -> str:
+    """What the value should be, in the words of docs/reference/plan.md."""
+    said = WANTED.get(details["type"])
+    if said is None:
+        return str(details["msg"]).replace("Input should be ", SHOULD).removeprefix("Value error, ")
+    return SHOULD + said.format(**details.get("ctx", {}))
 
 
 def place_of(details: Mapping[str, Any]) -> tuple[str, ...]:
@@ -49,13 +85,25 @@ def _shown(place: tuple[str, ...]) -> str:
 
 
 def _keys(plan: type[BaseModel], place: tuple[str, ...]) -> list[str]:
+    model = _model_at(plan, place)
+    return list(model.model_fields) if model is not None else []
+
+
+def _model_at(plan: type[BaseModel], place: tuple[str, ...]) -> type[BaseModel] | None:
     model = plan
     for name in place:
         inner = _model_in(model.model_fields[name].annotation) if name in model.model_fields else None
         if inner is None:
-            return []
+            return None
         model = inner
-    return list(model.model_fields)
+    return model
+
+
+def _table_of(model: type[BaseModel]) -> str:
+    """A table of all its keys, as TOML writes one in a line; `...` where there is no default."""
+    values = ((name, field.get_default(call_default_factory=False)) for name, field in model.model_fields.items())
+    told = (f"{name} = {'...' if value is PydanticUndefined else json.dumps(value)}" for name, value in values)
+    return "{ " + ", ".join(told) + " }"
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -19,7 +19,7 @@ from thinwire.core.all_sections import Sections
 from thinwire.core.check import DeviceTimes, refusals
 from thinwire.core.check_codecs import CodecBook
 from thinwire.core.errors import PlanError
-from thinwire.core.explain import explain, place_of
+from thinwire.core.explain import either, explain, place_of
 from thinwire.core.overrides import Overrides
 from thinwire.core.refusal import Refusal
 
@@ -106,7 +106,7 @@ def _explained(error: ValidationError, source: str, overrides: Overrides) -> Pla
         whys, _ = found.setdefault(what, ([], hint))
         whys += [why] if why not in whys else []
         origins.setdefault(overrides.origin(place_of(details), source), {})[what] = None
-    reasons = dict.fromkeys(" or ".join(whys) for whys, _ in found.values())
+    reasons = dict.fromkeys(either(whys) for whys, _ in found.values())
     hint = next(hint for _, hint in found.values())
     wrong = "; ".join(f"{origin}: {'; '.join(whats)}" for origin, whats in origins.items())
     return PlanError(wrong, why="; ".join(reasons), hint=hint)

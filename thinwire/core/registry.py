@@ -75,8 +75,10 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self._named or name in self._installed:
             return self[name]
         known = sorted({*self, *also})
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        raise CodecError(f"no {self.kind} {name!r}", why=f"known: {', '.join(known)}", hint="".join(near))
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+        raise CodecError(
+            f"no {self.kind} {name!r}", why=f"known: {', '.join(known)}", hint="".join(near) or "one of these"
+        )
 
     def __getitem__(self, name: str) -> T:
         if name not in self._named and name in self._installed:

@@ -43,15 +43,15 @@ class Reached:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (0 of a single one)."""
+    """Mean and sample standard deviation (None of a single one: nothing is known of its spread)."""
 
     mean: float
-    sd: float
+    sd: float | None
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
         found = list(values)
-        return cls(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0) if found else None
+        return cls(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None) if found else None
 
 
 @dataclass(frozen=True)

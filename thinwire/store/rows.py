@@ -103,6 +103,11 @@ class RoundRow:
     missed_s: float = 0.0
     arrived: int = 0  # own asks whose answers are here and not folded yet, as far as is recorded; of an open round
 
+    @property
+    def answered(self) -> int:
+        """How many of those asked have answered so far; who failed has not."""
+        return self.folded_count + self.arrived + self.dropped
+
 
 @dataclass(frozen=True)
 class UpdateRow:

@@ -19,11 +19,15 @@ class Task(Answer):
 
 
 class Measured(Answer):
-    """Of `samples` that were seen: the median, and what nine of ten kept to. Null while they do not say."""
+    """Of `samples` that were seen: the median, and what nine of ten kept to. Null while they do not say.
+
+    `least`: all that was sent is too little to tell a rate by, which may be higher.
+    """
 
     p50: float | None = None
     p90: float | None = None
     samples: int = 0
+    least: bool = False
 
 
 class Link(Answer):

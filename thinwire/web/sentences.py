@@ -41,7 +41,7 @@ def _running(run: RunRow, open_round: RoundRow | None) -> str:
     note = f" ({_rounds(lost)} made no step)" if lost > 0 else ""
     step = f"Round {open_round.round} of {run.rounds_total + max(0, lost)}{note}"
     asked = len(open_round.asked)
-    return _stop(f"{step}: {answered(open_round)} of {asked} devices have answered{_failed(open_round)}; {quality}")
+    return _stop(f"{step}: {open_round.answered} of {asked} devices have answered{_failed(open_round)}; {quality}")
 
 
 def buffered(run: RunRow) -> bool:
@@ -65,7 +65,7 @@ def open_round(
         said = f"{len(round_.asked)} were asked ahead, and it takes answers when {until}"
         return f"Round {round_.round} waits for its turn: {said}."
     if not buffer:
-        came = f"{answered(round_)} of {len(round_.asked)} have answered{_failed(round_)}"
+        came = f"{round_.answered} of {len(round_.asked)} have answered{_failed(round_)}"
         said = f"{came}; {round_.target} are enough" if round_.failed else f"{came}, {round_.target} are enough"
         return f"Round {round_.round} is open: {said}{_away(round_)}."
     holds = sum(one.outcome == "accepted" or one.folded_round == round_.round for one in (*own, *earlier))
@@ -77,11 +77,6 @@ def open_round(
 
 def _away(round_: RoundRow) -> str:
     return f"; {said}" if (said := gone(round_)) else ""
-
-
-def answered(round_: RoundRow) -> int:
-    """How many of those asked have answered so far; who failed has not."""
-    return round_.folded_count + round_.arrived + round_.dropped
 
 
 def _failed(round_: RoundRow) -> str:

@@ -148,9 +148,9 @@ def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
 
 
 def _round(r: RoundRow) -> tuple[str, ...]:
-    of = r.target if r.reason == "buffer" else len(r.asked)
+    came, of = len(r.folded) if r.reason else r.answered, r.target if r.reason == "buffer" else len(r.asked)
     return (
-        str(r.round), r.reason or "open", f"{len(r.folded)}/{of}", str(r.late), str(r.failed),
+        str(r.round), r.reason or "open", f"{came}/{of}", str(r.late), str(r.failed),
         say.figure(r.metrics.get("accuracy")), say.figure(r.metrics.get("loss")), say.size(r.payload_up),
         say.size(r.payload_down), say.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
     )  # fmt: skip

@@ -99,8 +99,9 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
         header += ("reached", "rounds to", "up to", "down to", "seconds to")
     cells = []
     for row in rows:
+        settings = [_brief(key, value) for key, value in row.settings.items()]
         shown = [
-            *row.settings.values(), f"{row.runs}" + (f" ({row.failed} failed)" if row.failed else ""),
+            *settings, f"{row.runs}" + (f" ({row.failed} failed)" if row.failed else ""),
             _pair(row.value, ".4f"), _size(row.payload_up), f"{row.ratio_up:.1f}" if row.ratio_up else "",
             _size(row.payload_down), _seconds(row.seconds),
         ]  # fmt: skip
@@ -114,8 +115,14 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     say.table(header, cells, right=header[len(keys) :])
 
 
+def _brief(key: str, value: str) -> str:
+    return value[:16] if key.endswith("digest") else value
+
+
 def _pair(spread: Spread | None, form: str) -> str:
-    return f"{spread.mean:{form}} ± {spread.sd:{form}}" if spread else say.NOTHING
+    if spread is None:
+        return say.NOTHING
+    return f"{spread.mean:{form}}" + (f" ± {spread.sd:{form}}" if spread.sd is not None else "")
 
 
 def _size(spread: Spread | None) -> str:
@@ -143,7 +150,7 @@ def _write_plot(path: Path, rows: Sequence[Row], metric: str, target: float | No
     from thinwire.core.home import disk_error
     from thinwire.store.comparison import curve
 
-    curves = [Curve(row.label, [(sent, s.mean, s.sd) for sent, s in curve(row, metric)]) for row in rows]
+    curves = [Curve(row.label, [(sent, s.mean, s.sd or 0.0) for sent, s in curve(row, metric)]) for row in rows]
     try:
         path.write_text(svg(curves, "payload up, all clients together", metric, target))
     except OSError as error:

@@ -104,6 +104,11 @@ class Teller:
             return self.text or self.status
         return f"round {one.number}: {one.accepted} of {one.of} replies" + self._before()
 
+    @property
+    def _ahead(self) -> int:
+        """Rounds that are open behind the one that closes: as many later a version is measured."""
+        return sum(one.closed is None for one in self.rounds.values())
+
     def then(self, lines: list[str]) -> list[str]:
         """What happens now, behind the rounds that have closed: while a line of theirs waits, these wait too."""
         if not self.waiting:
@@ -134,7 +139,7 @@ class Teller:
                 self._accept(event)
             case events.RoundClosed():
                 self.rounds.setdefault(event.round, Round(event.round, len(event.folded))).closed = event
-                lines = self._flush({}, before=event.round - (HELD if event.reason == "buffer" else 0))
+                lines = self._flush({}, before=event.round - (HELD if event.reason == "buffer" else self._ahead))
                 self.waiting.append(event.round)
                 return lines
             case events.Evaluated():

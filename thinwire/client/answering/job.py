@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
-SAY_EVERY_S = 1.0
+SAY_EVERY_S = (1.0, 60.0)  # at first, and at most after long
+SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours is a screen
 MARGIN = 0.1  # of the deadline, that partial work leaves for what cannot be foreseen
 LATER = 0.5  # of the rounds that an answer may be late by: as long as an answer that is late anyway takes its time
 
@@ -48,7 +50,8 @@ class Job:
     def __post_init__(self) -> None:
         waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s  # it was sent ahead
         self.until = self.clock.now() - waited_s + self.ask.deadline_s
-        self._said_at = 0.0
+        self._said_at = -math.inf
+        self._began_at: float | None = None  # training, as far as was told
 
     @property
     def ask(self) -> Ask:
@@ -91,12 +94,14 @@ class Job:
         return left_s - MARGIN * deadline_s - after_s
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """One line a second."""
+        """A line a second at first, then fewer: one a minute after ten."""
         if what == "measure":
             self.say(f"round {self.ask.round}: measure" if self.ask.kind == "train" else "measure the last model")
             return
         now = self.clock.now()
-        if now - self._said_at < SAY_EVERY_S and done != total:
+        self._began_at = now if self._began_at is None else self._began_at
+        least_s, most_s = SAY_EVERY_S
+        if now - self._said_at < min(most_s, max(least_s, SAY_SHARE * (now - self._began_at))) and done != total:
             return
         self._said_at = now
         left = self.until - now

@@ -56,7 +56,7 @@ def meaning(
 ) -> ThinwireError:
     """A refusal of the door as an error of the device; `answer`: it was pushing one."""
     said, hint = ABOUT.get(refusal.kind, ("cannot answer now", "look at its output"))
-    what, why = f"the aggregator at {url} {said}", refusal.why
+    what, why = f"the aggregator at {url} {said}", "" if refusal.kind == "closing" else refusal.why
     if refusal.kind in ("pending", "unknown") and fingerprint:
         why = f"{why}; this device's key has the fingerprint {grouped(fingerprint)}"
     passing = refusal.kind in PASSING or refusal.status in {429, 502, 503, 504}

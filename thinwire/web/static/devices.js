@@ -66,7 +66,7 @@ export const Tasks = ({ tasks, whole }) => {
 };
 
 const tripOf = (link) => link.rtt?.p50 ?? link.rtt_s;
-const rate = (link) => (link.up?.p50 ? `${speed(link.up.p50)} up` : null);
+const rate = (link) => (link.up?.p50 ? `${link.up.least ? "at least " : ""}${speed(link.up.p50)} up` : null);
 
 export const Skew = ({ link, word = "clock " }) => {
   if (link.skew_s === null) return null;

@@ -148,7 +148,7 @@ def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, st
     shown = thinwire("devices", "show", "pi-01", "--home", home).out
     assert all(f"  {name:<12} not measured\n" in shown for name in ("round trip", "upload", "download"))
     seen = [("rtt", 0.048, 0.061), ("up", 2.1e6, 1.4e6), ("down", None, None), ("step", 0.1, 0.2)]
-    rows = [MeasureRow("pi-01", kind, "", [[1.0, 0.05]] * 3, p50, p90, 9.0) for kind, p50, p90 in seen]
+    rows = [MeasureRow("pi-01", kind, "", [[40_000.0, 0.05]] * 3, p50, p90, 9.0) for kind, p50, p90 in seen]
     store.record(told(home), [RunNoted(9.0, "")], [*rows, replace(rows[1], device="pi-02", p50=1.0)])
     shown = thinwire("devices", "show", "pi-01", "--home", home).out
     assert "  round trip   48 ms, nine of ten at most 61 ms (of the last 3)\n" in shown
@@ -157,6 +157,9 @@ def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, st
     measured = thinwire("devices", "show", "pi-01", "--json", "--home", home).document["measured"]
     assert measured["up"] == {"p50": 2.1e6, "p90": 1.4e6, "samples": 3}
     assert set(measured) == {"rtt", "up", "down"}
+    store.record("toy-1", [RunNoted(10.0, "")], [replace(rows[1], samples=[[370.0, 0.05]] * 3)])
+    shown = thinwire("devices", "show", "pi-01", "--home", home).out
+    assert "  upload       at least 2.1 Mb/s (too little was sent to tell, the last 3 times)\n" in shown
 
 
 def test_a_device_is_shown_no_wider_than_the_terminal(thinwire, home, store, device, monkeypatch):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.cli.story import PARAMS, T, round_events, told
+from tests.cli.story import PARAMS, PLAN, T, round_events, told
 from thinwire.cli.runs.shown import on_the_wire
 from thinwire.core.events import (
     ClientAsked,
@@ -75,6 +75,18 @@ def test_an_open_round_shows_who_has_answered_so_far(thinwire, home):
         store.record(run_id, [event for event in events if isinstance(event, UpdateFolded)])
     (line,) = (line for line in thinwire("runs", "show", "--home", home).out.splitlines() if " open " in line)
     assert line.split()[:3] == ["3", "open", "1/2"]
+
+
+def test_of_rounds_that_are_asked_ahead_the_one_whose_answers_are_taken_is_told(thinwire, home):
+    run_id = told(home, status="running", plan=PLAN.replace("rounds = 2", "rounds = 6"))
+    with Store.open(AggregatorHome.under(home).database) as store:
+        for number in (3, 4):
+            (opened,) = (event for event in round_events(run_id, number) if isinstance(event, RoundOpened))
+            store.record(run_id, [replace(opened, deadline_reason=f"{number}0 s: as long as ever")])
+    shown = thinwire("runs", "show", "--home", home).out
+    assert shown.startswith("toy-1  running: round 3, step 3 of 6; round 4 was asked ahead\n")
+    assert "round 3 may take 30 s" in shown
+    assert "round 4 may take" not in shown
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from thinwire.core.fleet import TaskReport
 
 Source = Literal["devices", "sim"]
 Outcome = Literal["asked", "accepted", "folded", "late", "dropped", "failed", "over"]
+RATES = ("down", "up")  # kinds of measures in bits/s
+AT_ONCE_BYTES = 14_600  # TCP's first window (RFC 6928): so little takes as long on any bandwidth
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,11 @@ class MeasureRow:
     p50: float | None
     p90: float | None
     at: float
+
+    @property
+    def least(self) -> bool:
+        """Whether a rate of it is only the least that it may be: all that was sent takes round trips alone."""
+        return self.kind in RATES and all(size <= AT_ONCE_BYTES for size, _ in self.samples)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,7 @@ ACTIONS = 1000  # among which who shut a device out is looked for
 LAST_ASKS = 50
 NOTES = 200
 OLD_INVITATIONS = 300
-RATES = ("down", "up")
-LINK = (*RATES, "rtt")  # kinds of measures
-AT_ONCE_BYTES = 14_600  # TCP's first window (RFC 6928): so little takes round trips, and as long on any bandwidth
+LINK = ("down", "up", "rtt")  # kinds of measures
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,7 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
 def _links(store: Store) -> dict[str, dict[str, models.Measured]]:
     found = dict[str, dict[str, models.Measured]]()
     for one in store.measures(*LINK):
-        least = one.kind in RATES and max((size for size, _ in one.samples), default=0.0) <= AT_ONCE_BYTES
-        seen = models.Measured(p50=one.p50, p90=one.p90, samples=len(one.samples), least=least)
+        seen = models.Measured(p50=one.p50, p90=one.p90, samples=len(one.samples), least=one.least)
         found.setdefault(one.device, {})[one.kind] = seen
     return found
 

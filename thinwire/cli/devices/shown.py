@@ -119,6 +119,8 @@ def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:
             rows[name] = "not measured"
         elif row.p50 is None or row.p90 is None:
             rows[name] = "too fast to be measured"
+        elif row.least:
+            rows[name] = f"at least {word(row.p50)} (too little was sent to tell, the last {len(row.samples)} times)"
         else:
             rows[name] = f"{word(row.p50)}, nine of ten {most} {word(row.p90)} (of the last {len(row.samples)})"
     return rows

@@ -84,7 +84,7 @@ def show(
             more = reasons.document(reasons.whys(store, store.run(run_id))) if why else {}
             say.document(run_document(store, run_id) | more)
         elif why:
-            _head(store, store.run(run_id))
+            _head(store, store.run(run_id), store.rounds(run_id))
             reasons.show(reasons.whys(store, store.run(run_id)))
         else:
             _show(store, store.run(run_id))
@@ -106,10 +106,19 @@ def standing(row: RunRow) -> str:
     return row.status_text if row.status_text.startswith(row.status) else f"{row.status}: {row.status_text}"
 
 
-def _head(store: Store, row: RunRow) -> None:
+def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
+    """How a run stands whose rounds are asked ahead: by the one whose answers are taken; else empty."""
+    open_ = [r.round for r in rounds if r.closed_at is None]
+    if row.status != "running" or len(open_) < 2:
+        return ""
+    others = f"rounds {open_[1]} to {open_[-1]} were" if open_[2:] else f"round {open_[1]} was"
+    return f"running: round {open_[0]}, step {row.version + 1} of {row.rounds_total}; {others} asked ahead"
+
+
+def _head(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     from thinwire.store.queue import behind
 
-    say.sentence(behind(row, store.line()) or standing(row), begin=f"{row.run_id}  ")
+    say.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
     for note in row.notes:
         say.sentence(note, begin="note    ")
 
@@ -117,9 +126,9 @@ def _head(store: Store, row: RunRow) -> None:
 def _show(store: Store, row: RunRow) -> None:
     from thinwire.cli.runs.shown import measured_version, on_the_wire
 
-    _head(store, row)
-    say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     rounds = store.rounds(row.run_id)
+    _head(store, row, rounds)
+    say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.metrics.items())
     say.line(f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet")
     for way, payload, wire, dense in (
@@ -133,7 +142,8 @@ def _show(store: Store, row: RunRow) -> None:
     say.line()
     header = ("round", "closed", "replies", "late", "failed", "accuracy", "loss", "up", "down", "seconds", "slowest")
     say.table(header, [_round(r) for r in rounds], right=header[:1] + header[2:10])
-    for line in _decided(rounds[-1], goes_on=row.status not in OVER and rounds[-1].closed_at is None):
+    last = next((r for r in rounds if r.closed_at is None), rounds[-1])
+    for line in _decided(last, goes_on=row.status not in OVER and last.closed_at is None):
         say.sentence(line)
 
 

@@ -34,6 +34,14 @@ def test_requests_are_told_with_the_round_trip_that_was_measured():
     assert unmeasured.trips_s is None
 
 
+def test_of_what_round_trips_do_not_explain_it_is_said_what_else_a_device_does():
+    found = why(ROUND, [QUICK, CHATTY], rtts={"pi-3": 0.002})
+    assert (
+        "which spent 30 s between its stages (40 requests x 2 ms = 80 ms): it started what trains, wrote to its disk, "
+        "or was gone"
+    ) in found.sentence
+
+
 def test_of_a_run_the_requests_are_summed_and_the_round_trips_weighed_by_them():
     one, other = why(ROUND, [CHATTY], rtts={"pi-3": 0.4}), why(ROUND, [replace(CHATTY, requests=10)])
     found = in_all([one, other])

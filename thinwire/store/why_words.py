@@ -26,7 +26,10 @@ def did(stages: Mapping[str, float], ask: UpdateRow | None, rtt_s: float | None 
     if name == "train" and ask and ask.steps:
         return f"trained {counted(ask.steps, 'step')} in {took}"
     if name == "between" and ask and ask.requests:
-        return f"spent {took} between its stages ({exchange(ask.requests, rtt_s)})"
+        of_it = ""
+        if rtt_s and ask.requests * rtt_s < stages[name] / 2:
+            of_it = ": it started what trains, wrote to its disk, or was gone"
+        return f"spent {took} between its stages ({exchange(ask.requests, rtt_s)}){of_it}"
     return {
         "asked": f"took the ask up after {took}", "queue": f"did other work first for {took}",
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",

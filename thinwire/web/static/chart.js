@@ -51,7 +51,7 @@ function options(box, { color, show, showX, whole, more, told, seen }) {
   return {
     width: box.clientWidth,
     height: HEIGHT,
-    padding: [12, 14, 0, 0],
+    padding: [12, 14, 8, 0],
     legend: { show: false },
     cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
     scales: { x: { time: false }, y: { range: (_, low, high) => room(low, high) } },

@@ -235,6 +235,26 @@ def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path, limit: int) -> Non
         assert outcome(made) == outcome(undisturbed), where
 
 
+def test_after_a_restart_what_was_dropped_before_it_stands_in_no_buffer(tmp_path: Path) -> None:
+    """b's first answer comes to the second buffer and is dropped; its next one stands there, and it trains on."""
+    spoils, good = Turn(compute_s=12.0, garbage=True), Turn(compute_s=0.4)
+
+    def begin(folder: Path) -> Bench:
+        others = (scripted(name, seconds) for name, seconds in {"a": 1.1, "c": 2.0, "d": 9.3, "e": 11.0}.items())
+        b = scripted("b", lambda ask: good if ask.round > 1 else spoils)
+        return bench(folder, b, *others, rounds=3, buffer=4)
+
+    undisturbed, made = begin(tmp_path / "undisturbed"), begin(tmp_path / "killed")
+    undisturbed.drive()
+    assert [event.update_id for event in undisturbed.events(UpdateDropped)] == ["toy-1/b/1"]
+    with pytest.raises(Killed):
+        made.drive(on_event=killing(lambda e: isinstance(e, UpdateAccepted) and e.ask_id == "toy-1.2.b"))
+    made.restart()
+    made.drive()
+    assert "toy-1.2+.b" in {ask_id for _, ask_id in asks_of(made)["b"]}
+    assert outcome(made) == outcome(undisturbed)
+
+
 def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
     def troubled(ask: Ask) -> Turn:
         return {1: Turn(compute_s=40.0), 2: FAILS, 3: SILENT}.get(ask.round, Turn())

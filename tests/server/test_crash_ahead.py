@@ -35,7 +35,7 @@ codec = "topk(0.2) > int8"
 codec = "int8"
 """)
 TURNS = {
-    ("b", 1): Turn(compute_s=2.0, upload_s=1.5, again=("same",)),
+    ("b", 1): Turn(compute_s=2.0, upload_s=1.5, again=("same", "new")),  # the last of its round: the next one drops it
     ("b", 2): Turn(compute_s=2.0, garbage=True),
     ("c", 2): Turn(held=2),  # late: it leaves when round 4 asks, and c holds the ask of round 3 too
     ("b", 3): Turn(failure=("task-error", "x")),
@@ -71,7 +71,7 @@ def test_the_line_has_late_bad_and_failed_answers_in_it(undisturbed: Whole) -> N
     ]  # fmt: skip
     assert [(e.round, e.device) for e in made.of(UpdateAccepted) if e.late] == [(4, "c")]
     assert [e.kind for e in made.of(ClientFailed)] == ["task-error"]
-    assert [e.reason.split(":")[0] for e in made.of(UpdateDropped)] == ["bad-payload"]
+    assert [(e.round, e.reason.split(":")[0]) for e in made.of(UpdateDropped)] == [(2, "duplicate"), (2, "bad-payload")]
     assert "c" not in made.of(RoundOpened)[3].asks, "it held two asks when round 2 closed"
 
 
@@ -114,6 +114,35 @@ def test_after_a_restart_asks_of_closed_rounds_go_out_again_as_they_were_to_who_
             assert getattr(once_more, name) == getattr(ask, name)
     late = [e.asked_round for e in made.of(UpdateAccepted) if e.device == "c"]
     assert late[:2] == [1, 2]
+
+
+def test_after_a_restart_an_ask_that_went_ahead_tells_what_it_told_though_more_is_known(tmp_path: Path) -> None:
+    """c dies with the aggregator while it works on round 2, from a version to which its change of round 1 was pending;
+    that was dropped since, which only the ask of round 3 says.
+    """
+
+    def spoils(name: str, ask: Ask) -> Turn:
+        slow = name == "c" and ask.round == 2
+        return Turn(compute_s=6.0 if slow else 1.0, garbage=name == "c" and ask.round == 1)
+
+    world, sent, send = ahead(tmp_path, Fate(), PLAN, spoils), list[Ask](), ScriptedFleet.send
+    world.dies_at, whole = 3.0, world.fleet.restart
+
+    def restart(spool: FileSpool) -> ScriptedFleet:
+        world.fleet.die("c")
+        world.fleet.come("c")
+        return whole(spool)
+
+    def noted(fleet: ScriptedFleet, envelopes: Sequence[Envelope]) -> None:
+        sent.extend(envelope.ask for envelope in envelopes if envelope.device == "c")
+        send(fleet, envelopes)
+
+    world.fleet.restart = restart  # type: ignore[method-assign, assignment]
+    with patch.object(ScriptedFleet, "send", noted):
+        assert world.live().status == "done"
+    told = [(ask.round, [(v.update_id.sequence, v.outcome) for v in ask.verdicts]) for ask in sent[:5]]
+    dropped = [(1, "dropped")]
+    assert told == [(1, []), (2, []), (3, dropped), (2, []), (3, dropped)], "the last two after the restart"
 
 
 def test_after_a_restart_an_ask_of_a_closed_round_names_its_own_deadline(tmp_path: Path) -> None:

@@ -8,7 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from tests.server.bench import LAYOUT, SILENT, Bench, ToldFleet, killing, scripted, work
+from tests.server.bench import (
+    LAYOUT,
+    SILENT,
+    Bench,
+    ToldFleet,
+    drive_through,
+    killed,
+    killing,
+    outcome,
+    scripted,
+    work,
+)
 from tests.server.crashes import Killed
 from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
@@ -186,6 +197,20 @@ def test_an_update_that_makes_the_sum_infinite_is_dropped_and_the_others_count(t
     alone = Bench(tmp_path / "alone", [scripted("b")], run={"rounds": 3})
     assert bench.store.run(bench.run_id).model_digest == alone.drive().model_digest
     assert {verdict.outcome for verdict in bench.fleet.devices["a"].told.values()} == {"dropped"}
+
+
+def test_a_kill_at_any_commit_changes_nothing_where_a_sum_is_infinite(tmp_path: Path) -> None:
+    """The first two of three are enough, and one of them is dropped when its round ends."""
+
+    def begin(folder: Path) -> Bench:
+        devices = giant("a"), scripted("b", 1.3), scripted("c", 4.0)
+        return Bench(folder, devices, run={"rounds": 2}, cohort={"clients": 2, "over_select": 0.5, "min_replies": 1})
+
+    undisturbed = begin(tmp_path / "undisturbed")
+    places = drive_through(undisturbed)
+    assert {e.device for e in undisturbed.events(UpdateDropped)} == {"a"}
+    for where, made in killed(begin, tmp_path, places):
+        assert outcome(made) == outcome(undisturbed), where
 
 
 def test_where_too_few_are_left_no_step_is_made(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def finish(one: OneRound) -> None:
     version, events = running.past.version, list[Event]()
     now = running.clock.wall()
     if closed.reason not in ("too-few", "stopped"):
-        closed = _stepped(one, closed)
+        closed = _stepped(one, closed, events)
     if closed.reason not in ("too-few", "stopped"):
         version += 1
         stepped = time.perf_counter()
@@ -82,8 +82,8 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
     return [] if running.simulated else running.known.news(now)
 
 
-def _stepped(one: OneRound, closed: Closed) -> Closed:
-    """Move the model; where the sum overflowed, without those who did it, if enough are left."""
+def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> Closed:
+    """Move the model; where the sum overflowed, without those who did it, if enough are left: they are dropped."""
     try:
         one.fold.step(one.running.model)
         return closed
@@ -94,7 +94,7 @@ def _stepped(one: OneRound, closed: Closed) -> Closed:
         if not spoiled:
             raise
     for update_id in spoiled:
-        one.drop(update_id, "bad-payload: numbers too large to be added")
+        events += one.dropped(update_id, "bad-payload: numbers too large to be added")
     left = tuple(u for u in closed.folded if u not in spoiled)
     if len(left) < one.opened.floor:
         return Closed("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding)

@@ -184,7 +184,7 @@ class OneRound:
                 case moves.Fold(update_id):
                     self.accepted.append((self.heads[update_id], action))
                 case moves.Drop(update_id, reason):
-                    facts += self._dropped(update_id, reason)
+                    facts += self.dropped(update_id, reason)
                 case moves.Defer(update_id):
                     deferred = self.heads.pop(update_id)
                     self.heads_of[deferred.ask_id] -= 1
@@ -213,10 +213,11 @@ class OneRound:
         return envelope(self.running, device, ask_id, "train", self.opened.round, deadline_s)
 
     def drop(self, update_id: UpdateId, reason: str) -> None:
-        if facts := self._dropped(update_id, reason):
-            self.record(*facts)
+        """Of an answer that the machine does not hear of."""
+        self.machine.dropped.append(update_id)
+        self.record(*self.dropped(update_id, reason))
 
-    def _dropped(self, update_id: UpdateId, reason: str) -> list[UpdateDropped]:
+    def dropped(self, update_id: UpdateId, reason: str) -> list[UpdateDropped]:
         """The fact that an answer does not count; none where refolding found again what the journal knows."""
         if str(update_id) in self.running.past.dropped:
             return []

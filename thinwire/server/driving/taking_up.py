@@ -32,7 +32,7 @@ def take_up(running: Running) -> OneRound:
 
 
 def _refold(one: OneRound, now: OpenNow) -> None:
-    """Fold again what was accepted, in its order, but for what those sent who were shut out meanwhile."""
+    """Fold again what was accepted and not dropped, in its order; not what those sent who were shut out meanwhile."""
     revoked, folding = one.running.revoked(), one.machine.folding
     for event in now.accepted:
         update_id = UpdateId.parse(event.update_id)
@@ -44,7 +44,7 @@ def _refold(one: OneRound, now: OpenNow) -> None:
 
 
 def told(now: OpenNow) -> moves.Told:
-    """All that was decided since the round opened, in the journal's order; what cannot be folded is found again."""
+    """All that was decided since the round opened, in the journal's order."""
     accepted = {event.update_id for event in now.accepted}
     for event in now.since:
         match event:
@@ -54,8 +54,8 @@ def told(now: OpenNow) -> moves.Told:
                 head = head_of(event)
                 seen = moves.Head(head.update_id, head.ask_id, event.device, head.base_version, again=True)
                 yield seen, event.elapsed_s
-            case UpdateDropped(update_id=update_id, reason="revoked") if update_id in accepted:
-                yield moves.Refused(UpdateId.parse(update_id), "revoked"), event.elapsed_s
+            case UpdateDropped(update_id=update_id) if update_id in accepted:
+                yield moves.Refused(UpdateId.parse(update_id), event.reason), event.elapsed_s
             case ClientFailed(device=device, ask_id=ask_id):
                 yield moves.Failed(device, ask_id, event.kind, event.text), event.elapsed_s
             case ClientBack(device=device):

@@ -71,6 +71,15 @@ def test_who_has_not_answered_is_told_by_what_was_seen_of_it(pulled_at, said):
     assert why(closed, [QUICK, silent]).sentence.endswith(said)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "said"), [("over", "did not answer before the run's end."), ("failed", "did not answer.")]
+)
+def test_who_will_not_answer_any_more_is_not_said_to_be_waited_for_yet(outcome, said):
+    closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
+    gone = replace(ASK, outcome=outcome, pulled_at=100.5, began_at=None, arrived_at=None, failed_at=190.0)
+    assert why(closed, [QUICK, gone]).sentence.endswith(f"; pi-3 took the ask up and {said}")
+
+
 def test_a_slow_aggregator_says_so():
     spent = {"wait_s": 0.1, "train_s": 1.0, "upload_s": 0.1, "fold_s": 0.2, "store_s": 2.6}
     assert why(replace(ROUND, seconds=4.0, spent=spent)).sentence == (

@@ -13,7 +13,7 @@ from thinwire.core.texts import counted, duration
 from thinwire.store.one_clock import on_one_clock
 from thinwire.store.rows import RoundRow, UpdateRow
 from thinwire.store.stages import ALONG, OWN, STAGES, along, within, within_s
-from thinwire.store.why_words import became, did, gone, gone_s, names, own_part, unanswered, would_do
+from thinwire.store.why_words import became, did, gone, gone_s, names, own_part, still_out, unanswered, would_do
 
 
 @dataclass(frozen=True)
@@ -183,5 +183,5 @@ def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str
         return said
     pulled = [name for name, one in here.items() if one.pulled_at]
     if pulled:
-        return f"{said}; {names(pulled)} took the ask up and has not answered yet"
+        return f"{said}; {names(pulled)} took the ask up and {still_out(here[pulled[0]])}"
     return f"{said}; {names(list(here))} was not seen to take the ask up"

@@ -70,6 +70,12 @@ def became(ask: UpdateRow, lost: bool) -> str:
     return "which had not answered"
 
 
+def still_out(ask: UpdateRow) -> str:
+    """Of one that was not answered by a deadline, nor since."""
+    over = "did not answer before the run's end" if ask.outcome == "over" else "did not answer"
+    return "has not answered yet" if ask.outcome == "asked" else over
+
+
 def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, float]) -> str:
     """The aggregator's, where it is worth a word; `uncounted`: seconds of it that are none of the run's clock."""
     mine = uncounted or stages

@@ -63,6 +63,15 @@ def test_training_starts_from_the_version_and_every_change_that_it_does_not_hold
     ]
 
 
+def test_the_learning_rate_goes_on_by_the_changes_that_are_under_way(tmp_path):
+    """The second ask starts from the version of the first: of 4 rounds it is the second all the same."""
+    plan = plan_of('schedule = "linear"\n' + OVERLAP.format(1), run="rounds = 4")
+    aggregator = Aggregator(tmp_path, task_of(), plan, steps=1)
+    session = aggregator.session()
+    heads = [aggregator.answer(session, ahead(aggregator, number))[0] for number in (1, 2)]
+    assert [head.a for head in heads] == pytest.approx([7 / 8, 5 / 8]), "the rate in the middle of each round"
+
+
 def test_a_pending_change_is_what_was_trained_and_not_what_was_sent(tmp_path):
     aggregator = aggregator_of(tmp_path, **SPARSE)
     session = aggregator.session()

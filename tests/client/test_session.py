@@ -63,6 +63,17 @@ def test_with_identity_and_no_feedback_the_frames_are_the_change_divided_by_a(tm
     assert head.metrics["train/loss"] == done.loss
 
 
+def test_who_is_asked_once_more_in_a_round_trains_over_other_batches_and_measures_nothing(tmp_path):
+    """From the same version: what it did over the same batches would be the same change once more."""
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(), steps=2)
+    session = aggregator.session()
+    asks = aggregator.ask(ask_id=f"{RUN}.1.pi-01"), aggregator.ask(ask_id=f"{RUN}.1+.pi-01", further=True)
+    answers = [aggregator.answer(session, ask) for ask in asks]
+    first, second = (decoded(aggregator, *answer) for answer in answers)
+    assert np.abs(first - second).max() > 0
+    assert ["eval/loss" in head.metrics for head, _ in answers] == [True, False]
+
+
 def test_a_clip_that_the_ask_names_is_the_one_that_is_trained_with(tmp_path):
     asked, planned = (
         Aggregator(tmp_path / name, task_of(), plan_of(f"clip_grad = {clip}"))

@@ -126,6 +126,21 @@ def test_a_round_trip_told_again_is_one_sample() -> None:
     assert [row.samples for row in known.news(0.0)] == [[[1.0, 0.02], [1.0, 0.03]]]
 
 
+def test_of_what_was_seen_the_last_ones_count() -> None:
+    known = Known()
+    for seconds in range(3 * KEPT):
+        known.learn("a", WORK, {"encode": (1.0, float(seconds))})
+    assert [row.samples for row in known.news(0.0)] == [[[1.0, float(s)] for s in range(2 * KEPT, 3 * KEPT)]]
+
+
+def test_while_all_transfers_have_one_size_a_round_trip_is_what_they_begin_with() -> None:
+    known = Known()
+    known.greeted("a", 0.2)
+    known.learn("a", WORK, {"up": (1e6, 1.0)})
+    up = known.device("a", WORK).up
+    assert up is not None and up.start_s == 0.2
+
+
 def sending(name: str, upload_s: float) -> ScriptedDevice:
     return scripted(name, lambda ask: Turn(compute_s=0.0, upload_s=upload_s))
 

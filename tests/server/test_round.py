@@ -123,6 +123,11 @@ def test_a_late_answer_is_dropped_where_the_plan_says_so() -> None:
     assert play(new_round(late="drop"), (1, head("z", "ask-old", base=5))) == [Drop(update("z"), "late")]
 
 
+def test_an_answer_that_is_just_not_too_old_counts() -> None:
+    (fold,) = play(new_round(max_staleness=2), (1, head("z", "ask-old", base=4)))
+    assert isinstance(fold, Fold) and fold.staleness == 2
+
+
 def test_an_answer_that_is_too_old_is_dropped() -> None:
     assert play(new_round(max_staleness=2), (1, head("z", "ask-old", base=3))) == [Drop(update("z"), "stale")]
 

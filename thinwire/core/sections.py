@@ -85,7 +85,7 @@ class CohortSection(Section):
     )
     late: Literal["fold", "drop"] = Field(default="fold", description="what becomes of a reply after its round")
     staleness_exponent: NotNegative = Field(default=0.5, description="a late reply counts (1 + staleness)^-exponent")
-    max_staleness: Count = Field(default=5, description="versions behind from which a reply is dropped")
+    max_staleness: Count = Field(default=5, description="versions that a reply may be behind; one of more is dropped")
     retry_limit: Annotated[int, Field(ge=0)] = Field(
         default=3,
         description="rounds in a row with too few replies before the run fails; more asks of one device for a model",

@@ -137,11 +137,9 @@ def buffer_terms_of(opened: RoundOpened, running: Running) -> Terms:
 
 
 def _further(running: Running, number: int, device: str) -> str:
-    """The id of an ask whose answer is for the buffer after this one: where there is one, and it may be so late."""
-    past, plan = running.past, running.plan
-    if past.steps_made + 1 >= plan.run.rounds or not plan.cohort.max_staleness:
-        return ""
-    if device in past.owed.busy or not running.able(device):
+    """The id of an ask whose answer is for the buffer after this one, where there is one."""
+    past = running.past
+    if past.steps_made + 1 >= running.plan.run.rounds or device in past.owed.busy or not running.able(device):
         return ""
     return ask_id_of(running.run_id, number, device, further=True)
 

@@ -157,9 +157,11 @@ def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, st
     measured = thinwire("devices", "show", "pi-01", "--json", "--home", home).document["measured"]
     assert measured["up"] == {"p50": 2.1e6, "p90": 1.4e6, "samples": 3}
     assert set(measured) == {"rtt", "up", "down"}
-    store.record("toy-1", [RunNoted(10.0, "")], [replace(rows[1], samples=[[370.0, 0.05]] * 3)])
+    small = [replace(row, samples=[[370.0, 0.05]] * 3) for row in rows[1:3]]
+    store.record("toy-1", [RunNoted(10.0, "")], small)
     shown = thinwire("devices", "show", "pi-01", "--home", home).out
     assert "  upload       at least 2.1 Mb/s (too little was sent to tell, the last 3 times)\n" in shown
+    assert "  download     too little was sent to tell\n" in shown
 
 
 def test_a_device_is_shown_no_wider_than_the_terminal(thinwire, home, store, device, monkeypatch):

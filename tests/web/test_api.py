@@ -202,6 +202,17 @@ def test_clients_say_what_they_do_now(page: TestClient, store: Store):
     assert clients["pi-07"]["late"] == 1
 
 
+def test_who_is_busy_with_an_earlier_round_is_at_work_in_it(page: TestClient, store: Store):
+    run = new_run(store)
+    run.open()
+    for device in [name for name in run.asks if name != "pi-07"]:
+        run.answer(device, 2.0)
+    run.close("deadline", 4.0, ["pi-07"])
+    run.open(without={"pi-07": "busy with round 1"})
+    clients = {c["device"]: c["state_text"] for c in get(page, f"runs/{run.run_id}")["clients"]}
+    assert (clients["pi-07"], clients["pi-01"]) == ("in round 1", "in round 2")
+
+
 def test_dense_bytes_stand_beside_payload_and_wire(page: TestClient, told: Told):
     run = get(page, f"runs/{told.run_id}")
     assert run["size"] == LAYOUT.size

@@ -19,7 +19,9 @@ def client_states(
 ) -> list[models.Client]:
     """Everybody who was asked, or was not asked in the newest round and why; `latest` are rounds, newest first."""
     known = {info.row.name: info for info in devices}
-    open_asks = {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("asked", "accepted")}
+    # who is busy with an earlier round is asked nothing in the newest
+    open_asks = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "asked"}
+    open_asks |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("asked", "accepted")}
     working = open_asks if newest is not None and not newest.reason and run.status not in ENDED else {}
     examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
     ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}

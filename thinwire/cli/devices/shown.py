@@ -118,7 +118,7 @@ def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:
         if row is None:
             rows[name] = "not measured"
         elif row.p50 is None or row.p90 is None:
-            rows[name] = "too fast to be measured"
+            rows[name] = "too little was sent to tell" if row.least else "too fast to be measured"
         elif row.least:
             rows[name] = f"at least {word(row.p50)} (too little was sent to tell, the last {len(row.samples)} times)"
         else:

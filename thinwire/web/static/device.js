@@ -44,8 +44,8 @@ export const DevicePage = ({ name, news }) => {
       <${Section} id="link" title="Link and versions">
         <dl class="facts">
           <div><dt>round trip</dt><dd><${Measured} of=${data.link.rtt} word=${trip} most="at most" otherwise=${data.link.rtt_s === null ? "not measured" : `${trip(data.link.rtt_s)}, as it said when it came`} /></dd></div>
-          <div><dt>upload</dt><dd><${Measured} of=${data.link.up} word=${speed} most="at least" otherwise=${data.link.up ? TOO_FAST : "nothing sent yet"} /></dd></div>
-          <div><dt>download</dt><dd><${Measured} of=${data.link.down} word=${speed} most="at least" otherwise=${data.link.down ? TOO_FAST : "not measured"} /></dd></div>
+          <div><dt>upload</dt><dd><${Measured} of=${data.link.up} word=${speed} most="at least" otherwise=${unsaid(data.link.up, "nothing sent yet")} /></dd></div>
+          <div><dt>download</dt><dd><${Measured} of=${data.link.down} word=${speed} most="at least" otherwise=${unsaid(data.link.down, "not measured")} /></dd></div>
           <div><dt>clock</dt><dd>${data.link.skew_s === null ? "not measured" : html`<${Skew} link=${data.link} word="" />`}</dd></div>
           ${Object.entries(NAMES).filter(([key]) => data.versions[key]).map(([key, word]) => html`<div><dt>${word}</dt><dd>${data.versions[key]}</dd></div>`)}
         </dl>
@@ -58,7 +58,7 @@ export const DevicePage = ({ name, news }) => {
     ${wish && html`<${Deciding} wish=${wish} close=${() => setWish(null)} />`}`;
 };
 
-const TOO_FAST = "too fast to be measured";
+const unsaid = (of, never) => (!of ? never : of.least ? "too little was sent to tell" : "too fast to be measured");
 
 /** A median with what nine of ten kept to, and of how many. */
 const Measured = ({ of, word, most, otherwise }) => (of?.p50

@@ -80,8 +80,10 @@ def test_the_end_of_a_run_tells_what_was_left():
 def test_failures_stand_beside_their_round():
     failed = ClientFailed(T, 1, "pi-02", "ask", "task-error", "ValueError at task.py:7", 1.0)
     events = round_events("toy-1", 1)
-    _, lines = told(*events[:-1], failed, events[-1], evaluated(1))
-    assert lines[0].endswith("pi-02 task-error")
+    _, lines = told(*events[:-1], failed, replace(failed, device="pi-03"), events[-1], evaluated(1))
+    assert lines[0] == "pi-02 task-error: ValueError at task.py:7", "once for all that say so"
+    assert lines[1].endswith("pi-02 task-error; pi-03 task-error")
+    assert len(lines) == 2
 
 
 def test_who_was_at_work_when_the_run_ended_is_not_said_to_have_failed():

@@ -89,6 +89,7 @@ class Teller:
     rounds: dict[int, Round] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)  # closed, their measurement not heard of yet
     behind: dict[int, list[str]] = field(default_factory=dict)  # what happened after one of these closed
+    faults: set[tuple[str, str]] = field(default_factory=set)  # (kind, text) of failures that were told in full
     status: str = ""
     text: str = ""
     exit_code: int = 0
@@ -147,7 +148,16 @@ class Teller:
             case events.ClientAsked() | events.StateLost() | events.ClientFailed() | events.ClientBack():
                 if event.round in self.rounds:
                     self.rounds[event.round].note(event)
+                return self._fault(event) if isinstance(event, events.ClientFailed) else []
         return []
+
+    def _fault(self, event: ClientFailed) -> list[str]:
+        """What went wrong, the first time that a device says so: the rounds' lines have its kind alone."""
+        fault = (event.kind, event.text)
+        if event.kind in ("left", "over") or not event.text or fault in self.faults:
+            return []
+        self.faults.add(fault)
+        return [f"{event.device} {event.kind}: {event.text}"]
 
     def _accept(self, event: UpdateAccepted) -> None:
         heard = self.rounds.setdefault(event.round, Round(event.round, 0))

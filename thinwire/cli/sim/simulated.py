@@ -75,6 +75,8 @@ def simulated(
             _end(store, begun, "failed", f"the task raised {type(error).__name__}", TASK_RAISED)
             return run_document(store, begun[0]), TASK_RAISED
         tell(f"{begun[0]} {teller.status}: {teller.text}")
+        if any(kind == "task-error" for kind, _ in teller.faults):
+            tell("where in the task that was: the same command with --debug")
         return run_document(store, begun[0]), store.run(begun[0]).exit_code
 
 

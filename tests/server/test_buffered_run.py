@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.bench import FAILS, LAYOUT, SILENT, Bench, drive_through, killed, killing, outcome, scripted, work
+from tests.server.bench import (
+    FAILS,
+    LAYOUT,
+    SILENT,
+    Bench,
+    change,
+    drive_through,
+    killed,
+    killing,
+    outcome,
+    scripted,
+    work,
+)
 from tests.server.crashes import Killed
 from thinwire.aggregation import parse
 from thinwire.core.events import (
@@ -318,3 +330,19 @@ def test_after_a_restart_an_overdue_ask_of_the_open_buffer_goes_out_again(tmp_pa
     (closed,) = made.events(RoundClosed)
     left = [(event.device, event.kind) for event in made.events(ClientFailed)]
     assert (len(closed.folded), left) == ((3, []) if back else (2, [("c", "left")]))
+
+
+def test_a_version_that_hardly_anybody_measured_is_no_best_and_meets_no_target(tmp_path: Path) -> None:
+    """Each version is better than the one before it, and of the fifth only a late comer says anything."""
+    devices = [
+        scripted(name, seconds, MadeUp(name, LAYOUT, partial(change, name), loss=lambda ask: -float(ask.base_version)))
+        for name, seconds in zip("abcde", (2.0, 2.0, 2.0, 2.0, 0.1), strict=True)
+    ]
+    target = {"metric": "loss", "value": -5.0}
+    cohort = {"mode": "buffered", "buffer": 4, "deadline_s": 30, "max_concurrency": 4}
+    made = Bench(tmp_path, devices, run={"rounds": 6, "target": target}, cohort=cohort)
+    made.fleet.die("e")
+    made.fleet.come("e", 10.5)
+    assert made.drive().status_text == "6 rounds, loss reached -5 with version 6"
+    found = {event.version: (event.clients, event.few, event.best) for event in made.events(Evaluated)}
+    assert (found[4], found[5], found[6]) == ((3, False, True), (1, True, False), (5, False, True))

@@ -312,7 +312,8 @@ class RoundClosed(Event):
 class Evaluated(Event):
     """The model that round `round` made, measured on the clients' test splits: pooled, with the clients' spread.
 
-    The last model is asked for by itself; what that took in bytes stands here, and is 0 for all others.
+    The last model is asked for by itself; what that took in bytes stands here, and is 0 for all others. `few`: of a
+    buffered run, so few clients measured it that it is no best and meets no target.
     """
 
     round: int
@@ -322,6 +323,7 @@ class Evaluated(Event):
     examples: int
     clients: int
     best: bool = False
+    few: bool = False
     payload_bytes: int = 0
     models_sent: int = 0  # in those bytes
     sent_bytes: int | None = None

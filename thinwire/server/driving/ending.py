@@ -21,8 +21,9 @@ def version_that_reached(running: Running) -> int | None:
     """The first version that met the target: one that is measured after it, and is worse, takes nothing back."""
     if (target := running.plan.run.target) is None:
         return None
-    measured = running.past.scores.evaluated.items()
-    return min((version for version, found in measured if reached(found, target.metric, target.value)), default=None)
+    scores = running.past.scores
+    counted = ((version, found) for version, found in scores.evaluated.items() if version not in scores.by_few)
+    return min((version for version, found in counted if reached(found, target.metric, target.value)), default=None)
 
 
 def end(running: Running) -> None:

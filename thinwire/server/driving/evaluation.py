@@ -22,8 +22,10 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
     """The versions that nobody measures any more, in their order: where answers come whenever they come, those of one
     version are in several buffers. A version waits for those before it, and for nobody whose time is up; when the run
     is `over`, for nobody at all.
+
+    One that fewer measured than half of those who make a buffer, since hardly anybody was asked from it, is no best.
     """
-    past, best = running.past, running.past.scores.best
+    past, best, most = running.past, running.past.scores.best, running.past.scores.most
     owing = [(ask_id, asked) for d, (ask_id, asked) in past.owed.busy.items() if running.elapsed < past.owed.due[d]]
     due = [past.bases.asked_from[asked] for ask_id, asked in owing if not past.goes_on(ask_id)]  # those measure nothing
     found = list[Evaluated]()
@@ -31,6 +33,9 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
         if not over and version >= min(due, default=version + 1):
             break
         if event := _pooled(running, version, past.scores.measured[version], now, best):
+            most = max(most, event.clients)
+            if 2 * event.clients < min(running.plan.cohort.buffer, most):
+                event = replace(event, best=False, few=True)
             best = event if event.best else best
             found.append(event)
     return found

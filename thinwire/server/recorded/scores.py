@@ -18,6 +18,8 @@ class Scores:
     measured: dict[int, list[Metrics]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
     evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
     best: Evaluated | None = None
+    by_few: set[int] = field(default_factory=set)  # versions that too few measured to go by
+    most: int = 0  # clients that measured one version
 
     def measure(self, head: Mapping[str, Any], newest: int) -> None:
         """What an answer says of a version that is not evaluated yet; `newest`: the model's version meanwhile."""
@@ -30,5 +32,8 @@ class Scores:
     def evaluate(self, event: Evaluated) -> None:
         self.evaluated[event.version] = event.metrics
         self.measured.pop(event.version, None)
+        self.most = max(self.most, event.clients)
+        if event.few:
+            self.by_few.add(event.version)
         if event.best:
             self.best = event

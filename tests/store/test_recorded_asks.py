@@ -16,6 +16,7 @@ from tests.store.story import (
     opened,
 )
 from thinwire.core.events import (
+    AskedInFull,
     AskTakenUp,
     ClientAsked,
     ClientBack,
@@ -62,6 +63,31 @@ def test_when_a_device_took_an_ask_up_is_known_before_and_after_it_answered(stor
     of_another_life = replace(reply, transfer=replace(reply.transfer, pulled_at=0.0))
     store.record(run_id, [accepted(of_another_life, 1)])
     assert store.updates(run_id, round=1)[0].pulled_at == 10.5
+    assert_is_replayed(store, run_id)
+
+
+def test_of_a_device_that_took_an_ask_up_again_both_moments_are_kept(store: Store) -> None:
+    run_id = new_run(store)
+    store.record(run_id, [*opened(run_id, 1), AskTakenUp(10.5, 1, "pi-01", f"{run_id}.1.pi-01")])
+    reply = head(run_id, 1, "pi-01")
+    assert reply.transfer is not None
+    again = replace(reply, transfer=replace(reply.transfer, pulled_at=27.5))
+    store.record(run_id, [accepted(again, 1)])
+    answered, waiting, _ = store.updates(run_id, round=1)
+    assert (answered.taken_at, answered.pulled_at) == (10.5, 27.5)
+    assert (waiting.taken_at, waiting.pulled_at) == (None, None)
+    assert_is_replayed(store, run_id)
+
+
+def test_a_device_that_is_asked_again_with_the_whole_model_was_not_gone(store: Store) -> None:
+    run_id = new_run(store)
+    ask_id = f"{run_id}.1.pi-01"
+    store.record(run_id, [*opened(run_id, 1), AskTakenUp(10.5, 1, "pi-01", ask_id)])
+    store.record(run_id, [AskedInFull(14.0, 1, "pi-01", ask_id, 9), AskTakenUp(14.5, 1, "pi-01", ask_id)])
+    reply = head(run_id, 1, "pi-01")
+    assert reply.transfer is not None
+    store.record(run_id, [accepted(replace(reply, transfer=replace(reply.transfer, pulled_at=14.5)), 1)])
+    assert [(u.taken_at, u.pulled_at) for u in store.updates(run_id, round=1)[:1]] == [(None, 14.5)]
     assert_is_replayed(store, run_id)
 
 

@@ -109,6 +109,36 @@ def test_who_was_asked_in_the_middle_of_a_round_is_told_with_when_and_in_whose_p
     assert found.sentence.endswith("which uploaded 9.1 MB at 2.25 Mb/s in 32 s (asked after 4.0 s instead of pi-9).")
 
 
+BACK = replace(ASK, taken_at=100.5, pulled_at=117.5, train_s=18.0, steps=1000, began_at=136.0, arrived_at=136.2)
+
+
+def test_who_was_gone_and_took_its_ask_up_again_is_told_with_when():
+    found = why(replace(ROUND, closed_at=136.3, seconds=36.5), [QUICK, BACK])
+    assert found.stages["asked"] == pytest.approx(0.5)
+    assert found.stages["again"] == pytest.approx(17.0)
+    assert sum(found.stages.values()) == pytest.approx(36.5, abs=0.01)
+    assert found.sentence.endswith(
+        "waited 36 s for pi-3, which trained 1000 steps in 18 s (it took the ask up again after 17 s: what it had "
+        "begun was lost)."
+    )
+
+
+def test_who_took_its_ask_up_again_after_longer_than_all_else_is_told_so_once():
+    back = replace(BACK, pulled_at=130.5, train_s=5.0)
+    assert why(replace(ROUND, closed_at=136.3, seconds=36.5), [QUICK, back]).sentence.endswith(
+        "waited 36 s for pi-3, which took the ask up again after 30 s: what it had begun was lost."
+    )
+
+
+def test_an_ask_that_was_handed_out_twice_in_a_moment_was_taken_up_once():
+    assert along(replace(ASK, taken_at=100.1)) == along(ASK)
+
+
+def test_without_an_aggregator_nobody_takes_an_ask_up_again():
+    stages = along(BACK, [[105.0, 110.0]])
+    assert (stages["again"], stages["away"]) == pytest.approx((12.0, 5.0))
+
+
 BUFFER = replace(
     ROUND, reason="buffer", asked=["pi-2"], folded=["ecg-1/pi-2/12", "ecg-1/pi-3/11"], seconds=5.0, closed_at=105.0,
     spent={"fold_s": 0.1}, slowest="pi-2",
@@ -211,7 +241,7 @@ def test_no_stage_is_negative_whatever_the_clocks_say(took, pulled_at, began_at,
         ASK, pulled_at=pulled_at, began_at=began_at, arrived_at=arrived_at, **dict(zip(names, took, strict=True))
     )
     stages = along(ask)
-    assert set(stages) == set(ALONG)
+    assert set(stages) == set(ALONG) - {"again"}
     assert min(stages.values()) >= 0.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from thinwire.store import UpdateRow
@@ -25,12 +25,15 @@ maybe = st.none() | st.floats(0, 50)
     st.none() | st.floats(90, 160),
     st.none() | st.floats(90, 160),
     st.floats(90, 160),
+    st.none() | st.floats(90, 160),
 )
-def test_stretches_follow_each_other_whatever_the_clocks_say(took, pulled_at, began_at, arrived_at):
+@example([None, None, None, None, 8.8e-71], 90.0, None, 101.0, None)
+def test_stretches_follow_each_other_whatever_the_clocks_say(took, pulled_at, began_at, arrived_at, taken_at):
     names = ("download_s", "queue_s", "evaluate_s", "train_s", "encode_s")
     row = replace(
-        ROW, pulled_at=pulled_at, began_at=began_at, arrived_at=arrived_at, **dict(zip(names, took, strict=True))
-    )
+        ROW, pulled_at=pulled_at, taken_at=taken_at, began_at=began_at, arrived_at=arrived_at,
+        **dict(zip(names, took, strict=True)),
+    )  # fmt: skip
     found = stretches(row, 100.0)
     assert all(s.begin_s < s.end_s for s in found)
     assert all(a.end_s <= b.begin_s for a, b in pairwise(found))
@@ -49,6 +52,14 @@ def test_what_was_between_stages_is_not_drawn_where_no_aggregator_was_there():
     row = replace(ROW, train_s=18.0, pulled_at=100.0, began_at=152.0, arrived_at=152.0)
     found = stretches(row, 100.0, [[135.0, 154.0]])
     assert [(s.stage, s.begin_s, s.end_s) for s in found] == [("train", 0.0, 18.0), ("between", 18.0, 35.0)]
+
+
+def test_who_took_its_ask_up_again_is_drawn_at_work_from_then_on_and_starts_what_trains_before_it_trains():
+    row = replace(ROW, taken_at=100.5, pulled_at=117.5, download_s=0.5, train_s=10.0, began_at=135.0, arrived_at=136.0)
+    assert [(s.stage, s.begin_s, s.end_s) for s in stretches(row, 100.0)] == [
+        ("asked", 0.0, 0.5), ("again", 0.5, 17.5), ("download", 17.5, 18.0), ("between", 18.0, 25.0),
+        ("train", 25.0, 35.0), ("upload", 35.0, 36.0),
+    ]  # fmt: skip
 
 
 def test_an_ask_without_an_answer_has_no_stretches():

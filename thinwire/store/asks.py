@@ -93,14 +93,14 @@ class Asks:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         where = (Update.run_id == self.run_id, Update.ask_id == event.ask_id)
         self.rows.write()  # the row may be of this transaction
-        more = {"payload_down": Update.payload_down + event.payload_bytes}
+        more = {"payload_down": Update.payload_down + event.payload_bytes, "taken_at": None}  # it was not gone
         self.connection.execute(update(Update).where(*where).values(more))
 
     def _taken(self, event: AskTakenUp) -> None:
         """The first time counts: what comes after a restart says only that it still is so."""
         row = self.rows.find(event.ask_id)
         if row is not None and not row["update_id"] and row["pulled_at"] is None:
-            self.rows.change(row, pulled_at=event.at)
+            self.rows.change(row, taken_at=event.at, pulled_at=event.at)
 
     def _new_row(self, round_number: int, device: str, ask_id: str, **values: Any) -> Row:
         self.sums.ask(device)

@@ -14,7 +14,7 @@ from thinwire.core.absence import absence_s
 from thinwire.store.rows import RoundRow, UpdateRow
 
 Move = Callable[[float], float]
-MOMENTS = ("asked_at", "pulled_at", "began_at", "arrived_at", "failed_at")
+MOMENTS = ("asked_at", "taken_at", "pulled_at", "began_at", "arrived_at", "failed_at")
 
 
 def on_one_clock(found: RoundRow, turn_at: float | None, *asks: Sequence[UpdateRow]) -> tuple[

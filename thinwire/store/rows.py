@@ -116,9 +116,11 @@ class UpdateRow:
     """One ask and what came of it. `*_at`: wall clock of the aggregator; `*_s`: the device's own stopwatch.
 
     `began_at` is the first byte of the answer, `failed_at` when it was known that none comes (None where an older
-    aggregator did not keep that). `metrics`: each sum over its count, as the device measured it. Of one asked in the
-    middle of its round `asked_why` says what made it needed, and `instead_of` whose place it took; `work_reason` says
-    why so many steps, where the plan leaves them to the device's speed.
+    aggregator did not keep that). `taken_at` is when the ask was taken up first, as far as that was seen, `pulled_at`
+    when it was last: a device that is killed takes it up again when it is back. `metrics`: each sum over its count, as
+    the device measured it. Of one asked in the middle of its round `asked_why` says what made it needed, and
+    `instead_of` whose place it took; `work_reason` says why so many steps, where the plan leaves them to the device's
+    speed.
     """
 
     run_id: str
@@ -155,6 +157,7 @@ class UpdateRow:
     work_reason: str = ""
     state_lost: str = ""  # what the device found of its state, where this is its first answer without what that held
     failed_at: float | None = None
+    taken_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ from thinwire.store.rows import RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
 # As it happens. between: what a device's own stages leave of its time, from taking the ask up until its answer began.
-ALONG = ("asked", *ON_DEVICE, "between", "upload")
+# again: from then until it was taken up for the last time, by a device that was gone meanwhile.
+ALONG = ("asked", "again", *ON_DEVICE, "between", "upload")
 OWN = ("fold", "step", "store")
 # before: from a round's opening until the device was asked; away: no aggregator was there, and no device at work
 STAGES = ("before", *ALONG, "away", "waiting", *OWN)
+ANEW_S = 1.0  # an ask that is handed out twice within so long was taken up once
 Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, on one clock (one_clock.py)
 
 
@@ -34,8 +36,17 @@ def along(ask: UpdateRow, away: Away = ()) -> dict[str, float]:
     pulled = min(max(asked, ask.pulled_at or untold), began)
     left = max(0.0, began - pulled - sum(on_device.values()))
     before, after = within_s(away, asked, pulled), min(left, within_s(away, pulled, began))
-    found = {"asked": pulled - asked - before, **on_device, "between": left - after, "upload": ask.arrived_at - began}
+    first = max(asked, taken_first(ask, pulled))
+    found = {"asked": first - asked - within_s(away, asked, first)}
+    if first < pulled:
+        found["again"] = pulled - first - within_s(away, first, pulled)
+    found |= {**on_device, "between": left - after, "upload": ask.arrived_at - began}
     return {**found, "away": before + after} if before + after else found
+
+
+def taken_first(ask: UpdateRow, pulled_at: float) -> float:
+    """When an ask was taken up for the first time, of one that was taken up for the last time then."""
+    return ask.taken_at if ask.taken_at is not None and pulled_at - ask.taken_at >= ANEW_S else pulled_at
 
 
 def within_s(away: Away, begin: float, end: float) -> float:

@@ -137,6 +137,7 @@ class Update(Traffic, Base):
     instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
     work_reason: Mapped[str] = mapped_column(default="", server_default="")
     asked_at: Mapped[float | None]
+    taken_at: Mapped[float | None]  # first; `pulled_at` is the last time
     pulled_at: Mapped[float | None]
     began_at: Mapped[float | None]
     arrived_at: Mapped[float | None]

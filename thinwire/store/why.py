@@ -13,7 +13,7 @@ from thinwire.core.texts import counted, duration
 from thinwire.store.one_clock import on_one_clock
 from thinwire.store.rows import RoundRow, UpdateRow
 from thinwire.store.stages import ALONG, OWN, STAGES, along, within, within_s
-from thinwire.store.why_words import became, did, gone, gone_s, names, own_part, still_out, unanswered, would_do
+from thinwire.store.why_words import again, became, did, gone, gone_s, names, own_part, still_out, unanswered, would_do
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,14 @@ def _waited(
         return "no update came to wait for" if not found.folded else "nothing of it is known"
     return (
         f"waited {duration(sum(device.values()))} for {name}, which {did(device, slowest, rtt_s)}"
-        f"{_asked(stages, slowest)}"
+        f"{_asked(stages, slowest)}{_again(device)}"
     )
+
+
+def _again(device: Mapping[str, float]) -> str:
+    """That it was gone in the middle of its work, where something else took longer."""
+    took_s = device.get("again", 0.0)
+    return f" (it {again(took_s)})" if 0.0 < took_s < max(device.values()) else ""
 
 
 def _asked(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
@@ -165,7 +171,7 @@ def _filled(
     device = {name: stages[name] for name in ALONG if name in stages}
     if last is None or not any(device.values()):
         return said
-    return f"{said}; the last came from {last.device}, which then {did(device, last, rtt_s)}"
+    return f"{said}; the last came from {last.device}, which then {did(device, last, rtt_s)}{_again(device)}"
 
 
 def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str], parameters: int) -> str:

@@ -31,17 +31,23 @@ def did(stages: Mapping[str, float], ask: UpdateRow | None, rtt_s: float | None 
             of_it = ": it started what trains, wrote to its disk, or was gone"
         return f"spent {took} between its stages ({exchange(ask.requests, rtt_s)}){of_it}"
     return {
-        "asked": f"took the ask up after {took}", "queue": f"did other work first for {took}",
+        "asked": f"took the ask up after {took}", "again": again(stages[name]),
+        "queue": f"did other work first for {took}",
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
         "between": f"spent {took} between its stages", "upload": f"uploaded for {took}",
         "download": f"downloaded for {took}", "train": f"trained for {took}",
     }[name]  # fmt: skip
 
 
+def again(took_s: float) -> str:
+    """Of a device whose process or line was gone in the middle of its work."""
+    return f"took the ask up again after {duration(took_s)}: what it had begun was lost"
+
+
 def noun(name: str) -> str:
     """A stage as a noun."""
     return {
-        "asked": "until an ask was taken up", "queue": "behind other work",
+        "asked": "until an ask was taken up", "again": "until an ask was taken up again", "queue": "behind other work",
         "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
         "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads", "fold": "folding",
         "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was asked",

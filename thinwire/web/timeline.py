@@ -3,7 +3,8 @@
 The aggregator saw when the ask was taken (`pulled_at`) and when the answer began and arrived; what lies between, the
 device measured by its own stopwatch. A device's stretches are laid end to end from `pulled_at` and never reach past
 `began_at`: two clocks that differ cannot make an upload begin before its encoding ends. What they leave stands before
-the upload, as what was between its stages; not where no aggregator was there, which is drawn behind all devices.
+the upload, as what was between its stages; not where no aggregator was there, which is drawn behind all devices. A
+device that took the ask up again was gone and starts what trains: there it stands before the work.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.store import UpdateRow
-from thinwire.store.stages import Away, along, within_s
+from thinwire.store.stages import ON_DEVICE, Away, along, taken_first, within_s
 
-ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
+FETCHED = ("download", "queue")  # what is over before what trains is needed
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,20 @@ def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stre
     device_s = sum(getattr(update, f"{stage}_s") or 0.0 for stage in ON_DEVICE)
     untold = asked if within_s(away, asked + opened_at, began + opened_at) else max(asked, began - device_s)
     pulled = update.pulled_at - opened_at if update.pulled_at else untold
-    found = [Stretch("asked", asked, max(asked, pulled))]
-    for stage in ON_DEVICE:
-        begin = found[-1].end_s
-        took = getattr(update, f"{stage}_s") or 0.0
-        found.append(Stretch(stage, begin, max(begin, min(began, begin + took))))
+    first = max(asked, taken_first(update, pulled + opened_at) - opened_at)
+    found = [Stretch("asked", asked, first), Stretch("again", first, max(first, pulled))]
     gone = [(since - opened_at, until - opened_at) for since, until, *_ in away]
-    found += _between(found[-1].end_s, began, along(update, away)["between"], gone)
-    found.append(Stretch("upload", max(began, found[-1].end_s), max(end, found[-1].end_s)))
+    between_s, anew, at = along(update, away)["between"], first < pulled, found[-1].end_s
+    for stage in ON_DEVICE:
+        if anew and stage not in FETCHED:
+            work = began - sum(getattr(update, f"{name}_s") or 0.0 for name in ON_DEVICE if name not in FETCHED)
+            found += _between(at, work, between_s, gone)
+            between_s, anew, at = 0.0, False, max(at, work)
+        until = max(at, min(began, at + (getattr(update, f"{stage}_s") or 0.0)))
+        found.append(Stretch(stage, at, until))
+        at = until
+    found += _between(at, began, between_s, gone)
+    found.append(Stretch("upload", max(began, at), max(end, at)))
     return [stretch for stretch in found if stretch.end_s > stretch.begin_s]
 
 
@@ -59,6 +66,6 @@ def _between(begin: float, end: float, took_s: float, gone: Sequence[tuple[float
     for since, until in [*sorted(gone, reverse=True), (begin, begin)]:
         free = min(took_s, max(0.0, end - max(begin, until)))
         if free > 0.0:
-            found.insert(0, Stretch("between", end - free, end))
+            found.insert(0, Stretch("between", max(begin, end - free), end))
         took_s, end = took_s - free, min(end, max(begin, since))
     return found

@@ -2,7 +2,7 @@
 import { html } from "./dom.js";
 import { plural, seconds, trip } from "./format.js";
 
-const WORDS = { before: "before it was asked", between: "between its stages", asked: "until it was taken up", away: "no aggregator" };
+const WORDS = { before: "before it was asked", between: "between its stages", asked: "until it was taken up", again: "until it was taken up again", away: "no aggregator" };
 
 export const Went = ({ went, along, waited }) => {
   const uncounted = listed(went.uncounted, {});

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from thinwire.core.events import (
     Evaluated,
     RoundClosed,
     RoundOpened,
+    RunStatusChanged,
     UpdateAccepted,
     UpdateDropped,
     UpdateFolded,
@@ -181,6 +183,26 @@ def test_waiting_says_who_is_missing(tmp_path: Path) -> None:
     row = bench.drive()
     assert (row.status, row.exit_code) == ("failed", 6)
     assert "waiting: 1 of 2 devices (missing d)" in row.status_text
+
+
+@pytest.mark.parametrize("cohort", [{"wait_for": 9}, {"clients": 9}, {"wait_for": ["a", "d"]}])
+def test_a_run_that_may_wait_for_ever_says_after_a_minute_what_can_be_done(
+    tmp_path: Path, cohort: dict[str, Any]
+) -> None:
+    bench = Bench(tmp_path, three(), cohort=cohort)
+    row = bench.drive(stop=lambda: "run" if bench.clock.now() > 90.0 else None)
+    assert row.status == "stopped"
+    began, *_, later = [said for said in bench.events(RunStatusChanged) if said.status == "waiting"]
+    assert later.at - began.at >= 60.0
+    assert later.text.startswith(f"{began.text}; start more clients, or end it: thinwire runs stop {bench.run_id}")
+    assert "[cohort] wait_s" in later.text
+    assert "runs stop" not in began.text
+
+
+def test_a_run_whose_plan_ends_its_waiting_is_not_told_how_to(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(), cohort={"wait_for": 9, "wait_s": 90})
+    assert bench.drive().status == "failed"
+    assert not [said for said in bench.events(RunStatusChanged) if "runs stop" in said.text]
 
 
 def test_a_payload_that_cannot_be_read_is_dropped_and_the_run_goes_on(tmp_path: Path) -> None:

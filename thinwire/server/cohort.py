@@ -167,3 +167,11 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
         lacks = f"of {there} a round asks {asks}, and [cohort] min_replies = {needs}: more have to come or to be free"
         return f"waiting: {lacks}{noted}"
     return None
+
+
+def way_out(run_id: str) -> str:
+    """What a person can do about a run whose plan lets it wait for ever."""
+    return (
+        f"start more clients, or end it: thinwire runs stop {run_id} "
+        "(its plan sets no end to this: [cohort] wait_s, in seconds)"
+    )

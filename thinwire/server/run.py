@@ -9,7 +9,7 @@ from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients
 from thinwire.core.events import Event
 from thinwire.core.fleet import Fleet
 from thinwire.core.home import AggregatorHome
-from thinwire.server.cohort import missing
+from thinwire.server.cohort import missing, way_out
 from thinwire.server.driving.ahead import answered, asked_before, dissolve, line_up, take_head
 from thinwire.server.driving.beginning import take_first_model
 from thinwire.server.driving.between import listen, said_away
@@ -21,6 +21,8 @@ from thinwire.server.driving.running import POLL_S, Running, StopOrder
 from thinwire.server.driving.taking_up import take_up
 from thinwire.server.presence import Presence
 from thinwire.store import RunRow, Store
+
+PATIENCE_S = 60.0  # after so long a run that may wait for ever says what can be done
 
 
 def drive(
@@ -124,7 +126,8 @@ def _gather(running: Running) -> bool:
     wait_s = running.plan.cohort.wait_s
     listen(running, 0.0)  # who came before the run began is there
     while (sentence := _missing(running)) is not None and not answered(running):
-        running.status("waiting", sentence)
+        for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
+        running.status("waiting", f"{sentence}; {way_out(running.run_id)}" if for_ever else sentence)
         if running.stop_ordered():
             return False
         if wait_s and running.elapsed - began > wait_s:

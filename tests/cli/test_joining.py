@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -167,7 +168,10 @@ def test_a_key_is_kept_while_nobody_could_be_told_unless_it_is_forced(thinwire, 
 def test_a_client_that_runs_does_not_lose_its_key_under_its_hands(thinwire, home, door):
     join(thinwire, door, home, "pi-03")
     with hold(client_home(home, "pi-03") / "lock", {}):
-        assert thinwire("client", "leave", "--home", home).code == 1
+        said = thinwire("client", "leave", "--home", home)
+    assert (said.code, f"pi-03 is running: process {os.getpid()}\n" in said.err) == (1, True), said.err
+    assert f"kill {os.getpid()}), then: thinwire client leave --name pi-03 --home {home}\n" in said.err
+    assert "FOLDER" not in said.err
     assert (home / "clients" / "pi-03" / "key.pem").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
     """Mark the row at the aggregator, then delete the key. `force`: also where nobody there could be told."""
     from thinwire.cli.service.client import service
     from thinwire.core.errors import NotFound, Refused, ThinwireError
-    from thinwire.core.home import find_home, hold, sync_folder
+    from thinwire.core.home import find_home, hold, holder, sync_folder
     from thinwire.flower import FlowerLink, device_key
     from thinwire.flower.device.keys import KEY_FILE
     from thinwire.flower.device.trust import TRUST_FILE, Trust
@@ -26,7 +27,10 @@ def leave(name: str, home: Path | None, force: bool) -> None:
             f"no client {name!r} is known anywhere", why=f"there is no key in {folder}",
             hint=f"{again('client status', home)} lists those of this machine",
         )  # fmt: skip
-    if stop := service(name):
+    stop = service(name)
+    if about := holder(folder / "lock"):
+        raise _runs(about, name, home, stop)
+    if stop:
         say.note(f"its service would start again without a key: {stop}")
     with hold(folder / "lock", {"leaving": name}):
         url = aggregator_of(folder)
@@ -57,6 +61,18 @@ def aggregator_of(folder: Path) -> str | None:
     typed = Typed.remembered(folder)
     found: Any = understood("client", "start", typed.words)["aggregator"] if typed else None
     return str(found) if found else None
+
+
+def _runs(about: Mapping[str, Any], name: str, home: Path | None, stop: str) -> Exception:
+    """Its key is in use: first it is stopped. `stop` takes its service away, which would start it again."""
+    from thinwire.core.errors import ThinwireError
+
+    pid = about.get("pid", "?")
+    first = stop or f"Ctrl-C where it runs, or kill {pid}"
+    return ThinwireError(
+        f"{name} is running: process {pid}", why="it would go on with a key that nobody takes any more",
+        hint=f"stop it first ({first}), then: {again(f'client leave --name {name}', home)}",
+    )  # fmt: skip
 
 
 def _not_told(error: Any, name: str, home: Path | None) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests.flower.doubles import place
 from thinwire.cli.service.typed import Typed
 from thinwire.core.clock import RealClock
-from thinwire.core.home import client_home
+from thinwire.core.home import client_home, hold
 from thinwire.flower import device_key
 
 TASK = ["--task", "digits=examples/digits/task.py"]
@@ -131,6 +132,19 @@ def test_without_any_task_it_says_so(thinwire, home, door, joined, monkeypatch):
     monkeypatch.setattr("thinwire.client.task.installed_tasks", dict)
     code, found = looked(thinwire, home)
     assert (code, found["task"]["ok"]) == (1, False)
+
+
+def test_a_client_that_is_still_starting_has_not_failed(thinwire, home, tmp_path, monkeypatch):
+    monkeypatch.setattr("thinwire.client.task.installed_tasks", dict)
+    with place(tmp_path / "plain") as plain:
+        about = {"aggregator": plain.url, "tasks": ["digits=task.py"], "name": "pi-03"}
+        with hold(client_home(home, "pi-03") / "lock", about):
+            code, found = looked(thinwire, home)
+    assert (code, found["tcp"]["ok"], found["task"]["ok"]) == (0, True, None), found
+    assert (found["task"]["said"], found["task"]["try"]) == (
+        f"process {os.getpid()} is still starting",
+        "try again in a moment",
+    )
 
 
 def test_on_a_plain_door_the_first_start_makes_the_row(thinwire, home, tmp_path):

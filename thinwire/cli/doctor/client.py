@@ -25,11 +25,14 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
     """`aggregator` and `tasks`: as typed, else those of the last start, else what was joined and what is installed."""
     from thinwire.cli.service.typed import Typed, understood
     from thinwire.core.errors import ThinwireError
+    from thinwire.core.home import holder
 
-    typed = Typed.remembered(folder) or Typed((), Path.cwd())
+    remembered = Typed.remembered(folder)
+    typed = remembered or Typed((), Path.cwd())
     last = understood("client", "start", typed.words)
+    begins = (None if remembered else holder(folder / "lock")) or {}  # who starts says so before its words are kept
     try:
-        url, trust = trusted(aggregator or last["aggregator"], folder)
+        url, trust = trusted(aggregator or last["aggregator"] or begins.get("aggregator"), folder)
     except ThinwireError as error:
         way = [Finding("joined", False, str(error), error.hint), *(unseen(what, "not joined") for what in STEPS)]
     else:
@@ -40,7 +43,9 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
         for spec in _specs(tasks or last["task"] or ()):
             finding, parameters = _task(spec, python)
             looked, size = [*looked, finding], max(size, parameters)
-    if not looked:
+    if not looked and begins:
+        looked = [Finding("task", None, f"process {begins.get('pid', '?')} is still starting", "try again in a moment")]
+    elif not looked:
         looked = [Finding("task", False, "no task is known here", "give one: --task NAME=path/to/task.py")]
     return [*way, *looked, found("kernels", kernels), _disk(folder, max(LEAST_BYTES, BYTES_A_PARAMETER * size))]
 

@@ -49,6 +49,28 @@ def test_a_command_that_cannot_be_understood_is_2(thinwire, words):
 
 
 @pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["runz"], "did you mean 'run', 'runs'?"),
+        (["zzz"], "there are demo, init, run, "),
+        (["runs", "list", "--zzz"], "there are --json, --home"),
+        (["runs", "show", "a", "b"], "it reads: "),
+        (["sim", "plan.toml", "--clients", "x"], "'x' is not a valid integer"),
+        (["runs", "list", "--home"], "its value is to stand behind it"),
+        (["runs", "list", "--json=3"], "it is set by its name alone"),
+        (["run"], "it is needed: "),
+        (["runs", "model", "latest"], "it is needed: "),
+        (["aggregator", "start", "--listen", "nowhere"], "an address of this machine and a port"),
+        (["aggregator", "start", "--listen", "127.0.0.1:99999"], "a port is 1 to 65535"),
+        (["aggregator", "start", "--page", "127.0.0.1:-1"], "a port is 1 to 65535"),
+        (["client", "start", "--aggregator", "ftp://x", "--task", "a=b"], "https://HOST:PORT is one"),
+    ],
+)
+def test_what_the_options_do_not_allow_is_refused_with_why(thinwire, words, why):
+    assert f"\nwhy:   {why}" in refused(thinwire(*words), 2)
+
+
+@pytest.mark.parametrize(
     ("typed", "tried"),
     [
         ("2/2", "--partition 0/2 for the first or 1/2 for the last"),

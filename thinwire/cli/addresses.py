@@ -7,6 +7,9 @@ import errno
 import socket
 from dataclasses import dataclass
 
+MOST = 65535
+PORTS = f"a port is 1 to {MOST}; 0 takes one that is free"
+
 
 @dataclass(frozen=True)
 class Address:
@@ -21,8 +24,13 @@ class Address:
         from thinwire.core.errors import UsageError
 
         host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65535:
-            raise UsageError(f"{option} {text!r} is not HOST:PORT", hint=f"{option} 127.0.0.1:9090")
+        if not colon or not host or not port.lstrip("-").isdecimal():
+            why = "an address of this machine and a port, with : between them"
+            raise UsageError(f"{option} {text!r} is not HOST:PORT", why=why, hint=f"{option} 127.0.0.1:9090")
+        if port.startswith("-") or int(port) > MOST:
+            raise UsageError(
+                f"{option} {text!r} has no port of that number", why=PORTS, hint=f"{option} {host}:9090, for instance"
+            )
         return cls(host.strip("[]"), int(port))
 
     def __str__(self) -> str:
@@ -73,7 +81,7 @@ class Address:
     def _instead(self, option: str, code: int | None) -> str:
         """What to type where this cannot be had."""
         if code == errno.EADDRINUSE:
-            other = Address(self.host, self.port + 1 if self.port < 65535 else 0)
+            other = Address(self.host, self.port + 1 if self.port < MOST else 0)
             return f"{option} {other}, or stop the other process (thinwire aggregator status)"
         if code == errno.EACCES:
             return "a port from 1024 on, or a service of the machine: thinwire aggregator service install --system"
@@ -88,5 +96,6 @@ def aggregator_url(text: str) -> str:
     url = text.rstrip("/") if "://" in text else f"http://{text.rstrip('/')}"
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https") or not rest or rest.startswith(":"):
-        raise UsageError(f"--aggregator {text!r} is not an address", hint="--aggregator http://127.0.0.1:9090")
+        why = "https://HOST:PORT is one, and on its own machine http://127.0.0.1:PORT"
+        raise UsageError(f"--aggregator {text!r} is not an address", why=why, hint="--aggregator http://127.0.0.1:9090")
     return url

@@ -16,6 +16,7 @@ from thinwire.cli.client import commands as client
 from thinwire.cli.devices import commands as devices
 from thinwire.cli.runs import commands as runs
 from thinwire.cli.sim import commands as sim
+from thinwire.cli.usage import refusal
 
 if TYPE_CHECKING:
     from thinwire.core.blame import Blame
@@ -63,9 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "thinwire"
-        what, _, near = error.format_message().partition(" Did you mean ")  # click and typer both say it
-        why = [f"why:   did you mean {near.split('?')[0]}?"] if near else []
-        return _say(f"error: {what}", *why, f"try:   {where} --help", code=USAGE)
+        what, why = refusal(error)
+        return _say(f"error: {what}", f"why:   {why}", f"try:   {where} --help", code=USAGE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as end:  # what click makes of a reader that has seen enough: thinwire runs list | head

@@ -53,8 +53,9 @@ def listen_address(text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address to listen on", hint="HOST:PORT, as in 127.0.0.1:8080")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        why = "it reads HOST:PORT; a port is 1 to 65535, and 0 takes one that is free"
+        raise UsageError(f"{text!r} is no address to listen on", why=why, hint="127.0.0.1:8080, for instance")
     if host != "localhost" and not _is_loopback(host):
         raise UsageError(
             f"the page does not listen on {host}",

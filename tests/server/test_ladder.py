@@ -26,17 +26,17 @@ MILD, MIDDLE, HARSH = LADDER
     [
         ([None, None, None], None, Standing(HARSH), "its link is not known yet"),
         ([None, None, None], Standing(MIDDLE, MILD, 1), Standing(MIDDLE, MILD, 1), "its link is not known yet"),
-        ([9.0, 3.0, 1.0], None, Standing(MILD), "identity: 9.0 s fit 9.0 s"),
-        ([9.1, 3.0, 1.0], None, Standing(MIDDLE), "int8: 3.0 s fit 9.0 s; identity would take 9.1 s"),
+        ([9.0, 3.0, 1.0], None, Standing(MILD), "identity: 9.0 s fit into 9.0 s"),
+        ([9.1, 3.0, 1.0], None, Standing(MIDDLE), "int8: 3.0 s fit into 9.0 s; identity would take 9.1 s"),
         ([50.0, 20.0, 9.5], None, Standing(HARSH), "even that takes 9.5 s, 9.0 s are left"),
-        ([5.0, 2.0, 1.0], Standing(HARSH), Standing(MIDDLE), "int8: 2.0 s fit 9.0 s; identity may be next"),
-        ([5.0, 2.0, 1.0], Standing(MIDDLE), Standing(MILD), "identity: 5.0 s fit 9.0 s"),
-        ([50.0, 20.0, 5.0], Standing(MILD), Standing(HARSH, "", 0), "topk(0.05) > int8: 5.0 s fit 9.0 s; int8 would"),
+        ([5.0, 2.0, 1.0], Standing(HARSH), Standing(MIDDLE), "int8: 2.0 s fit into 9.0 s; identity may be next"),
+        ([5.0, 2.0, 1.0], Standing(MIDDLE), Standing(MILD), "identity: 5.0 s fit into 9.0 s"),
+        ([50.0, 20.0, 5.0], Standing(MILD), Standing(HARSH, "", 0), "topk(0.05) > int8: 5.0 s fit into 9.0 s"),
         ([50.0, 20.0, 15.0], Standing(MILD), Standing(HARSH, "", 0), "even that takes 15.0 s"),
         ([5.0, 2.0, 1.0], Standing(HARSH, "", 0), Standing(HARSH, MILD, 1), "(5.0 s of 9.0 s), and did for 0 of 3"),
         ([10.0, 2.0, 1.0], Standing(HARSH, MILD, 2), Standing(HARSH, MIDDLE, 3), "int8 would fit"),
-        ([5.0, 2.0, 1.0], Standing(HARSH, MIDDLE, 3), Standing(MIDDLE), "int8: 2.0 s fit 9.0 s"),
-        ([5.0, 2.0, 1.0], Standing(HARSH, MILD, 3), Standing(MIDDLE), "int8: 2.0 s fit 9.0 s; identity may be next"),
+        ([5.0, 2.0, 1.0], Standing(HARSH, MIDDLE, 3), Standing(MIDDLE), "int8: 2.0 s fit into 9.0 s"),
+        ([5.0, 2.0, 1.0], Standing(HARSH, MILD, 3), Standing(MIDDLE), "2.0 s fit into 9.0 s; identity may be next"),
         ([50.0, 20.0, 5.0], Standing(HARSH, MIDDLE, 2), Standing(HARSH, "", 0), "int8 would take 20.0 s"),
         ([50.0, 20.0, 5.0], Standing(HARSH), Standing(HARSH), "int8 would take 20.0 s"),
     ],
@@ -109,7 +109,7 @@ def test_a_slow_client_alone_is_asked_in_the_harsher_codec_and_the_reason_is_tol
     assert opened[1].codecs == {"a": MIDDLE, "b": MIDDLE, "slow": HARSH}, "milder by one a round"
     assert all(round_.codecs == {"a": MILD, "b": MILD, "slow": HARSH} for round_ in opened[2:5])
     assert all(round_.codec == MILD for round_ in opened[2:5]), "what most were asked in"
-    assert "s fit 27.0 s; int8 would take" in opened[2].codec_reasons["slow"]
+    assert "s fit into 27.0 s; int8 would take" in opened[2].codec_reasons["slow"]
     assert made.reasons() == ["all"] * 7, "nobody was late"
     assert made.events(UpdateDropped) == [], "each was decoded by its own codec"
     row = made.store.rounds(made.run_id)[1]

@@ -54,7 +54,7 @@ def test_the_slow_link_alone_gets_the_harsher_codec_and_everybody_is_in_time(tmp
     assert set(opened[0].codecs.values()) == {LADDER[-1]}, "nothing is known yet"
     assert {round_.codecs["dsl"] for round_ in opened} == {LADDER[-1]}
     assert {opened[-1].codecs[name] for name in ("lte", "cable", "fibre")} == {LADDER[0]}
-    assert "s fit 9.0 s; int8 would take" in opened[-1].codec_reasons["dsl"]
+    assert "s fit into 9.0 s; int8 would take" in opened[-1].codec_reasons["dsl"]
     assert [event.reason for event in events if isinstance(event, RoundClosed)] == ["all"] * 8
     rows = {(row.device, row.kind): row for row in measured}
     for name, mbit in MBIT.items():

@@ -19,8 +19,8 @@ from thinwire.store import Store
 LADDER = '[uplink]\nladder = ["fp16", "int8", "topk(0.01) > int8"]'
 BUFFERED = '[cohort]\nmode = "buffered"\nbuffer = 2'
 NOTE = "[cohort] buffer = 9 is more than the 8 devices that are there: each buffer closes with what all of them sent"
-SLOW = "topk(0.01) > int8: 2.2 s fit 8.1 s; int8 would take 31.4 s"
-QUICK = "fp16: 3.0 s fit 8.1 s"
+SLOW = "topk(0.01) > int8: 2.2 s fit into 8.1 s; int8 would take 31.4 s"
+QUICK = "fp16: 3.0 s fit into 8.1 s"
 DEADLINE = "9 s: three times the 3.0 s in which 6 of 8 answers are expected; pi-07 (31.0 s) is slower"
 DRAWN = "drawn by link: 2.00 s to 31.00 s an exchange, odds from 1 to 0.12"
 WORK = "31 of the 100 steps of a pass fit into 8.1 s, at 0.26 s each"

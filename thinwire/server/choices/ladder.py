@@ -44,7 +44,7 @@ def choose(ladder: Sequence[str], expected: Sequence[float | None], left_s: floa
     are not known: then it is asked in the smallest, or stays where it stood.
 
     >>> choose(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 27.0, None).reason
-    'int8: 25.0 s fit 27.0 s; fp16 would take 50.0 s'
+    'int8: 25.0 s fit into 27.0 s; fp16 would take 50.0 s'
     """
     known = [seconds for seconds in expected if seconds is not None]
     if len(known) < len(ladder):
@@ -69,7 +69,7 @@ def choose(ladder: Sequence[str], expected: Sequence[float | None], left_s: floa
 def _said(ladder: Sequence[str], known: Sequence[float], fits: int, left_s: float) -> str:
     if known[fits] > left_s:
         return f"{ladder[fits]}: even that takes {known[fits]:.1f} s, {left_s:.1f} s are left"
-    said = f"{ladder[fits]}: {known[fits]:.1f} s fit {left_s:.1f} s"
+    said = f"{ladder[fits]}: {known[fits]:.1f} s fit into {left_s:.1f} s"
     if fits == 0:
         return said
     if known[fits - 1] <= left_s:

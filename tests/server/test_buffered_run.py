@@ -40,6 +40,8 @@ from thinwire.core.events import (
 from thinwire.core.types import Ask, Vector
 from thinwire.server.model.versions import Versions
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.store.stages import turns
+from thinwire.store.why_of_run import whys
 
 
 def bench(folder: Path, *devices: ScriptedDevice, rounds: int = 6, **cohort: Any) -> Bench:
@@ -62,6 +64,19 @@ def asks_of(made: Bench) -> dict[str, list[tuple[float, str]]]:
     for event in made.events(ClientAsked):
         found[event.device].append((event.elapsed_s if event.why else opened[event.round], event.ask_id))
     return found
+
+
+def test_what_is_shown_of_a_buffer_is_of_the_answers_that_it_took(tmp_path: Path) -> None:
+    made = unequal(tmp_path, rounds=12)
+    made.drive()
+    rounds, asks = made.store.rounds(made.run_id), made.store.updates(made.run_id)
+    came = defaultdict[int, int](int)
+    for event in made.events(UpdateAccepted):
+        came[event.round] += sum(part["length"] for part in event.head["parts"])
+    assert {row.round: row.payload_up for row in rounds} == came
+    told = whys(made.store.run(made.run_id), rounds, asks, turns(rounds))
+    assert [row.slowest for row in rounds] == [one.device for one in told]
+    assert all(one.device for one in told)
 
 
 def test_every_device_is_at_work_but_while_two_of_its_updates_wait(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.store.story import LAYOUT, PLAN
-from thinwire.core.events import Evaluated
+from thinwire.core.events import Evaluated, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import TaskReport
 from thinwire.store import Store, UpdateRow
 
@@ -22,11 +22,14 @@ TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
 def assert_sums_agree(store: Store, run_id: str) -> None:
     """Every count and sum in runs, rounds and clients is that over the rows of updates.
 
-    A run's bytes have beside them what measuring its last model took, which is no round's.
+    A run's bytes have beside them what measuring its last model took, which is no round's. A round's bytes up are of
+    the answers that came in it.
     """
     updates = store.updates(run_id)
-    whole = _added(updates)
+    whole, came_in = _added(updates), dict[str, int]()
     for _, event in store.events(run_id):
+        if isinstance(event, UpdateAccepted | UpdateDropped):
+            came_in.setdefault(event.update_id, event.round)
         if isinstance(event, Evaluated):
             taken = {
                 "payload_down": event.payload_bytes,
@@ -36,11 +39,13 @@ def assert_sums_agree(store: Store, run_id: str) -> None:
             whole |= {name: (whole[name] or 0) + amount for name, amount in taken.items() if amount}
     assert _kept(store.run(run_id)) == whole
     for row in store.rounds(run_id):
-        assert _kept(row) == _added([u for u in updates if u.round == row.round])
+        came = _added([u for u in updates if came_in.get(u.update_id) == row.round])
+        own = _added([u for u in updates if u.round == row.round])
+        assert _kept(row) == own | {name: came[name] for name in ("payload_up", "wire_up")}
     for client in store.clients(run_id):
-        own = [u for u in updates if u.device == client.device]
-        assert _kept(client) == _added(own)
-        assert (client.asked, client.arrived) == (len(own), sum(bool(u.update_id) for u in own))
+        mine = [u for u in updates if u.device == client.device]
+        assert _kept(client) == _added(mine)
+        assert (client.asked, client.arrived) == (len(mine), sum(bool(u.update_id) for u in mine))
 
 
 @functools.cache

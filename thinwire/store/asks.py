@@ -117,8 +117,9 @@ class Asks:
         if fresh and fresh["pulled_at"] is None:
             del fresh["pulled_at"]  # another aggregator handed it out, and said so
         if fresh:
-            names = ("payload_up", "wire_up", "wire_down")
-            self.sums.add(row["round"], row["device"], arrived=1, **{name: fresh[name] for name in names})
+            self.sums.add(row["round"], row["device"], wire_down=fresh["wire_down"])
+            came = {name: fresh[name] for name in ("payload_up", "wire_up")}
+            self.sums.add(event.round, row["device"], arrived=1, **came)
             self.sums.run["dense_up"] += self.size * FLOAT_BYTES if event.head.get("parts") else 0
         self._turn(row, outcome, event.at, **fresh, **values)
 

@@ -62,7 +62,8 @@ class RoundRow:
     """One round. `late`, `dropped`, `failed` count this round's asks by what became of them, whenever it did.
 
     `folded` are the updates that made its step (late ones of earlier rounds among them); `metrics` and `spread`
-    measure the version that it made. Bytes are those of this round's asks and their answers. `away`: each time that the
+    measure the version that it made. Bytes down are those of this round's asks, bytes up those of the answers that came
+    in it, whenever they were asked for. `away`: each time that the
     aggregator ended while the round was open, [from, to] by the wall clock, and where that is known a third number, by
     how many seconds that clock was set in between; `missed_s`: for how long the run's clock stood still for that, which
     is also from the last event of the journal before it ended.

@@ -12,7 +12,7 @@ from thinwire.server.choices.known import epochs_of, work_of
 from thinwire.server.driving.evaluation import evaluation, settled
 from thinwire.server.driving.one_round import OneRound
 from thinwire.server.driving.refold import refolded, spoilers
-from thinwire.server.driving.spent import where_time_went
+from thinwire.server.driving.spent import last_of, where_time_went
 from thinwire.server.model.measured import pooled
 from thinwire.server.model.step import Overflowed
 from thinwire.server.moves import Closed
@@ -42,6 +42,8 @@ def finish(one: OneRound) -> None:
     counted = [one.heads[update_id] for update_id in closed.folded]
     opened = replace(one.opened, asks=dict(one.machine.asks))
     slowest, spent = where_time_went(opened, counted, one.fold_s, step_s, store_s)
+    if closed.reason == "buffer":
+        slowest = last_of(counted)
     events.append(
         RoundClosed(
             at=now,

@@ -16,7 +16,7 @@ def where_time_went(
     arrived = [head for head in heads if head.transfer and head.ask_id in opened.asks.values()]
     if not arrived:
         return "", server
-    last = max(arrived, key=lambda head: head.transfer.arrived_at if head.transfer else 0.0)
+    last = max(arrived, key=_arrived_at)
     assert last.transfer is not None
     t = last.timings
     stages = {
@@ -29,3 +29,13 @@ def where_time_went(
         "upload_s": max(0.0, last.transfer.arrived_at - last.transfer.began_at),
     }
     return last.update_id.device, stages | server
+
+
+def last_of(heads: Sequence[ReplyHead]) -> str:
+    """The device that filled a buffer: it answered last, whenever it was asked. "" where nothing says when."""
+    arrived = [head for head in heads if head.transfer]
+    return max(arrived, key=_arrived_at).update_id.device if arrived else ""
+
+
+def _arrived_at(head: ReplyHead) -> float:
+    return head.transfer.arrived_at if head.transfer else 0.0

@@ -10,10 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cli.story import T, told
+from thinwire.cli.places import absent, alive, way_back
 from thinwire.cli.runs import follow
 from thinwire.cli.say import moment
+from thinwire.core.errors import Unreachable
 from thinwire.core.events import RunStatusChanged
-from thinwire.core.home import AggregatorHome
+from thinwire.core.heartbeat import starting
+from thinwire.core.home import AggregatorHome, hold
 
 
 class Followed:
@@ -81,3 +84,43 @@ def test_who_begins_to_watch_while_none_runs_is_told_at_once(monkeypatch, home, 
     said.goes()
     assert follow.follow(store, run_id, home) == 0
     assert said.shown == ["toy-1: no aggregator is running"]
+
+
+def test_while_a_new_one_starts_the_absence_is_the_same_and_nobody_is_told_to_start_one(
+    monkeypatch, thinwire, home, store, device, ends
+):
+    run_id, lock = told(home, "running"), AggregatorHome.under(home).lock
+    gone, comes = f"no aggregator has been running since {moment(T)}", f"one is starting (process {os.getpid()})"
+    with hold(lock, starting(T)):  # it beats already
+        said = Followed(monkeypatch, lambda: ends(run_id))
+        said.goes()
+        assert "aggregator start" not in "".join(
+            thinwire(*words, "--home", home).err for words in (("runs", "list"), ("devices", "list"))
+        )
+        assert comes in thinwire("runs", "list", "--home", home).err
+        assert thinwire("devices", "list", "--home", home).err == f"{gone}: nobody can tell who is online; {comes}\n"
+        refused = thinwire("aggregator", "status", "--home", home)
+        assert (refused.code, "try again in a moment" in refused.err) == (4, True)
+        assert follow.follow(store, run_id, home) == 0
+    assert said.shown == [f"toy-1: {gone}"]
+    assert f"{gone}; the run goes on when one does: {comes}" in said.told
+
+
+def test_an_absence_began_when_the_last_one_that_served_ended_however_often_one_starts(
+    monkeypatch, thinwire, home, store
+):
+    lock, said = AggregatorHome.under(home).lock, list[object]()
+    lock.touch()
+    os.utime(lock, (T, T))
+
+    def no_fleet(*args: object, **options: object) -> None:
+        said.extend([absent(home), alive(home), way_back(home)])
+        raise Unreachable("no door today")
+
+    monkeypatch.setattr("thinwire.flower.FlowerFleet", no_fleet)
+    for _ in range(2):
+        failed = thinwire("aggregator", "start", "--listen", "127.0.0.1:0", "--no-page", "--home", home)
+        assert "no door today" in failed.err
+        said.append(absent(home))
+    since = f"no aggregator has been running since {moment(T)}"
+    assert said == [since, None, f"one is starting (process {os.getpid()})", since] * 2

@@ -10,8 +10,8 @@ import pytest
 from thinwire.core import clock_set
 from thinwire.core.clock_set import Beside, keep, kept, set_since_s
 from thinwire.core.errors import NotWritten
-from thinwire.core.heartbeat import beating, last_beat
-from thinwire.core.home import lock_file
+from thinwire.core.heartbeat import beating, gone_since, last_beat, starting
+from thinwire.core.home import lock_file, write_about
 
 
 def test_a_file_tells_when_its_process_was_last_alive_and_keeps_what_is_in_it(tmp_path: Path) -> None:
@@ -25,6 +25,17 @@ def test_a_file_tells_when_its_process_was_last_alive_and_keeps_what_is_in_it(tm
             pass
         assert last_beat(descriptor) > 1000.0
     assert path.read_text() == "about"
+
+
+def test_an_absence_does_not_end_before_an_aggregator_serves(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert gone_since(path) == 0.0
+    with lock_file(path) as descriptor:
+        write_about(descriptor, starting(1000.0))
+        with beating(descriptor):
+            assert gone_since(path) == 1000.0, "it beats, and does not serve"
+        write_about(descriptor, {"listen": "127.0.0.1:9090"})
+    assert gone_since(path) == last_beat(path) > 1000.0
 
 
 def test_a_clock_that_is_set_after_the_last_beat_is_told_unless_the_machine_began_anew(

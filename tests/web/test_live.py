@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.errors import DataLost
+from thinwire.core.heartbeat import starting
 from thinwire.core.home import hold
 from thinwire.web.live import Live, News
 from thinwire.web.service import aggregator, lock_beside
@@ -116,6 +117,8 @@ def test_the_aggregator_is_there_while_it_holds_its_lock(tmp_path: Path):
     assert aggregator(lock)[0] == "gone"
     with hold(lock, {"listen": "127.0.0.1:9090"}):
         assert aggregator(lock) == ("running", {"pid": os.getpid(), "listen": "127.0.0.1:9090"})
+    with hold(lock, starting(1000.0)):
+        assert aggregator(lock) == ("gone", {}), "it does not serve yet"
     assert aggregator(lock)[0] == "gone"
     lock.write_text('{"pid": 4194305}')  # beyond the largest there can be
     assert aggregator(lock)[0] == "gone"

@@ -68,7 +68,23 @@ def operator() -> str:
 
 
 def alive(home: Path | None) -> dict[str, Any] | None:
-    """What the aggregator that is running on this folder wrote about itself, or None.
+    """What the aggregator that is running on this folder wrote about itself, or None, also where one only starts."""
+    from thinwire.core.heartbeat import is_starting
+
+    about = _holding(home)
+    return None if about is None or is_starting(about) else about
+
+
+def starting(home: Path | None) -> int | None:
+    """The process of an aggregator that has this folder and does not serve yet."""
+    from thinwire.core.heartbeat import is_starting
+
+    about = _holding(home)
+    return int(about["pid"]) if about is not None and is_starting(about) else None
+
+
+def _holding(home: Path | None) -> dict[str, Any] | None:
+    """What the process that holds this folder wrote about itself.
 
     The lock is tried only while the process that wrote it lives: a try holds it for a moment, in which an aggregator
     that starts would be turned away.
@@ -88,11 +104,17 @@ def alive(home: Path | None) -> dict[str, Any] | None:
 def absent(home: Path | None) -> str:
     """That no aggregator is running here, and since when, by the clock: for a sentence, where `alive` gives None."""
     from thinwire.cli.say import moment
-    from thinwire.core.heartbeat import last_beat
+    from thinwire.core.heartbeat import gone_since
     from thinwire.core.home import AggregatorHome, find_home
 
-    at = last_beat(AggregatorHome(find_home(home) / "aggregator").lock)
+    at = gone_since(AggregatorHome(find_home(home) / "aggregator").lock)
     return f"no aggregator has been running since {moment(at)}" if at else "no aggregator is running"
+
+
+def way_back(home: Path | None) -> str:
+    """What brings an aggregator back where none is running: a command, or one that is starting already."""
+    process = starting(home)
+    return f"one is starting (process {process})" if process else again("aggregator start", home)
 
 
 def require_alive(home: Path | None) -> dict[str, Any]:
@@ -102,6 +124,10 @@ def require_alive(home: Path | None) -> dict[str, Any]:
 
     if found := alive(home):
         return found
+    if process := starting(home):
+        raise Unreachable(
+            "no aggregator is running yet", why=f"process {process} is starting one", hint="try again in a moment"
+        )
     raise Unreachable(
         "no aggregator is running",
         why=f"nobody holds {find_home(home) / 'aggregator'}",

@@ -1,15 +1,21 @@
-"""When a process was last known to be alive: the time of a file, which is there to be read however it ended."""
+"""When a process was last known to be alive: the time of a file, which is there to be read however it ended.
+
+An aggregator that starts beats before it serves: since when none did is then in what it wrote about itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from thinwire.core import clock_set
 
+GONE_AT = "gone_at"
 BEAT_S = 2.0  # so much of an absence is not known; on a card that wears, every beat may become a write
 
 
@@ -47,3 +53,21 @@ def last_beat(file: Path | int) -> float:
         return os.stat(file).st_mtime
     except OSError:
         return 0.0
+
+
+def starting(gone_at: float) -> dict[str, Any]:
+    """What an aggregator writes about itself until it serves; `gone_at`: when the one before it was last alive."""
+    return {GONE_AT: gone_at}
+
+
+def is_starting(about: Mapping[str, Any]) -> bool:
+    """Whether who wrote this about itself does not serve yet."""
+    return GONE_AT in about
+
+
+def gone_since(lock: Path) -> float:
+    """When an aggregator last served by this lock, where none does now: wall-clock seconds; 0 where it is not known."""
+    try:
+        return float(json.loads(lock.read_bytes())[GONE_AT])
+    except (OSError, ValueError, KeyError, TypeError):
+        return last_beat(lock)

@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 import thinwire
 from thinwire.core.errors import NotFound, Refused, ThinwireError
-from thinwire.core.heartbeat import last_beat
+from thinwire.core.heartbeat import gone_since
 from thinwire.store import Store
 from thinwire.web.addresses import DeviceName, RunId
 from thinwire.web.api import api_routes
@@ -70,7 +70,7 @@ def look(store: Store, lock: Path | None) -> News:
     state, about = aggregator(lock)
     rows, tls = store.roster.rows(), bool(about.get("pin"))
     pending = sum(standing(row.state, row.how, tls) == "pending" for row in rows)
-    gone_at = last_beat(lock) if lock and state == "gone" else 0.0
+    gone_at = gone_since(lock) if lock and state == "gone" else 0.0
     return News(store.last_seq(), state, gone_at, "", store.last_act(), pending)
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from thinwire.core.heartbeat import is_starting
 from thinwire.core.home import AggregatorHome, holder
 
 State = Literal["running", "gone", "unknown"]
@@ -21,6 +22,8 @@ def lock_beside(url: str) -> Path | None:
 def aggregator(lock: Path | None) -> tuple[State, dict[str, Any]]:
     """Its state and what it wrote about itself (pid, addresses); "unknown" where we were given no lock to look at.
 
+    One that only starts is "gone".
+
     The lock is tried only while the process that wrote it is alive: a try holds it for a moment, in which an
     aggregator that starts would be turned away.
     """
@@ -30,8 +33,8 @@ def aggregator(lock: Path | None) -> tuple[State, dict[str, Any]]:
         about = json.loads(lock.read_bytes() or b"{}")
         os.kill(int(about["pid"]), 0)
     except PermissionError:
-        return "running", about
+        return ("gone", {}) if is_starting(about) else ("running", about)
     except (OSError, ValueError, KeyError, TypeError):
         return "gone", {}
     found = holder(lock)
-    return ("gone", {}) if found is None else ("running", found)
+    return ("gone", {}) if found is None or is_starting(found) else ("running", found)

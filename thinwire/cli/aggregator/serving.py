@@ -48,7 +48,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     with imported_for_good():
         from thinwire.cli.aggregator.page import Page
         from thinwire.core.clock_set import set_since_s
-        from thinwire.core.heartbeat import beating, last_beat
+        from thinwire.core.heartbeat import beating, gone_since, last_beat, starting
         from thinwire.core.home import write_about
         from thinwire.flower import FlowerFleet, stock_guests
         from thinwire.server.model.limits import answer_limit
@@ -56,6 +56,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         from thinwire.store import FileSpool, Store
 
     place = aggregator_home(home)
+    served_at = gone_since(place.lock)
     gone_at = last_beat(place.lock)  # of a folder that was restored there is none: the lock is made when it is held
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_alone(place.lock, home))
@@ -63,6 +64,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
         store.record_restart(gone_at, set_since_s(place.clock))
+        write_about(lock, starting(served_at))
         stack.enter_context(beating(lock, place.clock))
         wanted.listen.require_free("--listen")
         authority = wanted.certificates.authority(place.tls, wanted.listen)

@@ -27,7 +27,7 @@ def list_(
 ) -> None:
     """List the devices that this aggregator knows."""
     from thinwire.cli.devices import shown
-    from thinwire.cli.places import absent, again, aggregator_home, opened
+    from thinwire.cli.places import absent, aggregator_home, opened, way_back
 
     if not aggregator_home(home).database.exists():
         shown.nothing(json)
@@ -39,7 +39,7 @@ def list_(
             found, known = list(store.devices()), _aggregator(home)
             shown.devices(found, known, json)
             if found and not (known.alive or json):
-                say.note(f"{absent(home)}: nobody can tell who is online; {again('aggregator start', home)}")
+                say.note(f"{absent(home)}: nobody can tell who is online; {way_back(home)}")
 
 
 @app.command()
@@ -61,10 +61,10 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
 def _aggregator(home: Path | None) -> shown.Known:
     from thinwire.cli.devices import shown
     from thinwire.cli.places import aggregator_home, alive
-    from thinwire.core.heartbeat import last_beat
+    from thinwire.core.heartbeat import gone_since
 
     about = alive(home)
-    return shown.Known(about is not None, last_beat(aggregator_home(home).lock), bool((about or {}).get("pin")))
+    return shown.Known(about is not None, gone_since(aggregator_home(home).lock), bool((about or {}).get("pin")))
 
 
 @app.command()

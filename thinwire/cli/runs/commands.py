@@ -94,11 +94,11 @@ def show(
 
 def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
     """Runs that stand still, since no aggregator is there to go on with them."""
-    from thinwire.cli.places import again, alive
+    from thinwire.cli.places import alive, way_back
 
     halted = [row.run_id for row in rows if row.source == "devices" and row.status not in OVER]
     if halted and alive(home) is None:
-        say.note(f"no aggregator is running; to go on with {', '.join(halted)}: {again('aggregator start', home)}")
+        say.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")
 
 
 def standing(row: RunRow) -> str:

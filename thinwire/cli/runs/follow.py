@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.interrupts import remembered
-from thinwire.cli.places import absent, again, alive
+from thinwire.cli.places import absent, alive, way_back
 from thinwire.cli.runs.rounds import HEADER, Teller
 from thinwire.store.queue import behind
 
@@ -40,7 +40,7 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
                 was_gone, looked = gone, time.monotonic()
                 gone = "" if alive(home) else was_gone or absent(home)
                 if gone and not was_gone:
-                    tell(f"{gone}; the run goes on when one does: {again('aggregator start', home)}")
+                    tell(f"{gone}; the run goes on when one does: {way_back(home)}")
                 elif was_gone and not gone:
                     tell("an aggregator is running again")
             waits = behind(store.run(run_id), store.line()) if teller.status == "queued" else ""

@@ -23,7 +23,7 @@ from thinwire.core.events import (
 
 
 def told(*events: Event) -> tuple[Teller, list[str]]:
-    teller = Teller()
+    teller = Teller(headed=True)
     return teller, [line for event in events for line in teller.hear(event)]
 
 
@@ -32,6 +32,17 @@ def test_a_round_is_told_when_its_model_was_measured():
     assert lines == []
     (line,) = teller.hear(evaluated(1))
     assert line.split() == ["1", "deadline", "1/2", "0.6000", "1.0000", "42", "B", "1.50", "waits", "for", "pi-02"]
+
+
+def test_the_header_stands_over_the_first_round_and_below_what_came_before_it():
+    teller = Teller()
+    assert teller.hear(RunNoted(T, "a note")) == ["a note"]
+    teller.hear(RunStatusChanged(T, "waiting", "waiting: 1 of 2 devices"))
+    assert [line for event in round_events("toy-1", 1) for line in teller.hear(event)] == []
+    header, row = teller.hear(evaluated(1))
+    assert (header.split()[:2], row.split()[:2]) == (["round", "closed"], ["1", "deadline"])
+    lines = [line for event in round_events("toy-1", 2) for line in teller.hear(event)] + teller.hear(evaluated(2))
+    assert [line.split()[0] for line in lines] == ["2"]
 
 
 def test_what_happens_after_a_round_has_closed_is_told_behind_its_line():

@@ -21,7 +21,7 @@ from thinwire.cli.live.disturbance import SLOW_STEP_S, Disturbance, names_of, ro
 from thinwire.cli.live.summary import document, tell_table
 from thinwire.cli.places import opened
 from thinwire.cli.runs.follow import screen
-from thinwire.cli.runs.rounds import HEADER, Teller
+from thinwire.cli.runs.rounds import Teller
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -110,7 +110,6 @@ def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[],
         disturbance = Disturbance(victim, max(1, plan.run.rounds // 2), crowd.kill, start)
         teller, seen = Teller(), 0
         with screen() as (tell, update):
-            tell(HEADER)
             while not teller.over:
                 for seq, event in store.events(run_id, after=seen):
                     seen = seq

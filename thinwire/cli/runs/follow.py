@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.cli.interrupts import remembered
 from thinwire.cli.places import absent, alive, way_back
-from thinwire.cli.runs.rounds import HEADER, Teller
+from thinwire.cli.runs.rounds import Teller
 from thinwire.store.queue import behind
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
     """Tell a run until it is over; gives its exit code. KeyboardInterrupt leaves the run as it is."""
     teller, seen, looked, gone = Teller(), 0, float("-inf"), ""
     with screen() as (tell, show), remembered() as look:
-        tell(HEADER)
         while True:
             look()
             for seq, event in store.events(run_id, after=seen):

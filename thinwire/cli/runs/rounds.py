@@ -81,7 +81,8 @@ class Round:
 
 @dataclass
 class Teller:
-    """Events in, lines out: a round's line comes when the model that it made was measured, or will not be.
+    """Events in, lines out: a round's line comes when the model that it made was measured, or will not be. The table's
+    header comes with the first, `headed` when it did.
 
     `now` is one sentence on what is going on at this moment.
     """
@@ -93,6 +94,7 @@ class Teller:
     status: str = ""
     text: str = ""
     exit_code: int = 0
+    headed: bool = False
 
     @property
     def over(self) -> bool:
@@ -172,7 +174,8 @@ class Teller:
     def _flush(self, metrics: dict[str, float], before: int, measured: int = -1) -> list[str]:
         ready = [number for number in self.waiting if number < before]
         self.waiting = [number for number in self.waiting if number >= before]
-        lines = list[str]()
+        lines = [HEADER] if ready and not self.headed else []
+        self.headed = self.headed or bool(ready)
         for number in ready:
             lines += [self.rounds[number].line(metrics if number == measured else {}), *self.behind.pop(number, ())]
         return lines

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.cli import say
 from thinwire.cli.interrupts import remembered
 from thinwire.cli.runs.follow import screen
-from thinwire.cli.runs.rounds import HEADER, Teller
+from thinwire.cli.runs.rounds import Teller
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -58,7 +58,6 @@ def simulated(
                 tell(line)
             show(f"{begun[0]}: {teller.now}")
 
-        tell(HEADER)
         try:
             run_sim(
                 plan, code, store=store, home=aggregator_home(home), clients=clients, site=site, debug=debug,

@@ -103,8 +103,7 @@ def test_after_a_restart_asks_of_closed_rounds_go_out_again_as_they_were_to_who_
     plan = RunPlan.from_json({**raw, "run": {**raw["run"], "rounds": 20}, "cohort": cohort})
     world, lives, sent = ahead(tmp_path, Fate(), plan, slow), list[list[Ask]]([[]]), ScriptedFleet.send
     world.dies_at, whole = 5.0, world.fleet.restart
-    world.fleet.restart = restart  # type: ignore[method-assign, assignment]
-    with patch.object(ScriptedFleet, "send", send):
+    with patch.object(ScriptedFleet, "send", send), patch.object(world.fleet, "restart", restart):
         made = world.live()
     assert [e.round for e in made.of(RoundClosed) if e.elapsed_s < 5.0] == [1]
     before, again = lives[0], lives[1][:2]
@@ -137,8 +136,7 @@ def test_after_a_restart_an_ask_that_went_ahead_tells_what_it_told_though_more_i
         sent.extend(envelope.ask for envelope in envelopes if envelope.device == "c")
         send(fleet, envelopes)
 
-    world.fleet.restart = restart  # type: ignore[method-assign, assignment]
-    with patch.object(ScriptedFleet, "send", noted):
+    with patch.object(ScriptedFleet, "send", noted), patch.object(world.fleet, "restart", restart):
         assert world.live().status == "done"
     told = [(ask.round, [(v.update_id.sequence, v.outcome) for v in ask.verdicts]) for ask in sent[:5]]
     dropped = [(1, "dropped")]

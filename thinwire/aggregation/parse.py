@@ -29,9 +29,10 @@ from thinwire.aggregation.methods.powersgd import PowerSgd
 from thinwire.aggregation.registry import steps
 from thinwire.core.errors import CodecError
 
-STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
-LAYERS = re.compile(r"layers\s*\((.*)\)", re.DOTALL)
-RULE = re.compile(r"""\s*(?:"([^"]+)"|'([^'"]+)'|([^"'=;]+?))\s*=([^"=;]+)(?:;|$)""")
+# A spec comes with every assignment: repetitions are possessive, so that no text makes a pattern try an end twice.
+STAGE = re.compile(r"\s*+([A-Za-z][A-Za-z0-9_]*+)\s*+(?:\(([^()]*+)\)\s*+)?")
+LAYERS = re.compile(r"layers\s*+\((.*)\)", re.DOTALL)
+RULE = re.compile(r"""\s*+(?:"([^"]++)"\s*+|'([^'"]++)'\s*+|([^"'=;\s][^"'=;]*+))=([^"=;]++)(?:;|$)""")
 ORDER = {"sparsifier": 0, "lowrank": 0, "quantizer": 1, "coder": 2}
 CASTS = ("identity", "fp16", "bf16")
 LONGEST = 4096  # characters of a spec: one comes with every ask
@@ -173,7 +174,7 @@ def _layers(inside: str) -> Layers:
                 why="a rule is PATTERN = CODEC, and rules stand apart by ;",
                 hint=RULES,
             )
-        rules.append(Rule(match[1] or match[2] or match[3], _chain(match[4].strip())))
+        rules.append(Rule(match[1] or match[2] or match[3].rstrip(), _chain(match[4].strip())))
         at = match.end()
     patterns = [rule.pattern for rule in rules]
     if patterns[-1] != "*":

@@ -52,15 +52,17 @@ def command(database: str, listen: str = "127.0.0.1:0", *more: str) -> list[str]
 
 
 @contextlib.contextmanager
-def serving(database: str, listen: str = "127.0.0.1:0", *more: str) -> Iterator[Served]:
-    """The page on `database`, ready; it ends with the block, or with this process."""
+def serving(database: str, listen: str = "127.0.0.1:0", *more: str, said: Path | None = None) -> Iterator[Served]:
+    """The page on `database`, ready; it ends with the block, or with this process. `said`: a file for its stderr."""
     line = command(database, listen, "--parent", str(os.getpid()), *more)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+    with contextlib.ExitStack() as stack:
+        stderr = stack.enter_context(said.open("wb")) if said else None
+        process = stack.enter_context(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=stderr, text=True))
         try:
             assert process.stdout is not None
-            said = process.stdout.readline().split()
-            assert said[:1] == ["ready"], said
-            yield Served(said[1], process)
+            ready = process.stdout.readline().split()
+            assert ready[:1] == ["ready"], ready
+            yield Served(ready[1], process)
         finally:
             process.terminate()
             process.wait(20)

@@ -107,10 +107,19 @@ def test_a_session_ends_with_the_logout(page: TestClient):
     assert page.get("/api/runs").status_code == 401
 
 
-def test_guessing_codes_is_slowed_down(visit: Visit, store: Store):
+def test_guessing_codes_is_told_and_never_burns_the_right_one(visit: Visit, store: Store):
     client = visit()
     assert [client.post("/login", data={"code": f"AAAA-{n}"}).status_code for n in range(11)] == [401] * 10 + [429]
-    assert client.post("/login", data={"code": store.new_login_code()}).status_code == 429
+    assert client.post("/login", data={"code": store.new_login_code()}).status_code == 303
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_only_a_link_that_is_followed_may_come_from_another_page(page: TestClient, site: str):
+    said = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert page.get("/login", headers=said).status_code == 200
+    for other in ({"Sec-Fetch-Dest": "iframe"}, {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}):
+        assert page.get("/login", headers=said | other).status_code == 403
+        assert page.get("/api/runs", headers=said | other).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8080", "", "[::2]"])

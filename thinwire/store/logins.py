@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import secrets
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.store.access import Login, Session
@@ -33,13 +33,14 @@ class Logins:
         return "-".join(code[i : i + 4] for i in range(0, CODE_LETTERS, 4))
 
     def redeem(self, code: str) -> str | None:
-        """A session's token for a code that is valid and unused, else None; takes as long for a wrong one."""
+        """A session's token for a code that is valid and unused, else None. A wrong code only reads the database."""
         given, now = _hash(code.replace("-", "").replace(" ", "").upper()), self._clock.wall()
+        with self._database.reading() as connection:
+            if not _is_live(connection, given, now):
+                return None
+        token = secrets.token_urlsafe(32)
         with self._database.writing() as connection:
-            live = connection.scalars(select(Login.code_hash).where(Login.expires_at > now, Login.used_at.is_(None)))
-            matches = [hmac.compare_digest(kept, given) for kept in live]
-            token = secrets.token_urlsafe(32)
-            if not any(matches):
+            if not _is_live(connection, given, now):  # another request was first
                 return None
             connection.execute(update(Login).where(Login.code_hash == given), {"used_at": now})
             connection.execute(delete(Session).where(Session.expires_at <= now))
@@ -57,6 +58,11 @@ class Logins:
     def end(self, token: str) -> None:
         with self._database.writing() as connection:
             connection.execute(delete(Session).where(Session.token_hash == _hash(token)))
+
+
+def _is_live(connection: Connection, given: str, now: float) -> bool:
+    live = connection.scalars(select(Login.code_hash).where(Login.expires_at > now, Login.used_at.is_(None)))
+    return any(hmac.compare_digest(kept, given) for kept in live)
 
 
 def _hash(secret: str) -> str:

@@ -30,6 +30,7 @@ from thinwire.store import Store
 from thinwire.web.app import create_app
 from thinwire.web.service import lock_beside
 from thinwire.web.settings import Settings, listen_address, origin, read_token, root_path
+from thinwire.web.waiting import BoundedProtocol
 
 PARENT_S = 0.25
 GRACE_S = 2
@@ -79,7 +80,7 @@ def page(settings: Settings, store: Store) -> uvicorn.Server:
     server: uvicorn.Server
     app = create_app(settings, store, closing=lambda: server.should_exit)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+        app, http=BoundedProtocol, log_level="error", access_log=False, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=GRACE_S, limit_concurrency=256, ws="none",
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -1,8 +1,8 @@
 """Before any route: is it us who was called, from our own page, by somebody who has logged in?
 
-The order of the questions: Host (against names rebound to this address), Origin (against other pages in the same
-browser, those of other ports of this machine among them), then the session. Every answer, refusals too, carries the
-headers of `HEADERS`.
+The order of the questions: Host (against names rebound to this address), Origin and Sec-Fetch-Site (against other
+pages in the same browser, those of other ports of this machine among them), then the session. Every answer, refusals
+too, carries the headers of `HEADERS`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from thinwire.core.errors import ThinwireError
 from thinwire.store import Store
 from thinwire.web.settings import Settings
+from thinwire.web.waiting import mark_known
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -63,6 +64,8 @@ class Guard:
         refusal = self._foreign(scope["method"], headers) or self._too_large(headers)
         if refusal is None and not _anonymous(path):
             refusal = await self._stranger(scope["method"], path, headers)
+            if refusal is None:
+                mark_known(scope)
         await (refusal or self.app)(scope, receive, send_guarded)
 
     def _below_root(self, path: str) -> str:
@@ -79,7 +82,9 @@ class Guard:
             ours = origin.lower() in (*self.settings.origins, f"http://{host}".lower(), f"https://{host}".lower())
             if not ours:
                 return _refuse(403, "another page asked for this", "open the page itself")
-        elif method not in SAFE and headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        elif headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and not (
+            method in SAFE and _opened_as_page(headers)
+        ):
             return _refuse(403, "another page asked for this", "open the page itself")
         return None
 
@@ -125,6 +130,11 @@ def login_first(path: str) -> Response:
 
 def _anonymous(path: str) -> bool:
     return any(path == open_ or (open_.endswith("/") and path.startswith(open_)) for open_ in ANONYMOUS)
+
+
+def _opened_as_page(headers: Headers) -> bool:
+    """Whether a browser shows the answer as a page of its own, as for a link: in no image and in no frame."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document"
 
 
 def _name(host: str) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 
 from thinwire.store import Store
@@ -16,12 +17,12 @@ from thinwire.web.guard import NEXT, session_token
 from thinwire.web.pages import login_page
 from thinwire.web.settings import Settings
 
-WRONG_CODES = 10  # in WINDOW_S, from all together: 78 bits are not guessed, and the log stays short
+WRONG_CODES = 10  # in WINDOW_S, from all together
 WINDOW_S = 60.0
 
 
 class Tries:
-    """How many wrong codes came lately."""
+    """Counts the wrong codes of the last minute. It says so and refuses no right one: nobody guesses 78 bits."""
 
     def __init__(self) -> None:
         self.wrong: deque[float] = deque(maxlen=WRONG_CODES)
@@ -41,10 +42,10 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
         where = after if NEXT.fullmatch(after) else "./"
         if await run_in_threadpool(store.session, session_token(request.headers, settings)):
             return RedirectResponse(where, 303)  # the same link once more
-        if tries.too_many():
-            return login_page("Too many wrong codes: wait a minute.", 429)
         token = await run_in_threadpool(store.redeem, code[:64])
         if token is None:
+            if tries.too_many():
+                return login_page("That code is not valid, like many in the last minute. A fresh one works.", 429)
             tries.note()
             return login_page("That code is not valid: each works once, for ten minutes.", 401)
         answer = RedirectResponse(where, 303)
@@ -61,7 +62,11 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
 
     @router.post("/login")
     async def take(request: Request, after: Annotated[str, Query(alias="next")] = "") -> Response:
-        fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=4)
+        try:
+            said = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
         return await enter(request, fields.get("code", [""])[0], after)
 
     @router.post("/logout")

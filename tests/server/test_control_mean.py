@@ -15,6 +15,7 @@ from tests.server.test_crash_anywhere import PLAN, World
 from thinwire.aggregation import parse
 from thinwire.aggregation.algorithms import algorithm_of, carried, followed
 from thinwire.core import RunPlan
+from thinwire.core.ask_ids import within_run
 from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.keys import Key, derive
@@ -40,7 +41,7 @@ def sent(plan: RunPlan, asked: str) -> Vector:
     algorithm = algorithm_of(plan)
     assert algorithm is not None
     travels, name = carried(algorithm, LAYOUT), asked.rsplit(".", 1)[1]
-    codec, key = parse(plan.uplink.codec).bind(travels), derive(Key(0), name, asked)
+    codec, key = parse(plan.uplink.codec).bind(travels), derive(Key(0), name, within_run(asked))
     drawn, made = change(name, travels.size, _Asked(int(asked.split(".")[-2]))), list[Vector]()  # type: ignore[arg-type]  # a round is all it takes
     for s in followed(algorithm, travels):
         payload = codec.encode(drawn[s.span].copy(), codec.init(s.index), key, s.index).payload

@@ -41,6 +41,15 @@ def first_of(ask_id: str) -> str:
     return ask_id_of(run_id, asked_round(ask_id), device)
 
 
+def within_run(ask_id: str) -> str:
+    """Return an id without the name of its run, for draws that must not depend on that name.
+
+    >>> within_run("digits-3.12+.pi-01")
+    '12+.pi-01'
+    """
+    return ".".join(ask_id.rsplit(".", 2)[-2:])
+
+
 def _named(ask_id: str) -> str:
     """What stands between the run and the device."""
     return ask_id.rsplit(".", 2)[-2] if ask_id.count(".") >= 2 else ""

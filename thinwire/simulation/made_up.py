@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from thinwire.aggregation import parse
+from thinwire.core.ask_ids import within_run
 from thinwire.core.fleet import Delivery
 from thinwire.core.keys import Key, derive
 from thinwire.core.layout import Layout
@@ -76,7 +77,7 @@ class MadeUp:
     def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
         """The frame of a segment; for a device that remembers what it sent, or trains from what it was sent."""
         codec = parse(ask.codec).bind(self.layout)
-        key = derive(Key(0), self.name, ask.ask_id)
+        key = derive(Key(0), self.name, within_run(ask.ask_id))
         return codec.encode(change.copy(), codec.init(segment), key, segment).payload
 
 

@@ -184,7 +184,7 @@ def run_sim(
             store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
         )
         on_begin(run_id)
-        clock = VirtualClock(origin=time.time())
+        clock = VirtualClock(origin=float(int(time.time())))  # a whole second: fractions would round times differently
         fleet = LocalFleet(HeldSpool(folder / "spool"), clock)
         with store.gathering(run_id), answering(task, crowd, processes, spec) as workers:
             patient = plan.cohort.deadline_s == "auto" and not step_s

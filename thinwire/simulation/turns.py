@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from thinwire.core.ask_ids import within_run
 from thinwire.core.keys import Key, derive, seed63
 from thinwire.core.types import Ask
 
@@ -63,7 +64,7 @@ Duration = float | LogNormal
 
 @dataclass(frozen=True)
 class Paced:
-    """A script that is drawn for each ask from (seed, ask_id): the same ask always gets the same turn.
+    """Draws a turn for each ask from the seed, the round and the device, whatever the run is called.
 
     Sizes of `down_bytes_s` and `up_bytes_s` (0: no limit) add to the time of the stages: the wire of the device.
     `lost_asks`, `lost_answers` and `failing` are probabilities.
@@ -81,7 +82,7 @@ class Paced:
     failing: float = 0.0
 
     def __call__(self, ask: Ask) -> Turn:
-        key = derive(Key(self.seed), "turn", ask.ask_id)
+        key = derive(Key(self.seed), "turn", within_run(ask.ask_id))
         upload_s = _drawn(self.upload, derive(key, "upload"))
         luck = random.Random(seed63(derive(key, "luck"))).random()
         return Turn(

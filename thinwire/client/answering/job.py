@@ -57,14 +57,18 @@ class Job:
     def ask(self) -> Ask:
         return self.delivery.ask
 
-    def key(self, purpose: str, label: str | int) -> Key:
-        return derive(Key(self.plan.run.seed), purpose, self.device, label)
+    def key(self, purpose: str) -> Key:
+        """The key of this assignment's draws for one purpose: the seed, the device's name and the round decide it.
+
+        Nothing else may: neither the run's name nor a path, a time or a process. The same plan gives the same bits
+        under every name.
+        """
+        key = derive(Key(self.plan.run.seed), purpose, self.device, self.ask.round)
+        return derive(key, "further") if self.ask.further else key
 
     @property
     def train_key(self) -> keys.Key:
-        key = self.key("train", self.ask.round)
-        if self.ask.further:
-            key = derive(key, "further")
+        key = self.key("train")
         return keys.Key(key.a, key.b)
 
     def schedule_after(self, pending: int) -> Schedule:

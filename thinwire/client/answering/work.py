@@ -139,7 +139,7 @@ def _encoded(
     job: Job, change: Vector, state: RunState, layout: Layout, following: Following | None
 ) -> tuple[list[Payload], RunState]:
     """An update's frames, and the state after it; `change` is donated."""
-    ask, uplink, key = job.ask, job.plan.uplink, job.key("encode", job.ask.ask_id)
+    ask, uplink, key = job.ask, job.plan.uplink, job.key("encode")
     behind = following.differences(change, ask.codec, key) if following else []
     payloads, state = encode(change, state, ask.codec, uplink, layout, key, ask.round)
     payloads += behind

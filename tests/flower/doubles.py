@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire.core.errors import NotInvited, Refused
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
-from thinwire.core.messages import reply_from_bytes, reply_to_bytes
+from thinwire.core.messages import arrived_from_bytes, arrived_to_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHead, UpdateId
 from thinwire.flower import FlowerFleet, FlowerLink, device_key
 from thinwire.flower.device.joining import join
@@ -93,9 +93,9 @@ class FolderSpool:
         for path in self.folder.glob(f".partial-{device}-*"):
             path.unlink()
 
-    def commit(self, draft: Path, head: ReplyHead) -> None:
+    def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None:
         os.replace(draft, self.path(head.update_id))
-        self._head(head.update_id).write_bytes(reply_to_bytes(head))
+        self._head(head.update_id).write_bytes(arrived_to_bytes(head, received) if received else reply_to_bytes(head))
 
     def head(self, update_id: UpdateId) -> ReplyHead | None:
         path = self._head(update_id)
@@ -125,7 +125,7 @@ class FolderSpool:
 
 
 def _read(path: Path) -> ReplyHead:
-    head = reply_from_bytes(path.read_bytes())
+    head = arrived_from_bytes(path.read_bytes())
     assert isinstance(head, ReplyHead)
     return head
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.messages import reply_to_bytes
 from thinwire.core.types import Part, ReplyHead, Transfer, UpdateId
 from thinwire.store import FileSpool
-from thinwire.store.spool import MANY_FOLDERS
+from thinwire.store.spool import MANY_FOLDERS, UNREADABLE
 
 
 def reply(parts: list[bytes], device: str = "pi-01", sequence: int = 1, run: str = "digits-1") -> ReplyHead:
@@ -106,13 +107,38 @@ def test_a_file_that_was_cut_is_data_lost(tmp_path: Path) -> None:
         next(parts)
 
 
-def test_a_head_that_cannot_be_read_is_data_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["head", "parts", "another"])
+def test_a_reply_that_cannot_be_read_is_set_aside_and_the_others_are_there(tmp_path: Path, damage: str) -> None:
+    spool, sound = FileSpool(tmp_path), reply([b"abc"], sequence=2)
+    for head in (reply([b"abc"]), sound):
+        put(spool, head, [b"abc"])
+    path = spool.path(reply([b"abc"]).update_id)
+    match damage:
+        case "head":
+            path.with_suffix(".head").write_bytes(b"{")
+        case "parts":
+            os.truncate(path, 1)
+        case _:
+            path.with_suffix(".head").write_bytes(reply_to_bytes(reply([b"abc"], device="pi-02")))
+    before = path.with_suffix(".head").read_bytes(), path.read_bytes()
+    assert FileSpool(tmp_path).heads() == [sound]
+    aside = tmp_path / UNREADABLE / "digits-1" / path.name
+    assert (aside.with_suffix(".head").read_bytes(), aside.read_bytes()) == before
+    put(again := FileSpool(tmp_path), reply([b"abc"]), [b"abc"])
+    assert len(again.heads()) == 2, "it may come again"
+    path.with_suffix(".head").write_bytes(b"[")
+    assert FileSpool(tmp_path).heads() == [sound]
+    assert aside.with_suffix(".head").read_bytes() == before[0], "what was set aside first stays"
+
+
+def test_parts_that_cannot_be_read_in_service_are_set_aside(tmp_path: Path) -> None:
     spool, head = FileSpool(tmp_path), reply([b"abc"])
     put(spool, head, [b"abc"])
-    spool.path(head.update_id).with_suffix(".head").write_bytes(b"{")
-    with pytest.raises(DataLost) as lost:
-        FileSpool(tmp_path)
-    assert lost.value.exit_code == 8
+    spool.path(head.update_id).unlink()
+    with pytest.raises(BadPayload):
+        list(spool.open(head.update_id))
+    assert spool.heads() == []
+    assert (tmp_path / UNREADABLE / "digits-1" / "pi-01-1.head").exists()
 
 
 def test_two_devices_whose_names_end_in_numbers_do_not_share_a_file(tmp_path: Path) -> None:

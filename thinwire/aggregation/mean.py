@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from thinwire.aggregation.codec import BoundCodec
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.layout import SEGMENT_FLOATS, Layout
 from thinwire.core.types import Arrived, Vector
 
@@ -41,8 +41,13 @@ class WeightedMean:
         # It is checked before it is added, and was the only one that is not checked yet: a model of one segment is
         # read once.
         self.codec.decode_add(payload, weight, self.total[last.span], segment=last.index)
-        for segment, payload in zip(others, frames(), strict=False):
-            self.codec.decode_add(payload, weight, self.total[segment.span], segment=segment.index)
+        try:
+            for segment, payload in zip(others, frames(), strict=False):
+                self.codec.decode_add(payload, weight, self.total[segment.span], segment=segment.index)
+        except (
+            BadPayload
+        ) as error:  # they were whole a moment ago, and now the sum is half changed: no such update is dropped
+            raise DataLost("an update changed while it was added", why=str(error)) from error
         self.examples += examples
         self.normaliser += examples * a
         self.count += 1

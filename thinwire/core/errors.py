@@ -102,3 +102,7 @@ class NonFiniteUpdate(ThinwireError):
 
 class BadPayload(ThinwireError):
     """Received bytes are not what their header says; nothing was changed and nothing allocated."""
+
+
+class ReplyLost(BadPayload, DataLost):
+    """A reply that is in the spool cannot be read: it was set aside, and what it was for goes on without it."""

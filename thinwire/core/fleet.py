@@ -200,13 +200,16 @@ class Roster(Protocol):
 
 
 class Spool(Protocol):
-    """Where bodies of answers lie until they are folded: `spool/RUN/DEVICE-SEQUENCE`, parts one after the other."""
+    """Where bodies of answers lie until they are folded: `spool/RUN/DEVICE-SEQUENCE`, parts one after the other.
+
+    `received` are the bytes that a head was read from: they are kept as they came, and never written anew.
+    """
 
     def path(self, update_id: UpdateId) -> Path: ...
     def partial(self, update_id: UpdateId, digest: str) -> Path: ...  # the file of an upload that may be cut and go on
     def drop_partial(self, device: str) -> None: ...  # all that this device was uploading
     def draft(self, update_id: UpdateId) -> Path: ...  # a new file to stream to, not visible yet
-    def commit(self, draft: Path, head: ReplyHead) -> None: ...  # fsync file and head, then visible
+    def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None: ...  # fsync both, then visible
     def head(self, update_id: UpdateId) -> ReplyHead | None: ...
     def heads(self) -> Sequence[ReplyHead]: ...  # all that are visible, oldest first
     def open(self, update_id: UpdateId) -> Iterator[Arrived]: ...

@@ -13,6 +13,7 @@ from thinwire.core.texts import plain
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
 
 MAX_HEAD_BYTES = 4 * 2**20
+MAX_KEPT_BYTES = MAX_HEAD_BYTES + 1024  # of a header in the spool: a line with six numbers follows it
 MAX_PARTS = 65_536
 MAX_METRICS = 1024
 MAX_NAME = 1024  # letters of an id, a name or a digest
@@ -73,6 +74,27 @@ def reply_from_bytes(data: bytes) -> ReplyHead | Failure:
     with _Reading("reply"):
         raw = _load(data)
     return reply_from_json(raw)
+
+
+def arrived_to_bytes(head: ReplyHead, received: bytes) -> bytes:
+    """Give what is kept of a reply that arrived: the bytes that the device sent, unchanged, and a line with `transfer`.
+
+    Invariant: `arrived_from_bytes` reads it, since it read `received` within the same bound.
+    """
+    if len(received) > MAX_HEAD_BYTES:
+        raise BadPayload(f"a head of {len(received)} bytes", why=f"at most {MAX_HEAD_BYTES} are read")
+    return received + b"\n" + json.dumps(plainly(head.transfer) if head.transfer else None).encode()
+
+
+def arrived_from_bytes(data: bytes) -> ReplyHead | Failure:
+    """Read what `arrived_to_bytes` gave, or a header alone, as one that came over no wire is kept."""
+    received, _, transfer = data.rpartition(b"\n")
+    if not received:
+        return reply_from_bytes(data)
+    with _Reading("transfer"):
+        raw = json.loads(transfer)
+        seen = Transfer(**_scalars(Transfer, raw)) if raw else None
+    return dataclasses.replace(reply_from_bytes(received), transfer=seen)
 
 
 def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:

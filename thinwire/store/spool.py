@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import threading
 import time
@@ -11,23 +12,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.errors import BadPayload, ReplyLost, ThinwireError
 from thinwire.core.home import disk_error, private_folder, sync_folder, write_atomically
-from thinwire.core.messages import reply_from_bytes, reply_to_bytes
+from thinwire.core.messages import (
+    MAX_KEPT_BYTES,
+    arrived_from_bytes,
+    arrived_to_bytes,
+    reply_to_bytes,
+)
 from thinwire.core.types import Arrived, ReplyHead, UpdateId
 from thinwire.store.mapped import mapped
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
+UNREADABLE = ".unreadable"  # the folder of what was set aside: no run has such a name, and no backup takes it
 KEPT_S = 3 * 86400.0  # an upload that nobody went on with for so long is given up
 MANY_FOLDERS = 256  # made since those that are empty were last removed: a run's name comes from a device
+
+log = logging.getLogger("thinwire.spool")
 
 
 class FileSpool:
     """core.fleet.Spool in a folder: `RUN/DEVICE-SEQUENCE.parts` and, written last, its `.head`. Any thread may call it.
 
     What has a head is whole and durable; a file without one is the rest of a crash, removed at the next start, but for
-    uploads that were cut: they go on. One that is not `durable` serves this process alone: nothing is synced, and
-    heads stay in memory.
+    uploads that were cut: they go on. A head that cannot be read is set aside with its parts, and a warning says so:
+    one file ends no aggregator. One that is not `durable` serves this process alone: nothing is synced, and heads stay
+    in memory.
     """
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
@@ -74,10 +84,11 @@ class FileSpool:
             if path.name.removeprefix(PARTIAL).rsplit("-", 2)[0] == device:
                 path.unlink(missing_ok=True)
 
-    def commit(self, draft: Path, head: ReplyHead) -> None:
+    def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None:
         """Make a draft and its head durable, then visible. What is there already stays: the first one counts.
 
-        A second commit of the same update waits for the first; those of other updates do not.
+        `received` are the bytes that the head was read from, which are kept as they came; a head that came over no wire
+        is written here. A second commit of the same update waits for the first; those of other updates do not.
         """
         with self._lock:
             self._lock.wait_for(lambda: head.update_id not in self._committing)
@@ -86,7 +97,7 @@ class FileSpool:
                 return
             self._committing.add(head.update_id)
         try:
-            self._keep(draft, head)
+            self._keep(draft, head, received)
             with self._lock:
                 self._heads[head.update_id] = head
         finally:
@@ -94,8 +105,9 @@ class FileSpool:
                 self._committing.discard(head.update_id)
                 self._lock.notify_all()
 
-    def _keep(self, draft: Path, head: ReplyHead) -> None:
+    def _keep(self, draft: Path, head: ReplyHead, received: bytes) -> None:
         path = self.path(head.update_id)
+        data = arrived_to_bytes(head, received) if received else reply_to_bytes(head)
         try:
             _check(draft, head)
             if self.durable:
@@ -109,7 +121,7 @@ class FileSpool:
             raise disk_error(error, path) from error
         if not self.durable:
             return
-        write_atomically(path.with_suffix(".head"), reply_to_bytes(head))  # its fsync of the folder covers both
+        write_atomically(path.with_suffix(".head"), data)  # its fsync of the folder covers both
 
     def head(self, update_id: UpdateId) -> ReplyHead | None:
         with self._lock:
@@ -121,11 +133,34 @@ class FileSpool:
             return list(self._heads.values())
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
-        """Its parts in order, one at a time in memory; `DataLost` when the file is not what the head says."""
+        """Its parts in order, one at a time in memory; `ReplyLost` when the file is not what the head says."""
         head = self.head(update_id)
         if head is None:
-            raise DataLost(f"update {update_id} is not in the spool", why="its file is missing")
-        return _parts(self.path(update_id), head)
+            raise ReplyLost(f"update {update_id} is not in the spool", why="its file is missing")
+        return self._readable(self.path(update_id), head)
+
+    def _readable(self, path: Path, head: ReplyHead) -> Iterator[Arrived]:
+        """The parts; where they cannot be read the reply is set aside."""
+        try:
+            yield from _parts(path, head)
+        except ReplyLost as error:
+            self._set_aside(path, str(error))
+            with self._lock:
+                self._heads.pop(head.update_id, None)
+            raise
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        """Move a reply that cannot be read out of the way, under a name that is free, and say so."""
+        target = self.folder / UNREADABLE / path.parent.name / path.stem
+        nth = next(n for n in itertools.count() if not list(target.parent.glob(f"{target.name}{f'-{n}' * (n > 0)}.*")))
+        with contextlib.suppress(OSError, ThinwireError):  # a disk that takes no more: it is passed over all the same
+            private_folder(target.parent)
+            for suffix in (".head", ".parts"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(
+                        path.with_suffix(suffix), target.with_name(f"{target.name}{f'-{nth}' * (nth > 0)}{suffix}")
+                    )
+        log.warning("a reply in the spool cannot be read; it is set aside in %s: %s", target.parent, why)
 
     def delete(self, update_id: UpdateId) -> None:
         """Forget an answer; of one that is not there too. The head goes first: no head without its parts."""
@@ -157,35 +192,38 @@ class FileSpool:
         """At a start: read the heads, oldest first, and remove what an earlier life left half done."""
         found: list[tuple[float, ReplyHead]] = []
         for path in sorted(self.folder.glob("*/*")):
+            if path.parent.name == UNREADABLE:
+                continue
             if path.name.startswith(PARTIAL):
                 if time.time() - path.stat().st_mtime > KEPT_S:
                     path.unlink(missing_ok=True)
             elif path.name.startswith("."):
                 path.unlink(missing_ok=True)
             elif path.suffix == ".head":
-                found.append((path.stat().st_mtime_ns, _read(path)))
+                try:
+                    found.append((path.stat().st_mtime_ns, self._read(path)))
+                except (OSError, BadPayload) as error:
+                    self._set_aside(path, str(error))
             elif path.suffix == ".parts" and not path.with_suffix(".head").exists():
                 path.unlink(missing_ok=True)
         self._remove_empty()
         for _, head in sorted(found, key=lambda pair: pair[0]):
             self._heads[head.update_id] = head
 
+    def _read(self, path: Path) -> ReplyHead:
+        """The head in a file that was written here; `BadPayload` where it is damaged, or its parts are."""
+        if (size := path.stat().st_size) > MAX_KEPT_BYTES:
+            raise BadPayload(f"{path.name} has {size} bytes", why=f"at most {MAX_KEPT_BYTES} are written")
+        head = arrived_from_bytes(path.read_bytes())
+        if not isinstance(head, ReplyHead) or self.path(head.update_id).with_suffix(".head") != path:
+            raise BadPayload(f"{path.name} is not the head of its update")
+        _check(path.with_suffix(".parts"), head)
+        return head
+
 
 def _check(draft: Path, head: ReplyHead) -> None:
     if (size := draft.stat().st_size) != head.payload_bytes:
         raise BadPayload(f"{size} bytes came", why=f"the head speaks of {head.payload_bytes}")
-
-
-def _read(path: Path) -> ReplyHead:
-    try:
-        head = reply_from_bytes(path.read_bytes())
-    except (OSError, BadPayload) as error:
-        raise DataLost(
-            f"cannot read {path}", why=str(error), hint="remove it: the device sends its answer again"
-        ) from error
-    if not isinstance(head, ReplyHead):
-        raise DataLost(f"cannot read {path}", why="it is not the head of an answer", hint="remove it")
-    return head
 
 
 def _parts(path: Path, head: ReplyHead) -> Iterator[Arrived]:
@@ -195,11 +233,11 @@ def _parts(path: Path, head: ReplyHead) -> Iterator[Arrived]:
             for part in head.parts:
                 data = mapped(file.fileno(), at, part.length) or _read_at(file, at, part.length)
                 if len(data) != part.length:
-                    raise DataLost(f"{path} is cut short", why=f"part {part.name} should have {part.length} bytes")
+                    raise ReplyLost(f"{path} is cut short", why=f"part {part.name} should have {part.length} bytes")
                 at += part.length
                 yield data
     except OSError as error:
-        raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error
+        raise ReplyLost(f"cannot read {path}", why=error.strerror or str(error)) from error
 
 
 def _read_at(file: BinaryIO, at: int, length: int) -> bytes:

@@ -67,14 +67,14 @@ class Answers:
         if self._exchange.waiting(device) + arriving >= MAX_WAITING:
             raise Refusal(503, "busy", f"{MAX_WAITING} answers of {device} are not folded yet", retry_after_s=5.0)
 
-    async def keep(self, draft: Path, head: ReplyHead, began_at: float) -> None:
-        """All parts are in the draft and fit their digests: from here on the answer is ours."""
+    async def keep(self, draft: Path, head: ReplyHead, received: bytes, began_at: float) -> None:
+        """All parts are in the draft and fit their digests: from here on the answer is ours, its head as `received`."""
         device = head.update_id.device
         transfer = self._transfer(device, head.ask_id, began_at)
 
         def commit() -> ReplyHead:
             arrived = head.arrived(replace(transfer, arrived_at=self._clock.wall()))
-            self._spool.commit(draft, arrived)
+            self._spool.commit(draft, arrived, received)
             return arrived
 
         try:
@@ -84,7 +84,7 @@ class Answers:
                 raise shut_out(device) from None  # its file was removed under it
             raise
         self._sessions.told(device, transfer)
-        if not self._exchange.answered(device, arrived):
+        if not self._exchange.answered(device, arrived, received):
             await asyncio.to_thread(self._spool.delete, head.update_id)
             raise shut_out(device)
         self._no_longer_held(device, head.ask_id)

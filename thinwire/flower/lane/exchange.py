@@ -6,17 +6,28 @@ import hashlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from thinwire.core.fleet import Arrival, Envelope, NodeLeft, TakenUp
-from thinwire.core.messages import ask_to_bytes, reply_from_bytes, reply_to_bytes
+from thinwire.core.messages import ask_to_bytes, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead, UpdateId
-from thinwire.flower.grid import Grid, Message, said
+from thinwire.flower.grid import Grid, Message
 from thinwire.flower.lane.outstanding import Outstanding
 
 K = TypeVar("K")
 V = TypeVar("V")
 REMEMBERED = 65_536  # withdrawn asks, and answers that left the spool
+
+
+@dataclass(frozen=True)
+class Replied:
+    """A reply as it was read when it came, and its Flower message, which holds the bytes that came: they are never
+    read a second time, so a poll cannot fail on them.
+    """
+
+    message: Message
+    reply: ReplyHead | Failure
 
 
 class Exchange:
@@ -34,7 +45,7 @@ class Exchange:
         self._asked: dict[str, str] = {}  # ask_id -> device
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._answers: OrderedDict[UpdateId, bytes] = OrderedDict()
-        self._arrivals: deque[Arrival | Message] = deque()
+        self._arrivals: deque[Arrival | Replied] = deque()
         self._waiting: dict[str, set[UpdateId]] = {}  # device -> its answers that are not acked
         self._taken: list[TakenUp] = []
 
@@ -73,9 +84,8 @@ class Exchange:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._arrivals), wait_s)
             came, self._arrivals = list(self._arrivals), deque()
-        replies = [entry for entry in came if isinstance(entry, Message)]
-        heads = iter([reply_from_bytes(data) for data in self._grid.collect(replies)])
-        return [next(heads) if isinstance(entry, Message) else entry for entry in came]
+        self._grid.collect([entry.message for entry in came if isinstance(entry, Replied)])
+        return [entry.reply if isinstance(entry, Replied) else entry for entry in came]
 
     def taken_up(self) -> list[TakenUp]:
         """What devices took up since the last call."""
@@ -138,9 +148,10 @@ class Exchange:
             outstanding = self._asks.get(device, {}).get(ask_id)
             return outstanding.pulled_at if outstanding else 0.0
 
-    def answered(self, device: str, reply: ReplyHead | Failure) -> bool:
+    def answered(self, device: str, reply: ReplyHead | Failure, received: bytes = b"") -> bool:
         """An answer is durable: its ask is settled, and the fleet polls it as a Flower reply. False: it was shut out.
 
+        `received` are the bytes that it was read from, where a device sent it.
         An answer to an ask that this process never sent (it was restarted) gets an ask of its own in Flower's state.
         """
         with self._changed:
@@ -151,7 +162,7 @@ class Exchange:
             self._settle(reply.ask_id, device, forget=False)
             if isinstance(reply, ReplyHead):
                 self._remember(reply)
-            self._arrived(self._grid.reply(message, reply_to_bytes(reply)))
+            self._arrived(Replied(self._grid.reply(message, received or reply_to_bytes(reply)), reply))
             return True
 
     def outstanding(self, device: str, ask_id: str) -> Outstanding | None:
@@ -162,15 +173,15 @@ class Exchange:
     def shut_out(self, device: str) -> list[UpdateId]:
         """Refuse what the device was asked, and take back what it sent and nobody has polled; gives those answers."""
         with self._changed:
-            taken, kept = list[UpdateId](), deque[Arrival | Message]()
+            taken, kept = list[UpdateId](), deque[Arrival | Replied]()
             for arrival in self._arrivals:
-                head = _head_of(arrival)
-                if head is None or head.update_id.device != device:
+                head = arrival.reply if isinstance(arrival, Replied) else arrival
+                if not isinstance(head, ReplyHead) or head.update_id.device != device:
                     kept.append(arrival)
                 else:
                     taken.append(head.update_id)
-                    if isinstance(arrival, Message):
-                        self._grid.collect([arrival])
+                    if isinstance(arrival, Replied):
+                        self._grid.collect([arrival.message])
             self._arrivals = kept
             for ask_id in list(self._asks.get(device, {})):
                 self._settle(ask_id, device)
@@ -201,7 +212,7 @@ class Exchange:
                 self._remember(arrival)
             self._arrived(arrival)
 
-    def _arrived(self, arrival: Arrival | Message) -> None:
+    def _arrived(self, arrival: Arrival | Replied) -> None:
         self._arrivals.append(arrival)
         self._changed.notify_all()
 
@@ -222,11 +233,6 @@ def answer_digest(head: ReplyHead) -> bytes:
     """What two answers under one update_id must share to be one answer: all but the times they took."""
     said = (head.parts, head.base_version, head.examples, head.steps, head.a, head.codec, sorted(head.metrics.items()))
     return hashlib.sha256(repr(said).encode()).digest()
-
-
-def _head_of(arrival: Arrival | Message) -> ReplyHead | None:
-    reply = reply_from_bytes(said(arrival)) if isinstance(arrival, Message) else arrival
-    return reply if isinstance(reply, ReplyHead) else None
 
 
 def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:

@@ -43,22 +43,22 @@ class PushRoute:
                 self._answers.failed(device, reply, began_at)
                 await request.answer(200)
                 return
-            await self._updated(request, reply, bytes(parts), began_at)
+            await self._updated(request, reply, head, bytes(parts), began_at)
 
-    async def _updated(self, request: Request, head: ReplyHead, parts: bytes, began_at: float) -> None:
+    async def _updated(self, request: Request, head: ReplyHead, received: bytes, parts: bytes, began_at: float) -> None:
         device = request.row.name
         self._answers.require_possible(device, head, began_at)
         if self._answers.here_already(device, head, began_at):
             await request.answer(200, b'{"done":true}')
             return
         if parts or not head.payload_bytes:
-            await self._small(device, head, parts, began_at)
+            await self._small(device, head, received, parts, began_at)
             await request.answer(200, b'{"done":true}')
             return
-        offer = await self._uploads.offered(head, began_at)
+        offer = await self._uploads.offered(head, received, began_at)
         await request.answer(200, json.dumps({"offsets": offer.offsets()}).encode())
 
-    async def _small(self, device: str, head: ReplyHead, parts: bytes, began_at: float) -> None:
+    async def _small(self, device: str, head: ReplyHead, received: bytes, parts: bytes, began_at: float) -> None:
         """One hop to a thread, one write, one commit."""
         if len(parts) != head.payload_bytes:
             raise Refusal(409, "protocol", "the body is not as long as its head says")
@@ -76,7 +76,7 @@ class PushRoute:
         try:
             draft = self._spool.draft(update)
             await asyncio.to_thread(_write, str(draft), parts)
-            await self._answers.keep(draft, head, began_at)
+            await self._answers.keep(draft, head, received, began_at)
         finally:
             self._storing.discard(update)
 

@@ -36,7 +36,9 @@ RELEASE_S = 5.0  # how long a writer whose connection was ended may take to let 
 
 @dataclass(eq=False)
 class Offer:
-    """An answer whose head is here. `size`: bytes of its parts that were written, in order."""
+    """An answer whose head is here, and the bytes it was read from. `size`: bytes of its parts that were written, in
+    order.
+    """
 
     head: ReplyHead
     path: Path
@@ -45,6 +47,7 @@ class Offer:
     writer: Wire | None = None
     released: asyncio.Event = field(default_factory=asyncio.Event)
     hashed: tuple[int, int, Any] = (0, 0, None)  # (part, bytes of it, their digest so far)
+    received: bytes = b""
 
     @cached_property
     def starts(self) -> Sequence[int]:
@@ -66,13 +69,13 @@ class Uploads:
         self._answers, self._sessions, self._spool, self._clock = answers, sessions, spool, clock
         self._offers: dict[UpdateId, Offer] = {}
 
-    async def offered(self, head: ReplyHead, began_at: float) -> Offer:
+    async def offered(self, head: ReplyHead, received: bytes, began_at: float) -> Offer:
         """The offer of this answer, as far as it came; a new one where it never came."""
         update, digest = head.update_id, answer_digest(head).hex()
         offer = self._offers.get(update)
         if offer is not None and answer_digest(offer.head).hex() == digest:
             await self._release(offer)
-            offer.head = head
+            offer.head, offer.received = head, received
             return offer
         if offer is not None:
             await self._release(offer)
@@ -86,7 +89,7 @@ class Uploads:
             path.unlink(missing_ok=True)
             raise shut_out(update.device)
         size = min(path.stat().st_size, head.payload_bytes)
-        offer = self._offers[update] = Offer(head, path, began_at, size)
+        offer = self._offers[update] = Offer(head, path, began_at, size, received=received)
         return offer
 
     def room(self, row: DeviceRow, found: Found) -> int:
@@ -185,7 +188,7 @@ class Uploads:
             if any(not part.length and part.sha256 != empty for part in offer.head.parts):
                 raise Refusal(409, "damaged", "a part without bytes does not fit its digest")
             if not self._answers.here_already(update.device, offer.head, offer.began_at):
-                await self._answers.keep(offer.path, offer.head, offer.began_at)
+                await self._answers.keep(offer.path, offer.head, offer.received, offer.began_at)
         finally:
             self._offers.pop(update, None)
 

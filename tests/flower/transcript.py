@@ -105,7 +105,9 @@ class _Given:
 
 @dataclass(frozen=True)
 class Meaning:
-    """An answer without what differs from door to door: the CAs, the words of a refusal, how well JSON was deflated."""
+    """An answer without what differs from door to door: the CAs, the words and the time of a refusal, how
+    well JSON was deflated.
+    """
 
     status: int
     headers: dict[str, str]
@@ -141,6 +143,7 @@ class Meaning:
 def _plain(said: Any) -> Any:
     if isinstance(said, dict):
         said = {**said, **({"why": ""} if isinstance(said.get("why"), str) else {})}
+        said |= {"now": 0.0} if "error" in said and "now" in said else {}
         said |= {"cas": len(said["cas"])} if "cas" in said else {}
         said |= {"server_name": ""} if "server_name" in said else {}
     return said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,6 +15,7 @@ from thinwire.flower.door.requests import Gone, Receive, Request, Send
 from thinwire.flower.wire.refusals import Refusal
 
 Serve = Callable[[Request], Awaitable[None]]
+TIMER_S = 0.002  # a timer of the loop may end so much too early
 JSON = b"application/json"
 
 log = logging.getLogger("thinwire.door")
@@ -52,6 +54,7 @@ class Door:
 
     async def _serve(self, request: Request) -> None:
         try:
+            await self._require_due(request)
             if request.admitted.row is not None:
                 self._called(request)
             await self._routes[request.route](request)
@@ -61,6 +64,15 @@ class Door:
             raise
         except Exception as error:
             await self._in_trouble(request, error)
+
+    async def _require_due(self, request: Request) -> None:
+        """Wait until the time that the request is stamped with, so that no start is earlier than what was served."""
+        claim = request.admitted.claim
+        if claim is None or (ahead_s := claim.signed_at() - self._clock.wall()) <= 0:
+            return
+        await asyncio.sleep(ahead_s + TIMER_S)
+        if claim.signed_at() > (now := self._clock.wall()):
+            raise Refusal(401, "clock", "the aggregator's clock was set back meanwhile", now=now)
 
     async def _refuse(self, request: Request, refusal: Refusal) -> None:
         self.refused(request.path, refusal)

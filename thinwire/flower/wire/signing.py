@@ -30,7 +30,8 @@ KEY_HEADER, NONCE_HEADER, DIGEST_HEADER = "thinwire-key", "thinwire-nonce", "thi
 LABEL = b"thinwire lane v1"
 NONCE_BYTES, DIGEST_BYTES = 16, 32
 MAX_HEADER_BYTES = 512  # of one header's value; a key takes 160
-EARLIEST_S, LATEST_S = -5.0, 305.0  # age of a timestamp that is taken: Flower's tolerance and its allowance for drift
+EARLIEST_S, LATEST_S = -5.0, 305.0  # age of a stock node's timestamp: Flower's tolerance and its allowance for drift
+MAX_AHEAD_S = 0.1  # of a stamp: what is a little ahead waits until its time has come, what is further is signed again
 NOTHING = hashlib.sha256().digest()
 
 _ECDSA = ec.ECDSA(hashes.SHA256())

@@ -1,0 +1,62 @@
+"""No request is served twice, also when the aggregator is started again in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet_words import hello
+from tests.flower.callers import Caller, TlsPlace
+from tests.flower.doubles import Place
+from thinwire.flower.device.clockwork import Clockwork
+from thinwire.flower.wire import hellos
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.routes import HELLO
+from thinwire.flower.wire.signing import public_der
+from thinwire.store import FileSpool, Store
+
+
+@pytest.fixture(params=["plain", "tls"])
+def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "tls":
+        made: Place = TlsPlace(tmp_path)
+        yield made
+        made.close()
+        return
+    store = Store.open(tmp_path / "store.sqlite3")
+    made = Place(tmp_path, store.roster, lambda: FileSpool(tmp_path / "spool"))
+    yield made
+    made.close()
+    store.close()
+
+
+def approved(here: Place, ahead_s: float) -> Caller:
+    """A device that the aggregator knows, whose stamps are so much ahead."""
+    caller = Caller(here, now=lambda: time.time() + ahead_s)
+    here.roster.add("pi-1", public_der(caller.key.public_key()), "manual")
+    return caller
+
+
+@pytest.mark.parametrize("ahead_s", [0.05, 0.5, 4.9])
+def test_a_request_that_is_stamped_ahead_is_served_once_over_a_restart(here: Place, ahead_s: float) -> None:
+    caller = approved(here, ahead_s)
+    body = packed(hellos.to_bytes(hello("pi-1")))
+    recorded = caller.signed("POST", HELLO, body)
+    before = caller.call("POST", HELLO, body, recorded)
+    here.restart()
+    after = caller.call("POST", HELLO, body, recorded)
+    assert (before.status, after.status) != (200, 200)
+    if before.status == 200:
+        assert after.short == (401, "clock")
+
+
+@pytest.mark.parametrize("ahead_s", [0.03, 3.0, 86_400.0])
+def test_a_device_whose_clock_is_ahead_corrects_it_by_itself_also_after_a_restart(here: Place, ahead_s: float) -> None:
+    link = here.link("pi-1", clock=Clockwork(lambda: time.time() + ahead_s))
+    link.hello(hello("pi-1"))
+    here.restart()
+    link.hello(hello("pi-1"))
+    assert link.pull(0.0) is None

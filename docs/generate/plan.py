@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, get_args, get_origin
 
 from docs.generate.table import table
+from thinwire.client.compute.local import CARRIED, THINWIRE
 from thinwire.core.check import refusals
 from thinwire.core.errors import PlanError
 from thinwire.core.plan import RunPlan
@@ -31,7 +33,31 @@ def plan_page() -> str:
         text.append(f"## [{name}]\n\n{inspect.getdoc(section)}")
         rows = list(keys(section, schema, partial(_refused, name)))
         text.append(table(("key", "value", "default", "meaning"), rows))
+        if name == "local":
+            text.append(_own_functions())
     return "\n\n".join(text)
+
+
+def _own_functions() -> str:
+    """Who carries out each key of [local] where the task has its own optimizer() or train()."""
+    said = (
+        "### Keys of [local] with a task's own functions\n\n"
+        "A task's own `optimizer(params, local)` and `train(model, data, local)` get the whole section as `local`. "
+        "*The function* means that your code carries the key out. *Refused* means that `task check`, `sim`, `run` and "
+        "the device refuse any value but the default: nobody could say that it was carried out. A task that has an "
+        '`optimizer()` and no `train()` needs `optimizer = "task"`. A `batch` that is not the default must be the '
+        "batch size of a `DataLoader` that `data(site)` gives."
+    )
+    rows = [
+        (
+            f"`{key}`",
+            THINWIRE,
+            carried.optimizer,
+            "; ".join([carried.train, *(f"`{json.dumps(v)}` refused" for v in carried.values)]),
+        )
+        for key, carried in CARRIED.items()
+    ]
+    return said + "\n\n" + table(("key", "without either", "with `optimizer()`", "with `train()`"), rows)
 
 
 def keys(model: Any, schema: Mapping[str, Any], refused: Refused) -> Iterator[tuple[str, ...]]:

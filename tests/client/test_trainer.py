@@ -17,7 +17,7 @@ from tests.client.small import cross_entropy, examples, linear, local_of, normed
 from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.errors import BadTask, NotFinite
 from thinwire.client.compute.keys import Key, derive, seed63
-from thinwire.client.compute.local import Work
+from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.losses import Losses
 from thinwire.client.compute.normaliser import Normaliser
 from thinwire.client.compute.schedule import Schedule
@@ -171,10 +171,17 @@ def test_a_loader_of_the_task_keeps_its_own_batches_and_its_order_depends_on_the
     def loader():
         return DataLoader(examples(), batch_size=6, shuffle=True)
 
-    first, _ = trained("", Work(6, 8), data=loader(), loss=loss)
-    second, _ = trained("", Work(6, 8), data=loader(), loss=loss)
+    first, second = fresh(), fresh()
+    for module in (first, second):
+        TorchTrainer(task_of(loss=loss), Local(lr=0.1)).train(module, loader(), Work(6, 32), KEY)
     assert set(sizes) == {6}
     assert bits(first).tobytes() == bits(second).tobytes()
+
+
+def test_a_batch_that_the_plan_asks_for_and_the_loader_of_the_task_does_not_have_is_refused():
+    with pytest.raises(BadTask, match=r"batch = 8, and data\(site\) gave a DataLoader with batch_size 6"):
+        trained("", Work(6, 8), data=DataLoader(examples(), batch_size=6))
+    trained("", Work(6, 8), data=DataLoader(examples(), batch_size=8))
 
 
 def test_a_task_may_bring_its_optimizer_or_its_whole_loop():

@@ -173,6 +173,7 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
             '[uplink] feedback = "ef21" with [local] overlap',
         ),
         ("min_steps = 4", "[local] min_steps = 4 without partial work"),
+        ("lr_end = 0.1", '[local] lr_end = 0.1 with schedule = "constant"'),
         (
             "durability = 'exit'\n[uplink]\nfeedback = 'ef21'\n[cohort]\nlate = 'drop'",
             '[local] durability = "exit" with [uplink] feedback',

@@ -20,6 +20,7 @@ from thinwire.client.answering.work import Result, Trained, encoded, trained, wo
 from thinwire.client.bench import Bench, Here
 from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.errors import Cancelled
+from thinwire.client.compute.failures import in_full
 from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
 from thinwire.client.disk.state import Entry, RunFolder, RunState, Write
@@ -230,6 +231,6 @@ class Session:
             raise error
         failure = failures.told(error, ask, self.name, self.bench.file, self.folder)
         failed = "" if failure.kind in failures.NOT_WRONG else "failed, "
-        said = error.said if isinstance(error, CannotAnswer) else error
+        said = error.said if isinstance(error, CannotAnswer) else in_full(error)
         say(f"round {ask.round}: {failed}{failure.kind}: {said}")
         return failure

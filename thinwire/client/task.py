@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from thinwire.aggregation import codecs
 from thinwire.client.compute import task
 from thinwire.client.compute.failures import place
+from thinwire.client.compute.local import Local, ignored
 from thinwire.client.compute.task import LoadedTask
 from thinwire.client.refusals import in_our_words
 from thinwire.core.errors import PlanError
@@ -28,19 +29,15 @@ def installed_tasks() -> dict[str, str]:
 
 
 def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
-    """`PlanError` where the plan says how to train and the task has a train() of its own: the whole loop is theirs."""
-    early = "the whole loop is the task's: nobody else can end it early, or say what was done of it"
-    for given, what, why in (
-        (plan.local.partial, "[local] partial = true", early),
-        (plan.local.steps == "auto", '[local] steps = "auto"', early),
-        (plan.run.algorithm != "fedavg", f'[run] algorithm = "{plan.run.algorithm}"',
-         "the whole loop is the task's: nobody else can correct the gradient of each step"),
-    ):  # fmt: skip
-        if given and loaded.optional("train") is not None:
-            raise PlanError(
-                f"{what} with the task {loaded.name}, which has its own train()", why,
-                "leave it out of the plan, or train() out of the task",
-            )  # fmt: skip
+    """`PlanError` where the plan asks for what the task's own train() or optimizer() leaves nobody to carry out."""
+    if plan.run.algorithm != "fedavg" and loaded.optional("train") is not None:
+        raise PlanError(
+            f'[run] algorithm = "{plan.run.algorithm}" with the task {loaded.name}, which has its own train()',
+            "the whole loop is the task's: nobody else can correct the gradient of each step",
+            "leave it out of the plan, or train() out of the task",
+        )
+    for what, why, hint in ignored(Local.of(plan.local.model_dump(mode="json")), loaded.defines):
+        raise PlanError(what, why, hint)
 
 
 def report(loaded: LoadedTask) -> TaskReport:

@@ -56,6 +56,12 @@ def _work(plan: Sections) -> Iterator[Refusal]:
             "momentum is sgd's",
             '[local] optimizer = "sgd"',
         )
+    if plan.local.lr_end and plan.local.schedule == "constant":
+        yield Refusal(
+            f'[local] lr_end = {plan.local.lr_end:g} with schedule = "constant"',
+            "a constant learning rate does not fall",
+            '[local] schedule = "cosine", or leave lr_end out',
+        )
     if (
         plan.run.init
         and not (plan.run.init.endswith(".safetensors") or plan.run.init.startswith("run:"))

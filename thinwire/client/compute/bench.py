@@ -87,6 +87,14 @@ class Bench:
             first = first_model(self.task, order.key.a)
             return Done(params=first.params, buffers=first.buffers, counters=first.counters)
         until = None if order.within_s is None else clock.now() + order.within_s
+        partial = None if until is None else Partial(until, order.local.min_steps, clock)
+        trainer = (
+            TorchTrainer(
+                self.task, order.local, self.device, order.slow_step_s, order.schedule, partial, clock, order.shift
+            )
+            if order.train
+            else None
+        )  # before any data are read: it refuses what nobody would carry out
         split, done = self.split(site), Done()
         module = self.set_up(params, buffers, order.counters)
         begun = clock.now()
@@ -94,12 +102,8 @@ class Bench:
             tell("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
         done.measure_s = clock.now() - begun
-        if order.train:
+        if trainer is not None:
             begun = clock.now()
-            partial = None if until is None else Partial(until, order.local.min_steps, clock)
-            trainer = TorchTrainer(
-                self.task, order.local, self.device, order.slow_step_s, order.schedule, partial, clock, order.shift
-            )
             trained = trainer.train(
                 module, split.train, order.work, order.key, lambda at, total: tell("train", at, total), cancelled
             )

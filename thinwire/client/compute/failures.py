@@ -23,6 +23,12 @@ def place(error: BaseException, file: str) -> str:
     return f"{said} at {os.path.basename(file)}:{own[-1].lineno}" if own else said
 
 
+def in_full(error: BaseException) -> str:
+    """Return an error's own text, with what to try where it is a refusal: for this device's owner alone."""
+    hint = getattr(error, "hint", "")
+    return f"{error}; try: {hint}" if hint else str(error)
+
+
 def kind(error: BaseException) -> str:
     """The failure's kind (docs/reference/failures.md)."""
     return "non-finite" if isinstance(error, NotFinite) else "task-error"

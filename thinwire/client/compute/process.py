@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from .ending import Ending
 from .errors import Cancelled, Wrong
-from .failures import kind, place
+from .failures import in_full, kind, place
 from .importing import imported_for_good
 from .order import Order
 from .site import Site
@@ -181,7 +181,7 @@ def _failed(error: Exception, file: str) -> dict[str, Any]:
     found = {
         "kind": kind(error),
         "place": place(error, file),
-        "said": str(error)[:MOST_TEXT],
+        "said": in_full(error)[:MOST_TEXT],
         "trace": trace[-MOST_TRACE:],
     }
     return {**found, "out_of_memory": out_of_memory(error)}

@@ -28,6 +28,7 @@ NEEDED = {
     "data": "data(site) gives a Dataset, a DataLoader or Split(train, test)",
     "loss": "loss(model, batch) gives one number",
 }
+OPTIONAL = ("metrics", "optimizer", "train")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class LoadedTask:
         """One of the functions that a task may have."""
         found = getattr(self.module, name, None)
         return found if callable(found) else None
+
+    @property
+    def defines(self) -> frozenset[str]:
+        """The optional functions that the task has."""
+        return frozenset(name for name in OPTIONAL if self.optional(name) is not None)
 
 
 def load_task(spec: str) -> LoadedTask:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from . import batches
 from .clock import REAL, Clock
@@ -18,7 +19,7 @@ from .drift import Drift
 from .errors import BadTask, Cancelled, NotFinite
 from .evaluate import as_loss, never
 from .keys import Key, derive
-from .local import Local, Work
+from .local import Local, Work, ignored
 from .losses import Losses
 from .normaliser import Normaliser
 from .partial import Partial, weight
@@ -66,6 +67,16 @@ class TorchTrainer:
     clock: Clock = REAL
     shift: NDArray[np.float32] | None = None  # added to the gradient of every step
 
+    def __post_init__(self) -> None:
+        if self.shift is not None and self.task.optional("train") is not None:
+            raise BadTask(
+                "scaffold or feddyn with a task that has its own train()",
+                why="the gradient of every step would have to be corrected in it",
+                hint='[run] algorithm = "fedavg"',
+            )
+        for what, why, hint in ignored(self.local, self.task.defines):
+            raise BadTask(what, why, hint)
+
     def train(
         self,
         module: nn.Module,
@@ -81,16 +92,6 @@ class TorchTrainer:
             _hold_statistics(module)
         with seeded(key):
             if (whole := self.task.optional("train")) is not None:
-                if self.local.partial:
-                    raise BadTask("[local] partial = true with a task that has its own train()")
-                if self.local.overlap:
-                    raise BadTask("[local] overlap with a task that has its own train()")
-                if self.shift is not None:
-                    raise BadTask(
-                        "scaffold or feddyn with a task that has its own train()",
-                        why="the gradient of every step would have to be corrected in it",
-                        hint='[run] algorithm = "fedavg"',
-                    )
                 return self._theirs(whole(module, data, self.local))
             return self._steps(module, data, work, key, progress, cancelled)
 
@@ -163,6 +164,13 @@ class TorchTrainer:
     def _batches(self, data: Any, work: Work, key: Key) -> tuple[Iterator[Any], int]:
         """The batches to train on, and the steps that they make (0: not known)."""
         size, accumulate = work.batch, self.local.accumulate
+        if isinstance(data, DataLoader) and self.local.batch not in (Local.batch, data.batch_size):
+            raise BadTask(
+                f"[local] batch = {self.local.batch}, and data(site) gave a DataLoader with "
+                f"batch_size {data.batch_size}",
+                why="a DataLoader's own batches are trained on",
+                hint="leave [local] batch out, or let data(site) give the Dataset",
+            )
         if work.steps:
             return itertools.islice(batches.shuffled(data, size, key), work.steps * accumulate), work.steps
         epochs = self.local.epochs or 1.0
@@ -186,11 +194,7 @@ class TorchTrainer:
             kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
             return kind(params, local.lr, weight_decay=local.weight_decay)
         own = self.task.optional("optimizer")
-        if own is None:
-            raise BadTask(
-                '[local] optimizer = "task", and the task has no optimizer(params, local)',
-                hint='[local] optimizer = "sgd"',
-            )
+        assert own is not None  # `ignored` has refused it
         made = own(params, local)
         if not isinstance(made, torch.optim.Optimizer):
             raise BadTask(f"optimizer(params, local) gave a {type(made).__name__}, not a torch Optimizer")

@@ -182,7 +182,8 @@ class Worker:
             child.kill()
             error = CannotAnswer("worker", f"out of memory: {place}", f"out of memory: {place}: {said}")
         else:
-            error = CannotAnswer(str(raw["kind"]), place, f"{place}: {said}" if said else place)
+            named = said.startswith(place)  # a refusal in our own words
+            error = CannotAnswer(str(raw["kind"]), place, said if named else f"{place}: {said}" if said else place)
         error.__cause__ = Theirs("\n" + str(raw["trace"]))
         return error
 

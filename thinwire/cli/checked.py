@@ -39,7 +39,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"batch      {', '.join(found['batch'])}"
     yield f"loss       {found['loss_before']:.4f} before one step, {found['loss_after']:.4f} after it"
     yield "metrics    " + ", ".join(f"{name} {value:.4f}" for name, value in found["metrics"].items())
-    yield f"step       {found['step_s'] * 1000:.2f} ms; this process held {size(found['peak_bytes'])} at most"
+    whose = " of train()" if found["own_train"] else ""
+    held = size(found["peak_bytes"])
+    yield f"step       {found['step_s'] * 1000:.2f} ms{whose}; this process held {held} at most"
     ratio = found["dense_bytes"] / max(1, found["up_bytes"])
     yield f"a round    {size(found['up_bytes'])} up by {found['codec']}, {ratio:.1f} times less than dense;"
     first = f", {size(found['dense_bytes'])} the first time" if found["down_bytes"] != found["dense_bytes"] else ""

@@ -1,7 +1,12 @@
-"""A task's dress rehearsal: one batch, one local step, one encode and one fold, in this process (`task check`)."""
+"""A task's dress rehearsal: one local step, one encode and one fold, in this process (`task check`).
+
+Law: the task's functions get what a device hands them: the very data of data(site) and batches drawn as there. The
+check is short by the few steps that it assigns.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import resource
@@ -12,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from thinwire.aggregation import WeightedMean, parse
 from thinwire.aggregation.algorithms import algorithm_of, carried
@@ -26,7 +30,7 @@ from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.bench import Bench
 from thinwire.client.compute.errors import Wrong
 from thinwire.client.compute.evaluate import as_loss, evaluate
-from thinwire.client.compute.keys import Key
+from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.disk.state import RunState
@@ -44,11 +48,16 @@ if TYPE_CHECKING:
     from thinwire.core.types import Payload, Vector
 
 STEPS = 3  # timed; the first one also pays for what torch sets up
+KEY = Key(1)
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was seen. Bytes are a round's payload; `peak_bytes` is this process's memory at its highest."""
+    """What was seen. Bytes are a round's payload; `peak_bytes` is this process's memory at its highest.
+
+    `own_train`: the task has its own train(); `step_s` is then the time of a call that was assigned `STEPS` steps,
+    divided by them.
+    """
 
     parameters: int
     tensors: int
@@ -60,6 +69,7 @@ class Rehearsal:
     batch: list[str]
     loss_before: float
     loss_after: float
+    own_train: bool
     metrics: dict[str, float]
     step_s: float
     peak_bytes: int
@@ -75,9 +85,8 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
     initial = initial_model(task, plan.run.seed)
     require_rules(plan, travels_of(plan, initial.layout))
     try:
-        split = batches.as_split(task.module.data(site))
-        batch = next(iter(batches.shuffled(split.train, plan.local.batch, Key(0, 1))))
-        return _rehearse(task, split, batch, plan, initial.layout, initial.vector)
+        bench = Bench(task)
+        return _rehearse(bench, bench.split(site), plan, initial.layout, initial.vector)
     except (ThinwireError, Wrong) as error:
         raise error if isinstance(error, TaskError) else TaskError(error.what, error.why, error.hint) from error
     except Exception as error:  # whatever the task's code raises, at the line where it did
@@ -88,12 +97,12 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
         ) from error
 
 
-def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout: Layout, base: Any) -> Rehearsal:
-    bench = Bench(task)
+def _rehearse(bench: Bench, split: Split, plan: RunPlan, layout: Layout, base: Any) -> Rehearsal:
+    task, size = bench.task, plan.local.batch
     module = bench.set_up(base.copy(), None, {})
+    batch = next(iter(batches.shuffled(split.train, size, derive(KEY, "data"))))  # the first that is trained on below
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
-    trainer = TorchTrainer(task, Local.of(plan.local.model_dump(mode="json")))
-    trained = trainer.train(module, one(batch), Work(1, plan.local.batch), Key(1))
+    trained = TorchTrainer(task, assigned(plan, 1)).train(module, split.train, Work(1, size), KEY)
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
     spec, travels = rungs(plan.uplink)[0], travels_of(plan, layout)
@@ -104,14 +113,14 @@ def _rehearse(task: LoadedTask, split: Split, batch: Any, plan: RunPlan, layout:
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
     parts, _ = exchange.packed(payloads, travels, tensors.read_buffers(module, bench.places))
     began = time.perf_counter()
-    trainer.train(module, one(batch), Work(STEPS, plan.local.batch), Key(3))
+    TorchTrainer(task, assigned(plan, STEPS)).train(module, split.train, Work(STEPS, size), Key(3))
     step_s = (time.perf_counter() - began) / STEPS
-    tested = next(iter(batches.in_order(split.test, plan.local.batch))) if split.test is not None else batch
-    sums = evaluate(module, task, one(tested))
+    sums = evaluate(module, task, split.train if split.test is None else split.test, most=1)
     return Rehearsal(
         layout.size, len(layout.trained), len(layout.buffers), len(layout.of_role("frozen")), layout.digest,
         batches.count(split.train), batches.count(split.test) if split.test is not None else None, shapes(batch),
-        before, after, {name: total / n for name, (total, n) in sums.items() if n}, step_s, peak_bytes(), spec,
+        before, after, task.optional("train") is not None, {name: total / n for name, (total, n) in sums.items() if n},
+        step_s, peak_bytes(), spec,
         sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, layout.size * 4,
     )  # fmt: skip
 
@@ -137,9 +146,15 @@ def _finite(loss: float, when: str, hint: str) -> float:
     return loss
 
 
-def one(batch: Any) -> Any:
-    """A single batch as data to train on or to be measured on."""
-    return DataLoader([batch], batch_size=None)  # type: ignore[arg-type]  # a list is a dataset
+def assigned(plan: RunPlan, steps: int) -> Local:
+    """Return the plan's [local] as the task's own train() gets it, with few steps and at most one epoch.
+
+    A loop in epochs finds `epochs` where the plan gives them; one in steps finds `steps`.
+    """
+    local = Local.of(plan.local.model_dump(mode="json"))
+    most = local.steps if isinstance(local.steps, int) else steps
+    epochs = None if local.epochs is None else min(1.0, local.epochs)
+    return dataclasses.replace(local, steps=min(steps, most), epochs=epochs)
 
 
 def _loss(task: LoadedTask, module: torch.nn.Module, batch: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -34,17 +35,19 @@ def evaluate(
     *,
     device: str = "cpu",
     cancelled: Callable[[], bool] = never,
+    most: int | None = None,
 ) -> Sums:
     """{name: (sum, count)} over the data: the task's `metrics`, else loss and, for a classifier, accuracy.
 
-    A loss is the mean of its batch. A metric whose sum is NaN or infinite is left out: it says nothing.
+    A loss is the mean of its batch. A metric whose sum is NaN or infinite is left out: it says nothing. `most` is the
+    number of batches to stop after.
     """
     totals: dict[str, list[float]] = {}
     was_training = module.training
     module.eval()
     try:
         with seeded(Key(0)), torch.no_grad(), _outputs(module) as output:
-            for batch in in_order(data, BATCH):
+            for batch in itertools.islice(in_order(data, BATCH), most):
                 if cancelled():
                     raise Cancelled
                 here = moved(batch, device)

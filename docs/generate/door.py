@@ -74,6 +74,7 @@ KINDS: Mapping[str, str] = {
     "409 state-lost": "this number was used for another answer before",
     "413 too-large": "longer than is taken here, or of unknown length",
     "429 joins": "too many joins failed from this address",
+    "429 signatures": "too many requests with a wrong signature came from this address, for this device's key",
     "503 busy": "more requests, more hellos, or more answers that nobody has folded, than are taken from one device",
     "503 closing": "the aggregator is closing",
     "503 disk": "the aggregator cannot read or write its state",
@@ -147,6 +148,11 @@ def _limits() -> list[tuple[str, str]]:
         ("a TLS handshake", f"{limits.HANDSHAKE_S:g} s"),
         ("a request's line and headers", f"{limits.HEAD_BYTES // 1024} KiB, in {limits.HEAD_S:g} s"),
         ("a body, of any length", f"{limits.BODY_WINDOW_S:g} s for each {slowest // 1024} KiB"),
-        ("failed joins from one address", f"{limits.FAILED_JOINS} in {limits.FAILED_WITHIN_S:g} s"),
+        (
+            "failed joins and refused signatures from one address; those for a known device's key count by themselves",
+            f"{limits.FAILED_JOINS} in {limits.FAILED_WITHIN_S:g} s",
+        ),
+        ("refused signatures on one connection", str(limits.MAX_REFUSED_OF_CONNECTION)),
+        ("requests that are sent before the answer to the one before", "0"),
         ("connections of one device, of which the oldest makes room", str(limits.CONNECTIONS_OF_ONE)),
     ]  # fmt: skip

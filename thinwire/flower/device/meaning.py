@@ -43,6 +43,7 @@ ABOUT: dict[str, tuple[str, str]] = {
     "disk": ("cannot write its state", "look at its disk: thinwire aggregator doctor"),
     "closing": ("is closing", "start it again there: thinwire aggregator start"),
     "joins": ("has seen too many joins fail from this address", "wait a minute, and paste the whole invitation"),
+    "signatures": ("has seen too many wrong signatures from this address", "wait a minute; who shares the address?"),
     "page": (
         "has its page at this address, not its door",
         "--aggregator with the address of its door: there, thinwire aggregator status says both",

@@ -6,7 +6,8 @@ by who is let in. It does no I/O but to read the roster.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from thinwire.core.clock import Clock
@@ -30,6 +31,7 @@ class Head:
     target: str
     headers: dict[bytes, bytes]
     address: str
+    signed: bool = False  # a request on this connection was let in before
 
 
 @dataclass(frozen=True)
@@ -72,24 +74,44 @@ class Gate:
         der = claim.der if claim.der is not None else row.public_key if row else None
         if der is None:
             raise self._stranger(at.route)
-        claim.require_signature(der, head.method, head.target, length)
         if at.route.who == "stranger":
             row = None
-        elif row is not None:
-            self.require_may(row)
-            if length and at.route.name == "part" and length > self.room(row, at):
-                raise Refusal(413, "too-large", "a part is not that long")
-        elif at.route.who != "newcomer" or not self._private:
-            raise self._stranger(at.route)
-        if at.route.who != "stranger":  # a join that is made again is answered as the first time
-            self._window.spend(claim, self._clock.wall())
+        with self._counted(head, row.fingerprint if row else ""):
+            claim.require_signature(der, head.method, head.target, length)
+            if row is not None:
+                self.require_may(row)
+                if length and at.route.name == "part" and length > self.room(row, at):
+                    raise Refusal(413, "too-large", "a part is not that long")
+            elif at.route.who == "device" or (at.route.who == "newcomer" and not self._private):
+                raise self._stranger(at.route)
+            if at.route.who != "stranger":  # a join that is made again is answered as the first time
+                self._window.spend(claim, self._clock.wall())
         return Admitted(at, length, claim, Identity(claim.fingerprint, der), row)
 
     def _guest(self, head: Head, guests: Guests) -> Admitted:
         length = _length(head, GUEST)
-        if (refusal := guests.may_pass(head.headers)) is not None:
-            raise refusal
+        with self._counted(head, "guest"):
+            if (refusal := guests.may_pass(head.headers)) is not None:
+                raise refusal
         return Admitted(Found(GUEST, {}, {}), length)
+
+    @contextmanager
+    def _counted(self, head: Head, key: str) -> Iterator[None]:
+        """Count a refused signature; after too many of this address and key none is verified for a while.
+
+        A connection on which the device was let in goes on: whoever knows its key's fingerprint and shares its address
+        can keep it from a new connection for a minute, and not from its work.
+        """
+        if not (head.signed and key) and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now(), key)):
+            why = "too many requests with a wrong signature came from this address"
+            raise Refusal(429, "signatures", why, retry_after_s=wait_s)
+        try:
+            yield
+        except Refusal as refusal:
+            if refusal.status == 401:
+                refusal.verified = True
+                self.failed_joins.failed(head.address, self._clock.now(), key)
+            raise
 
     def still(self, row: DeviceRow) -> DeviceRow:
         """Refuse a device that was shut out while it waited."""

@@ -15,6 +15,7 @@ BODY_BYTES_A_SECOND, BODY_WINDOW_S = 2**10, 30.0
 CONNECTIONS_OF_ONE = 16  # device: ours has four
 FAILED_JOINS, FAILED_WITHIN_S = 10, 60.0
 REMEMBERED = 65_536  # addresses with failed joins
+MAX_REFUSED_OF_CONNECTION = 3  # refused signatures; an honest device has one at most before it signs again
 
 
 def neighbourhood(address: str) -> str:
@@ -65,19 +66,23 @@ class Strangers:
 
 @dataclass
 class FailedJoins:
-    """Ten failed joins a minute and address; after that the address waits until the oldest is a minute old."""
+    """Ten failed joins or refused signatures a minute and address; then it waits until the oldest is a minute old.
 
-    _at: OrderedDict[str, deque[float]] = field(default_factory=OrderedDict)
+    What is signed with the key of a known device counts by itself (`key`, its fingerprint): a stranger behind the same
+    address keeps newcomers waiting, and no device that is known.
+    """
 
-    def wait_s(self, address: str, now: float) -> float:
+    _at: OrderedDict[tuple[str, str], deque[float]] = field(default_factory=OrderedDict)
+
+    def wait_s(self, address: str, now: float, key: str = "") -> float:
         """Seconds until this address may try again; 0: now."""
-        failed = self._at.get(neighbourhood(address))
+        failed = self._at.get((neighbourhood(address), key))
         if failed is None or len(failed) < FAILED_JOINS:
             return 0.0
         return max(0.0, math.ceil(failed[0] + FAILED_WITHIN_S - now))
 
-    def failed(self, address: str, now: float) -> None:
-        near = neighbourhood(address)
+    def failed(self, address: str, now: float, key: str = "") -> None:
+        near = (neighbourhood(address), key)
         self._at.setdefault(near, deque(maxlen=FAILED_JOINS)).append(now)
         self._at.move_to_end(near)
         while len(self._at) > REMEMBERED:

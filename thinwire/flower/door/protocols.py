@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from thinwire.flower.door.account import Wire, Wires
 from thinwire.flower.door.gate import Head
-from thinwire.flower.door.limits import HANDSHAKE_S, HEAD_BYTES
+from thinwire.flower.door.limits import HANDSHAKE_S, HEAD_BYTES, MAX_REFUSED_OF_CONNECTION
 from thinwire.flower.wire.refusals import Refusal
 
 UNREAD_BYTES = 64 * 2**10  # of refusals that wait for their reader: who reads none of them is cut off
@@ -98,6 +98,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.wires, self.wire = wires, wire
         self._refused, self._admitted = False, True
         self._in_head, self._head_bytes = True, 0
+        self._refusals, self._refusing = 0, False  # of signatures so far; one is on its way
         self._over = False  # the last answer is out: what still comes is not looked at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -126,6 +127,7 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if not self._admitted:
             return
+        self._refusing = False
         if not self.wire.tls:
             self.wire.account.received_bytes += len(data)
         if self._in_head:
@@ -161,13 +163,17 @@ class HttpProtocol(HttpToolsProtocol):
             self.wire.abort()  # our clients wait for an answer before they ask again
             self._refused = True
             return
+        if self._refusing:  # as above; the refusal itself is still read
+            self._over = self._refused = True
+            self.wire.close()
+            return
         method = self.parser.get_method().decode("ascii", "replace")
         target = self.url.decode("ascii", "replace")
         headers: dict[bytes, bytes] = {}
         for name, value in self.headers:
             headers[name] = value if name not in headers else b""  # said twice is not said
         try:
-            admitted = self.wires.judge(Head(method, target, headers, self.wire.address))
+            admitted = self.wires.judge(Head(method, target, headers, self.wire.address, self.wire.signed))
         except Refusal as refusal:
             self._refuse(target, refusal, headers)
             return
@@ -207,7 +213,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, target: str, refusal: Refusal, headers: dict[bytes, bytes]) -> None:
         """Answer without a request object. The connection stays when the body that still comes is a small one."""
-        self._refused = True
+        self._refused = self._refusing = True
+        self._refusals += refusal.verified
         self.wires.refused(target, refusal)
         if self.transport.get_write_buffer_size() > UNREAD_BYTES:
             self._over = True
@@ -219,6 +226,7 @@ class HttpProtocol(HttpToolsProtocol):
         stays = (
             length <= SWALLOWED_BYTES
             and refusal.status not in (429, 503)
+            and self._refusals < MAX_REFUSED_OF_CONNECTION
             and b"close" not in headers.get(b"connection", b"").lower()
         )
         body = b"" if self.parser.get_method() == b"HEAD" else refusal.body(self.wires.wall())

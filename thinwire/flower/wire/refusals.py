@@ -30,6 +30,7 @@ class Refusal(Exception):
         super().__init__(why)
         self.status, self.kind, self.why = status, kind, why
         self.now, self.retry_after_s, self.offset = now, retry_after_s, offset
+        self.verified = False  # whether a signature was verified for it: it counts against who made the request
 
     def body(self, now: float) -> bytes:
         """What is sent; a path that nobody knows is answered with nothing."""

@@ -83,7 +83,7 @@ def test_keys_that_nobody_knows_are_verified_so_often_too(tmp_path: Path, verifi
 
 def test_a_request_that_is_made_again_and_again_is_verified_so_often(here: Place, verified: list[str]) -> None:
     caller = device_of(here)
-    body = caller.wanted() if isinstance(caller, Caller) else b""
+    body = caller.wanted()
     recorded = caller.signed("POST", PULL, body)
     again = Caller(here, source="127.66.0.1")
     said = [again.call("POST", PULL, body, recorded).status for _ in range(MANY)]
@@ -125,7 +125,6 @@ def test_a_bad_neighbour_keeps_no_known_device_from_its_work(here: Place) -> Non
 def test_who_forges_a_devices_signature_keeps_it_from_new_connections_and_not_from_its_work(here: Place) -> None:
     """The forger shares its address and knows its key's fingerprint; devices with other keys notice nothing."""
     device, other = device_of(here, "pi-1"), device_of(here, "pi-2")
-    assert isinstance(device, Caller)
     body, open_before = device.wanted(), device.connection()
     assert device.call("POST", PULL, body, on=open_before).status == 200
     for _ in range(MANY):

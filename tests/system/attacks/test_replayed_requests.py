@@ -9,28 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.fleet_words import hello
-from tests.flower.callers import Caller, TlsPlace
+from tests.flower.callers import Caller
 from tests.flower.doubles import Place
+from tests.system.attacks.places import attacked
 from thinwire.flower.device.clockwork import Clockwork
 from thinwire.flower.wire import hellos
 from thinwire.flower.wire.framing import packed
 from thinwire.flower.wire.routes import HELLO
 from thinwire.flower.wire.signing import public_der
-from thinwire.store import FileSpool, Store
 
 
 @pytest.fixture(params=["plain", "tls"])
 def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "tls":
-        made: Place = TlsPlace(tmp_path)
+    with attacked(tmp_path, tls=request.param == "tls") as made:
         yield made
-        made.close()
-        return
-    store = Store.open(tmp_path / "store.sqlite3")
-    made = Place(tmp_path, store.roster, lambda: FileSpool(tmp_path / "spool"))
-    yield made
-    made.close()
-    store.close()
 
 
 def approved(here: Place, ahead_s: float) -> Caller:

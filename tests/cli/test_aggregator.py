@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -59,7 +58,9 @@ def test_it_says_where_it_is_and_lets_whoever_started_it_look(thinwire, home, ba
     assert f"door     {about['listen']}" in background
     assert f"thinwire client start --aggregator http://{about['listen']} --task NAME=MODULE" in background
     assert "thinwire run PLAN" in background
-    (login,) = re.findall(r"http://\S+/login\?code=\S+", background)
+    assert f"page     http://{about['page']}\n" in background
+    assert "code=" not in background + (home / "aggregator" / "service.log").read_text()  # they are kept
+    login = thinwire("aggregator", "status", "--login", "--json", "--home", home).document["login"]
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     with opener.open(login) as answer:
         assert answer.status == 200

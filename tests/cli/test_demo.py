@@ -46,7 +46,7 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     killed = next(at for at, line in enumerate(told) if "is killed (kill -9) in round 2" in line)
     assert told[killed - 1].split()[0] == "1", "it is told behind the round before"
     assert "is started again" in done.stderr
-    assert "/login?code=" in done.stderr.splitlines()[0]
+    assert "thinwire aggregator status --login --home" in done.stderr.splitlines()[0]
     assert processes_that_name(found["home"]) == set()
     assert f"to remove them: rm -r {found['home']}" in done.stderr
 

@@ -41,8 +41,7 @@ def test_an_invitation_is_printed_with_the_lines_to_paste(thinwire, home, store,
     said = thinwire("devices", "invite", "--home", home)
     assert said.code == 0, said.err
     (text,) = {word for word in said.out.split() if word.startswith("tw1.")}
-    assert f"    thinwire client join {URLS[0]} {text}\n" in said.out
-    assert f"    THINWIRE_INVITE={text} thinwire client join {URLS[0]} -\n" in said.out
+    assert f"    thinwire client join {URLS[0]} -\n" in said.out
     assert URLS[1] in said.err
     assert join(store, text, "pi-09") == "approved"
 
@@ -51,7 +50,7 @@ def test_invitations_as_a_document_hold_what_a_script_needs(thinwire, home, stor
     words = ["--count", 2, "--expires", "90s", "--approve-manually"]
     one, two = thinwire("devices", "invite", *words, "--json", "--home", home).document
     assert one["invitation"] != two["invitation"]
-    assert one["command"] == f"thinwire client join {URLS[0]} {one['invitation']}"
+    assert one["command"] == f"thinwire client join {URLS[0]} -"
     assert (one["id"], two["id"], one["urls"], one["name"]) == (1, 2, URLS, "")
     assert join(store, two["invitation"], "pi-09") == "pending"
     rows = {row["id"]: row for row in thinwire("devices", "invite", "--list", "--json", "--home", home).document}
@@ -70,7 +69,7 @@ def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(th
         one, two = csv.DictReader(file)
     assert tuple(one) == inviting.COLUMNS
     assert (one["id"], one["name"], one["url"], two["name"]) == ("1", "pi-01", URLS[0], "pi-02")
-    assert two["command"] == f"thinwire client join {URLS[0]} {two['invitation']} --name pi-02"
+    assert two["command"] == f"thinwire client join {URLS[0]} - --name pi-02"
     assert join(store, two["invitation"], "pi-02") == "approved"
     before = out.read_bytes()
     again = thinwire("devices", "invite", "--out", out, "--home", home)

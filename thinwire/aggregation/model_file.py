@@ -18,7 +18,7 @@ from thinwire.aggregation.buffers import buffer_codec, float_buffers
 from thinwire.aggregation.parse import parse
 from thinwire.aggregation.vectors import BLOCK
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.home import disk_error, sync_folder
+from thinwire.core.home import disk_error, private_opener, sync_folder
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.types import Part, Vector
@@ -42,7 +42,7 @@ def write_model(
     parts, whole = [], hashlib.sha256()
     draft = path.with_name(f".{path.name}")
     try:
-        with draft.open("wb") as file:
+        with open(draft, "wb", opener=private_opener) as file:
             for segment in layout.segments:
                 values = _bytes(params[segment.span])
                 head = _head(layout, segment.index, len(values))

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ from typing import Any
 
 from thinwire.core.errors import DataLost, NotWritten, ThinwireError
 
+log = logging.getLogger("thinwire.home")
+
 SWEEPS = "sweeps"
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # a disk that takes no more, for now
 
 
@@ -38,7 +43,7 @@ class AggregatorHome:
 
     @classmethod
     def under(cls, home: Path, durable: bool = True) -> AggregatorHome:
-        return cls(private_folder(home / "aggregator"), durable)
+        return cls(private_folder(_state_directory(home) / "aggregator"), durable)
 
     @property
     def database(self) -> Path:
@@ -78,16 +83,57 @@ class AggregatorHome:
 
 def client_home(home: Path, name: str) -> Path:
     """`HOME/clients/NAME/`: key, residuals and outbox of one client."""
+    private_folder(_state_directory(home) / "clients")
     return private_folder(home / "clients" / name)
 
 
+def _state_directory(home: Path) -> Path:
+    """The folder that `--home` names. One that was there may be read by others, but only its owner adds to it."""
+    found = _made(home)
+    _close(home, found, 0 if found.st_mode & stat.S_ISVTX else stat.S_IWGRP | stat.S_IWOTH)
+    return home
+
+
 def private_folder(path: Path) -> Path:
-    """The folder, made with mode 0700 where it is missing."""
+    """The folder with mode 0700, whatever the umask: it and what is missing above it are made so.
+
+    One of ours that was open to other users is closed, with a warning.
+    """
+    _close(path, _made(path), OTHERS)
+    return path
+
+
+def keep_private(path: Path) -> None:
+    """Close a file of ours that other users could read or write, with a warning; a missing one stays missing."""
+    with contextlib.suppress(FileNotFoundError):
+        _close(path, path.stat(), OTHERS)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For `open(..., opener=private_opener)`: a file that is made has mode 0600, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
+def _made(path: Path) -> os.stat_result:
+    """The folder's state; it is made where it is missing. `mkdir(parents=True)` would leave parents to the umask."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.is_dir():
+            for folder in [*reversed(path.parents), path]:
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700, exist_ok=True)
+        return path.stat()
     except OSError as error:
         raise disk_error(error, path) from error
-    return path
+
+
+def _close(path: Path, found: os.stat_result, bits: int) -> None:
+    if found.st_mode & bits and found.st_uid == os.geteuid():
+        try:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~bits)
+        except OSError as error:
+            raise disk_error(error, path) from error
+        could, mode = "use" if bits == OTHERS else "write into", stat.S_IMODE(found.st_mode)
+        log.warning("warning: other users could %s %s (mode %o); it is closed to them now", could, path, mode)
 
 
 def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from thinwire.client.disk.state import STATE, RunFolder, RunState, run_folder
-from thinwire.core.home import disk_error
+from thinwire.core.home import disk_error, private_opener
 
 
 class SharedFolder(RunFolder):
@@ -31,7 +31,8 @@ def write_swapped(path: Path, data: bytes) -> None:
     """
     draft = draft_of(path)
     try:
-        draft.write_bytes(data)
+        with open(draft, "wb", opener=private_opener) as file:
+            file.write(data)
         path.unlink(missing_ok=True)
         draft.rename(path)
     except OSError as error:

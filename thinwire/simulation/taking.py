@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Spool
+from thinwire.core.home import private_opener
 from thinwire.core.types import ReplyHead, Transfer
 from thinwire.simulation.spool import HeldSpool
 
@@ -26,7 +27,7 @@ def spooled(spool: Spool, reply: ReplyHead, bundle: Path | bytes | None, transfe
         return head
     draft = spool.draft(reply.update_id)
     try:
-        with draft.open("wb") as out:
+        with open(draft, "wb", opener=private_opener) as out:
             _copy(bundle, out, reply)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from thinwire.core.errors import DataLost, NotFound, UsageError
-from thinwire.core.home import AggregatorHome, disk_error, lock_file, private_folder, sync_folder
+from thinwire.core.home import AggregatorHome, disk_error, lock_file, private_folder, private_opener, sync_folder
 from thinwire.core.types import UpdateId
 from thinwire.store.archive import DATABASE, FOLDERS, Manifest, files_under, fits, put, put_manifest
 from thinwire.store.copying import copy_file
@@ -89,7 +89,7 @@ def _link(root: Path, stage: Path) -> None:
         place = stage / source.relative_to(root)
         if not fits(str(source.relative_to(root))):
             continue
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(place.parent)
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             try:
                 os.link(source, place)
@@ -141,8 +141,9 @@ def _certificates(folder: Path, stage: Path) -> None:
             break
     for path, data in found.items():
         place = stage / path.relative_to(folder)
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place.write_bytes(data)
+        private_folder(place.parent)
+        with open(place, "wb", opener=private_opener) as file:
+            file.write(data)
 
 
 def _write(stage: Path, target: Path, manifest: Manifest) -> Manifest:

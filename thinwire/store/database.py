@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 
 from thinwire.core.errors import DataLost, NotWritten, ThinwireError, Unreachable, UsageError
-from thinwire.core.home import disk_error
+from thinwire.core.home import disk_error, keep_private
 from thinwire.store.statements import DRIVER, WORDED
 
 LOG_BYTES = 16 * 2**20  # of the write-ahead log that are kept after a long reader made it grow
@@ -133,6 +133,7 @@ def _private_file(path: Path) -> None:
     """SQLite gives its side files the mode of this one."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        keep_private(path)
     except OSError as error:
         raise disk_error(error, path) from error
 

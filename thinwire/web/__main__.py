@@ -22,6 +22,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -60,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(given: argparse.Namespace) -> int:
+    if urlsplit(given.database).password:
+        raise UsageError(
+            "--database has a password in it", why="every user of this machine can read a command line",
+            hint="postgresql://USER@HOST/NAME, and the password in ~/.pgpass",
+        )  # fmt: skip
     host, port = listen_address(given.listen)
     listener = _bind(host, port)
     with listener, Store.open(given.database) as store:

@@ -59,7 +59,9 @@ class Page:
         self._watch.join(END_S)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        with open(self._log, "ab") as log:
+        from thinwire.core.home import private_opener
+
+        with open(self._log, "ab", opener=private_opener) as log:
             return subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                 env=self._environment, start_new_session=True,

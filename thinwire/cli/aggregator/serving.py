@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.cli import say
 from thinwire.cli.addresses import Address
 from thinwire.cli.aggregator.authority import Certificates, urls, write_invite
-from thinwire.cli.places import again, aggregator_home, alive
+from thinwire.cli.places import again, aggregator_home, alive, opened
 from thinwire.cli.service.typed import Typed
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_alone(place.lock, home))
         ending = stack.enter_context(_ended_by_signals())
+        stack.callback(os.umask, os.umask(0o077))  # also for what Flower and the page write
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
         store.record_restart(gone_at, set_since_s(place.clock))
@@ -105,6 +106,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
 def serve_in_background(wanted: Wanted, home: Path | None) -> int:
     """Begin it as a process of its own and come back when it serves, with what it printed."""
     from thinwire.cli.waiting import until
+    from thinwire.core.home import private_opener
 
     place = aggregator_home(home)
     if place.lock.exists():
@@ -121,7 +123,7 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
         "--home",
         str(place.root.parent),
     ]
-    with open(log, "wb") as file:
+    with open(log, "wb", opener=private_opener) as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -135,6 +137,10 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
         say.note(said)
         return process.returncode or 1
     say.line(said)
+    about = alive(home) or {}
+    if about.get("page") and sys.stdout.isatty():
+        with opened(home, read_only=False) as store:
+            say.line(f"log in   {login_url(about['page'], store.new_login_code())}")
     say.note(f"it goes on in the background; {log}; end it: {again('aggregator stop', home)}")
     return 0
 
@@ -167,12 +173,19 @@ def login_url(page: str, code: str) -> str:
 
 
 def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
-    """What whoever started it needs to know, and the lines to paste next."""
+    """What whoever started it needs to know, and the lines to paste next. A login code goes to a terminal only: a
+    journal or a file is kept, and others may read it.
+    """
     say.line(f"thinwire {about['version']}")
     say.line(f"state    {about['home']}")
     if about["page"]:
-        say.line(f"page     {login_url(about['page'], store.new_login_code())}")
-        say.line(f"         (works once, for ten minutes; another: {again('aggregator status --login', home)})")
+        another = again("aggregator status --login", home)
+        if sys.stdout.isatty():
+            say.line(f"page     {login_url(about['page'], store.new_login_code())}")
+            say.line(f"         (works once, for ten minutes; another: {another})")
+        else:
+            say.line(f"page     http://{about['page']}")
+            say.line(f"         (a code to log in with: {another})")
     if about["pin"]:
         say.line(f"door     {about['listen']} (TLS; {', '.join(about['urls'])})")
         say.line(f"pin      {about['pin']}")

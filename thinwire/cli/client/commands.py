@@ -72,7 +72,9 @@ def join(
     url: Annotated[str, typer.Argument(metavar="URL", help="the aggregator's door: https://HOST:PORT")],
     invite: Annotated[
         str | None,
-        typer.Argument(metavar="[INVITE|-]", help="the invitation; -: THINWIRE_INVITE, else standard input"),
+        typer.Argument(
+            metavar="[INVITE|-]", help="-: THINWIRE_INVITE, else standard input; or the invitation, for all to see"
+        ),
     ] = None,
     name: NewName = None,
     json: Json = False,

@@ -64,7 +64,7 @@ def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
         raise UsageError(
             f"{folder.name} has not joined {aggregator or 'an aggregator'}",
             why="over TLS a device must know whom to trust, and be known",
-            hint=f"thinwire client join {url} INVITE --name {folder.name}"
+            hint=f"thinwire client join {url} - --name {folder.name}"
             + ("" if aggregator else "; on the aggregator's own machine: --aggregator http://127.0.0.1:9090"),
         )
     return aggregator_url(aggregator or trust.url), trust

@@ -65,6 +65,8 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
     from thinwire.flower.wire.signing import Signer
 
     invitation = read(given)
+    if given not in (None, STDIN):
+        say.note("note: users of this machine can see an invitation in a command line; - reads it from standard input")
     address = Address.parse(url if "://" in url else f"https://{url}")
     url = f"{'https' if address.tls else 'http'}://{address}"
     folder = client_home(find_home(home), name)

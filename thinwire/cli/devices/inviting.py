@@ -55,18 +55,14 @@ class DoorPlace:
 
         return Invitation(self.pin, invited.secret).text()
 
-    def commands(self, invited: Invited) -> tuple[str, str]:
-        """Two ways to use it on the device: in one line, and so that no list of processes or shell history shows it."""
-        name, text = f" --name {invited.name}" if invited.name else "", self.text(invited)
-        return (
-            f"thinwire client join {self.urls[0]} {text}{name}",
-            f"THINWIRE_INVITE={text} thinwire client join {self.urls[0]} -{name}",
-        )
+    def command(self, invited: Invited) -> str:
+        """What to type on the device, which reads the secret from standard input: lists of processes do not show it."""
+        return f"thinwire client join {self.urls[0]} -" + (f" --name {invited.name}" if invited.name else "")
 
     def row(self, invited: Invited) -> dict[str, Any]:
         """All of it, by the names of COLUMNS."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(invited.expires_at))
-        values = (invited.id, invited.name, self.urls[0], self.text(invited), self.commands(invited)[0], moment)
+        values = (invited.id, invited.name, self.urls[0], self.text(invited), self.command(invited), moment)
         return dict(zip(COLUMNS, values, strict=True))
 
 

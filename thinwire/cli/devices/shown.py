@@ -146,13 +146,10 @@ def invited(door: DoorPlace, made: Sequence[Invited], by_hand: bool, json: bool)
         say.document([{**door.row(one), "urls": list(door.urls), "expires_at": one.expires_at} for one in made])
         return
     for one in made:
-        straight, hidden = door.commands(one)
         say.line(f"invitation {one.id} for {one.name or 'any name'}, good once, until {say.moment(one.expires_at)}")
         say.line(f"  {door.text(one)}")
-        say.line("  on the device:")
-        say.line(f"    {straight}")
-        say.line("  or, where others could read its list of processes:")
-        say.line(f"    {hidden}")
+        say.line("  on the device, which reads the invitation from standard input (paste it, then Enter):")
+        say.line(f"    {door.command(one)}")
     if len(door.urls) > 1:
         say.note(f"the door is also at {', '.join(door.urls[1:])}")
     _approval(by_hand)

@@ -81,8 +81,10 @@ class Crowd:
             self._running.clear()
 
     def _start(self, name: str, arguments: list[str]) -> None:
+        from thinwire.core.home import private_opener
+
         command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)]
-        with open(self.log(name), "ab") as log:
+        with open(self.log(name), "ab", opener=private_opener) as log:
             self._running[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ),
                 start_new_session=True,  # Ctrl-C in the terminal is for the demo, which ends them in order

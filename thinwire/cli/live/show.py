@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import webbrowser
@@ -19,7 +20,7 @@ from thinwire.cli.live import example, machine
 from thinwire.cli.live.crowd import Crowd, undisturbed
 from thinwire.cli.live.disturbance import SLOW_STEP_S, Disturbance, names_of, roles
 from thinwire.cli.live.summary import document, tell_table
-from thinwire.cli.places import opened
+from thinwire.cli.places import again, opened
 from thinwire.cli.runs.follow import screen
 from thinwire.cli.runs.rounds import Teller
 
@@ -81,7 +82,10 @@ def _open(crowd: Crowd, home: Path, browse: bool) -> str:
     about = crowd.aggregator()
     with opened(home, read_only=False) as store:
         url = login_url(about["page"], store.new_login_code())
-    say.note(f"page     {url}")
+    if sys.stderr.isatty():
+        say.note(f"page     {url}")
+    else:  # what is not read by a person now is kept somewhere
+        say.note(f"page     http://{about['page']}    (to log in: {again('aggregator status --login', home)})")
     say.note(f"state    {home}")
     if browse and machine.has_desktop():
         webbrowser.open(url)

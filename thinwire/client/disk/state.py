@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.home import disk_error, private_folder, write_atomically
+from thinwire.core.home import disk_error, private_folder, private_opener, write_atomically
 from thinwire.core.messages import reply_from_json, reply_to_json
 from thinwire.core.types import ReplyHead, Vector
 
@@ -236,7 +236,8 @@ def _plain(file: str) -> str:
 def write_unsynced(path: Path, data: bytes) -> None:
     """As `write_atomically` for what need not outlive this process."""
     try:
-        path.write_bytes(data)
+        with open(path, "wb", opener=private_opener) as file:
+            file.write(data)
     except OSError as error:
         raise disk_error(error, path) from error
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Delivery, Hello, Link, Welcome
+from thinwire.core.home import private_opener
 from thinwire.core.types import Failure, ReplyHead
 
 FILE = "status.json"
@@ -49,7 +50,8 @@ class Standing:
         """Replaced whole, but not synced: it says nothing that counts after a power cut, and cards wear out."""
         draft = folder / f".{FILE}.new"
         with contextlib.suppress(OSError):  # a full disk must not end the service
-            draft.write_text(json.dumps(asdict(self)))
+            with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
+                json.dump(asdict(self), file)
             os.replace(draft, folder / FILE)
 
 

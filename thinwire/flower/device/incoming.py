@@ -89,7 +89,8 @@ class _Growing:
         self._path, self._parts = path, parts
         self.length = sum(part.length for part in parts)
         with _disk(path):
-            self._file: BinaryIO = open(path, "r+b" if path.exists() else "x+b", buffering=0)  # noqa: SIM115  # __exit__
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._file: BinaryIO = open(os.open(path, flags, 0o600), "r+b", buffering=0)  # noqa: SIM115  # __exit__
         self.restart()
 
     def __enter__(self) -> Self:

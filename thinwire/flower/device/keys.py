@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from thinwire.core.errors import DataLost
-from thinwire.core.home import write_atomically
+from thinwire.core.home import keep_private, write_atomically
 
 KEY_FILE = "key.pem"
 
@@ -25,6 +25,7 @@ def device_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     if not path.exists():
         made = ec.generate_private_key(ec.SECP384R1())
         write_atomically(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
+    keep_private(path)
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -25,7 +25,7 @@ PASSING = frozenset({"clock", "replay", "busy", "closing", "disk", "damaged", "h
 ABOUT: dict[str, tuple[str, str]] = {
     "revoked": ("has shut this device out", "ask its operator: thinwire devices approve NAME takes it back"),
     "pending": ("has not approved this device yet", "there, after comparing: thinwire devices approve NAME"),
-    "unknown": ("does not know this device's key", "join it: thinwire client join URL INVITE"),
+    "unknown": ("does not know this device's key", "join it: thinwire client join URL -"),
     "name": (
         "refused this client's name",
         "give it another one: --name NAME; or there: thinwire devices rename NAME OTHER",

@@ -69,7 +69,7 @@ class FlowerLink:
             raise UsageError(
                 f"this device has {'not joined' if address.tls else 'joined another door than'} {url}",
                 why="over TLS it must know whom to trust" if address.tls else "what it joined speaks TLS",
-                hint="thinwire client join URL INVITE" if address.tls else f"--aggregator {trust.url if trust else ''}",
+                hint="thinwire client join URL -" if address.tls else f"--aggregator {trust.url if trust else ''}",
             )
         self.url, self.clock = url, clock or Clockwork()
         self._greeting = Greeting(name, folder, trust, self.clock)

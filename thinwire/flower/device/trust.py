@@ -54,7 +54,7 @@ class Trust:
             return None
         except (OSError, ValueError, KeyError, TypeError, BadPayload) as error:
             raise DataLost(
-                f"cannot read {path}", why=str(error), hint="restore it, or join anew: thinwire client join URL INVITE"
+                f"cannot read {path}", why=str(error), hint="restore it, or join anew: thinwire client join URL -"
             ) from error
         return found
 

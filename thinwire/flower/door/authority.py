@@ -22,7 +22,7 @@ from typing import Protocol
 from cryptography import x509
 
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.core.home import private_folder, write_atomically
+from thinwire.core.home import keep_private, private_folder, write_atomically
 from thinwire.flower.wire.certificates import (
     Issued,
     due,
@@ -200,6 +200,7 @@ class PrivateAuthority:
 
 def _issued(certificate: Path, key: Path) -> Issued:
     try:
+        keep_private(key)
         found = Issued(certificate.read_bytes(), key.read_bytes())
         found.require_readable()
         return found

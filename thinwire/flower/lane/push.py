@@ -10,6 +10,7 @@ import os
 from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Spool
+from thinwire.core.home import private_opener
 from thinwire.core.messages import reply_from_bytes
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.flower.door.requests import Request
@@ -83,7 +84,7 @@ class PushRoute:
 
 def _write(path: str, data: bytes) -> None:
     try:
-        with open(path, "wb", buffering=0) as file:
+        with open(path, "wb", buffering=0, opener=private_opener) as file:
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]

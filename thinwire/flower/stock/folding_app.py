@@ -16,6 +16,7 @@ from pathlib import Path
 from thinwire.aggregation.warmup import codec_of
 from thinwire.core.errors import BadPayload, PlanError, TooFewClients
 from thinwire.core.events import ModelStored
+from thinwire.core.home import private_opener
 from thinwire.core.layout import Layout
 from thinwire.core.messages import ask_to_bytes, reply_from_bytes
 from thinwire.core.plan import RunPlan
@@ -90,7 +91,8 @@ class StockRun:
         there = self._nodes(nodes)
         layout, stored, model_file = self._begin(there[0])
         versions = Versions(self.folder, layout)
-        versions.path(0).write_bytes(model_file)
+        with open(versions.path(0), "wb", opener=private_opener) as file:
+            file.write(model_file)
         self.model = Model(layout, *versions.read(stored), dict(stored.counters))
         for number in range(1, self.plan.run.rounds + 1):
             stored = self._round(number, self._nodes(nodes), versions, stored)

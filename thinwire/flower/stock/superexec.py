@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from thinwire.core.home import private_opener
+
 FIRST_S, MOST_S = 1.0, 60.0  # between two starts of one that ends by itself
 STEADY_S = 30.0  # one that ran so long is begun again at once
 END_S = 3.0
@@ -45,7 +47,7 @@ class SuperExec:
             await asyncio.sleep(wait_s)
 
     async def _once(self, address: str) -> int | str:
-        with open(self._said, "ab") as said:  # noqa: ASYNC230 - a local file, opened once a start
+        with open(self._said, "ab", opener=private_opener) as said:  # noqa: ASYNC230 - a local file, opened once a start
             try:
                 process = await asyncio.create_subprocess_exec(
                     *_command(address), stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said,

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.client.small import plan_of, task_of
+from thinwire.client import load_task
+from thinwire.client.compute.errors import Exited
+from thinwire.client.compute.site import Site
+from thinwire.client.rehearsal import rehearse
+from thinwire.client.task import LoadedTask
+from thinwire.core.errors import TaskError
+from thinwire.simulation import simulate
 
 BEGIN = """
 import atexit, sys, threading, time
@@ -60,3 +73,93 @@ print(gc.isenabled())
 ending.code = 0
 """
     assert ended(code) == (0, "False True True\nFalse\n", "")
+
+
+ATTEMPTS = {
+    "SystemExit": lambda: sys.exit(0),
+    "KeyboardInterrupt": lambda: _raise(KeyboardInterrupt()),
+    "os._exit": lambda: os._exit(0),
+}
+FUNCTIONS = ("model", "data", "loss", "metrics", "train", "optimizer")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def ending_in(function: str, by: str) -> LoadedTask:
+    def ends(*given: Any) -> None:
+        ATTEMPTS[by]()
+
+    return replace(task_of(**{function: ends}), file=__file__)
+
+
+@pytest.mark.parametrize("by", ATTEMPTS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_task_that_would_end_the_process_is_a_task_error_with_its_place_in_check_and_sim(
+    function: str, by: str
+) -> None:
+    task = ending_in(function, by)
+    plan = plan_of('optimizer = "task"' if function == "optimizer" else "", run="rounds = 1")
+    said = rf"{by} at test_ending.py:\d+"
+    with pytest.raises(TaskError, match=said):
+        rehearse(task, Site(), plan)
+    if function == "model":
+        with pytest.raises(TaskError, match=said):
+            simulate(task, plan, clients=2)
+        return
+    history = simulate(task, plan, clients=2)
+    assert (history.run.status, history.run.exit_code) == ("failed", 6)
+    with pytest.raises(Exited):
+        simulate(task, plan, clients=2, debug=True)
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit()", "import os; os._exit(0)", "raise KeyboardInterrupt"])
+def test_a_task_that_would_end_the_process_at_its_import_is_refused_with_its_place(tmp_path: Path, code: str) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(f"a = 1\n{code}\n")
+    with pytest.raises(TaskError, match="cannot import") as refused:
+        load_task(f"x={file}")
+    assert " at task.py:2: it would end the whole process" in refused.value.why
+
+
+SIGNALLED = """
+import os, signal, sys
+from thinwire.client.compute.ending import task_code
+before = signal.getsignal(signal.SIGINT)
+def told(make):
+    try:
+        with task_code():
+            make()
+    except BaseException as error:
+        print(type(error).__name__)
+def ends_at_ctrl_c():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000): pass
+    except KeyboardInterrupt:
+        sys.exit(1)  # as Lightning does
+told(lambda: os.kill(os.getpid(), signal.SIGINT))
+told(ends_at_ctrl_c)
+assert signal.getsignal(signal.SIGINT) is before
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(4))
+told(lambda: os.kill(os.getpid(), signal.SIGTERM))
+for way in (os._exit, sys.exit):
+    if (child := os.fork()) == 0:
+        try:
+            with task_code():
+                if (grandchild := os.fork()) == 0:
+                    way(9)
+        finally:
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) if grandchild else 9)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+told(lambda: os._exit(0))
+sys.stdout.flush()
+os._exit(3)
+"""
+
+
+def test_ctrl_c_a_termination_and_a_forked_process_end_as_they_would_without() -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["KeyboardInterrupt", "KeyboardInterrupt", "SystemExit", "9", "9", "Exited"]
+    assert (done.returncode, done.stderr) == (3, "")

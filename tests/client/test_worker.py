@@ -86,7 +86,7 @@ def test_a_devices_drift_is_corrected_elsewhere_as_it_is_here(
     ("wish", "text"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL: perhaps there was no memory left"),
-        ("sys.exit(7)", "ended with exit code 7"),
+        ("import ctypes; ctypes.CDLL(None)._exit(7)", "ended with exit code 7"),
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
         ("raise MemoryError", "out of memory: MemoryError at task.py:32"),
         ("torch.empty(1 << 60)", "out of memory: RuntimeError at task.py:32"),
@@ -102,6 +102,20 @@ def test_whatever_ends_it_fails_its_ask_and_the_next_one_finds_a_fresh_one(
     assert elsewhere.worker.pid is None
     elsewhere.wish()
     assert isinstance(elsewhere.answer(session, number), ReplyHead)
+
+
+@pytest.mark.parametrize(
+    ("wish", "by"),
+    [("sys.exit(0)", "SystemExit"), ("raise KeyboardInterrupt", "KeyboardInterrupt"), ("os._exit(0)", "os._exit")],
+)
+def test_task_code_that_asks_for_its_processs_end_fails_its_assignment_by_its_place(
+    elsewhere: Elsewhere, number: int, wish: str, by: str
+) -> None:
+    session = elsewhere.session()
+    elsewhere.wish(wish)
+    assert elsewhere.answer(session, number) == Failure("task-error", f"{by} at task.py:32", f"a-{number}", "pi-01")
+    assert elsewhere.worker.pid is not None
+    assert "a task raises an error, or returns" in elsewhere.said[-1]
 
 
 def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number: int) -> None:

@@ -28,6 +28,7 @@ from thinwire.client.answering.encoding import encode
 from thinwire.client.answering.following import Following
 from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.bench import Bench
+from thinwire.client.compute.ending import task_code
 from thinwire.client.compute.errors import Wrong
 from thinwire.client.compute.evaluate import as_loss, evaluate
 from thinwire.client.compute.keys import Key, derive
@@ -86,7 +87,8 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
     require_rules(plan, travels_of(plan, initial.layout))
     try:
         bench = Bench(task)
-        return _rehearse(bench, bench.split(site), plan, initial.layout, initial.vector)
+        with task_code():
+            return _rehearse(bench, bench.split(site), plan, initial.layout, initial.vector)
     except (ThinwireError, Wrong) as error:
         raise error if isinstance(error, TaskError) else TaskError(error.what, error.why, error.hint) from error
     except Exception as error:  # whatever the task's code raises, at the line where it did

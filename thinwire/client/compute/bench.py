@@ -12,6 +12,7 @@ from torch import nn
 
 from . import batches, tensors
 from .clock import REAL, Clock
+from .ending import task_code
 from .errors import BadUsage
 from .evaluate import evaluate, never
 from .initial import build, first_model
@@ -69,6 +70,7 @@ class Bench:
         tensors.write_counters(self.module, self.places, {**fresh_counters, **counters})
         return self.module
 
+    @task_code()
     def do(
         self,
         order: Order,

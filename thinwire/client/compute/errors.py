@@ -28,3 +28,11 @@ class NotFinite(Wrong):
 
 class Cancelled(Exception):
     """The aggregator has withdrawn the ask: nobody waits for its answer."""
+
+
+class Exited(Exception):
+    """The task's code tried to end the process that it runs in. `by` names how: SystemExit, os._exit."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__("it would end the whole process; a task raises an error, or returns")
+        self.by = by

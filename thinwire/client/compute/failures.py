@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
-from .errors import NotFinite, Wrong
+from .errors import Exited, NotFinite, Wrong
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -19,7 +19,7 @@ def place(error: BaseException, file: str) -> str:
     if isinstance(error, Wrong) and (not frames or os.path.abspath(frames[-1].filename).startswith(OURS)):
         return error.what
     own = [frame for frame in frames if file and os.path.abspath(frame.filename) == file]
-    said = type(error).__name__
+    said = error.by if isinstance(error, Exited) else type(error).__name__
     return f"{said} at {os.path.basename(file)}:{own[-1].lineno}" if own else said
 
 

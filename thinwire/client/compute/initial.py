@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from . import tensors
+from .ending import task_code
 from .errors import BadTask, Wrong
 from .failures import place
 from .keys import Key, derive
@@ -33,7 +34,7 @@ class First(NamedTuple):
 
 def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
     """The task's module. Without a key the same seed is used on every device, so that frozen tensors agree."""
-    with seeded(key or derive(Key(0), "model")):
+    with seeded(key or derive(Key(0), "model")), task_code():
         module = task.module.model()
     if not isinstance(module, nn.Module):
         raise BadTask(

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .ending import task_code
 from .errors import BadTask, BadUsage, Wrong
 from .failures import place
 
@@ -107,7 +108,8 @@ def _from_file(given: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with task_code():
+            spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
         raise _refused(error, str(given), str(path)) from error
@@ -117,7 +119,8 @@ def _from_file(given: Path) -> ModuleType:
 def _from_name(name: str) -> ModuleType:
     _search(Path.cwd())
     try:
-        return importlib.import_module(name)
+        with task_code():
+            return importlib.import_module(name)
     except BaseException as error:
         found = sys.modules.get(name)
         raise _refused(error, name, _source(found) if found else "") from error

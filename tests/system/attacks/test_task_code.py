@@ -1,0 +1,48 @@
+"""A task's code on a real device asks for the end of its process: its assignment fails, and the device works on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.client.trained_elsewhere import Elsewhere
+from tests.fleet_words import polled
+from tests.system.attacks.places import attacked
+from thinwire.client.service import serve
+from thinwire.core.fleet import Envelope, NodeJoined
+from thinwire.core.types import Failure, ReplyHead
+
+WISHES = {"sys.exit()": "SystemExit", "os._exit(0)": "os._exit", "raise KeyboardInterrupt": "KeyboardInterrupt"}
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_device_whose_task_asks_for_the_end_of_its_process_says_where_and_answers_the_next_assignment(
+    tmp_path: Path, tls: bool
+) -> None:
+    device, stop, said = Elsewhere(tmp_path, threads=1), threading.Event(), list[str]()
+    device.worker.describe()
+    with attacked(tmp_path, tls=tls) as here:
+        link = here.link("pi-01")
+        serving = threading.Thread(
+            target=serve, args=(link, device.worker.benches(), device.folder, "pi-01"),
+            kwargs={"worker": device.worker, "stop": stop, "say": said.append},
+        )  # fmt: skip
+        serving.start()
+        try:
+            polled(here.fleet, NodeJoined)
+            for number, (wish, by) in enumerate(WISHES.items(), start=1):
+                device.wish(wish)
+                ask = device.aggregator.ask(number)
+                here.fleet.send([Envelope("pi-01", ask.ask, ask.bundle)])
+                failure = polled(here.fleet, Failure)
+                assert (failure.kind, failure.text) == ("task-error", f"{by} at task.py:32")
+            device.wish()
+            ask = device.aggregator.ask(len(WISHES) + 1)
+            here.fleet.send([Envelope("pi-01", ask.ask, ask.bundle)])
+            assert polled(here.fleet, ReplyHead).parts
+        finally:
+            stop.set()
+            serving.join()
+    assert any("SystemExit at task.py:32" in line for line in said)

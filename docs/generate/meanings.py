@@ -78,7 +78,7 @@ DROPS = {
     "late": 'its round was over, and the plan says `late = "drop"`',
     "stale": "it was made from a model more than `[cohort] max_staleness` versions old; with `ef21`, `scaffold` "
     "or `feddyn` also: it was asked for before all devices began anew, and is a difference to what counts no more",
-    "bad-payload": "its bytes are not what its head says; nothing of it was folded",
+    "bad-payload": "its bytes are not what its head says, or no model can hold its numbers; nothing of it counts",
     "too-few": "its round had too few replies to make a step",
     "duplicate": "its ask had been answered already",
     "revoked": "its device was shut out before it was folded",

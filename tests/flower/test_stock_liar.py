@@ -20,7 +20,7 @@ from thinwire.flower.stock.carrying import Carried
 from thinwire.flower.stock.folding_app import StockRun, _possible
 from thinwire.server.model.step import Model
 from thinwire.server.model.versions import Versions
-from thinwire.simulation import Turn
+from thinwire.simulation import MadeUp, Turn
 
 
 @pytest.mark.parametrize("lie", ["no head", "no frames", "negative", "cut", "foreign frames"])
@@ -44,6 +44,29 @@ def test_a_stock_node_that_lies_ends_no_run(tmp_path: Path, lie: str, monkeypatc
     monkeypatch.setattr(run, "_exchange", said)
     run._round(1, [1, 2], versions, stored)
     assert run.model.params.any()
+
+
+@pytest.mark.parametrize("optimizer", ["fedavg", "fedavgm"])
+def test_a_stock_nodes_numbers_that_no_model_can_hold_are_left_out(
+    tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f'[run]\ntask = "toy"\n[local]\nlr = 0.1\n[uplink]\ncodec = "identity"\n[server]\noptimizer = "{optimizer}"'
+    run, versions = StockRun(cast(Any, None), RunPlan.parse(text), "toy-1", tmp_path), Versions(tmp_path, LAYOUT)
+    stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
+    run.model = Model(LAYOUT, *versions.read(stored), {})
+    nodes = {1: MadeUp("a", LAYOUT, 3e38, examples=1), 2: MadeUp("b", LAYOUT, 1.0)}
+
+    def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
+        found = {
+            node: made.answer(Delivery(ask_from_bytes(asks[node].head), None), Turn()) for node, made in nodes.items()
+        }
+        return {node: Carried(reply_to_bytes(head), body) for node, (head, body) in found.items()}
+
+    monkeypatch.setattr(run, "_exchange", said)
+    for number in range(1, 4):
+        stored = run._round(number, [1, 2], versions, stored)
+    assert 0 < np.abs(run.model.params).max() < 100
+    assert list(run._verdicts) == [2]
 
 
 def test_stock_nodes_are_asked_in_the_warm_ups_codec_and_with_their_share_of_dgcs_clip(

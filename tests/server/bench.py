@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.server.crashes import Fate, Killed, around_commits
 from tests.store.agreement import empty_database
+from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.fleet import Envelope, Hello, Spool, TaskReport
@@ -80,17 +81,23 @@ class Bench:
     """A store, a clock and a queue with one run in it."""
 
     def __init__(
-        self, folder: Path, devices: Sequence[ScriptedDevice], fleet: type[ToldFleet] = ToldFleet, **sections: Any
+        self,
+        folder: Path,
+        devices: Sequence[ScriptedDevice],
+        fleet: type[ToldFleet] = ToldFleet,
+        layout: Layout = LAYOUT,
+        **sections: Any,
     ) -> None:
         self.home, self.clock = AggregatorHome.under(folder, durable=False), VirtualClock()
         self.home.database.write_bytes(empty_database())
         self.store = Store.open(self.home.database, durable=False)
-        self.fleet = fleet(HeldSpool(self.home.spool), self.clock, REPORT, devices)
+        report = TaskReport("toy", layout_digest=layout.digest)
+        self.fleet = fleet(HeldSpool(self.home.spool), self.clock, report, devices)
         sections["run"] = {"task": "toy", **sections.get("run", {})}
         sections["cohort"] = {"wait_for": len(devices), **sections.get("cohort", {})}
         plan = RunPlan.from_json({"local": {"lr": 1.0}, "uplink": {"codec": "topk(0.1) > int8"}, **sections})
-        params = np.zeros(LAYOUT.size, np.float32)
-        self.run_id = submit(self.store, self.home, plan, LAYOUT, params, np.zeros(0, np.float32), {}, REPORT)
+        params, buffers = np.zeros(layout.size, np.float32), np.zeros(BufferMean(layout).layout.size, np.float32)
+        self.run_id = submit(self.store, self.home, plan, layout, params, buffers, {}, report)
 
     def drive(self, **more: Any) -> RunRow:
         return drive(self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=self.clock, **more)

@@ -7,8 +7,10 @@ They travel as one half-precision frame (with a scale a bucket), and their bytes
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.parse import parse
@@ -18,6 +20,8 @@ from thinwire.core.layout import Layout, Tensor
 from thinwire.core.types import Arrived, Payload, Vector
 
 MEAN, VARIANCE = "running_mean", "running_var"
+MAX_SPREAD = 2.0**120  # of a variance, and of a mean's square that is added to one: 2^7 of them are still a float32
+WIDE_BITS = 32  # of an integer that is counted up without an end: half of its range is left to count on in
 
 
 def float_buffers(layout: Layout) -> tuple[Tensor, ...]:
@@ -51,7 +55,7 @@ class BufferMean:
     def __init__(self, layout: Layout) -> None:
         self.layout = buffer_layout(layout)
         self.codec = buffer_codec(layout)
-        self.counted = {t.name for t in counters(layout)}
+        self.counted = {t.name: t.dtype for t in counters(layout)}
         self.total = np.zeros(self.layout.size)
         self.squares = np.zeros(self.layout.size)  # of the means, where variances stand
         self.weight = 0.0
@@ -64,24 +68,58 @@ class BufferMean:
         named = {name: name.removesuffix(VARIANCE) + MEAN for name in places if name.endswith(VARIANCE)}
         return [(places[var], places[mean]) for var, mean in named.items() if mean in places]
 
-    def check(self, payload: Arrived) -> None:
-        """BadPayload when it is not these buffers."""
+    def check(self, payload: Arrived, weight: float = 1.0) -> None:
+        """BadPayload when it is not these buffers, or no mean that they are part of could be this model's."""
         if not self.layout.size:
             raise BadPayload("buffers of a model that has none")
-        self.codec.check(payload)
+        values = self.codec.decode(payload).astype(np.float64)
+        for tensor in self.layout.trained:
+            self._require(tensor, values[tensor.offset : tensor.offset + tensor.size])
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not np.isfinite(self.total + weight * values).all():
+                raise BadPayload("buffers too large to be added", why=f"their weight is {weight:g}")
+
+    def _require(self, tensor: Tensor, values: NDArray[np.float64]) -> None:
+        """BadPayload for values that a running variance cannot have, or whose spread over devices it could not hold."""
+        if not tensor.size or not tensor.name.endswith((MEAN, VARIANCE)):
+            return  # they are finite, and so is their mean
+        least, most = float(values.min()), float(values.max())
+        if tensor.name.endswith(VARIANCE):
+            if least < 0 or most > MAX_SPREAD:
+                found = least if least < 0 else most
+                raise BadPayload(f"{tensor.name} holds {found:g}", why=f"a variance lies in 0..{MAX_SPREAD:g}")
+        elif max(-least, most) ** 2 > MAX_SPREAD:
+            found = least if -least > most else most
+            raise BadPayload(f"{tensor.name} holds {found:g}", why=f"a mean's square is at most {MAX_SPREAD:g}")
 
     def fold(self, payload: Arrived, weight: float) -> None:
+        """Add what `check` found to be right."""
         values = self.codec.decode(payload).astype(np.float64)
         self.total += weight * values
         for variance, mean in self._pairs:
             self.squares[variance] += weight * values[mean] ** 2
         self.weight += weight
 
+    def check_counters(self, seen: Mapping[str, int], before: Mapping[str, int]) -> None:
+        """BadPayload for a value that its integer buffer cannot hold or count on from; `before`: what they were."""
+        for name, value in seen.items():
+            if name not in self.counted or value == before.get(name):
+                continue
+            least, most = _bounds(self.counted[name])
+            if not least <= value <= most:
+                raise BadPayload(f"{name} = {value}", why=f"one of {self.counted[name]} lies in {least}..{most}")
+
     def count(self, seen: Mapping[str, int]) -> None:
         """Integer buffers: the largest value counts; names that the model does not have are ignored."""
         for name, value in seen.items():
             if name in self.counted:
                 self.counters[name] = max(value, self.counters.get(name, value))
+
+    def copy(self) -> BufferMean:
+        """The same mean so far, which goes on by itself."""
+        made = copy(self)
+        made.total, made.squares, made.counters = self.total.copy(), self.squares.copy(), dict(self.counters)
+        return made
 
     def close(self, before: Vector) -> Vector:
         """The mean; `before` where nothing was folded. Var = E[var + mean^2] - E[mean]^2."""
@@ -92,3 +130,12 @@ class BufferMean:
             spread = self.squares[variance] / self.weight - mean[place] ** 2
             mean[variance] += np.maximum(spread, 0)
         return mean.astype(np.float32)
+
+
+def _bounds(dtype: str) -> tuple[int, int]:
+    """The least and the most that a device may make of an integer buffer."""
+    if dtype == "bool":
+        return 0, 1
+    kind = np.iinfo(dtype) if dtype.startswith(("int", "uint")) else np.iinfo("int64")
+    share = 2 if kind.bits >= WIDE_BITS else 1
+    return int(kind.min) // share, int(kind.max) // share

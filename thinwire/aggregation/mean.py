@@ -10,6 +10,7 @@ The discount stands in the sum only: a stale update moves the model less, it doe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 
 import numpy as np
 
@@ -62,6 +63,12 @@ class WeightedMean:
         if found != len(segments):
             raise BadPayload(f"an update of {found} frames", why=f"the model has {len(segments)} segments")
         return payload
+
+    def copy(self) -> WeightedMean:
+        """The same tally, which goes on by itself."""
+        made = copy(self)
+        made.total = self.total.copy()
+        return made
 
     def close(self) -> Vector | None:
         """The mean change, or None when nothing was folded. The tally's own memory is given away."""

@@ -21,6 +21,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.types import Vector
 from thinwire.server.choices.errands import best_times
 from thinwire.server.choices.known import Known
+from thinwire.server.model.step import require_values
 from thinwire.server.model.versions import Versions
 from thinwire.store import Store
 
@@ -57,6 +58,8 @@ def submit(
             + (", control variates included" if travels.control_from else ""),
             hint="train fewer of them (LoRA: freeze the base)",
         )
+    if plan.run.init != "device":
+        require_values(params)
     run_id = store.create_run(plan.run.task, plan, layout, report, source=source)
     now = time.time()
     stored = list[Event]()

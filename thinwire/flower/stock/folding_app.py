@@ -11,7 +11,9 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinwire.aggregation.warmup import codec_of
 from thinwire.core.errors import BadPayload, PlanError, TooFewClients
@@ -20,11 +22,16 @@ from thinwire.core.home import private_opener
 from thinwire.core.layout import Layout
 from thinwire.core.messages import ask_to_bytes, reply_from_bytes
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Ask, ReplyHead, Verdict, Work
+from thinwire.core.types import Ask, Failure, ReplyHead, Verdict, Work
 from thinwire.flower.stock.carrying import Carried
 
 from flwr.app import Context, Message  # isort: skip
 from flwr.serverapp import Grid, ServerApp  # isort: skip
+
+if TYPE_CHECKING:
+    from thinwire.server.driving.refold import Folded
+    from thinwire.server.model.step import Fold
+    from thinwire.server.model.versions import Versions
 
 ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
 
@@ -85,7 +92,7 @@ class StockRun:
 
     def make(self, nodes: int) -> None:
         """All rounds; each says in one line what came of it."""
-        from thinwire.server.model.step import Model
+        from thinwire.server.model.step import Model, require_values
         from thinwire.server.model.versions import Versions
 
         there = self._nodes(nodes)
@@ -94,6 +101,7 @@ class StockRun:
         with open(versions.path(0), "wb", opener=private_opener) as file:
             file.write(model_file)
         self.model = Model(layout, *versions.read(stored), dict(stored.counters))
+        require_values(self.model.params)
         for number in range(1, self.plan.run.rounds + 1):
             stored = self._round(number, self._nodes(nodes), versions, stored)
         print(f"thinwire: done, {self.plan.run.rounds} rounds, {self.payload_bytes} bytes of frames", flush=True)
@@ -123,34 +131,42 @@ class StockRun:
         stored = ModelStored(time.time(), 0, said["digest"], "v000000.model", parts, said["counters"])
         return Layout.from_json(said["layout"]), stored, reply.parts
 
-    def _round(self, number: int, nodes: Sequence[int], versions: object, stored: ModelStored) -> ModelStored:
+    def _round(self, number: int, nodes: Sequence[int], versions: Versions, stored: ModelStored) -> ModelStored:
         from thinwire.server.choices.clipping import work_of
+        from thinwire.server.driving.refold import folded_without
         from thinwire.server.model.measured import pooled
         from thinwire.server.model.step import Fold
-        from thinwire.server.model.versions import Versions
 
-        assert isinstance(versions, Versions)
         codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))
         model_file = (self.folder / stored.file).read_bytes()
         asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec, work)), model_file) for node in nodes}
-        fold, heads = Fold(self.plan, versions.layout, codec, self._weights), list[ReplyHead]()
+        fold: Fold
+        folded: dict[int, Folded]
+        new = partial(Fold, self.plan, versions.layout, codec, self._weights, counters=stored.counters)
+        fold, folded = new(), {}
         for node, reply in self._exchange("train", asks).items():
             try:
                 head = reply_from_bytes(reply.head)
                 if isinstance(head, ReplyHead):
-                    fold.add(head, lambda parts=reply.parts, of=head: _frames(parts, of), 1.0)  # type: ignore[misc]  # bound now
+                    folded[node] = head, partial(_frames, reply.parts, head), 1.0
+                    fold.add(*folded[node])
             except BadPayload as error:
+                folded.pop(node, None)
                 print(f"thinwire: round {number}: node {node} sent what cannot be folded: {error}", flush=True)
                 continue
-            if isinstance(head, ReplyHead):
-                heads.append(head)
-                self.payload_bytes += head.payload_bytes
-                self._verdicts[node] = [Verdict(head.update_id, "folded", number)]
-            else:
+            if isinstance(head, Failure):
                 print(f"thinwire: round {number}: node {node} failed, {head.kind}: {head.text}", flush=True)
-        if not heads:
+        if not fold.fits():
+            fold, spoilers = folded_without(new, list(folded.values()))
+            for node in [node for node, (head, _, _) in folded.items() if head in spoilers]:
+                del folded[node]
+                print(f"thinwire: round {number}: node {node} sent numbers too large to be added", flush=True)
+        if not folded:
             raise TooFewClients(f"no node answered in round {number}")
         fold.step(self.model)
+        heads = [head for head, _, _ in folded.values()]
+        self.payload_bytes += sum(head.payload_bytes for head in heads)
+        self._verdicts |= {node: [Verdict(head.update_id, "folded", number)] for node, (head, _, _) in folded.items()}
         self._weights |= fold.weights.new if fold.weights else {}
         self.metrics = pooled((head.metrics for head in heads), "eval/")
         print(f"thinwire: round {number}: {len(heads)} of {len(nodes)} nodes, {self.metrics}", flush=True)

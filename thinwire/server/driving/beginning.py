@@ -23,6 +23,7 @@ from thinwire.server.choices.deadline import NAMED, Deadline, first_model_deadli
 from thinwire.server.choices.errands import update_bytes
 from thinwire.server.choices.known import work_of
 from thinwire.server.driving.running import POLL_S, RETURN_S, Running
+from thinwire.server.model.step import MAX_VALUE, largest
 from thinwire.server.recorded.first_asks import ENOUGH, patient
 
 HALF_BYTES = 2  # of a value of the averaged buffers
@@ -209,7 +210,8 @@ def _model(running: Running, head: ReplyHead) -> tuple[Vector, Vector, dict[str,
     if len(frames) > len(names):
         mean.check(frames[-1])
         mean.fold(frames[-1], 1.0)
+    mean.check_counters(head.counters, {})
     mean.count(head.counters)
-    if not np.isfinite(params).all():
-        raise BadPayload("a first model that holds NaN or infinity")
+    if not (found := largest(params)) <= MAX_VALUE:
+        raise BadPayload(f"a first model that holds {found:g}", why=f"at most {MAX_VALUE:g} can be stepped from")
     return params, mean.close(np.zeros(mean.layout.size, np.float32)), mean.counters

@@ -11,10 +11,9 @@ from thinwire.server.choices.durations import at_own_pace, durations
 from thinwire.server.choices.known import epochs_of, work_of
 from thinwire.server.driving.evaluation import evaluation, settled
 from thinwire.server.driving.one_round import OneRound
-from thinwire.server.driving.refold import refolded, spoilers
+from thinwire.server.driving.refold import TOO_LARGE, folded_without
 from thinwire.server.driving.spent import last_of, where_time_went
 from thinwire.server.model.measured import pooled
-from thinwire.server.model.step import Overflowed
 from thinwire.server.moves import Closed
 from thinwire.server.round import Round
 from thinwire.store import MeasureRow
@@ -85,22 +84,22 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
 
 
 def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> Closed:
-    """Move the model; where the sum overflowed, without those who did it, if enough are left: they are dropped."""
-    try:
+    """Move the model; where the sum is too large for one, without those who did it, if enough are left: they are
+    dropped.
+    """
+    if one.fold.fits():
         one.fold.step(one.running.model)
         return closed
-    except Overflowed:
-        discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
-        folded = [(one.heads[u], one.frames(u), discounts[str(u)]) for u in closed.folded]
-        spoiled = [head.update_id for head in spoilers(one.new_fold, folded)]
-        if not spoiled:
-            raise
+    discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
+    folded = [(one.heads[u], one.frames(u), discounts[str(u)]) for u in closed.folded]
+    one.fold = one.new_fold()  # the memory of a sum that is of no use any more
+    one.fold, spoilers = folded_without(one.new_fold, folded)
+    spoiled = [head.update_id for head in spoilers]
     for update_id in spoiled:
-        events += one.dropped(update_id, "bad-payload: numbers too large to be added")
+        events += one.dropped(update_id, TOO_LARGE)
     left = tuple(u for u in closed.folded if u not in spoiled)
     if len(left) < one.opened.floor:
         return Closed("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding)
-    one.fold = refolded(one.new_fold, [entry for entry in folded if entry[0].update_id in left])
     one.fold.step(one.running.model)
     return Closed(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding)
 

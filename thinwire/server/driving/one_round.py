@@ -255,7 +255,9 @@ class OneRound:
             self.begin(head, action.discount)
 
     def new_fold(self) -> Fold:
-        return Fold(self.plan, self.running.layout, self.opened.codec, self.running.past.weights, self.running.codec_of)
+        running = self.running
+        weights, counters = running.past.weights, running.model.counters
+        return Fold(self.plan, running.layout, self.opened.codec, weights, running.codec_of, counters)
 
     def frames(self, update_id: UpdateId) -> Frames:
         return lambda: self.running.fleet.open(update_id)

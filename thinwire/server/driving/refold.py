@@ -1,34 +1,27 @@
-"""A round whose sum overflowed is folded again without the updates that did it: one device ends no run."""
+"""A round whose sum is too large for a model is folded again without who made it so: one device ends no run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from thinwire.core.types import ReplyHead
 from thinwire.server.model.step import Fold, Frames
 
-LARGEST = 2.0**100  # of one update's weighted change: codecs keep their laws up to here, and 2^27 of them add up
+TOO_LARGE = "bad-payload: numbers too large to be added"
 Folded = tuple[ReplyHead, Frames, float]  # a head, its frames, its discount
 
 
-def spoilers(new: Callable[[], Fold], folded: Sequence[Folded]) -> list[ReplyHead]:
-    """The updates that are too large to be part of any sum, each looked at alone."""
-    found = []
-    for head, frames, _ in folded:
-        alone = new()
-        alone.add(replace(head, examples=1, a=1.0), frames, 1.0)
-        largest = float(max(alone.changes.total.max(), -alone.changes.total.min()))
-        if not np.isfinite(largest) or largest * head.examples * max(head.a, 1.0) > LARGEST:
-            found.append(head)
-    return found
+def folded_without(new: Callable[[], Fold], folded: Sequence[Folded]) -> tuple[Fold, list[ReplyHead]]:
+    """A tally of the updates whose sum fits, in their order, and those that are left out.
 
-
-def refolded(new: Callable[[], Fold], folded: Sequence[Folded]) -> Fold:
-    """A tally of these updates, in their order."""
-    fold = new()
+    One is left out where the sum of those before it fits and with it does not: that depends on their order alone, so
+    that a restart leaves out the same.
+    """
+    fold, spoilers = new(), list[ReplyHead]()
     for head, frames, discount in folded:
+        before = fold.copy()
         fold.add(head, frames, discount)
-    return fold
+        if not fold.fits():
+            fold = before
+            spoilers.append(head)
+    return fold, spoilers

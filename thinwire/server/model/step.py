@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +14,7 @@ from thinwire.aggregation import BoundCodec, BufferMean, WeightedMean, parse
 from thinwire.aggregation.algorithms import algorithm_of
 from thinwire.aggregation.native.threads import planned_threads
 from thinwire.aggregation.optimizers import stepped
-from thinwire.core.errors import BadPayload, ThinwireError
+from thinwire.core.errors import BadPayload, CodecError, TaskError
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Arrived, ReplyHead, State, Vector
@@ -21,10 +23,25 @@ from thinwire.server.model.device_weights import Weights
 from thinwire.server.model.shares import SHARES, moved_by
 
 Frames = Callable[[], Iterator[Arrived]]
+MAX_VALUE = 2.0**96  # of a model: codecs keep their laws up to 2^100, and the downlink encodes differences of two
+# Of what a round's updates come to on average, a step's worth each: times 2^30 steps and 2^37 rounds it is a float32,
+# and so are what an optimizer makes of its sum and what ef21, SCAFFOLD and FedDyn remember of all rounds.
+MAX_MEAN = 2.0**60
 
 
-class Overflowed(ThinwireError):
-    """The sum of a round's updates is not finite."""
+def largest(values: Vector) -> float:
+    """The largest magnitude; NaN where one value is."""
+    return float(max(values.max(), -values.min())) if values.size else 0.0
+
+
+def require_values(params: Vector) -> None:
+    """`TaskError` where a model's values are not finite, or larger than what codecs and sums can take."""
+    if not (found := largest(params)) <= MAX_VALUE:
+        raise TaskError(
+            f"the first model holds {found:g}",
+            why=f"its values are finite and at most {MAX_VALUE:g}",
+            hint="look at the task's model(), or at the file of [run] init",
+        )
 
 
 @dataclass
@@ -51,8 +68,10 @@ class Fold:
         codec: str,
         weights: Mapping[str, int] | None = None,
         codec_of: Callable[[ReplyHead], str] | None = None,
+        counters: Mapping[str, int] | None = None,
     ) -> None:
-        self.plan, self.layout = plan, layout
+        """`counters`: the integer buffers of the model that is stepped from."""
+        self.plan, self.layout, self.before = plan, layout, counters or {}
         self.codec_of = codec_of or (lambda head: codec)
         self._bound: dict[str, BoundCodec] = {}
         self.algorithm = algorithm_of(plan)
@@ -75,7 +94,8 @@ class Fold:
             raise BadPayload(f"an update of {head.examples} examples with a = {head.a}", why="both must be positive")
         statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
-            self.buffers.check(statistics)
+            self.buffers.check(statistics, head.examples * discount)
+        self.buffers.check_counters(head.counters, self.before)
         self.changes.codec = self._codec(head)
         self.changes.fold(lambda: _first(frames(), segments), *self._counting(head, discount))
         if self.weights is not None:
@@ -101,15 +121,35 @@ class Fold:
             self._bound[spec] = parse(spec).bind(self.layout)
         return self._bound[spec]
 
+    def copy(self) -> Fold:
+        """The same tally, which goes on by itself."""
+        made = copy(self)
+        made.changes, made.buffers, made.weights = self.changes.copy(), self.buffers.copy(), deepcopy(self.weights)
+        return made
+
+    def fits(self) -> bool:
+        """Whether a model can be made of the sum so far; NaN is no sum."""
+        return largest(self.changes.total) <= MAX_MEAN * self.changes.examples
+
     def step(self, model: Model) -> None:
-        """Move the model by what was folded; `model.params` is overwritten."""
-        change, kept = self._change(model)
-        if change is None or not np.isfinite(sum(a.sum(dtype=np.float64) for a in (change, *kept.values()))):
-            raise Overflowed(
-                "the updates of this round add up to NaN or infinity",
-                why="one client's training diverged",
-                hint="a smaller [local] lr, or [local] clip_grad = 1.0",
+        """Move the model by what was folded, of which one can be made; `model.params` is overwritten."""
+        with np.errstate(over="ignore", invalid="ignore"):  # what is beyond the largest value is cut there
+            change, kept = self._change(model)
+            assert change is not None, "a step is made of one update at least"
+            self._move(model, change, kept)
+        if math.isnan(found := largest(model.params)):
+            raise CodecError(
+                f"the step of the server optimizer {self.plan.server.optimizer!r} gives NaN",
+                why="the model and the mean change that it was given are finite",
+                hint="a smaller [server] lr",
             )
+        if found > MAX_VALUE:
+            np.clip(model.params, -MAX_VALUE, MAX_VALUE, out=model.params)
+        if self.plan.local.buffers == "average":
+            model.buffers = self.buffers.close(model.buffers)
+            model.counters |= self.buffers.counters
+
+    def _move(self, model: Model, change: Vector, kept: State) -> None:
         own = {name: array for name, array in model.state.items() if name not in (SHARES, COMMON)}
         if self.algorithm is not None and self.algorithm.control:
             moved, own = stepped(self.plan.server, model.params[: change.size], change, own)
@@ -117,9 +157,6 @@ class Fold:
         else:
             model.params, own = stepped(self.plan.server, model.params, change, own)
         model.state = {**own, **kept}
-        if self.plan.local.buffers == "average":
-            model.buffers = self.buffers.close(model.buffers)
-            model.counters |= self.buffers.counters
 
     def _change(self, model: Model) -> tuple[Vector | None, State]:
         """What the optimizer is given, and what the aggregator keeps of all devices; the tally is used up."""

@@ -1,0 +1,81 @@
+"""A run over a real door, plain or TLS, whose devices answer what a test gives them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tests.fleet_words import hello
+from tests.system.attacks.places import attacked
+from thinwire.aggregation import BufferMean
+from thinwire.core import Layout, RunPlan
+from thinwire.core.events import Event
+from thinwire.core.fleet import Delivery, Link, TaskReport
+from thinwire.core.home import AggregatorHome
+from thinwire.core.types import ReplyHead
+from thinwire.server.run import drive
+from thinwire.server.submit import submit
+from thinwire.simulation import MadeUp, Turn
+from thinwire.store import RunRow, Store
+
+T = TypeVar("T", bound=Event)
+PULL_S = 0.2
+
+
+@dataclass
+class Acted:
+    """What came of a run."""
+
+    row: RunRow
+    events: list[Event]
+    home: AggregatorHome
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def acted(folder: Path, layout: Layout, devices: Mapping[str, MadeUp], *, tls: bool, **sections: Any) -> Acted:
+    """Drive a run to its end; each device is a thread with a link of its own."""
+    home = AggregatorHome.under(folder)
+    with attacked(home.root, tls=tls) as here, Store.open(home.database) as store:
+        report = TaskReport("toy", layout_digest=layout.digest)
+        own = {"run": {"task": "toy", **sections.pop("run", {})}, "local": {"lr": 1.0}}
+        cohort = {"cohort": {"wait_for": len(devices), **sections.pop("cohort", {})}}
+        plan = RunPlan.from_json({**own, **cohort, "uplink": {"codec": "identity", "feedback": "none"}, **sections})
+        params, buffers = np.zeros(layout.size, np.float32), np.zeros(BufferMean(layout).layout.size, np.float32)
+        run_id = submit(store, home, plan, layout, params, buffers, {}, report)
+        over, links = threading.Event(), {name: here.link(name) for name in devices}
+        threads = [
+            threading.Thread(target=_act, args=(links[name], name, report, made, folder, over))
+            for name, made in devices.items()
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            row = drive(run_id, store=store, fleet=here.fleet, home=home)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        return Acted(row, [event for _, event in store.events(run_id)], home)
+
+
+def _act(link: Link, name: str, report: TaskReport, made: MadeUp, folder: Path, over: threading.Event) -> None:
+    """Answer one ask after the other."""
+    link.hello(replace(hello(name), tasks=(report,)))
+    while not over.is_set():
+        delivery = link.pull(PULL_S)
+        if delivery is None or delivery.ask.kind not in ("train", "evaluate"):
+            continue
+        _answer(link, delivery, made, folder / f"{name}.sent")
+
+
+def _answer(link: Link, delivery: Delivery, made: MadeUp, bundle: Path) -> None:
+    reply, body = made.answer(delivery, Turn())
+    bundle.write_bytes(body)
+    link.push(reply, bundle if isinstance(reply, ReplyHead) and body else None)

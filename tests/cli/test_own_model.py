@@ -7,9 +7,14 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 
+from thinwire.cli.runs.model_file import read_model_file
+from thinwire.client import load_task
+from thinwire.core.errors import TaskError
 from thinwire.core.home import AggregatorHome, hold
+from thinwire.core.layout import Layout, Tensor
 
 
 @pytest.fixture
@@ -167,3 +172,52 @@ def test_a_run_begins_with_the_model_of_another_one(thinwire, mine, home):
     assert second["rounds"][0]["metrics"]["loss"] < first["rounds"][0]["metrics"]["loss"]
     assert thinwire(*words, "--set", "run.init=run:nope").code == 9
     assert thinwire(*words, "--set", "run.init=nope.safetensors").code == 8
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_a_run_begins_with_a_file_of_any_float_type_exactly(tmp_path, dtype):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    layout = Layout.build([Tensor("w", (3, 2)), Tensor("b", (2,)), Tensor("mean", (2,), role="buffer")])
+    values = {t.name: torch.randn(t.shape).to(getattr(torch, dtype)) for t in layout.tensors}
+    save_file(values, tmp_path / "model.safetensors")
+    params, buffers, _ = read_model_file(tmp_path / "model.safetensors", layout, np.zeros(2, np.float32))
+    wanted = {name: value.to(torch.float32).reshape(-1).numpy() for name, value in values.items()}
+    assert params.tobytes() == np.concatenate([wanted[t.name] for t in layout.trained]).tobytes()
+    assert buffers.tobytes() == wanted["mean"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("torch.ones(2).to(torch.float8_e4m3fn)", "has the tensor b as F8_E4M3, and the model has it as float32"),
+        ("torch.ones(2, dtype=torch.int8)", "has the tensor b as I8"),
+        ("torch.ones(2, dtype=torch.bool)", "has the tensor b as BOOL"),
+        ("torch.tensor([1.0, float('inf')]).bfloat16()", "holds NaN or infinity"),
+        ("torch.tensor([1.0, 1e300], dtype=torch.float64)", "holds NaN or infinity"),
+        ("torch.ones(3).bfloat16()", "is not a model of this task"),
+    ],
+)
+def test_a_file_whose_values_would_be_falsified_is_refused_with_the_tensors_name(tmp_path, value, said):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    layout = Layout.build([Tensor("w", (2,)), Tensor("b", (2,))])
+    save_file({"w": torch.zeros(2), "b": eval(value)}, tmp_path / "model.safetensors")
+    with pytest.raises(TaskError) as refused:
+        read_model_file(tmp_path / "model.safetensors", layout, np.zeros(0, np.float32))
+    assert said in refused.value.what
+    assert refused.value.why
+    assert refused.value.hint
+
+
+def test_an_init_file_in_bfloat16_starts_a_simulation(thinwire, mine, home, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file(
+        load_task(f"mine={mine / 'task.py'}").module.model().bfloat16().state_dict(), tmp_path / "bf16.safetensors"
+    )
+    said = thinwire("sim", mine / "plan.toml", "--clients", 2, "--set", "run.rounds=1", "--home", home,
+                    "--set", "run.init=bf16.safetensors")  # fmt: skip
+    assert said.code == 0, said.err

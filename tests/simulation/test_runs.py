@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,3 +168,44 @@ def test_the_code_of_another_task_than_the_plan_s_is_refused_and_not_waited_for(
         run(tmp_path, dataclasses.replace(task_of(), name="other"), plan_of(run=ROUNDS))
     with Store.open(AggregatorHome.under(tmp_path).database) as store:
         assert store.runs() == []
+
+
+IN_A_CELL = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from thinwire import simulate
+from thinwire.core.errors import ThinwireError
+
+class Mine:
+    def model(self):
+        return nn.Linear(4, 2)
+    def data(self, site):
+        return TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+class Broken(Mine):
+    def model(self):
+        raise ValueError("no")
+
+plan = {"run": {"task": "mine", "rounds": 1}, "local": {"lr": 0.1}}
+print(simulate(Mine(), plan, clients=2).run.status)
+for wrong in (Mine, Broken()):
+    try:
+        simulate(wrong, plan, clients=2)
+    except ThinwireError as error:
+        print(error.text())
+"""
+
+
+def test_an_object_of_a_class_without_a_file_is_simulated_as_in_a_notebook() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_CELL], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == [
+        "done",
+        "error: the class Mine is no task: its functions need an object",
+        "why:   they are called as model(), data(site) and loss(model, batch)",
+        "try:   Mine(), an object of it",
+        "error: model() of the task mine raised ValueError at <string>:18",
+        "why:   no",
+    ]

@@ -6,12 +6,16 @@ counters are included; frozen tensors are not (they never leave the device and a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 
 if TYPE_CHECKING:
     from thinwire.core import Layout, Vector
@@ -46,7 +50,7 @@ def read_model_file(path: Path, layout: Layout, zeros: Vector) -> tuple[Vector, 
     try:
         with safe_open(path, framework="numpy") as file:
             there = set(file.keys())
-            found = {t.name: file.get_tensor(t.name) for t in layout.tensors if t.name in there}
+            found = {t.name: _read(path, file, t) for t in layout.tensors if t.name in there}
     except (OSError, SafetensorError) as error:
         raise DataLost(f"cannot read the model {path}", why=str(error), hint="a .safetensors file") from error
     if wrong := [t.name for t in layout.trained if t.name not in found or found[t.name].shape != t.shape]:
@@ -55,6 +59,12 @@ def read_model_file(path: Path, layout: Layout, zeros: Vector) -> tuple[Vector, 
             why=f"missing or of another shape: {', '.join(wrong[:5])}" + (" ..." if len(wrong) > 5 else ""),
             hint="the file that thinwire runs model wrote for the same task",
         )
+    if wrong := [t.name for t in layout.trained if not np.isfinite(found[t.name]).all()]:
+        raise TaskError(
+            f"{path} holds NaN or infinity as float32",
+            why=f"in {', '.join(wrong[:5])}" + (" ..." if len(wrong) > 5 else ""),
+            hint="a file whose values are finite",
+        )
     params = np.concatenate([np.empty(0, np.float32), *(_flat(found[t.name]) for t in layout.trained)])
     buffers = np.array(zeros)
     for t, values in _float_buffers(layout, buffers):
@@ -62,6 +72,37 @@ def read_model_file(path: Path, layout: Layout, zeros: Vector) -> tuple[Vector, 
             values[:] = _flat(found[t.name])
     counters = {t.name: int(found[t.name].max()) for t in counted(layout) if t.name in found}
     return params, buffers, counters
+
+
+def _read(path: Path, file: Any, t: Tensor) -> NDArray[Any]:
+    """Return a tensor of an opened file: float32 for what the model has as floats, else its integers.
+
+    `TaskError` where the file has it as a type that this would falsify, such as float8 or packed integers.
+    """
+    from thinwire.core.errors import TaskError
+
+    dtype, floats = file.get_slice(t.name).get_dtype(), t.dtype.startswith(("float", "bfloat"))
+    if dtype not in (FLOATS if floats else INTEGERS):
+        raise TaskError(
+            f"{path} has the tensor {t.name} as {dtype}, and the model has it as {t.dtype}",
+            why=f"it is read from {', '.join(FLOATS if floats else INTEGERS)}; nothing says what else would stand for",
+            hint=f"convert it first: tensor.to(torch.{'float32' if floats else t.dtype})",
+        )
+    if dtype == "BF16":  # numpy has no such type: the upper half of a float32
+        halves = _raw(path, t.name, "<u2").reshape(file.get_slice(t.name).get_shape())
+        return (halves.astype("<u4") << 16).view("<f4")
+    values: NDArray[Any] = file.get_tensor(t.name)
+    with np.errstate(over="ignore"):  # a float64 that no float32 holds is infinite, which is refused
+        return values.astype(np.float32, copy=False) if floats else values
+
+
+def _raw(path: Path, name: str, dtype: str) -> NDArray[Any]:
+    """Return a tensor's own bytes, flat; safetensors has checked the file's header before."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        begin, end = json.loads(file.read(length))[name]["data_offsets"]
+        file.seek(8 + length + begin)
+        return np.frombuffer(file.read(end - begin), dtype)
 
 
 def _float_buffers(layout: Layout, buffers: Vector) -> list[tuple[Tensor, Vector]]:

@@ -72,9 +72,15 @@ def as_task(name: str, module: Any) -> LoadedTask:
             why="; ".join(NEEDED[needed] for needed in missing),
             hint="thinwire init DIR writes one that runs",
         )
+    if inspect.isclass(module) and _needs_an_object(module.model):
+        raise BadTask(
+            f"the class {module.__name__} is no task: its functions need an object",
+            why="they are called as model(), data(site) and loss(model, batch)",
+            hint=f"{module.__name__}(), an object of it",
+        )
     file = _source(module)
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
-    return LoadedTask(name, module, str(getattr(module, "__version__", "")), digest, file)
+    return LoadedTask(name, module, str(getattr(module, "__version__", "")), digest, file or _written_in(module.model))
 
 
 def _imported(text: str) -> Any:
@@ -149,9 +155,20 @@ def _refused(error: BaseException, given: str, file: str) -> BaseException:
 def _source(module: Any) -> str:
     try:
         file = inspect.getsourcefile(module if inspect.ismodule(module) or inspect.isclass(module) else type(module))
-    except TypeError:
+    except (TypeError, OSError):  # built in; or defined in a notebook's cell or on a command line, where no file is
         return ""
     return os.path.abspath(file) if file and os.path.exists(file) else ""
+
+
+def _written_in(function: Any) -> str:
+    """Return where a function's code says that it stands: a notebook's cell has a name and no file."""
+    code = getattr(function, "__code__", None)
+    return os.path.abspath(code.co_filename) if code is not None else ""
+
+
+def _needs_an_object(function: Any) -> bool:
+    """Return whether `model`, which is called without arguments, is a method that its class does not bind."""
+    return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self"
 
 
 def _called(module: Any) -> str:

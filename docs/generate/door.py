@@ -143,7 +143,11 @@ def _limits() -> list[tuple[str, str]]:
     slowest = round(limits.BODY_BYTES_A_SECOND * limits.BODY_WINDOW_S)
     return [
         ("connections that nobody signed on, from one address (of IPv6: one /64)", str(limits.UNSIGNED_OF_ONE)),
-        ("and from all together", str(limits.UNSIGNED_OF_ALL)),
+        ("and from all together, of which the oldest makes room", str(limits.UNSIGNED_OF_ALL)),
+        (
+            f"of these kept for addresses at which a device has signed in the last {limits.FORGOTTEN_S / 86_400:g} days",
+            str(limits.KEPT_FOR_KNOWN),
+        ),
         ("a connection without a signed request", f"{limits.UNSIGNED_S:g} s"),
         ("a TLS handshake", f"{limits.HANDSHAKE_S:g} s"),
         ("a request's line and headers", f"{limits.HEAD_BYTES // 1024} KiB, in {limits.HEAD_S:g} s"),

@@ -101,15 +101,18 @@ def test_five_thousand_connections_hold_little_and_keep_no_device_from_its_round
     assert door.memory("VmHWM") - before <= MOST_MORE_BYTES
 
 
-def test_one_address_holds_thirty_two_connections_and_others_are_let_in(door: DoorProcess) -> None:
-    """Each of the crowd would be let in, were it alone."""
+def test_one_address_holds_thirty_two_connections_and_its_oldest_makes_room(door: DoorProcess) -> None:
+    """Others are let in, and so is the next of this address."""
     here = [Caller(door, source="127.88.0.1") for _ in range(UNSIGNED_OF_ONE)]
     lines = [caller.connection() for caller in here]
+    one_more = Caller(door, source="127.88.0.1").connection()
     with pytest.raises(OSError):
-        Caller(door, source="127.88.0.1").connection()
-    assert Caller(door, source="127.88.0.2").call("GET", CA, headers={}).status == 200
-    for line in lines:
+        here[0].call("GET", CA, headers={}, on=lines[0])
+    for line in (*lines[1:], one_more):
+        assert here[0].call("GET", CA, headers={}, on=line).status == 200
         line.close()
+    assert Caller(door, source="127.88.0.2").call("GET", CA, headers={}).status == 200
+    lines[0].close()
 
 
 def test_hundreds_of_headers_without_end_are_cut_off_in_bounded_memory(door: DoorProcess, many_files: None) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.flower.door.account import Wire
 from thinwire.flower.door.limits import (
     FAILED_JOINS,
+    FORGOTTEN_S,
+    KEPT_FOR_KNOWN,
     UNSIGNED_OF_ALL,
     UNSIGNED_OF_ONE,
     FailedJoins,
+    KnownAddresses,
     Strangers,
     neighbourhood,
 )
@@ -18,30 +22,62 @@ from thinwire.flower.door.limits import (
 
 @given(st.lists(st.integers(0, 60), max_size=2000))
 def test_no_more_than_the_limits_are_ever_in(moves: list[int]) -> None:
-    strangers, held = Strangers(), list[str]()
-    for move in moves:
+    strangers, held = Strangers[int](), dict[int, str]()
+    for nth, move in enumerate(moves):
         address = f"192.0.2.{move // 2}"
         if move % 5 == 0 and held:
-            strangers.gone(held.pop())
-        elif strangers.admit(address):
-            held.append(address)
+            strangers.gone(oldest := next(iter(held)))
+            del held[oldest]
+        else:
+            held[nth] = address
+            if (ended := strangers.came(nth, address, known=move % 3 == 0)) is not None:
+                del held[ended]
         assert len(strangers) == len(held) <= UNSIGNED_OF_ALL
-        assert held.count(address) <= UNSIGNED_OF_ONE
+        assert list(held.values()).count(address) <= UNSIGNED_OF_ONE
 
 
-def test_who_is_one_too_many_is_turned_away_until_one_goes() -> None:
-    strangers = Strangers()
-    assert [strangers.admit("192.0.2.1") for _ in range(UNSIGNED_OF_ONE + 1)] == [True] * UNSIGNED_OF_ONE + [False]
-    assert strangers.admit("192.0.2.2")
-    strangers.gone("192.0.2.1")
-    assert strangers.admit("192.0.2.1")
+def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
+    strangers = Strangers[int]()
+    assert [strangers.came(nth, "192.0.2.1") for nth in range(UNSIGNED_OF_ONE)] == [None] * UNSIGNED_OF_ONE
+    assert strangers.came(100, "192.0.2.2") is None
+    assert strangers.came(101, "192.0.2.1") == 0
+    strangers.gone(1)
+    assert strangers.came(102, "192.0.2.1") is None
     assert strangers.turned_away == 1
 
 
-def test_all_together_are_512() -> None:
-    strangers = Strangers()
-    got = [strangers.admit(f"192.0.{net}.{host}") for net in range(20) for host in range(UNSIGNED_OF_ONE)]
-    assert sum(got) == UNSIGNED_OF_ALL
+def test_newcomers_have_448_places_and_known_addresses_64_more() -> None:
+    strangers, new = Strangers[int](), UNSIGNED_OF_ALL - KEPT_FOR_KNOWN
+    assert [strangers.came(nth, f"192.0.{nth % 20}.1") for nth in range(new)] == [None] * new
+    assert strangers.came(1000, "198.51.100.1") == 0
+    known = [strangers.came(2000 + nth, f"203.0.113.{nth}", known=True) for nth in range(KEPT_FOR_KNOWN)]
+    assert known == [None] * KEPT_FOR_KNOWN
+    assert len(strangers) == UNSIGNED_OF_ALL
+    assert strangers.came(3000, "203.0.113.200", known=True) == 1, "a newcomer makes room, the oldest first"
+    assert strangers.came(3001, "198.51.100.2") == 2, "and for a newcomer no known one does"
+
+
+def test_an_address_is_known_for_thirty_days_and_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = KnownAddresses()
+    known.note("2001:db8::1", 1000.0)
+    assert known.holds("2001:db8::ffff", 1000.0 + FORGOTTEN_S - 1)
+    assert not known.holds("2001:db8::1", 1000.0 + FORGOTTEN_S)
+    assert not known.holds("2001:db8:0:1::1", 1000.0)
+    monkeypatch.setattr("thinwire.flower.door.limits.MAX_KNOWN", 3)
+    for nth in range(5):
+        known.note(f"192.0.2.{nth}", 2000.0 + nth)
+    assert list(known.at) == ["192.0.2.2", "192.0.2.3", "192.0.2.4"]
+    again = KnownAddresses.from_bytes(known.taken())
+    assert again.at == known.at
+    assert not known.changed
+    known.note("192.0.2.4", 2010.0)
+    assert not known.changed, "its time is written anew once a day"
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"192.0.2.1": "now"}', b"\xff"])
+def test_a_damaged_table_of_addresses_is_said_to_be_one(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        KnownAddresses.from_bytes(data)
 
 
 def test_a_machine_with_a_whole_ipv6_network_is_one_neighbour() -> None:

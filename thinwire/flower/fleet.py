@@ -12,6 +12,7 @@ from typing import Any
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.fleet import Arrival, Envelope, NodeLeft, Roster, Spool, TakenUp
+from thinwire.core.home import write_atomically
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.types import Arrived, UpdateId
 from thinwire.flower.door.account import Account
@@ -20,6 +21,7 @@ from thinwire.flower.door.door import Door, Serve
 from thinwire.flower.door.gate import Gate
 from thinwire.flower.door.guests import Guests
 from thinwire.flower.door.ledger import Ledger
+from thinwire.flower.door.limits import KnownAddresses
 from thinwire.flower.door.listener import Listener
 from thinwire.flower.door.requests import Request
 from thinwire.flower.grid import Grid
@@ -39,6 +41,7 @@ from thinwire.flower.superlink import TASK_HEARTBEAT_S, SuperLink
 GRACE_S = 4.0  # a device whose connection closed gets so long to come back
 POLL_S = 240.0  # how long a pull waits: it is the heartbeat
 MOST_BYTES = 4 * 2**30  # of one answer, where the server sets no limit
+ADDRESSES = "addresses.json"  # beside the ledger: where devices have signed before
 PARTING_S = 0.5  # who is shut out gets so long to read why
 
 log = logging.getLogger("thinwire.door")
@@ -103,6 +106,8 @@ class FlowerFleet:
             self._door, self._gate.judge, host, port, clock, self._lifespan, self._background,
             authority.context if authority else None,
         )  # fmt: skip
+        self._addresses = ledger.with_name(ADDRESSES) if ledger else None
+        self._listener.wires.known = _read_known(self._addresses)
         self._listener.start()
 
     @property
@@ -151,6 +156,7 @@ class FlowerFleet:
         self._listener.soon(self._sessions.wake_all)
         self._listener.stop()
         self._sessions.keep()
+        self._keep_known(self._listener.wires.known.taken())
 
     def stats(self) -> dict[str, Any]:
         """Counters of the door, for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
@@ -249,11 +255,19 @@ class FlowerFleet:
             with suppress(ThinwireError):  # of the database: the next look may reach it
                 self._sessions.renamed(self._roster.rows())
             self._sessions.keep()
+            if self._addresses is not None and self._listener.wires.known.changed:
+                await asyncio.to_thread(self._keep_known, self._listener.wires.known.taken())
             if loop.time() >= beat_at:
                 self._superlink.beat()
                 await asyncio.to_thread(self._renew)
                 beat_at = loop.time() + TASK_HEARTBEAT_S
             await asyncio.sleep(self._sweep_s)
+
+    def _keep_known(self, table: bytes) -> None:
+        """Write down where devices have signed: after a restart in the middle of a flood their places are kept."""
+        if self._addresses is not None:
+            with suppress(ThinwireError):  # it is a help and no state: the next start does without
+                write_atomically(self._addresses, table)
 
     def _renew(self) -> None:
         """Keep the certificate fresh; after a rotation have each device say hello, and so take the new CA."""
@@ -263,3 +277,14 @@ class FlowerFleet:
             self._listener.soon(self._sessions.greet_again)
         rows = [row for row in self._roster.rows() if row.state == "approved" and row.how != "stock"]
         self._authority.confirmed([self._holds.get(row.name, ()) for row in rows if row.how != "loopback"])
+
+
+def _read_known(path: Path | None) -> KnownAddresses:
+    """The addresses of the life before; none where the file is missing or damaged."""
+    if path is None or not path.exists():
+        return KnownAddresses()
+    try:
+        return KnownAddresses.from_bytes(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("the addresses of devices in %s cannot be read, and are learned again: %s", path, error)
+        return KnownAddresses()

@@ -24,6 +24,7 @@ from thinwire.flower.door.limits import (
     CONNECTIONS_OF_ONE,
     HEAD_S,
     UNSIGNED_S,
+    KnownAddresses,
     Strangers,
 )
 from thinwire.flower.wire.refusals import Refusal
@@ -137,40 +138,40 @@ class Wires:
     now: Callable[[], float]
     wall: Callable[[], float]
     state: ServerState = field(default_factory=ServerState)
-    strangers: Strangers = field(default_factory=Strangers)
+    strangers: Strangers[Wire] = field(default_factory=Strangers)
+    known: KnownAddresses = field(default_factory=KnownAddresses)
     open: set[Wire] = field(default_factory=set)
     refused: Callable[[str, Refusal], None] = lambda target, refusal: None
 
-    def came(self, wire: Wire, transport: asyncio.Transport) -> bool:
-        """Count a connection in; False when it is one too many, and closed already."""
+    def came(self, wire: Wire, transport: asyncio.Transport) -> None:
+        """Count a connection in; the oldest that nobody signed on makes room for it."""
         peer: Any = transport.get_extra_info("peername")
         wire.address, wire.opened_at = str(peer[0]) if peer else "", self.now()
         wire.head_since = wire.opened_at
-        if not self.strangers.admit(wire.address):
-            wire.open = False
-            transport.abort()
-            return False
+        too_many = self.strangers.came(wire, wire.address, self.known.holds(wire.address, self.wall()))
+        if too_many is not None:
+            too_many.abort()
+            self.went(too_many)
         self.open.add(wire)
         wire.abort, wire.unsent = transport.abort, transport.get_write_buffer_size
         found = transport.get_extra_info("socket")
         if found is not None:
             with contextlib.suppress(OSError):  # a socket that went away meanwhile
                 notice_the_dead(found)
-        return True
 
     def sign(self, wire: Wire) -> None:
         """The connection is a device's from now on."""
         if not wire.signed and wire.open:
             wire.signed = True
-            self.strangers.gone(wire.address)
+            self.strangers.gone(wire)
+            self.known.note(wire.address, self.wall())
 
     def went(self, wire: Wire) -> None:
         if wire in self.open:
             self.open.discard(wire)
             wire.open = False
             wire.account.wires.pop(wire, None)
-            if not wire.signed:
-                self.strangers.gone(wire.address)
+            self.strangers.gone(wire)
             wire.on_close()
 
     def watch(self) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 HANDSHAKE_S = 10.0  # of TLS
 HEAD_BYTES, HEAD_S = 16 * 2**10, 10.0  # of a request's line and headers
 UNSIGNED_OF_ONE, UNSIGNED_OF_ALL = 32, 512
+KEPT_FOR_KNOWN = 64  # of those, for addresses at which a device has signed before
+MAX_KNOWN = 16_384  # such addresses: more than the devices that one aggregator serves
+FORGOTTEN_S, KEPT_EVERY_S = 30 * 86_400.0, 86_400.0  # after which one is forgotten; how often its time is written anew
 UNSIGNED_S = 30.0  # after which a connection that nobody signed on is closed
 BODY_BYTES_A_SECOND, BODY_WINDOW_S = 2**10, 30.0
 CONNECTIONS_OF_ONE = 16  # device: ours has four
@@ -36,32 +41,89 @@ def neighbourhood(address: str) -> str:
 
 
 @dataclass
-class Strangers:
-    """Connections on which nothing was signed yet. Law: at most 32 of one address and 512 of all are let in."""
+class KnownAddresses:
+    """Addresses at which a device has signed, and when it last did (seconds since 1970), the latest at the end.
 
-    _of: Counter[str] = field(default_factory=Counter)
+    They keep their places while strangers fill the others. Of more than `MAX_KNOWN` the oldest is forgotten.
+    """
+
+    at: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    changed: bool = False  # since it was last taken: an address is new, or its time is a day old
+
+    def note(self, address: str, wall: float) -> None:
+        near = neighbourhood(address)
+        if wall - self.at.get(near, -math.inf) > KEPT_EVERY_S:
+            self.changed = True
+            self.at[near] = wall
+            self.at.move_to_end(near)
+            while len(self.at) > MAX_KNOWN:
+                self.at.popitem(last=False)
+
+    def holds(self, address: str, wall: float) -> bool:
+        """Return whether a device has signed at this address in the last 30 days."""
+        return wall - self.at.get(neighbourhood(address), -math.inf) < FORGOTTEN_S
+
+    def taken(self) -> bytes:
+        """Return the table, to be kept."""
+        self.changed = False
+        return json.dumps(self.at).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> KnownAddresses:
+        """ValueError for what is no such table."""
+        said = json.loads(data)
+        if not isinstance(said, dict) or not all(isinstance(wall, float | int) for wall in said.values()):
+            raise ValueError("it is no table of addresses")
+        newest = sorted(said.items(), key=lambda item: item[1])[-MAX_KNOWN:]
+        return cls(OrderedDict((str(near), float(wall)) for near, wall in newest))
+
+
+C = TypeVar("C")
+
+
+@dataclass
+class Strangers(Generic[C]):
+    """Connections on which nothing was signed yet. The oldest ends where one more would be too many.
+
+    Invariant: at most 32 are of one address and 512 of all, at most 448 of these of addresses where no device has
+    signed before.
+    """
+
+    _near: dict[C, str] = field(default_factory=dict)  # oldest first, as the two below
+    _of: dict[str, dict[C, None]] = field(default_factory=dict)
+    _new: dict[C, None] = field(default_factory=dict)  # of addresses where no device has signed
     turned_away: int = 0
 
-    def admit(self, address: str) -> bool:
-        """Whether one more may come; it is counted until `gone`."""
+    def came(self, connection: C, address: str, known: bool = False) -> C | None:
+        """Let a connection in, and return the one that has to end for it. It is counted until `gone`."""
         near = neighbourhood(address)
-        if self._of[near] >= UNSIGNED_OF_ONE or self._of.total() >= UNSIGNED_OF_ALL:
+        ended: C | None = None
+        if len(of := self._of.get(near, {})) >= UNSIGNED_OF_ONE:
+            ended = next(iter(of))
+        elif not known and len(self._new) >= UNSIGNED_OF_ALL - KEPT_FOR_KNOWN:
+            ended = next(iter(self._new))
+        elif len(self._near) >= UNSIGNED_OF_ALL:
+            ended = next(iter(self._new or self._near))
+        if ended is not None:
             self.turned_away += 1
-            if not self._of[near]:
-                del self._of[near]
-            return False
-        self._of[near] += 1
-        return True
+            self.gone(ended)
+        self._near[connection] = near
+        self._of.setdefault(near, {})[connection] = None
+        if not known:
+            self._new[connection] = None
+        return ended
 
-    def gone(self, address: str) -> None:
+    def gone(self, connection: C) -> None:
         """It was closed, or it is no stranger's any more."""
-        near = neighbourhood(address)
-        self._of[near] -= 1
-        if self._of[near] <= 0:
+        if (near := self._near.pop(connection, None)) is None:
+            return
+        self._new.pop(connection, None)
+        self._of[near].pop(connection)
+        if not self._of[near]:
             del self._of[near]
 
     def __len__(self) -> int:
-        return self._of.total()
+        return len(self._near)
 
 
 @dataclass

@@ -58,13 +58,11 @@ class TlsProtocol(SSLProtocol):
             asyncio.get_running_loop(), http, context, cast(Any, None), server_side=True,
             ssl_handshake_timeout=cast(Any, HANDSHAKE_S), ssl_shutdown_timeout=cast(Any, LINGER_S),
         )  # fmt: skip
-        self._wires, self._wire, self._refused = wires, wire, False
+        self._wires, self._wire = wires, wire
 
     def connection_made(self, transport: Any) -> None:
-        if self._wires.came(self._wire, transport):
-            super().connection_made(cast(Any, CountedTransport(transport, self._wire)))
-        else:
-            self._refused = True
+        self._wires.came(self._wire, transport)
+        super().connection_made(cast(Any, CountedTransport(transport, self._wire)))
 
     def get_buffer(self, n: int) -> memoryview:
         most = SSL_BUFFER_BYTES if self._wire.body_since is not None and self._wire.body_bytes else IDLE_BUFFER_BYTES
@@ -78,14 +76,9 @@ class TlsProtocol(SSLProtocol):
         self._wire.account.received_bytes += nbytes
         super().buffer_updated(nbytes)
 
-    def eof_received(self) -> None:
-        if not self._refused:
-            super().eof_received()
-
     def connection_lost(self, exc: BaseException | None) -> None:
-        if not self._refused:
-            super().connection_lost(exc)
-            self._wires.went(self._wire)
+        super().connection_lost(exc)
+        self._wires.went(self._wire)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -96,15 +89,14 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, wires: Wires, wire: Wire) -> None:
         super().__init__(wires.config, wires.state, {})
         self.wires, self.wire = wires, wire
-        self._refused, self._admitted = False, True
+        self._refused = False
         self._in_head, self._head_bytes = True, 0
         self._refusals, self._refusing = 0, False  # of signatures so far; one is on its way
         self._over = False  # the last answer is out: what still comes is not looked at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        self._admitted = self.wire.tls or self.wires.came(self.wire, transport)
-        if not self._admitted:
-            return
+        if not self.wire.tls:
+            self.wires.came(self.wire, transport)
 
         def close() -> None:
             if not transport.is_closing():  # asyncio's TLS forgets itself at a second close, and uvicorn still asks it
@@ -115,8 +107,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(counted)  # type: ignore[arg-type]  # it acts as one
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._admitted:
-            return
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn leaves it running, and us held, where a connection was reset
         if not self.wire.tls:
@@ -125,8 +115,6 @@ class HttpProtocol(HttpToolsProtocol):
         self.wire.on_close()
 
     def data_received(self, data: bytes) -> None:
-        if not self._admitted:
-            return
         self._refusing = False
         if not self.wire.tls:
             self.wire.account.received_bytes += len(data)

@@ -72,7 +72,7 @@ def as_task(name: str, module: Any) -> LoadedTask:
             why="; ".join(NEEDED[needed] for needed in missing),
             hint="thinwire init DIR writes one that runs",
         )
-    if inspect.isclass(module) and _needs_an_object(module.model):
+    if _needs_an_object(module):
         raise BadTask(
             f"the class {module.__name__} is no task: its functions need an object",
             why="they are called as model(), data(site) and loss(model, batch)",
@@ -166,9 +166,11 @@ def _written_in(function: Any) -> str:
     return os.path.abspath(code.co_filename) if code is not None else ""
 
 
-def _needs_an_object(function: Any) -> bool:
-    """Return whether `model`, which is called without arguments, is a method that its class does not bind."""
-    return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self"
+def _needs_an_object(module: Any) -> bool:
+    """Return whether this is a class whose model() is a method that the class does not bind."""
+    function: Any = module.model
+    method = inspect.isclass(module) and inspect.isfunction(function)
+    return method and next(iter(inspect.signature(function).parameters), "") == "self"
 
 
 def _called(module: Any) -> str:

@@ -145,7 +145,7 @@ def _limits() -> list[tuple[str, str]]:
         ("connections that nobody signed on, from one address (of IPv6: one /64)", str(limits.UNSIGNED_OF_ONE)),
         ("and from all together, of which the oldest makes room", str(limits.UNSIGNED_OF_ALL)),
         (
-            f"of these kept for addresses at which a device has signed in the last {limits.FORGOTTEN_S / 86_400:g} days",
+            f"of these kept for addresses where a device has signed in the last {limits.FORGOTTEN_S / 86_400:g} days",
             str(limits.KEPT_FOR_KNOWN),
         ),
         ("a connection without a signed request", f"{limits.UNSIGNED_S:g} s"),

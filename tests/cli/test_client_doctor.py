@@ -39,13 +39,25 @@ def looked(thinwire, home, *more):
 
 def test_a_client_that_has_joined_is_ok_from_name_to_disk(thinwire, home, door, joined):
     code, found = looked(thinwire, home, *TASK)
-    assert (code, list(found)) == (0, [*WAY, "task", "kernels", "disk"]), found
+    assert (code, list(found)) == (0, [*WAY, "task", "kernels", "policy", "disk"]), found
     assert "the CA that was joined" in found["pin"]["said"]
     assert found["row"]["said"].startswith("approved")
     assert "9,610 parameters" in found["task"]["said"]
     assert door.roster.hellos == []  # a client that runs is not disturbed by another hello
     shown = thinwire("client", "doctor", "--name", "pi-03", *TASK, "--home", home).out
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("ok ")] == list(found)
+
+
+def test_what_its_owner_limits_is_said_by_its_keys(thinwire, home, door, joined):
+    found = looked(thinwire, home, *TASK)[1]
+    assert found["policy"]["said"].startswith("max_assignment_minutes = 120, min_free_disk_mb = 500; no client.toml")
+    assert found["disk"]["said"].endswith("min_free_disk_mb = 500 of them stay free")
+    (joined / "client.toml").write_text('[policy]\nhours = "22:00-06:00"\nmin_free_disk_mb = 1000000000')
+    code, found = looked(thinwire, home, *TASK)
+    assert (code, found["disk"]["ok"], "min_free_disk_mb = 1000000000" in found["disk"]["said"]) == (1, False, True)
+    assert 'hours = "22:00-06:00", hours_end_work = true' in found["policy"]["said"]
+    (joined / "client.toml").write_text("[policy]\nmin_free_disk = 1")
+    assert looked(thinwire, home, *TASK)[1]["policy"]["ok"] is False
 
 
 @pytest.mark.parametrize(("state", "hint"), [("pending", "devices approve"), ("revoked", "devices approve")])

@@ -19,9 +19,9 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
 class Device:
     """A session behind a gate, whose task notes when its data are asked for."""
 
-    def __init__(self, folder: Path, policy: Policy, **gate: Any) -> None:
+    def __init__(self, folder: Path, policy: Policy, text: str = "", **gate: Any) -> None:
         self.folder, self.policy, self.read = folder, policy, 0
-        self.aggregator = Aggregator(folder, task_of(data=self.data), plan_of())
+        self.aggregator = Aggregator(folder, task_of(data=self.data), plan_of(text))
         self.at = NOON
         self.price: bool | None = None
         self.gate_options = gate

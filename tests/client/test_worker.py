@@ -19,6 +19,8 @@ from thinwire.aggregation import parse
 from thinwire.client import load_task
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.initial import initial_model
+from thinwire.client.owner.gate import Gate
+from thinwire.client.policy import Policy
 from thinwire.client.training import patience
 from thinwire.client.training import worker as workers
 from thinwire.client.training.child import Broken
@@ -50,6 +52,21 @@ def number(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> Iterator[int
 
 def untimed(head: ReplyHead) -> ReplyHead:
     return replace(head, timings=Timings())
+
+
+def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
+    elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LETS_GO_S", 0.1)
+    session = elsewhere.session()
+    session.gate = Gate(Policy(max_assignment_minutes=0.005))
+    elsewhere.wish(ENDLESS)
+    failure = elsewhere.answer(session, number)
+    assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
+    assert elsewhere.worker.pid is None
+    session.gate = Gate()
+    elsewhere.wish()
+    assert isinstance(elsewhere.answer(session, number), ReplyHead)
 
 
 @pytest.mark.parametrize("codec", ["identity", "topk(0.1) > int8"])

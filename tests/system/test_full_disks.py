@@ -30,6 +30,9 @@ def test_a_device_whose_disk_is_full_fails_its_asks_at_once_and_takes_part_again
     with small_disk(site.home / "clients" / "pi-b") as disk:
         site.start_aggregator()
         site.start_client("pi-a", 0, 2)
+        (site.home / "clients" / "pi-b" / "client.toml").write_text(
+            "[policy]\nmin_free_disk_mb = 0"
+        )  # it is to be full
         full = site.start_client("pi-b", 1, 2)
         run_id = site.begin("run.rounds=500", "cohort.wait_for=2", "cohort.deadline_s=600", "local.steps=20")
         site.until_event(run_id, RoundClosed, count=2)

@@ -127,7 +127,7 @@ class Shadow:
         made, held = None, self.version
         for name, payload in frames:
             way, _, index = name.partition("/")
-            if not (_number(index) and int(index) < len(self.layout.segments) and (way == FULL or _number(way))):
+            if not (is_number(index) and int(index) < len(self.layout.segments) and (way == FULL or is_number(way))):
                 raise BadPayload(f"a part called {name!r}", why="it is full/SEGMENT or VERSION/SEGMENT")
             segment = self.layout.segments[int(index)]
             if way == FULL:
@@ -145,6 +145,6 @@ class Shadow:
         return made
 
 
-def _number(text: str) -> bool:
+def is_number(text: str) -> bool:
     """Whether it is one, of at most as many digits as a version or a segment may have."""
     return text.isascii() and text.isdecimal() and len(text) <= DIGITS

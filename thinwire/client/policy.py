@@ -60,6 +60,15 @@ class Policy(Section):
     hours: str = Field(
         default="", description='when work may begin, in local time: "22:00-06:00" passes midnight; empty: always'
     )
+    hours_end_work: bool = Field(
+        default=True, description="whether work that is under way when `hours` end is stopped, and declined by `hours`"
+    )
+    max_assignment_minutes: NotNegative = Field(
+        default=120.0,
+        description="most minutes that one assignment is worked on; it is declined as soon as its steps would take "
+        "twice as long, and stopped at the end of them, or sent as far as it came where the plan has partial work; "
+        "0: no limit",
+    )
     metered: Literal["allow", "refuse"] = Field(
         default="allow", description="whether to work on a link that is paid by volume, or that may be one"
     )
@@ -68,6 +77,12 @@ class Policy(Section):
     )
     power: Literal["auto", "mains", "battery"] = Field(
         default="auto", description="where power comes from, for plans that require mains; auto: as Linux says"
+    )
+
+    min_free_disk_mb: Annotated[int, Field(ge=0)] = Field(
+        default=500,
+        description="megabytes of the disk that stay free: no model is fetched and no answer kept that would leave "
+        "less; 0: no limit",
     )
 
     @field_validator("hours")

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire import __version__
+from thinwire.client.answering import exchange
 from thinwire.client.answering.job import Say
 from thinwire.client.bench import Bench
 from thinwire.client.compute.site import Site
 from thinwire.client.compute.task import LoadedTask
+from thinwire.client.failures import CannotAnswer
 from thinwire.client.link.calls import Calls
 from thinwire.client.loop import Loop
 from thinwire.client.owner.gate import Gate
@@ -25,8 +27,10 @@ from thinwire.client.training.interpreter import installed
 from thinwire.client.training.worker import Worker
 from thinwire.client.upkeep import Upkeep
 from thinwire.core.equipment import NOTHING_SAID, Equipment
-from thinwire.core.errors import Refused, Unreachable
+from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Link
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import Ask
 
 
 def serve(
@@ -79,6 +83,25 @@ def serve(
             loop.join()
             if worker is not None:
                 worker.close()
+
+
+def wanted(gate: Gate, benches: Sequence[Bench]) -> Callable[[Ask], bool]:
+    """Give the question whether an assignment's parts are worth fetching: its task is here, the policy lets it in, and
+    no part is larger than that task's model can need.
+    """
+    tasks = {bench.name: bench for bench in benches}
+
+    def is_wanted(ask: Ask) -> bool:
+        bench, plan = tasks.get(ask.task), gate.plans.known(ask)
+        if bench is None or plan is None or not gate.wanted(ask):
+            return False
+        try:
+            exchange.require_parts(ask, RunPlan.from_json(plan), bench.layout)
+        except (CannotAnswer, ThinwireError):  # the session says so in its answer
+            return False
+        return True
+
+    return is_wanted
 
 
 def versions(policy: Policy | None = None, training: Mapping[str, str] | None = None) -> Mapping[str, str]:

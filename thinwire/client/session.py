@@ -30,7 +30,7 @@ from thinwire.client.kept_runs import KeptRuns, Reply
 from thinwire.client.owner.gate import Gate
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.fleet import Delivery
-from thinwire.core.home import write_atomically
+from thinwire.core.home import require_room, write_atomically
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead
 
@@ -65,7 +65,9 @@ class Session:
         self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
         self.slow_step_s, self.debug = slow_step_s, debug
         self.clock, self.may_stop = clock, may_stop  # may_stop: whether a deadline may end training, as the plan allows
-        self.kept = KeptRuns(folder, folders or partial(waiting_folder, write=write))
+        self.kept = KeptRuns(
+            folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
+        )
         self._take_base = take_base
         self._afterwards: defaultdict[str, Afterwards] = defaultdict(Afterwards)
         self._ahead: defaultdict[str, Ahead] = defaultdict(Ahead)
@@ -146,14 +148,18 @@ class Session:
             raise CannotAnswer("protocol", f"the aggregator speaks protocol {ask.protocol}, this client {PROTOCOL}")
         if delivery.error is not None:
             raise delivery.error
+        require_room(self.folder, 0, self.gate.min_free_bytes)
         used = replace(state, sequence=max(state.sequence, ahead.sequence))
         plan = self.gate.admit(ask, used.sequence)  # before anything is loaded
         ask = replace(ask, plan=plan)
+        if delivery.bundle is None:  # no part was fetched: the link judged them as is done here
+            exchange.require_parts(ask, RunPlan.from_json(plan), self.bench.layout)
         if ask.kind not in ("init", "train", "evaluate"):
             raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
         job = Job(
             replace(delivery, ask=ask), RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop, self._afterwards[ask.run], self.clock,
+            self.gate.limit(self.clock),
         )  # fmt: skip
         update_id = outbox.next_id(used, ask.run, self.name, self.kept.seen.get(ask.run, 0))
         head = ReplyHead(ask.ask_id, update_id, ask.base_version, 0)

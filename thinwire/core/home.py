@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from thinwire.core.errors import DataLost, NotWritten, ThinwireError
 
 log = logging.getLogger("thinwire.home")
 
+MB = 10**6
 SWEEPS = "sweeps"
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # a disk that takes no more, for now
@@ -163,6 +165,23 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_room(folder: Path, more_bytes: int, min_free_bytes: int) -> None:
+    """Raise `NotWritten` where so many more bytes would leave less than `min_free_bytes` of the disk free."""
+    if not min_free_bytes:
+        return
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    if free - more_bytes < min_free_bytes:
+        raise NotWritten(
+            f"min_free_disk_mb = {min_free_bytes // MB}: {max(0, more_bytes) / MB:,.1f} MB more do not fit on a disk "
+            f"with {free / MB:,.1f} MB free",
+            why=f"the disk of {folder} would have less free than its owner keeps free",
+            hint="free some space, or a smaller [policy] min_free_disk_mb in client.toml",
+        )
 
 
 def disk_error(error: OSError, path: Path) -> ThinwireError:

@@ -42,14 +42,21 @@ def ask_from_bytes(data: bytes) -> Ask:
         scalars = _scalars(Ask, raw, exclude=("plan", "work", "parts", "vectors", "verdicts"))
         for value in scalars.values():
             _printable(str(value))
+        for name in ("ask_id", "run", "task", "kind", "base_digest", "layout_digest"):
+            _name(scalars.get(name, ""))
+        work = Work(**_scalars(Work, raw["work"]))
+        for name, value in {**scalars, **dataclasses.asdict(work)}.items():
+            if isinstance(value, int | float) and value < 0:
+                raise ValueError(f"{name} = {value} is negative")
         return Ask(
             **scalars,
             plan=raw["plan"],
-            work=Work(**_scalars(Work, raw["work"])),
+            work=work,
             parts=_parts(raw["parts"]),
             vectors=tuple(raw.get("vectors", ())),
             verdicts=tuple(
-                Verdict(UpdateId.parse(v["update_id"]), v["outcome"], int(v["version"])) for v in raw["verdicts"]
+                Verdict(UpdateId.parse(_name(v["update_id"])), v["outcome"], _int(v["version"]))
+                for v in raw["verdicts"]
             ),
         )
 

@@ -11,6 +11,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAX_BATCH = 2**20  # examples: of a stream a device holds a whole batch in memory
+MAX_ACCUMULATE = 4096  # batches: a device holds those of one step in memory
 MOST_DELAY = 16  # a device keeps a change of the model's size for each of these rounds
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 
@@ -132,8 +134,10 @@ class LocalSection(Section):
     codec_threads: Annotated[int, Field(ge=0)] = Field(
         default=0, description="threads that encode and decode on a device; 0: as many as cores"
     )
-    batch: Count = Field(default=32, description="examples a batch")
-    accumulate: Count = Field(default=1, description="batches whose gradients make one step")
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(default=32, description="examples a batch")
+    accumulate: Annotated[int, Field(ge=1, le=MAX_ACCUMULATE)] = Field(
+        default=1, description="batches whose gradients make one step"
+    )
     optimizer: Literal["sgd", "adam", "adamw", "task"] = Field(
         default="sgd", description='"task": the task\'s own optimizer()'
     )

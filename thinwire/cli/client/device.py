@@ -43,7 +43,7 @@ def begin(device: Device) -> int:
     from thinwire.client.owner.gate import Gate
     from thinwire.client.partitions import parse_split
     from thinwire.client.policy import FILE, Policy, load_policy
-    from thinwire.client.service import reloads, serve
+    from thinwire.client.service import reloads, serve, wanted
     from thinwire.client.task import installed_tasks
     from thinwire.client.training.interpreter import Interpreter
     from thinwire.client.training.worker import Worker
@@ -81,10 +81,14 @@ def begin(device: Device) -> int:
         Typed.now().remember(folder)
         clock = Clockwork()
         gate = Gate(first, folder, skew_s=lambda: clock.skew_s)
-        link = FlowerLink(url, device_key(folder), device.name, folder, trust, clock=clock, is_wanted=gate.wanted)
+        benches = worker.benches()
+        link = FlowerLink(
+            url, device_key(folder), device.name, folder, trust, clock=clock, is_wanted=wanted(gate, benches),
+            min_free=lambda: gate.min_free_bytes,
+        )  # fmt: skip
         return serve(
             Watched(link, folder),
-            worker.benches(),
+            benches,
             folder,
             device.name,
             site=site,

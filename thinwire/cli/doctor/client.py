@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,11 @@ from thinwire.cli.doctor.disk import LEAST_BYTES, private, room
 from thinwire.cli.doctor.findings import Finding, found, unseen
 from thinwire.cli.doctor.kernels import kernels
 from thinwire.cli.doctor.way import STEPS, walk
+from thinwire.client.policy import FILE
+from thinwire.core.home import MB
 
 if TYPE_CHECKING:
+    from thinwire.client.policy import Policy
     from thinwire.core.fleet import TaskReport
 
 BYTES_A_PARAMETER = 4 * 3  # the model that came, the residual, and the answer that is kept; float32
@@ -47,7 +51,25 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
         looked = [Finding("task", None, f"process {begins.get('pid', '?')} is still starting", "try again in a moment")]
     elif not looked:
         looked = [Finding("task", False, "no task is known here", "give one: --task NAME=path/to/task.py")]
-    return [*way, *looked, found("kernels", kernels), _disk(folder, max(LEAST_BYTES, BYTES_A_PARAMETER * size))]
+    file = typed.folder / last["policy"] if last["policy"] else folder / FILE
+    rules, policy = _policy(file)
+    disk = _disk(folder, max(LEAST_BYTES, BYTES_A_PARAMETER * size), policy.min_free_disk_mb)
+    return [*way, *looked, found("kernels", kernels), rules, disk]
+
+
+def _policy(file: Path) -> tuple[Finding, Policy]:
+    """What ends work here, by its keys; with the policy, or the default one where the file cannot be read."""
+    from thinwire.client.policy import Policy, load_policy
+    from thinwire.core.errors import PlanError
+
+    try:
+        policy = load_policy(file)
+    except PlanError as error:
+        return Finding("policy", False, str(error), error.hint), Policy()
+    said = f"max_assignment_minutes = {policy.max_assignment_minutes:g}, min_free_disk_mb = {policy.min_free_disk_mb}"
+    if policy.hours:
+        said += f', hours = "{policy.hours}", hours_end_work = {str(policy.hours_end_work).lower()}'
+    return Finding("policy", True, f"{said}; {file if file.exists() else f'no {file.name}: the defaults'}"), policy
 
 
 def _specs(tasks: Sequence[str]) -> list[str]:
@@ -97,12 +119,17 @@ def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, int]:
     return task.report, task.parsed.size if task.parsed else 0
 
 
-def _disk(folder: Path, least: int) -> Finding:
+def _disk(folder: Path, least: int, min_free_mb: int) -> Finding:
     if not folder.exists():
         above = next(path for path in folder.parents if path.exists())
         return Finding("disk", True, f"{say.size(_free(above))} free; {folder} is made by the first start or join")
     closed = private("disk", folder)
-    return closed if closed.ok is False else room("disk", folder, least)
+    if closed.ok is False:
+        return closed
+    kept = room("disk", folder, least + min_free_mb * MB)
+    if not min_free_mb or "free" not in kept.said:
+        return kept
+    return replace(kept, said=f"{kept.said}; min_free_disk_mb = {min_free_mb} of them stay free")
 
 
 def _free(folder: Path) -> int:

@@ -9,14 +9,58 @@ from pathlib import Path
 import numpy as np
 
 from thinwire.aggregation import encode_buffers, float_buffers, parse
+from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.buffers import buffer_codec
-from thinwire.aggregation.downlink import Shadow
+from thinwire.aggregation.downlink import Shadow, is_number
+from thinwire.aggregation.model_file import FULL
+from thinwire.client.failures import CannotAnswer
 from thinwire.core.errors import BadPayload, NonFiniteUpdate
 from thinwire.core.layout import Layout, Segment
+from thinwire.core.plan import RunPlan
 from thinwire.core.types import Ask, Part, Payload, Vector
 
 BUFFERS = "buffers"
+OTHER_TENSORS = "this device's model has other tensors than the run's"
 NORM_BLOCK = 1 << 16
+
+
+def require_parts(ask: Ask, plan: RunPlan, model: Layout) -> None:
+    """Raise `CannotAnswer` for announced parts that a model of this layout never needs; nothing of them need be here.
+
+    Each part is at most what its codec can come to, and all of them what the model in full and its buffers do: an
+    aggregator sends changes only where they are shorter (aggregation/downlink.py, `way`).
+    """
+    if not ask.parts:
+        return
+    if ask.kind not in ("train", "evaluate"):
+        raise CannotAnswer("protocol", f"an assignment of the kind {ask.kind} has no parts, and {len(ask.parts)} came")
+    if ask.layout_digest != model.digest:
+        raise CannotAnswer("layout-mismatch", OTHER_TENSORS)
+    layout, down = carried(algorithm_of(plan), model), plan.downlink
+    buffers = buffer_codec(model, "identity").max_bytes() if float_buffers(model) else 0
+    full, change = (parse(spec).bind(layout).max_bytes for spec in ("identity", down.codec))
+    full_bytes = [full(segment.index) for segment in layout.segments]
+    change_bytes = [change(segment.index) for segment in layout.segments] if down.compressed else []
+    most = len(full_bytes) * (down.log_rounds if down.compressed else 1) + 1
+    if len(ask.parts) > most or len({part.name for part in ask.parts}) < len(ask.parts):
+        raise CannotAnswer(
+            "protocol", f"{len(ask.parts)} parts are announced; this model has at most {most}, each once"
+        )
+    for part in ask.parts:
+        allowed = buffers if part.name == BUFFERS else _most_bytes(part.name, full_bytes, change_bytes)
+        if part.length > allowed:
+            said = f"part {part.name[:40]} of {part.length:,} bytes is announced; this layout needs at most {allowed:,}"
+            raise CannotAnswer("protocol", said)
+    if (total := sum(part.length for part in ask.parts)) > (allowed := sum(full_bytes) + 2 * buffers):
+        said = f"parts of {total:,} bytes in all are announced; this layout needs at most {allowed:,}"
+        raise CannotAnswer("protocol", said)
+
+
+def _most_bytes(name: str, full: Sequence[int], changes: Sequence[int]) -> int:
+    """The largest frame that a part of this name can be; 0 where no part is called so."""
+    way, _, index = name.partition("/")
+    sizes = full if way == FULL else changes if is_number(way) else []
+    return sizes[int(index)] if is_number(index) and int(index) < len(sizes) else 0
 
 
 def parts_of(bundle: Path | None, parts: Sequence[Part]) -> Iterator[tuple[str, Payload]]:

@@ -29,12 +29,12 @@ def first_model(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: 
     """Fill the head; of the state nothing changes. Its frames are the parameters themselves, as float32."""
     ask, layout = job.ask, bench.layout
     if ask.layout_digest != layout.digest:
-        raise CannotAnswer("layout-mismatch", "this device's model has other tensors than the run's")
+        raise CannotAnswer("layout-mismatch", exchange.OTHER_TENSORS)
     order = Order(
         measure=False, train=False, local=Local.of(job.plan.local.model_dump(mode="json")), work=Work(),
         key=keys.Key(job.plan.run.seed), first=True,
     )  # fmt: skip
-    done = bench.do(order, site, np.zeros(layout.size, np.float32), None, job.tell, job.cancelled, job.left_s)
+    done = job.do(bench, order, site, np.zeros(layout.size, np.float32), None)
     if done.params is None or not np.isfinite(done.params).all():
         raise NonFiniteUpdate("the first model holds NaN or infinity", why="model() makes it so")
     codec = parse("identity").bind(layout)

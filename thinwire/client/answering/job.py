@@ -12,13 +12,19 @@ from thinwire.client.answering import exchange
 from thinwire.client.answering.afterwards import Afterwards
 from thinwire.client.compute import keys
 from thinwire.client.compute.clock import REAL, Clock
+from thinwire.client.compute.errors import Cancelled
 from thinwire.client.compute.schedule import Schedule
+from thinwire.client.failures import CannotAnswer
 from thinwire.core.keys import Key, derive
 from thinwire.core.types import Ask, Vector
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from thinwire.client.bench import Bench
+    from thinwire.client.compute.order import Done, Order
+    from thinwire.client.compute.site import Site
+    from thinwire.client.owner.limit import Limit
     from thinwire.core.fleet import Delivery
     from thinwire.core.plan import RunPlan
 
@@ -46,6 +52,7 @@ class Job:
     may_stop: bool = True  # whether the deadline may end its training, where the plan allows it
     afterwards: Afterwards = field(default_factory=Afterwards)
     clock: Clock = REAL
+    limit: Limit | None = None  # the owner's
 
     def __post_init__(self) -> None:
         waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s  # it was sent ahead
@@ -86,22 +93,39 @@ class Job:
 
         Who would come late without any training, by the least that encoding and sending ever took, need not hurry: it
         trains for as long as its answer will still count, by half of the versions that it may be behind, since rounds
-        may close before their deadline.
+        may close before their deadline. The owner's limit ends it before, whatever the deadline.
         """
         cohort, deadline_s = self.plan.cohort, self.ask.deadline_s
-        if not (self.plan.local.partial and self.may_stop) or (left_s := self.left_s) is None:
+        if not (self.plan.local.partial and self.may_stop):
             return None
+        limit_s = math.inf if self.limit is None else (1 - MARGIN) * self.limit.left_s
+        if (left_s := self.left_s) is None:
+            return limit_s if math.isfinite(limit_s) else None
         if cohort.late == "fold" and left_s < self.afterwards.least_s(self.ask.codec):
             left_s += LATER * cohort.max_staleness * deadline_s
         asked = sum(part.length for part in self.ask.parts)
         after_s = self.afterwards.lasts_s(self.ask.codec, dense_bytes, asked, self.delivery.download_s)
-        return left_s - MARGIN * deadline_s - after_s
+        return min(limit_s, left_s - MARGIN * deadline_s - after_s)
+
+    def do(self, bench: Bench, order: Order, site: Site, params: Vector, buffers: Vector | None) -> Done:
+        """Have the bench do an order; `CannotAnswer` ("declined") where this device's owner ends it."""
+        try:
+            return bench.do(order, site, params, buffers, self.tell, self._is_over, self.left_s)
+        except Cancelled:
+            if self.limit is None or self.cancelled() or (ended := self.limit.over()) is None:
+                raise
+            raise CannotAnswer("declined", ended.text) from None
+
+    def _is_over(self) -> bool:
+        return self.cancelled() or (self.limit is not None and self.limit.over() is not None)
 
     def tell(self, what: str, done: int, total: int) -> None:
         """A line a second at first, then fewer: one a minute after ten."""
         if what == "measure":
             self.say(f"round {self.ask.round}: measure" if self.ask.kind == "train" else "measure the last model")
             return
+        if self.limit is not None:
+            self.limit.progressed(done, self.plan.local.min_steps if self.plan.local.partial else total)
         now = self.clock.now()
         self._began_at = now if self._began_at is None else self._began_at
         least_s, most_s = SAY_EVERY_S

@@ -16,6 +16,7 @@ from thinwire.client.answering.job import Job
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.order import Done, Order
 from thinwire.client.failures import CannotAnswer
+from thinwire.core import types
 from thinwire.core.types import Ask, ReplyHead, Timings, Vector
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Payload
+
+
+MAX_STEPS = 2**40  # times the batches of a step it is a count that every machine has
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
     ask, local, algorithm = job.ask, job.plan.local, algorithm_of(job.plan)
     layout = carried(algorithm, bench.layout)  # of all that travels
     if ask.layout_digest != bench.layout.digest:
-        raise CannotAnswer("layout-mismatch", "this device's model has other tensors than the run's")
+        raise CannotAnswer("layout-mismatch", exchange.OTHER_TENSORS)
+    if ask.kind == "train":
+        _require_work(ask.work, local.batch)
     shadow = Shadow(layout, job.plan.downlink.codec, state.shadow, state.shadow_version)
     with planned_threads(local.codec_threads or cores()):
         shared = job.take_base(ask, job.delivery.bundle, shadow)
@@ -88,8 +94,8 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
         start = overlap.start(base, state.pending)
         if order.measure:  # what is measured is the version, not where training goes on
             alone, order = replace(order, train=False), replace(order, measure=False)
-            measured = bench.do(alone, site, base, buffers, job.tell, job.cancelled, job.left_s)
-    done = bench.do(order, site, start, buffers, job.tell, job.cancelled, job.left_s)
+            measured = job.do(bench, alone, site, base, buffers)
+    done = job.do(bench, order, site, start, buffers)
     metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
     spent = Timings(
         job.delivery.download_s, job.queue_s, evaluate_s=measured.measure_s + done.measure_s, train_s=done.train_s
@@ -144,6 +150,13 @@ def _encoded(
     payloads, state = encode(change, state, ask.codec, uplink, layout, key, ask.round)
     payloads += behind
     return payloads, replace(state, own=following.moved(payloads, ask.codec)) if following else state
+
+
+def _require_work(asked: types.Work, batch: int) -> None:
+    """`CannotAnswer` for steps and batches that no aggregator asks for: its batches are the plan's, or smaller ones."""
+    if not (1 <= asked.batch <= batch and asked.steps <= MAX_STEPS):
+        said = f"{asked.steps} steps with batches of {asked.batch} examples; the plan has batches of {batch}"
+        raise CannotAnswer("protocol", said)
 
 
 def _local(ask: Ask, plan: RunPlan, algorithm: Algorithm | None) -> Local:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.home import disk_error, private_folder, private_opener, write_atomically
+from thinwire.core.home import disk_error, private_folder, private_opener, require_room, write_atomically
 from thinwire.core.messages import reply_from_json, reply_to_json
 from thinwire.core.types import ReplyHead, Vector
 
@@ -34,6 +34,10 @@ Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
 VECTORS = ("residual", "momentum", "buffers", "shadow", "own")
 FILES = (*VECTORS, "memory", "pending")
+
+
+def no_bytes() -> int:
+    return 0
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,14 @@ class RunState:
 
 
 class RunFolder:
-    """The files of one run. `write` may be replaced by one that does not sync, for simulations."""
+    """The files of one run. `write` may be replaced by one that does not sync, for simulations.
 
-    def __init__(self, folder: Path, write: Write = write_atomically) -> None:
-        self.folder, self._write = folder, write
+    `min_free` gives how many bytes of the disk stay free: a commit that makes the folder larger and would leave less
+    raises `NotWritten`, and one that makes it smaller is always written.
+    """
+
+    def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
+        self.folder, self._write, self._min_free = folder, write, min_free
         self._kept: dict[str, tuple[Arrays, str]] = {}  # file -> what it holds, and its digest
 
     def path(self, entry: Entry) -> Path | None:
@@ -138,6 +146,7 @@ class RunFolder:
     def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Make the state durable, with the bytes of new outbox files; `DataLost` leaves the commit before."""
         private_folder(self.folder)
+        self._require_room(sent_bytes(state) + state.nbytes)
         for file, data in (parts or {}).items():
             self._write(self.folder / file, data)
         raw: dict[str, Any] = {
@@ -159,6 +168,12 @@ class RunFolder:
     def settle(self, state: RunState) -> None:
         """Make a state with fewer answers as durable as the one before it."""
         self.commit(state)
+
+    def _require_room(self, bytes_after: int) -> None:
+        if min_free := self._min_free():
+            held = sum(path.stat().st_size for path in self.folder.iterdir())
+            if bytes_after > held:
+                require_room(self.folder, bytes_after - held, min_free)
 
     def _file(self, name: str, sequence: int, arrays: Arrays) -> dict[str, str]:
         """Write arrays to a file of their own, unless they are there already."""
@@ -210,6 +225,11 @@ class RunFolder:
             for path in self.folder.iterdir():
                 if path.name not in keep:
                     path.unlink(missing_ok=True)
+
+
+def sent_bytes(state: RunState) -> int:
+    """The bytes of all outbox files together."""
+    return sum(entry.head.payload_bytes for entry in state.outbox if entry.file)
 
 
 def _arrays(state: RunState) -> dict[str, Arrays]:

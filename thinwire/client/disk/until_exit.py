@@ -9,10 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from thinwire.client.disk.state import NOT_KNOWN, Entry, RunFolder, RunState, Write, run_folder, write_unsynced
+from thinwire.client.disk.state import (
+    NOT_KNOWN,
+    Entry,
+    RunFolder,
+    RunState,
+    Write,
+    no_bytes,
+    run_folder,
+    sent_bytes,
+    write_unsynced,
+)
 from thinwire.core.home import private_folder, write_atomically
 
 MARK = "held.json"
@@ -22,8 +32,8 @@ AHEAD = 64  # numbers that one mark allows: one durable write for so many rounds
 class WaitingFolder(RunFolder):
     """Law: after a kill, `load` gives what was saved last if nothing was held since, else zero state above the mark."""
 
-    def __init__(self, folder: Path, write: Write = write_atomically) -> None:
-        super().__init__(folder, write)
+    def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
+        super().__init__(folder, write, min_free)
         self._held: RunState | None = None
         self._below = -1  # the highest sequence that the mark on disk allows
 
@@ -45,6 +55,7 @@ class WaitingFolder(RunFolder):
             below = state.sequence + AHEAD
             self._write(self.folder / MARK, json.dumps({"below": below}).encode())
             self._below = below
+        self._require_room(sent_bytes(state))
         for file, data in (parts or {}).items():
             write_unsynced(self.folder / file, data)
         settled = _files(self._held.outbox if self._held else ()) - _files(state.outbox)
@@ -70,8 +81,10 @@ class WaitingFolder(RunFolder):
         self._held, self._below = None, -1
 
 
-def waiting_folder(folder: Path, run: str, write: Write = write_atomically) -> WaitingFolder:
-    return WaitingFolder(run_folder(folder, run).folder, write)
+def waiting_folder(
+    folder: Path, run: str, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes
+) -> WaitingFolder:
+    return WaitingFolder(run_folder(folder, run).folder, write, min_free)
 
 
 def _files(outbox: tuple[Entry, ...]) -> set[str]:

@@ -8,15 +8,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from thinwire.client.compute.clock import Clock
 from thinwire.client.disk.plans import Plans
 from thinwire.client.disk.state import Write
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.owner import metered
 from thinwire.client.owner.day import Day, DayFile, believed, key_of
+from thinwire.client.owner.limit import Limit
 from thinwire.client.owner.rules import Facts, decide
 from thinwire.client.policy import Kind, Policy
 from thinwire.core.errors import DataLost
-from thinwire.core.home import write_atomically
+from thinwire.core.home import MB, write_atomically
 from thinwire.core.types import Ask
 
 CARRIES: frozenset[str] = (
@@ -47,6 +49,7 @@ class Gate:
         write: Write = write_atomically,
     ) -> None:
         self._skew_s, self._lock = skew_s, threading.Lock()
+        self._owned = policy is not None  # a simulated device has no owner, and nothing ends its work
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
         self.plans = Plans(folder / "plans" if folder else None, write)
         self._file = DayFile(folder, write) if folder else None
@@ -54,7 +57,17 @@ class Gate:
     def renew(self, policy: Policy) -> None:
         """From the next ask on; what was let in goes on, and what was counted stays counted."""
         with self._lock:
-            self.policy = policy
+            self.policy, self._owned = policy, True
+
+    @property
+    def min_free_bytes(self) -> int:
+        """How much of the disk downloads and answers leave free."""
+        return self.policy.min_free_disk_mb * MB if self._owned else 0
+
+    def limit(self, clock: Clock) -> Limit | None:
+        """The owner's end of work that begins now, by the policy of now; None where there is no owner."""
+        with self._lock:
+            return Limit(self.policy, clock, self._now) if self._owned else None
 
     def allows(self, kind: Kind) -> bool:
         """Whether the owner lets this be done at all, also as a part of something else."""

@@ -151,7 +151,7 @@ def _hours(ask: _Ask) -> Declined | None:
         return Declined("hours", ask.facts.no_clock or "the time is not known")
     if not ask.policy.is_open(ask.facts.now.time()):
         begin, _ = ask.policy.span
-        again_s = _until(ask.facts.now, begin)
+        again_s = until(ask.facts.now, begin)
         return Declined("hours", f"work begins within {ask.policy.hours} of this device's time", again_s)
     return None
 
@@ -163,11 +163,11 @@ def _rounds_a_day(ask: _Ask) -> Declined | None:
     if facts.let_in is None or facts.now is None:
         return Declined("rounds_a_day", facts.no_counts or facts.no_clock or "what was done today is not known")
     if facts.let_in >= most:
-        return Declined("rounds_a_day", f"the {most} of today are used up", _until(facts.now, time.min))
+        return Declined("rounds_a_day", f"the {most} of today are used up", until(facts.now, time.min))
     return None
 
 
-def _until(now: datetime, at: time) -> int:
+def until(now: datetime, at: time) -> int:
     """Whole seconds until this time of day comes next, by a clock that nobody puts forward or back meanwhile."""
     next_one = datetime.combine(now.date(), at, now.tzinfo)
     if next_one <= now:

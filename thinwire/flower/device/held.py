@@ -59,7 +59,7 @@ class Held:
             raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
         with self._lock:
             for ask_id in ask_ids:
-                self._held.pop(ask_id, None)
-                self._withdrawn[ask_id] = None
+                if self._held.pop(ask_id, None) is not None:  # of others an aggregator has nothing to say
+                    self._withdrawn[ask_id] = None
             while len(self._withdrawn) > REMEMBERED:
                 self._withdrawn.popitem(last=False)

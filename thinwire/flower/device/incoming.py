@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from thinwire.core.errors import Unreachable
-from thinwire.core.home import disk_error, private_folder
+from thinwire.core.home import disk_error, private_folder, require_room
 from thinwire.core.types import Part
 from thinwire.flower.wire.framing import etag
 
@@ -30,8 +30,9 @@ Get = Callable[[int, str], AbstractContextManager[http.client.HTTPResponse]]  # 
 class Incoming:
     """The downloads of one device. One thread calls it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = private_folder(folder)
+    def __init__(self, folder: Path, min_free: Callable[[], int] = lambda: 0) -> None:
+        """`min_free` gives how many bytes of the disk stay free: a download that would leave less is not begun."""
+        self._folder, self._min_free = private_folder(folder), min_free
         for path in self._paths():
             if path.suffix:  # delivered to a process that has ended: the ask is given again
                 os.replace(path, path.with_suffix(""))
@@ -40,6 +41,7 @@ class Incoming:
     def take(self, parts: Sequence[Part], answer: http.client.HTTPResponse) -> Path:
         """Small parts that came with their ask."""
         path = self._delivered(parts)
+        require_room(self._folder, sum(part.length for part in parts), self._min_free())
         try:
             with _Growing(path, parts) as growing:
                 growing.take(answer)
@@ -60,6 +62,7 @@ class Incoming:
         """
         path = self._folder / _tag(parts)
         self._forget(KEPT)
+        require_room(self._folder, sum(part.length for part in parts) - self.size(parts), self._min_free())
         with _Growing(path, parts) as growing:
             growing.check()
             if growing.size < growing.length:

@@ -38,6 +38,8 @@ from thinwire.flower.wire.refusals import Refusal
 from thinwire.flower.wire.routes import LEAVE, PULL, PUSH
 from thinwire.flower.wire.signing import Signer
 
+MAX_CONTROL_BYTES = 64 * 2**10  # of what is said beside an assignment: some of the ids that the pull named
+MAX_HELD = 64  # assignments: a run has one for each round of its overlap, at most 17
 POLL_JITTER = 0.1  # of a pull's wait: devices that came together do not go on asking together
 
 
@@ -48,7 +50,7 @@ class FlowerLink:
     link tells the aggregator which asks it holds: one is given again until it arrived whole, and not after. After the
     aggregator was restarted it says hello again by itself. A large ask that is not wanted is delivered without its
     parts: it will be declined, and they would have come for nothing. One that this disk cannot take is delivered so
-    too, with the error: nobody need wait for an answer to it.
+    too, with the error: nobody need wait for an answer to it. `min_free`: bytes of the disk that downloads leave free.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class FlowerLink:
         look_s: float = LOOK_S,
         is_moved: Callable[[Line], bool] = lambda line: moved(line.sock),
         is_wanted: Callable[[Ask], bool] = lambda ask: True,
+        min_free: Callable[[], int] = lambda: 0,
     ) -> None:
         address = Address.parse(url)
         if address.tls != (trust is not None):
@@ -80,7 +83,7 @@ class FlowerLink:
             Connection(address, signer, self.clock, lambda: self._greeting.trust, look_s=look_s, moved=is_moved)
             for _ in range(2)
         )
-        self._incoming = Incoming(folder / "downloads")
+        self._incoming = Incoming(folder / "downloads", min_free)
         self._outgoing = Outgoing(self._pushing, self._pause)
         self._ending = threading.Event()
         self._hello: Hello | None = None
@@ -148,10 +151,15 @@ class FlowerLink:
         said = {"process": self._said().process, "wait_s": wait_s, "held": held}
         wanted = json.dumps(said, separators=(",", ":"))
         with self._pulling.made(Call("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
-            self._held.withdraw(block_of(answer, MAX_HEAD_BYTES))
+            self._held.withdraw(block_of(answer, MAX_CONTROL_BYTES))
             began = time.monotonic()
             data = block_of(answer, MAX_HEAD_BYTES)
             ask = ask_from_bytes(data) if data else None
+            if ask and ask.ask_id not in held and len(held) >= MAX_HELD:
+                raise Unreachable(
+                    f"the aggregator sends more than {MAX_HELD} assignments at once",
+                    why="each takes memory and disk until it is answered",
+                )
             length = sum(part.length for part in ask.parts) if ask else 0
             bundle, error = None, None
             try:

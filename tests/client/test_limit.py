@@ -1,0 +1,118 @@
+"""Work that a device's owner ends: by the clock, by what its steps will take, and with the hours."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.gated import NOON, Device
+from tests.client.small import cross_entropy
+from thinwire.client.compute.clock import Clock
+from thinwire.client.owner.limit import Limit
+from thinwire.client.policy import Policy
+from thinwire.core.types import Failure, ReplyHead, Work
+
+
+class Hour:
+    """A clock and a time of day that go on together."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def local(self) -> datetime:
+        return NOON + timedelta(seconds=self.seconds - 100.0)
+
+    def limit(self, **policy: Any) -> Limit:
+        return Limit(Policy(**policy), Clock(lambda: self.seconds), self.local)
+
+
+def test_work_ends_after_the_minutes_that_are_allowed() -> None:
+    hour = Hour()
+    limit = hour.limit(max_assignment_minutes=2)
+    hour.seconds += 119.9
+    assert limit.over() is None
+    hour.seconds += 0.1
+    ended = limit.over()
+    assert ended is not None
+    assert ended.text == "max_assignment_minutes: stopped after 2 minutes, the most that is allowed here"
+    hour.seconds = 100.0
+    assert limit.over() == ended
+
+
+def test_work_ends_with_the_hours_and_says_when_they_begin_again() -> None:
+    hour = Hour()
+    limit = hour.limit(max_assignment_minutes=0, hours="11:00-13:00")
+    assert limit.left_s == 3600
+    hour.seconds += 3600
+    ended = limit.over()
+    assert ended is not None
+    assert ended.text == (
+        "hours: hours_end_work = true: work ends with 11:00-13:00 of this device's time (again in 79200 s)"
+    )
+    assert hour.limit(max_assignment_minutes=0, hours="11:00-13:00", hours_end_work=False).over() is None
+
+
+def test_steps_that_would_take_far_too_long_are_declined_after_a_sample_of_them() -> None:
+    hour = Hour()
+    limit = hour.limit(max_assignment_minutes=120)
+    for done in range(1, 40):
+        assert limit.over() is None
+        limit.progressed(done, 10**12)
+        hour.seconds += 1.0
+        if limit.over() is not None:
+            break
+    ended = limit.over()
+    assert ended is not None
+    assert hour.seconds <= 132.0
+    assert ended.text.startswith("max_assignment_minutes: 1,000,000,000,000 steps would take 16,666,666,667 minutes")
+
+
+@pytest.mark.parametrize("steps", [0, 7200, 2 * 7200])
+def test_steps_that_may_be_done_in_time_are_not(steps: int) -> None:
+    hour = Hour()
+    limit = hour.limit(max_assignment_minutes=120)
+    for done in range(1, 100):
+        limit.progressed(done, steps)
+        hour.seconds += 1.0
+    assert limit.over() is None
+
+
+def test_training_is_stopped_by_the_clock_whatever_its_steps(tmp_path: Path) -> None:
+    device = Device(tmp_path, Policy(max_assignment_minutes=0.003))
+    assert device.rule(1, work=Work(10**12, 8)) == "max_assignment_minutes"
+    device.gate.renew(Policy())
+    assert isinstance(device.ask(2), ReplyHead)
+
+
+def test_work_under_way_ends_with_the_hours(tmp_path: Path) -> None:
+    device = Device(tmp_path, Policy(hours="11:00-13:00"))
+    steps: list[datetime] = []
+
+    def loss(model: Any, batch: Any) -> Any:
+        steps.append(device.at)
+        device.at += timedelta(minutes=7)
+        return cross_entropy(model, batch)
+
+    device.session.bench.task.module.loss = loss  # type: ignore[attr-defined]  # the bench of a test is one that is here
+    assert device.rule(1, work=Work(10**6, 8)) == "hours"
+    assert max(steps) < NOON + timedelta(hours=1)
+
+
+def test_with_partial_work_what_was_done_by_then_is_sent(tmp_path: Path) -> None:
+    device = Device(tmp_path, Policy(max_assignment_minutes=0.005), text="partial = true")
+    head = device.ask(1, work=Work(10**12, 8))
+    assert isinstance(head, ReplyHead)
+    assert 0 < head.steps < 10**12 == head.planned
+    assert head.parts
+
+
+@pytest.mark.parametrize(("asked", "batch"), [(2**41, 8), (3, 9), (3, 0), (3, 10**12)])
+def test_work_that_no_aggregator_asks_for_is_refused(tmp_path: Path, asked: int, batch: int) -> None:
+    device = Device(tmp_path, Policy())
+    failure = device.ask(1, work=Work(asked, batch))
+    assert isinstance(failure, Failure)
+    assert (failure.kind, str(batch) in failure.text) == ("protocol", True)
+    assert isinstance(device.ask(2, work=Work(3, 4)), ReplyHead)

@@ -1,0 +1,213 @@
+"""An aggregator that asks too much of a device: it is told so, and the next honest assignment is done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.small import Aggregator, plan_of, task_of
+from tests.fleet_words import answer, envelope, hello, polled, pulled
+from tests.flower.callers import tls_place
+from tests.flower.doubles import Place, place
+from thinwire.client.answering.exchange import require_parts
+from thinwire.client.bench import Here
+from thinwire.client.disk.state import Entry, RunFolder, RunState
+from thinwire.client.disk.until_exit import WaitingFolder
+from thinwire.client.failures import CannotAnswer
+from thinwire.client.owner.gate import Gate
+from thinwire.client.policy import Policy
+from thinwire.client.service import serve, wanted
+from thinwire.core.errors import BadPayload, NotWritten, Unreachable
+from thinwire.core.fleet import Delivery, Envelope, NodeJoined
+from thinwire.core.layout import Layout
+from thinwire.core.messages import ask_from_bytes, ask_to_bytes
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, Work
+from thinwire.flower.device.incoming import Incoming
+from thinwire.flower.device.transport import MAX_HELD
+from thinwire.store import FileSpool
+
+Answered: Any = ReplyHead | Failure
+HUGE = 2_800_000_000
+LITTLE = 60_000  # bytes: a hello, an assignment and their TLS handshake
+
+
+class Attacked:
+    """A device that serves in a thread, and an aggregator whose assignments are written by hand."""
+
+    def __init__(self, here: Place, policy: Policy, plan: str = "") -> None:
+        self.here, self.said, self.stop = here, list[str](), threading.Event()
+        task = Here(task_of())
+        self.honest, self.folder = Aggregator(here.folder / "asks", task.task, plan_of(plan)), here.folder / "device"
+        self.folder.mkdir()
+        self.gate = gate = Gate(policy, self.folder)
+        link = here.link("pi-1", is_wanted=wanted(gate, [task]), min_free=lambda: gate.min_free_bytes)
+        self.downloads = here.folder / "clients" / "pi-1" / "downloads"
+        said: dict[str, Any] = {"say": self.said.append, "stop": self.stop, "gate": gate}
+        self.thread = threading.Thread(target=serve, args=(link, [task], self.folder, "pi-1"), kwargs=said)
+        self.thread.start()
+        polled(here.fleet, NodeJoined)
+
+    def ask(self, delivery: Delivery, *parts: Part, **changed: Any) -> ReplyHead | Failure:
+        """What comes back for an assignment with these parts, which lie in a file of holes."""
+        ask, bundle = replace(delivery.ask, **changed), delivery.bundle
+        if parts:
+            ask, bundle = replace(ask, parts=parts), self.here.folder / "bundle"
+            with bundle.open("wb") as file:
+                file.truncate(sum(part.length for part in parts))
+        self.here.fleet.send([Envelope("pi-1", ask, bundle)])
+        answered: ReplyHead | Failure = polled(self.here.fleet, Answered, lambda arrival: arrival.ask_id == ask.ask_id)
+        return answered
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    spool = {"spool": lambda: FileSpool(tmp_path / "spool")}
+    with tls_place(tmp_path) if request.param == "tls" else place(tmp_path, **spool) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def attacked(here: Place, policy: Policy | None = None, plan: str = "") -> Iterator[Attacked]:
+    made = Attacked(here, policy or Policy(), plan)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def zeros(name: str, length: int) -> Part:
+    return Part(name, length, "0" * 64)
+
+
+def refused(answered: ReplyHead | Failure) -> tuple[str, str]:
+    assert isinstance(answered, Failure), answered
+    assert answered.transfer is not None
+    assert (answered.transfer.sent_bytes or 0) < LITTLE, "some of it was fetched"
+    return answered.kind, answered.text
+
+
+def test_a_model_of_gigabytes_is_refused_before_its_first_byte(here: Place) -> None:
+    with attacked(here) as device:
+        honest = device.honest.ask
+        kind, text = refused(device.ask(honest(1), zeros("full/0", HUGE)))
+        assert (kind, text) == (
+            "protocol", "part full/0 of 2,800,000,000 bytes is announced; this layout needs at most 84"
+        )  # fmt: skip
+        assert not list(device.downloads.iterdir())
+        many = [zeros(f"full/{n}", HUGE) for n in range(3)]
+        assert refused(device.ask(honest(2), *many, kind="evaluate"))[0] == "protocol"
+        assert refused(device.ask(honest(3), zeros("buffers", HUGE)))[0] == "protocol", "this model has none"
+        assert refused(device.ask(honest(4), zeros("1/0", HUGE)))[0] == "protocol", "its downlink sends no changes"
+        assert refused(device.ask(honest(5), zeros("full/0", HUGE), kind="init"))[0] == "protocol"
+        assert refused(device.ask(honest(6), zeros("full/0", HUGE), layout_digest="0" * 64))[0] == "layout-mismatch"
+        assert refused(device.ask(honest(7), zeros("full/0", HUGE), task="other"))[0] == "task-missing"
+        assert isinstance(device.ask(honest(8)), ReplyHead)
+
+
+def test_a_million_million_steps_end_at_the_owners_limit(here: Place) -> None:
+    with attacked(here, Policy(max_assignment_minutes=0.003)) as device:
+        failure = device.ask(device.honest.ask(1, work=Work(10**12, 8)))
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
+        device.gate.renew(Policy())
+        assert isinstance(device.ask(device.honest.ask(2)), ReplyHead)
+
+
+def test_so_are_batches_that_no_memory_holds_and_plans_with_more_than_a_device_counts(here: Place) -> None:
+    with attacked(here) as device:
+        plan, ask = device.honest.plan.to_json(), device.honest.ask
+        failure = device.ask(ask(1, work=Work(3, 10**12)))
+        assert isinstance(failure, Failure)
+        assert failure.kind == "protocol"
+        for number, key in enumerate(("batch", "accumulate"), 2):
+            wide = {**plan, "local": {**plan["local"], key: 10**12}}
+            failure = device.ask(ask(number, plan=wide))
+            assert isinstance(failure, Failure)
+            assert (failure.kind, failure.text.partition(":")[0], key in failure.text) == ("declined", "plan", True)
+        assert isinstance(device.ask(ask(9)), ReplyHead)
+
+
+def test_assignments_without_end_are_not_taken_in_while_the_first_ones_wait(here: Place) -> None:
+    link = here.link("pi-1")
+    link.hello(hello("pi-1"))
+    here.fleet.send([envelope("pi-1", f"ask-{n}") for n in range(MAX_HELD + 1)])
+    for n in range(MAX_HELD):
+        assert pulled(link).ask.ask_id == f"ask-{n}"
+    with pytest.raises(Unreachable, match="more than 64 assignments at once"):
+        link.pull(5.0)
+    link.push(Failure("task-error", "", "ask-0"))
+    assert pulled(link).ask.ask_id == f"ask-{MAX_HELD}"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("ask_id", "a" * 1025), ("run", "r" * 10**6), ("base_digest", "x\n"), ("round", -1), ("deadline_s", 1e999),
+     ("base_version", 10**30), ("deadline_s", -1.0)],
+)  # fmt: skip
+def test_an_assignment_whose_names_and_numbers_cannot_be_is_not_read(field: str, value: Any) -> None:
+    raw = {**json.loads(ask_to_bytes(envelope("pi-1", "ask-1").ask)), field: value}
+    with pytest.raises(BadPayload):
+        ask_from_bytes(json.dumps(raw).encode())
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "said"),
+    [(1001, 60, "1001 parts are announced"), (1000, 60, "parts of 60,000 bytes in all"), (1, 400, "part 1/0 of 400")],
+)
+def test_changes_are_never_longer_together_than_the_model(count: int, length: int, said: str) -> None:
+    layout = Layout.of({"w": (20,)})
+    plan = plan_of('[downlink]\ncodec = "topk(0.5) > fp16"\nlog_rounds = 999')
+    parts = tuple(zeros(f"{version}/0", length) for version in range(1, count + 1))
+    ask = Ask("a-1", "small-1", "small", "train", plan.to_json(), layout_digest=layout.digest, parts=parts)
+    with pytest.raises(CannotAnswer, match=said):
+        require_parts(ask, plan, layout)
+    require_parts(replace(ask, parts=(zeros("1/0", 60), zeros("2/0", 40))), plan, layout)
+    require_parts(replace(ask, parts=()), plan, layout)
+
+
+def test_a_disk_that_would_be_too_full_takes_no_model_and_no_answer(here: Place) -> None:
+    """Its owner keeps more free than there is: said with the key, and over as soon as there is room."""
+    with attacked(here, Policy(min_free_disk_mb=2**40)) as device:
+        kind, text = refused(device.ask(device.honest.ask(1)))
+        assert kind == "disk"
+        assert text.startswith(f"min_free_disk_mb = {2**40}: ")
+        device.gate.renew(Policy(min_free_disk_mb=0))
+        assert isinstance(device.ask(device.honest.ask(2)), ReplyHead)
+
+
+def test_a_download_that_would_fill_the_disk_is_not_begun(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    incoming = Incoming(tmp_path / "downloads", lambda: free - 10**9)
+    with pytest.raises(NotWritten, match="min_free_disk_mb"):
+        incoming.fetch([zeros("full/0", HUGE)], lambda start, tag: pytest.fail("it was asked for"))
+    assert not list((tmp_path / "downloads").iterdir())
+
+
+@pytest.mark.parametrize("folder", [RunFolder, WaitingFolder])
+def test_an_answer_that_would_fill_the_disk_is_not_kept_and_what_makes_room_is(tmp_path: Path, folder: Any) -> None:
+    min_free, data = [0], b"frames"
+    kept = folder(tmp_path, min_free=lambda: min_free[0])
+    head = answer("pi-1", "a-1", 1, data)
+    one, none = RunState(1, outbox=(Entry(head, 1, "1.parts"),)), RunState(1)
+    write = kept.hold if folder is WaitingFolder else kept.commit
+    write(one, {"1.parts": data})
+    two = RunState(2, outbox=(*one.outbox, Entry(answer("pi-1", "a-2", 2, data * 1000), 2, "2.parts")))
+    min_free[0] = 2**60
+    with pytest.raises(NotWritten, match="min_free_disk_mb"):
+        write(two, {"2.parts": data * 1000})
+    assert not (tmp_path / "2.parts").exists()
+    kept.settle(none)
+    assert not (tmp_path / "1.parts").exists()

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,22 @@ def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def end_abandoned(home: Path | None) -> None:
+    """Close the runs whose own process has died, so that what is shown of them is so; what cannot be changed stays."""
+    from thinwire.core.errors import ThinwireError
+
+    place = aggregator_home(home)
+    if not place.database.exists():
+        return
+    with opened(home) as store:
+        if not store.owned():
+            return
+    from thinwire.server.driving.ending import end_abandoned as ended
+
+    with suppress(ThinwireError), opened(home, read_only=False) as store:
+        ended(store, place)
 
 
 @contextmanager

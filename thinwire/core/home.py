@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -78,6 +79,10 @@ class AggregatorHome:
     def sweeps(self) -> Path:
         """One folder a group of simulated runs."""
         return self.root / SWEEPS
+
+    def owner(self, run_id: str) -> Path:
+        """The lock that the process holds which simulates this run or hands it over; no backup has it."""
+        return self.root / "runs" / run_id / ".owner"
 
     def run(self, run_id: str) -> Path:
         return private_folder(self.root / "runs" / run_id)
@@ -230,6 +235,29 @@ def lock_file(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def own(path: Path) -> Iterator[None]:
+    """Hold a new lock file, which is seen only when it is held. It stays where the block raises, and then nobody holds
+    it: like that of a process that died.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    with lock_file(draft) as descriptor:
+        write_about(descriptor, {"host": socket.gethostname()})
+        os.replace(draft, path)
+        yield
+        path.unlink(missing_ok=True)
+
+
+def dead_owner(path: Path) -> str | None:
+    """The process that made this lock file and has died; None while it lives, and where nothing says that it died:
+    without a file, and for a process of another machine, whose locks may not be seen here.
+    """
+    about = _read(path)
+    if about.get("host") != socket.gethostname() or holder(path) is not None:
+        return None
+    return f"process {about.get('pid')}"
 
 
 def write_about(descriptor: int, about: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from thinwire.core.events import AskTakenUp, DeviceJoined, DeviceLeft, DeviceTol
 from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
 from thinwire.core.home import AggregatorHome
 from thinwire.core.types import ReplyHead
-from thinwire.server.driving.ending import close_undriven
+from thinwire.server.driving.ending import close_undriven, end_abandoned
 from thinwire.server.driving.farewells import Farewells
 from thinwire.server.driving.running import POLL_S, StopOrder
 from thinwire.server.orders import Orders
@@ -25,6 +25,7 @@ from thinwire.server.run import drive
 from thinwire.store import Order, Store
 
 NOTED_S = 1.0  # for so long what decides nothing may wait to be written
+LOOKED_S = 5.0  # how often it is looked whether processes of simulations live
 
 
 class NotedFleet:
@@ -33,9 +34,12 @@ class NotedFleet:
     is answered at the poll after the one that told of it, when all that followed from it is recorded.
     """
 
-    def __init__(self, fleet: Fleet, store: Store, clock: Clock, orders: Orders) -> None:
+    def __init__(
+        self, fleet: Fleet, store: Store, clock: Clock, orders: Orders, home: AggregatorHome | None = None
+    ) -> None:
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._told: list[Order] = []
+        self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # on the clock: when what devices have taken up was written last
         self.driven = ""  # the run whose driver polls
         self.farewells = Farewells(fleet, store, clock)
@@ -51,6 +55,7 @@ class NotedFleet:
     def poll(self, wait_s: float) -> list[Arrival]:
         self._revoke()
         self._stop_queued()
+        self._end_abandoned()
         arrivals = list(self._fleet.poll(0.0 if self._told else wait_s))
         for arrival in arrivals:
             if isinstance(arrival, NodeJoined):
@@ -87,10 +92,19 @@ class NotedFleet:
         """A run that is to stop before its turn has come never begins."""
         for run_id in self._orders.runs_to_stop():
             row = self._store.run(run_id)
+            if row.status in ("done", "failed", "stopped"):
+                self._orders.stop_run(run_id)  # it was over before anybody read the order
             if row.status == "queued" and row.source == "devices" and run_id != self.driven:
                 said = "stopped by a person before it began"
                 close_undriven(self._store, run_id, RunStatusChanged(self._clock.wall(), "stopped", said, 10))
                 self._orders.stop_run(run_id)
+
+    def _end_abandoned(self) -> None:
+        """Look for runs whose own process died; what a full disk does not take is tried again the next time."""
+        if self._home is not None and self._clock.now() - self._looked_at >= LOOKED_S:
+            self._looked_at = self._clock.now()
+            with contextlib.suppress(NotWritten):
+                end_abandoned(self._store, self._home)
 
     def _revoke(self) -> None:
         for order in self._told:
@@ -116,7 +130,7 @@ def serve(
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
     orders, presence = Orders(store), Presence()
-    noted = NotedFleet(fleet, store, clock, orders)
+    noted = NotedFleet(fleet, store, clock, orders, home)
 
     def undriven(run_id: str, said: str, exit_code: int) -> None:
         """Its driver has not ended it, nor told anybody."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Literal
@@ -15,7 +16,7 @@ from thinwire.core.check import DeviceTimes
 from thinwire.core.errors import PlanError
 from thinwire.core.events import Event, RunStatusChanged
 from thinwire.core.fleet import TaskReport
-from thinwire.core.home import AggregatorHome
+from thinwire.core.home import AggregatorHome, own
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Vector
@@ -38,11 +39,13 @@ def submit(
     counters: Mapping[str, int],
     report: TaskReport,
     source: Literal["devices", "sim"] = "devices",
+    owned: contextlib.ExitStack | None = None,
 ) -> str:
     """Check everything, store the first model and queue the run; gives its id. With [run] init = "device" there is no
     first model yet, and of what is given only the layout counts.
 
-    A crash in between leaves a row that is still `preparing`: it is never begun.
+    A crash in between leaves a row that is still `preparing`: it is never begun, and `end_abandoned` closes it. `owned`
+    is for who drives the run here: it holds the run's lock for as long as that takes.
     """
     found = plan.check(codecs)
     if not found and source == "devices":
@@ -60,13 +63,15 @@ def submit(
         )
     if plan.run.init != "device":
         require_values(params)
-    run_id = store.create_run(plan.run.task, plan, layout, report, source=source)
-    now = time.time()
-    stored = list[Event]()
-    if plan.run.init != "device":
-        first = np.concatenate([params, np.zeros(travels.size - layout.size, np.float32)])
-        stored.append(Versions(home.run(run_id), travels, home.durable).write(0, first, buffers, counters, now))
-    store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")])
+    with contextlib.ExitStack() as meanwhile:
+        run_id = store.create_run(plan.run.task, plan, layout, report, source=source)
+        folder, now = home.run(run_id), time.time()
+        (owned or meanwhile).enter_context(own(home.owner(run_id)))
+        stored = list[Event]()
+        if plan.run.init != "device":
+            first = np.concatenate([params, np.zeros(travels.size - layout.size, np.float32)])
+            stored.append(Versions(folder, travels, home.durable).write(0, first, buffers, counters, now))
+        store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")])
     return run_id
 
 

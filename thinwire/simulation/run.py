@@ -23,6 +23,8 @@ from thinwire.core.events import Event
 from thinwire.core.home import AggregatorHome
 from thinwire.core.plan import RunPlan
 from thinwire.server.cohort import missing
+from thinwire.server.driving.running import StopOrder
+from thinwire.server.orders import Orders
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation.clients import Answering, InTurn, SimulatedClients
@@ -176,20 +178,26 @@ def run_sim(
         )
     require_same(plan, task)
     require_own_loop(plan, task)
-    with _work_folder() as folder:
+    with _work_folder() as folder, contextlib.ExitStack() as stack:
         crowd = Crowd(folder, site, clients, debug, tuple(step_s))
         require_enough(plan, crowd)
         made = first or initial_model(task, plan.run.seed)
+        orders = Orders(store)
         run_id = submit(
-            store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
-        )
+            store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
+            owned=stack,
+        )  # fmt: skip
         on_begin(run_id)
+
+        def stop() -> StopOrder:
+            return "run" if orders.stop_run(run_id) else None
+
         clock = VirtualClock(origin=float(int(time.time())))  # a whole second: fractions would round times differently
         fleet = LocalFleet(HeldSpool(folder / "spool"), clock)
         with store.gathering(run_id), answering(task, crowd, processes, spec) as workers:
             patient = plan.cohort.deadline_s == "auto" and not step_s
             fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient).step
-            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=on_event)
+            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event)
     return run_id
 
 

@@ -44,6 +44,13 @@ def line(database: Database, most: int | None = None) -> list[RunRow]:
     return [_run(found) for found in _all(database, wanted)]
 
 
+def owned(database: Database) -> list[RunRow]:
+    """The runs that no aggregator goes on with: simulated ones that are not over, and those not in the queue yet."""
+    going = Run.status.in_(("queued", "waiting", "running")) & (Run.source == "sim")
+    wanted = _columns(Run, RunRow).where(going | (Run.status == "preparing"))
+    return [_run(found) for found in _all(database, wanted.order_by(Run.number))]
+
+
 def ended_since(database: Database, since: float) -> list[RunRow]:
     """The runs on devices that are over since a moment (wall-clock), oldest first."""
     over = Run.status.in_(("done", "failed", "stopped")) & (Run.source == "devices") & (Run.finished_at >= since)

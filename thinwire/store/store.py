@@ -160,6 +160,10 @@ class Store:
         """The run to serve now: the first of `line`."""
         return next(iter(repository.line(self._database, most=1)), None)
 
+    def owned(self) -> list[RunRow]:
+        """The runs that a process of their own simulates or hands over, as far as they are not over."""
+        return repository.owned(self._database)
+
     def line(self) -> list[RunRow]:
         """The runs on devices in the order in which they are served: a begun one, then the queue, oldest first."""
         return repository.line(self._database)

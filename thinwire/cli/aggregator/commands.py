@@ -72,11 +72,12 @@ def status(
     """Say where the aggregator is, who is there and what is going on."""
     from thinwire.cli.aggregator.serving import login_url
     from thinwire.cli.devices.shown import counts_as
-    from thinwire.cli.places import again, opened, require_alive
+    from thinwire.cli.places import again, end_abandoned, opened, require_alive
     from thinwire.cli.runs.commands import standing
     from thinwire.store.queue import behind
 
     about = require_alive(home)
+    end_abandoned(home)
     with opened(home, read_only=not login) as store:
         devices = list(store.devices())
         going = [row for row in store.runs() if row.status in ("running", "waiting")]

@@ -27,10 +27,11 @@ OVER = ("done", "failed", "stopped")
 @app.command(name="list")
 def list_(json: Json = False, home: Home = None) -> None:
     """List all runs, the newest first, and the groups of simulated runs."""
-    from thinwire.cli.places import again, aggregator_home, opened
+    from thinwire.cli.places import again, aggregator_home, end_abandoned, opened
     from thinwire.cli.runs.shown import run_summary
     from thinwire.store.groups import groups
 
+    end_abandoned(home)
     if not aggregator_home(home).database.exists():
         rows: list[RunRow] = []
     else:
@@ -75,10 +76,11 @@ def show(
     home: Home = None,
 ) -> None:
     """Show one run, round by round."""
-    from thinwire.cli.places import opened
+    from thinwire.cli.places import end_abandoned, opened
     from thinwire.cli.runs import why as reasons
     from thinwire.cli.runs.shown import run_document
 
+    end_abandoned(home)
     with opened(home) as store:
         if json:
             more = reasons.document(reasons.whys(store, store.run(run_id))) if why else {}
@@ -169,9 +171,10 @@ def _round(r: RoundRow) -> tuple[str, ...]:
 @app.command()
 def watch(run_id: RunId = "latest", home: Home = None) -> None:
     """Follow a run to its end; the exit code is the run's. Ctrl-C ends the watching, not the run."""
-    from thinwire.cli.places import opened
+    from thinwire.cli.places import end_abandoned, opened
     from thinwire.cli.runs.follow import follow
 
+    end_abandoned(home)
     with opened(home) as store:
         row = store.run(run_id)
         raise typer.Exit(follow(store, row.run_id, home, watch_aggregator=row.source == "devices"))
@@ -212,14 +215,16 @@ def model(
 @app.command()
 def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
     """Stop a run for good; its models stay."""
-    from thinwire.cli.places import known
+    from thinwire.cli.places import end_abandoned, known
     from thinwire.cli.waiting import until
 
+    end_abandoned(home)
     with known(home, read_only=False, what="runs") as store:
         row = store.run(run_id)
         if row.status not in OVER:
             store.order("stop-run", row.run_id)
-            until(lambda: store.run(row.run_id).status in OVER, STOP_WAIT_S)
+            if not until(lambda: store.run(row.run_id).status in OVER, STOP_WAIT_S) and _nobody_serves(row):
+                _stop_here(store, row.run_id)
         row = store.run(row.run_id)
     if json:
         say.document({"run_id": row.run_id, "status": row.status})
@@ -227,3 +232,21 @@ def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
         say.line(f"{row.run_id} {standing(row)}")
     else:
         say.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")
+
+
+def _nobody_serves(row: RunRow) -> bool:
+    """Whether no aggregator, now or later, carries an order about this run out."""
+    return row.source == "sim" or row.status == "preparing"
+
+
+def _stop_here(store: Store, run_id: str) -> None:
+    """Close a run whose own process does not answer: it may have died on another machine. A person says so."""
+    import time
+
+    from thinwire.core.events import RunStatusChanged
+    from thinwire.server.driving.ending import close_undriven
+    from thinwire.server.orders import Orders
+
+    said = "stopped by a person; the process that simulated it or handed it over did not answer"
+    close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))
+    Orders(store).stop_run(run_id)

@@ -76,13 +76,14 @@ def _require_measured(metric: str, cells: Sequence[Cell]) -> None:
 
 
 def _cells(ids: list[str], group: str | None, home: Path | None) -> Sequence[Cell]:
-    from thinwire.cli.places import aggregator_home, opened
+    from thinwire.cli.places import aggregator_home, end_abandoned, opened
     from thinwire.store.cells import Cell, Cells, Made
 
     if bool(ids) == bool(group):
         raise typer.BadParameter("name either runs (thinwire runs compare ID ID) or one --group")
     if group:
         return list(Cells.named(aggregator_home(home).sweeps, group).found().values())
+    end_abandoned(home)
     with opened(home) as store:
         rows = [store.run(name) for name in ids]
         return [

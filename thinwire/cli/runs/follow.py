@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.interrupts import remembered
-from thinwire.cli.places import absent, alive, way_back
+from thinwire.cli.places import absent, alive, end_abandoned, way_back
 from thinwire.cli.runs.rounds import Teller
 from thinwire.store.queue import behind
 
@@ -35,6 +35,9 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
                     tell(line)
             if teller.over:
                 break
+            if not watch_aggregator and time.monotonic() - looked > ALIVE_S:
+                looked = time.monotonic()
+                end_abandoned(home)
             if watch_aggregator and time.monotonic() - looked > ALIVE_S:
                 was_gone, looked = gone, time.monotonic()
                 gone = "" if alive(home) else was_gone or absent(home)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from thinwire.core.ask_ids import measuring_id_of
 from thinwire.core.events import RunStatus, RunStatusChanged
+from thinwire.core.home import AggregatorHome, dead_owner
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.server.choices.deadline import evaluation_deadline
 from thinwire.server.driving.ahead import dissolve
@@ -14,7 +17,9 @@ from thinwire.server.driving.farewells import stop_of
 from thinwire.server.driving.running import POLL_S, Running
 from thinwire.server.model.measured import reached
 from thinwire.server.recorded.outcomes import Outcomes
-from thinwire.store import Store
+from thinwire.store import RunRow, Store
+
+UNOWNED_S = 60.0  # a run has its owner within milliseconds of its row; one of before Thinwire knew owners has none
 
 
 def version_that_reached(running: Running) -> int | None:
@@ -67,6 +72,24 @@ def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
     except Exception:  # a journal that cannot be read may be why: of such a run the end alone is recorded
         outcomes = Outcomes()
     store.record(run_id, outcomes.with_end(end, elapsed_s))
+
+
+def end_abandoned(store: Store, home: AggregatorHome) -> None:
+    """Close the runs whose process has died: simulations, and runs that were never handed over. Nobody goes on with
+    them, where an aggregator goes on with a run on devices.
+    """
+    for row in store.owned():
+        if (process := _dead(row, home)) and store.run(row.run_id).status not in ("done", "failed", "stopped"):
+            did = "simulated it" if row.source == "sim" else "was handing it over"
+            said = f"{process}, which {did}, ended first: nobody goes on with it"
+            close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", said, 1))
+
+
+def _dead(row: RunRow, home: AggregatorHome) -> str | None:
+    path = home.owner(row.run_id)
+    if path.exists():
+        return dead_owner(path)
+    return "the process" if time.time() - row.created_at > UNOWNED_S else None
 
 
 def _let_go(running: Running) -> None:

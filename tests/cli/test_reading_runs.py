@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.cli.story import PARAMS, PLAN, T, round_events, told
+from tests.cli.story import PARAMS, PLAN, T, evaluated, round_events, told
 from thinwire.cli.runs.shown import on_the_wire
 from thinwire.core.events import (
     ClientAsked,
@@ -313,6 +313,29 @@ def test_a_model_that_was_pruned_is_said_to_be_gone(thinwire, home, tmp_path):
     said = thinwire("runs", "model", "toy-1", "--round", "1", "--out", tmp_path / "m.safetensors", "--home", home)
     assert said.code == 9
     assert '[run] keep = "all"' in said.err
+
+
+@pytest.mark.parametrize("which", ["last", "best", "2"])
+def test_an_untrained_model_is_given_to_nobody_who_did_not_ask_for_it(thinwire, home, tmp_path, which):
+    run_id, out = told(home, "failed", 6, steps=False), tmp_path / "m.safetensors"
+    said = thinwire("runs", "model", run_id, "--round", which, "--out", out, "--home", home)
+    assert (said.code, out.exists()) == (9, False)
+    assert said.err == (
+        "error: toy-1 has no trained model: no round of it has made a step\nwhy:   it is failed: 2 rounds\n"
+        "try:   --round 0, which is the model that it began with ([run] init: run:toy-1@0)\n"
+    )
+    given = thinwire("runs", "model", run_id, "--round", "0", "--out", out, "--json", "--home", home)
+    assert (given.code, given.document["version"]) == (0, 0)
+
+
+def test_a_run_whose_best_model_is_its_first_says_so(thinwire, home, tmp_path):
+    run_id, out = told(home), tmp_path / "m.safetensors"
+    with Store.open(AggregatorHome.under(home).database) as store:
+        store.record(run_id, [replace(evaluated(1), version=0, metrics={"loss": 0.1}, best=True)])
+    said = thinwire("runs", "model", run_id, "--round", "best", "--out", out, "--home", home)
+    assert said.code == 9
+    assert f"the best model of {run_id} is the one that it began with" in said.err
+    assert thinwire("runs", "model", run_id, "--out", out, "--home", home).code == 0
 
 
 def test_a_damaged_model_is_not_given_out(thinwire, home, tmp_path):

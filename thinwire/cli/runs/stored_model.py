@@ -46,7 +46,10 @@ class StoredModel:
 
 
 def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> StoredModel:
-    """`which` is "last", "best" or a round's number (0: the first model)."""
+    """`which` is "last", "best" or a round's number (0: the first model).
+
+    `NotFound` where this comes to the first model and 0 was not asked for: nobody takes an untrained model unawares.
+    """
     from thinwire.aggregation.algorithms import algorithm_of, carried
     from thinwire.core import Layout, RunPlan
     from thinwire.core.errors import NotFound
@@ -55,6 +58,8 @@ def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> St
 
     run = store.run(run_id)
     version = _version(store, run, which)
+    if version == 0 and which != "0":
+        raise _untrained(run, which)
     row = next((m for m in store.models(run.run_id) if m.version == version), None)
     layout = Layout.from_json(run.layout)
     travels = carried(algorithm_of(RunPlan.from_json(run.plan)), layout)
@@ -70,6 +75,24 @@ def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> St
     return StoredModel(run, row, layout, params[: layout.size], buffers, _metrics(store, run, version))
 
 
+def _untrained(run: RunRow, which: str) -> Exception:
+    from thinwire.core.errors import NotFound
+
+    ways = f"--round 0, which is the model that it began with ([run] init: run:{run.run_id}@0)"
+    if run.version:
+        found = "best model" if which == "best" else f"model of round {which}"
+        return NotFound(
+            f"the {found} of {run.run_id} is the one that it began with",
+            why="no later one was measured as better" if which == "best" else "no round until then made a step",
+            hint=f"--round last; or {ways}",
+        )
+    return NotFound(
+        f"{run.run_id} has no trained model: no round of it has made a step",
+        why=f"it is {run.status}: {run.status_text}",
+        hint=ways,
+    )
+
+
 def _version(store: Store, run: RunRow, which: str) -> int:
     from thinwire.core.errors import NotFound, UsageError
 
@@ -83,6 +106,12 @@ def _version(store: Store, run: RunRow, which: str) -> int:
         return 0
     made = {r.round: r.version for r in store.rounds(run.run_id)}
     version = made.get(int(which))
+    if version is None and int(which) in made:
+        raise NotFound(
+            f"round {which} of {run.run_id} has made no model yet",
+            why="it is open",
+            hint=f"--round last; thinwire runs show {run.run_id}",
+        )
     if version is None:
         raise NotFound(
             f"{run.run_id} has no closed round {which}",

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core.errors import BadPayload
-from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, ask_to_bytes, reply_from_bytes, reply_to_bytes
+from thinwire.core.messages import (
+    MAX_HEAD_BYTES,
+    MAX_METRICS,
+    ask_from_bytes,
+    ask_to_bytes,
+    reply_from_bytes,
+    reply_to_bytes,
+)
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work
 
 names = st.from_regex(r"[a-z0-9-]{1,12}", fullmatch=True)
@@ -80,7 +87,7 @@ def test_arbitrary_bytes_are_bad_payload(data: bytes) -> None:
      ("ask_id", "\ud800"), ("lost", "a\n"), ("timings", {"train_s": float("nan")}),
      ("counters", {"n": 10**30}), ("lost", None),
      ("metrics", {"loss": [1e101, 1]}), ("metrics", {"loss": [1, -1]}), ("metrics", {"loss": [1, 1e-300]}),
-     ("metrics", {str(i): [1, 1] for i in range(1025)}), ("metrics", {"\x1b[31m": [1, 1]}),
+     ("metrics", {str(i): [1, 1] for i in range(MAX_METRICS + 1)}), ("metrics", {"\x1b[31m": [1, 1]}),
      ("parts", [{"name": "f" * 2000, "length": 1, "sha256": "", "offset": 0}]),
      ("parts", [{"name": "f", "length": 10**40, "sha256": "", "offset": 0}])],
 )  # fmt: skip
@@ -94,6 +101,12 @@ def test_a_head_with_an_impossible_field_is_bad_payload(field: str, value: objec
 def test_an_oversized_head_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(BadPayload, match="bytes"):
         reply_from_bytes(b"[" * (MAX_HEAD_BYTES + 1))
+
+
+def test_a_reply_with_a_key_that_nobody_asked_for_is_refused() -> None:
+    raw = json.loads(reply_to_bytes(ReplyHead("a", UpdateId("r", "d", 1), 0, 5)))
+    with pytest.raises(BadPayload, match="added_later"):
+        reply_from_bytes(json.dumps({**raw, "added_later": 1}).encode())
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:

@@ -16,7 +16,8 @@ from tests.fleet_words import PATIENCE_S, answer, hello, polled
 from tests.flower.doubles import Place, place
 from tests.system.proxy import Proxy, proxy
 from thinwire.core.errors import BadPayload, NotTaken, Unreachable
-from thinwire.core.fleet import Delivery, Envelope, NodeJoined
+from thinwire.core.fleet import Delivery, Envelope, FixedLimits, NodeJoined
+from thinwire.core.messages import ReplyLimit
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
 from thinwire.flower import FlowerLink
 from thinwire.flower.wire.framing import INLINE_BYTES
@@ -253,7 +254,7 @@ def test_an_answer_that_is_damaged_on_the_devices_disk_is_not_sent_for_ever(here
 
 def test_an_answer_that_is_too_large_is_said_to_be_so_once(tmp_path: Path) -> None:
     update = file_of(tmp_path / "update", 13, 2 * INLINE_BYTES)
-    with place(tmp_path, limit=lambda ask_id: INLINE_BYTES, tls=True) as here:
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(INLINE_BYTES)), tls=True) as here:
         link = here.link("pi-1")
         link.hello(hello("pi-1"))
         with pytest.raises(NotTaken):

@@ -16,7 +16,8 @@ from tests.fleet_words import answer, answers_now, hello
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import Refused, ThinwireError
-from thinwire.core.messages import reply_to_bytes
+from thinwire.core.fleet import FixedLimits
+from thinwire.core.messages import ReplyLimit, reply_to_bytes
 from thinwire.core.types import Failure
 from thinwire.flower import FlowerFleet
 from thinwire.flower.wire.framing import packed
@@ -25,7 +26,7 @@ from thinwire.flower.wire.routes import HELLO, PULL, PUSH
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, limit=lambda ask_id: 100_000) as made:
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
         yield made
 
 

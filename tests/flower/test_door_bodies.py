@@ -11,6 +11,8 @@ import pytest
 from tests.fleet_words import answer, answers_now, hello, polled
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
+from thinwire.core.fleet import FixedLimits
+from thinwire.core.messages import ReplyLimit
 from thinwire.core.types import Failure, Part, ReplyHead, UpdateId
 from thinwire.flower.wire import hellos
 from thinwire.flower.wire.framing import packed
@@ -19,7 +21,7 @@ from thinwire.flower.wire.routes import HELLO, PULL, PUSH
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, limit=lambda ask_id: 100_000) as made:
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
         yield made
 
 
@@ -88,7 +90,7 @@ def test_a_disk_that_is_full_is_said_and_the_same_answer_is_taken_later(
     caller = Caller(here)
     caller.hello()
 
-    def full(draft: Path, head: ReplyHead) -> None:
+    def full(draft: Path, head: ReplyHead, received: bytes = b"") -> None:
         raise OSError(28, "No space left on device")
 
     head = answer("pi-1", "ask-1", 1, b"abc")

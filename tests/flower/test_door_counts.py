@@ -12,7 +12,8 @@ import pytest
 from tests.fleet_words import answer, envelope, hello, polled, pulled, until
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
-from thinwire.core.fleet import NodeJoined
+from thinwire.core.fleet import FixedLimits, NodeJoined
+from thinwire.core.messages import ReplyLimit
 from thinwire.core.types import ReplyHead
 from thinwire.flower.door.account import Account
 from thinwire.flower.door.ledger import Ledger
@@ -24,7 +25,7 @@ from thinwire.flower.wire.routes import HELLO
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, limit=lambda ask_id: 100_000) as made:
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
         yield made
 
 
@@ -52,7 +53,7 @@ def test_bytes_and_requests_of_a_device_are_counted(here: Place, tmp_path: Path)
 
 def test_what_was_counted_before_a_restart_is_counted_with_the_answer_that_comes_after_it(tmp_path: Path) -> None:
     model, update = bytes(300_000), bytes(200_000)
-    with place(tmp_path, limit=lambda ask_id: 1_000_000, ledger=tmp_path / "wire") as here:
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(1_000_000)), ledger=tmp_path / "wire") as here:
         link = here.link("pi-1")
         link.hello(hello("pi-1"))
         asked = envelope("pi-1", "ask-1", tmp_path, model)
@@ -85,7 +86,7 @@ def test_what_was_counted_is_kept_while_the_door_is_open_for_a_kill_may_come(tmp
 
 
 def test_a_disk_that_takes_no_counts_does_not_disturb_the_door(tmp_path: Path) -> None:
-    with place(tmp_path, limit=lambda ask_id: 100_000, ledger=tmp_path / "wire") as here:
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000)), ledger=tmp_path / "wire") as here:
         (tmp_path / "wire").unlink()
         (tmp_path / "wire").mkdir()
         link = here.link("pi-1")

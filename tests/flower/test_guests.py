@@ -13,12 +13,14 @@ import pytest
 
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
+from thinwire.core.fleet import FixedLimits
+from thinwire.core.messages import ReplyLimit
 from thinwire.flower.wire.refusals import Refusal
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, limit=lambda ask_id: 100_000) as made:
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
         yield made
 
 

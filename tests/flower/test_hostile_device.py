@@ -15,8 +15,8 @@ import pytest
 from tests.fleet_words import answer, answers_now, envelope, hello, polled, pulled
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
-from thinwire.core.fleet import NodeJoined
-from thinwire.core.messages import reply_to_json
+from thinwire.core.fleet import FixedLimits, NodeJoined
+from thinwire.core.messages import ReplyLimit, reply_to_json
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.flower.lane.answers import MAX_WAITING
 from thinwire.flower.wire.routes import PUSH
@@ -25,7 +25,7 @@ from thinwire.store import FileSpool
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, spool=lambda: FileSpool(tmp_path / "spool"), limit=lambda ask_id: 100_000) as made:
+    with place(tmp_path, spool=lambda: FileSpool(tmp_path / "spool"), limits=FixedLimits(ReplyLimit(100_000))) as made:
         yield made
 
 

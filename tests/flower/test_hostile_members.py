@@ -16,7 +16,8 @@ from tests.fleet_words import answer, hello, polled
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, bomb, joined, tls_place
 from thinwire.cli.devices import shown
 from thinwire.cli.waiting import until
-from thinwire.core.fleet import NodeJoined, NodeLeft, TaskReport
+from thinwire.core.fleet import FixedLimits, NodeJoined, NodeLeft, TaskReport
+from thinwire.core.messages import ReplyLimit
 from thinwire.core.types import Failure
 from thinwire.flower.door.account import Wire
 from thinwire.flower.door.limits import FAILED_JOINS
@@ -30,7 +31,8 @@ from thinwire.flower.wire.routes import HELLO, PULL, PUSH
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[TlsPlace]:
-    with tls_place(tmp_path) as made:
+    limits = FixedLimits(ReplyLimit(2**30, header_bytes=2**19))  # as for a model of 3000 segments
+    with tls_place(tmp_path, limits=limits) as made:
         yield made
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.server.bench import LAYOUT, Bench, scripted
-from thinwire.server.model.limits import BASE_BYTES, answer_limit
+from thinwire.server.model.limits import BASE_BYTES, RunLimits
 
 
 def test_an_answer_may_be_as_large_as_its_model_allows_and_no_larger(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [scripted("a")])
-    limit = answer_limit(bench.store)
-    assert limit(f"{bench.run_id}.1.a") == BASE_BYTES + 8 * LAYOUT.size
-    assert limit("unknown-9.1.a") == limit("") == BASE_BYTES
+    limits = RunLimits(bench.store)
+    assert limits.of(f"{bench.run_id}.1.a").payload_bytes == BASE_BYTES + 8 * LAYOUT.size
+    assert limits.of("unknown-9.1.a") == limits.of("") == limits.of("latest.1.a")
+    assert limits.of("").payload_bytes == BASE_BYTES

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import DataLost
+from thinwire.core.messages import ReplyLimit
 from thinwire.core.types import PROTOCOL, Arrived, Ask, Failure, ReplyHead, UpdateId
 
 
@@ -197,6 +198,27 @@ class Roster(Protocol):
     def seen(self, hello: Hello, at: float) -> None: ...
     def sequences(self, name: str) -> Mapping[str, int]: ...
     def note(self, kind: str, address: str, why: str, name: str = "") -> None: ...  # for the operator's log and page
+
+
+class ReplyLimits(Protocol):
+    """How large the replies to asks may be. Any thread may call it."""
+
+    def of(self, ask_id: str) -> ReplyLimit: ...
+    def max_header_bytes(self) -> int: ...  # of any reply that may come now: which ask it is for is not read yet
+
+
+@dataclass(frozen=True)
+class FixedLimits:
+    """One limit for every reply."""
+
+    limit: ReplyLimit
+
+    def of(self, ask_id: str) -> ReplyLimit:
+        del ask_id
+        return self.limit
+
+    def max_header_bytes(self) -> int:
+        return self.limit.header_bytes
 
 
 class Spool(Protocol):

@@ -8,20 +8,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.core.errors import BadPayload
+from thinwire.core.json_bounds import read_json
 from thinwire.core.plainly import plainly
 from thinwire.core.texts import plain
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
 
-MAX_HEAD_BYTES = 4 * 2**20
+MAX_HEAD_BYTES = 4 * 2**20  # of an ask, and of the reply of the largest model: a run's own bound is ReplyLimit
+FREE_HEADER_BYTES = 96 * 2**10  # of a reply to any run: ids, a codec, metrics in letters of any script
 MAX_KEPT_BYTES = MAX_HEAD_BYTES + 1024  # of a header in the spool: a line with six numbers follows it
 MAX_PARTS = 65_536
-MAX_METRICS = 1024
+MAX_METRICS = 64 + 2  # that a task measures, and its loss in evaluation and in training
+MAX_METRIC_LETTERS = 64  # of a metric's name behind "eval/"
 MAX_NAME = 1024  # letters of an id, a name or a digest
 MAX_INT = 2**63 - 1
 MAX_EXAMPLES = 2**40
 MAX_A = 1e9  # a step weighs at most 1 / (1 - momentum)
 MAX_SECONDS = 1e9  # of a stage: their sum is shown
 MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients stay finite
+MAX_NORM = 1e100  # its square is finite
+MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
+EVAL = "eval/"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplyLimit:
+    """How large a reply may be, which follows from the run that it is for: its parts together in bytes, how many parts
+    and counters it has, and its header in bytes, inflated.
+    """
+
+    payload_bytes: int
+    parts: int = MAX_PARTS
+    counters: int = MAX_PARTS
+    header_bytes: int = FREE_HEADER_BYTES
 
 
 def ask_to_bytes(ask: Ask) -> bytes:
@@ -76,10 +94,19 @@ def reply_to_bytes(reply: ReplyHead | Failure) -> bytes:
     return _dump(reply_to_json(reply))
 
 
-def reply_from_bytes(data: bytes) -> ReplyHead | Failure:
-    """Read a reply's head or a failure; numbers are checked to be finite and counts not to be negative."""
+def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHead | Failure:
+    """Read a reply's head or a failure; numbers are checked to be finite and counts not to be negative.
+
+    Nothing of it is made before `read_json` has bounded it, and a key that this version does not know is refused: a
+    device says what its aggregator asked for, and no more.
+    """
     with _Reading("reply"):
-        raw = _load(data)
+        raw = read_json(data, max_bytes)
+        _known(raw, _KEYS[raw["type"]])
+        _known(raw.get("transfer") or {}, _TRANSFER)
+        for part in raw.get("parts", ()):
+            _known(part, _PART)
+        _known(raw.get("timings", {}), _TIMINGS)
     return reply_from_json(raw)
 
 
@@ -121,11 +148,15 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
             counters={_name(k): _int(v) for k, v in raw.get("counters", {}).items()},
             transfer=transfer,
         )
-        _name(head.ask_id), _name(str(head.update_id))
+        _name(head.ask_id), _name(raw["update_id"])
+        if str(head.update_id) != raw["update_id"]:
+            raise ValueError(f"{raw['update_id'][:80]!r} is not written as an update's id is")
         _name(head.lost)
         _printable(head.codec)
         if min(head.examples, head.steps, head.planned, head.a, head.base_version, head.update_id.sequence) < 0:
             raise ValueError("counts must not be negative")
+        if max(head.steps, head.planned) > MAX_STEPS or not max(abs(head.norm), abs(head.residual_norm)) <= MAX_NORM:
+            raise ValueError(f"more than {MAX_STEPS} steps, or a norm of more than {MAX_NORM:g}")
         if not all(0 <= seconds <= MAX_SECONDS for seconds in dataclasses.astuple(head.timings)):
             raise ValueError("a stage took less than no time, or for ever")
         if head.examples > MAX_EXAMPLES or head.a > MAX_A or head.update_id.sequence > MAX_INT:
@@ -160,9 +191,11 @@ def _load(data: bytes) -> dict[str, Any]:
 
 
 def _int(value: Any) -> int:
-    if abs(number := int(value)) > MAX_INT:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{str(value)[:80]!r} is no integer")
+    if abs(value) > MAX_INT:
         raise ValueError("an integer of more than 64 bits")
-    return number
+    return value
 
 
 def _bool(value: Any) -> bool:
@@ -172,7 +205,15 @@ def _bool(value: Any) -> bool:
 
 
 def _float(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ValueError(f"{str(value)[:80]!r} is no number")
     return finite(float(value), "a number")
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:80]!r} is no text")
+    return value
 
 
 def _printable(text: str) -> None:
@@ -183,13 +224,13 @@ def _printable(text: str) -> None:
 
 def _name(value: Any) -> str:
     """A short text that UTF-8 can hold and a line of a log can show."""
-    text = str(value)
+    text = _str(value)
     if len(text) > MAX_NAME or not text.isprintable():
         raise ValueError(f"{text[:80]!r} is no name")
     return text
 
 
-_CASTS: Mapping[str, Callable[[Any], Any]] = {"int": _int, "float": _float, "str": str, "bool": _bool}
+_CASTS: Mapping[str, Callable[[Any], Any]] = {"int": _int, "float": _float, "str": _str, "bool": _bool}
 
 
 def _scalars(kind: type, raw: Mapping[str, Any], exclude: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -204,15 +245,18 @@ def _scalars(kind: type, raw: Mapping[str, Any], exclude: tuple[str, ...] = ()) 
         declared = str(f.type).removesuffix(" | None")
         if raw[f.name] is None and declared == f.type:
             raise ValueError(f"{f.name} is null")
-        known[f.name] = None if raw[f.name] is None else _CASTS.get(declared, str)(raw[f.name])
+        cast = _CASTS.get(declared, _CASTS["str"])
+        known[f.name] = None if raw[f.name] is None else cast(raw[f.name])
     return known
 
 
 def _metrics(raw: Any) -> dict[str, tuple[float, float]]:
+    if len(raw) > MAX_METRICS:
+        raise ValueError(f"{len(raw)} metrics, at most {MAX_METRICS} are read")
     metrics = {_name(k): (_float(total), _float(count)) for k, (total, count) in raw.items()}
-    if len(metrics) > MAX_METRICS:
-        raise ValueError(f"{len(metrics)} metrics, at most {MAX_METRICS} are read")
     for name, (total, count) in metrics.items():
+        if len(name.removeprefix(EVAL)) > MAX_METRIC_LETTERS:
+            raise ValueError(f"the metric {name!r} has more than {MAX_METRIC_LETTERS} letters")
         if abs(total) > MAX_METRIC or not (count == 0 or MIN_COUNT < count < MAX_METRIC):
             raise ValueError(f"{name} is {total} over {count}")
     return metrics
@@ -225,3 +269,16 @@ def _parts(raw: Any) -> tuple[Part, ...]:
     if any(p.length < 0 or p.offset != 0 for p in parts):
         raise ValueError("a part's length is negative or its offset is not 0")
     return parts
+
+
+def _known(raw: Mapping[str, Any], keys: frozenset[str]) -> None:
+    if unknown := raw.keys() - keys:
+        raise ValueError(f"unknown keys: {', '.join(sorted(unknown))[:80]!r}")
+
+
+def _keys(kind: type, *more: str) -> frozenset[str]:
+    return frozenset((*(f.name for f in dataclasses.fields(kind)), *more))
+
+
+_KEYS = {"reply": _keys(ReplyHead, "type"), "failure": _keys(Failure, "type")}
+_TRANSFER, _PART, _TIMINGS = _keys(Transfer), _keys(Part), _keys(Timings)

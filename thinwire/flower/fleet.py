@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost, ThinwireError
-from thinwire.core.fleet import Arrival, Envelope, NodeLeft, Roster, Spool, TakenUp
+from thinwire.core.fleet import Arrival, DeviceRow, Envelope, FixedLimits, NodeLeft, ReplyLimits, Roster, Spool, TakenUp
 from thinwire.core.home import write_atomically
+from thinwire.core.messages import ReplyLimit
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.types import Arrived, UpdateId
 from thinwire.flower.door.account import Account
@@ -32,15 +33,16 @@ from thinwire.flower.lane.exchange import Exchange
 from thinwire.flower.lane.hello import HelloRoute
 from thinwire.flower.lane.joins import CaRoute, JoinRoute, LeaveRoute
 from thinwire.flower.lane.pull import PullRoute
-from thinwire.flower.lane.push import PushRoute
+from thinwire.flower.lane.push import PushRoute, push_bytes
 from thinwire.flower.lane.sessions import Sessions
 from thinwire.flower.lane.uploads import Uploads
 from thinwire.flower.nodes import Nodes
 from thinwire.flower.superlink import TASK_HEARTBEAT_S, SuperLink
+from thinwire.flower.wire.routes import Found
 
 GRACE_S = 4.0  # a device whose connection closed gets so long to come back
 POLL_S = 240.0  # how long a pull waits: it is the heartbeat
-MOST_BYTES = 4 * 2**30  # of one answer, where the server sets no limit
+MOST = ReplyLimit(4 * 2**30)  # of one answer, where the server sets no limit
 ADDRESSES = "addresses.json"  # beside the ledger: where devices have signed before
 PARTING_S = 0.5  # who is shut out gets so long to read why
 
@@ -48,7 +50,7 @@ log = logging.getLogger("thinwire.door")
 
 
 class FlowerFleet:
-    """One thread calls it; the door has its own. `limit` gives the most bytes that an answer to an ask may have.
+    """One thread calls it; the door has its own. `limits` say how large the reply to an ask may be.
 
     What is counted of the wire is kept in the file `ledger`, so that a restart in the middle of an exchange loses none,
     and a kill what the last second counted.
@@ -68,7 +70,7 @@ class FlowerFleet:
         guests: Guests | None = None,
         grace_s: float = GRACE_S,
         poll_s: float = POLL_S,
-        limit: Callable[[str], int] = lambda ask_id: MOST_BYTES,
+        limits: ReplyLimits = FixedLimits(MOST),  # it is never changed
         speaks: Range = SPEAKS,
         ledger: Path | None = None,
     ) -> None:
@@ -82,11 +84,12 @@ class FlowerFleet:
         self._sessions = Sessions(clock, grace_s, poll_s, self._left, Ledger(ledger))
         self._sweep_s = min(1.0, grace_s / 4)
         self._gate = Gate(roster, clock, private=authority is None, guests=guests)
-        answers = Answers(self._exchange, self._sessions, spool, clock, limit)
+        self._limits = limits
+        answers = Answers(self._exchange, self._sessions, spool, clock, limits)
         self._uploads = Uploads(answers, self._sessions, spool, clock)
-        self._gate.room = self._uploads.room
+        self._gate.room = self._room
         self._pull = PullRoute(self._gate, self._exchange, self._sessions, clock, poll_s)
-        push = PushRoute(answers, self._uploads, self._sessions, spool, clock)
+        push = PushRoute(answers, self._uploads, self._sessions, spool, clock, limits)
         enrol = by_loopback(roster) if authority is None else welcomes_nobody
         hello = HelloRoute(
             enrol, roster, spool, self._exchange, self._sessions, clock, poll_s, self._cas, self._called,
@@ -126,6 +129,7 @@ class FlowerFleet:
                     why=f"file {envelope.bundle}",
                     hint="restore a backup: thinwire aggregator restore",
                 )
+            self._limits.of(envelope.ask.ask_id)  # the run is known from here on, before anybody can reply
         self._exchange.send(asks)
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
@@ -195,6 +199,12 @@ class FlowerFleet:
             if self._guests is not None:
                 await stack.enter_async_context(self._guests.running())
             yield
+
+    def _room(self, row: DeviceRow, found: Found) -> int:
+        """The most bytes that the body of a part or of a push may have."""
+        if found.route.name == "part":
+            return self._uploads.room(row, found)
+        return push_bytes(self._limits.max_header_bytes())
 
     def _cas(self) -> tuple[str, ...]:
         return self._authority.cas() if self._authority else ()

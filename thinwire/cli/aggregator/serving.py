@@ -51,7 +51,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         from thinwire.core.heartbeat import beating, gone_since, last_beat, starting
         from thinwire.core.home import write_about
         from thinwire.flower import FlowerFleet, stock_guests
-        from thinwire.server.model.limits import answer_limit
+        from thinwire.server.model.limits import RunLimits
         from thinwire.server.service import serve
         from thinwire.store import FileSpool, Store
 
@@ -72,7 +72,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         names = wanted.certificates.reached()
         page_at = wanted.page.require_free("--page") if wanted.page else None
         at = wanted.listen
-        spool, limit = FileSpool(place.spool), answer_limit(store)
+        spool, limits = FileSpool(place.spool), RunLimits(store)
         said = place.root / "stock.log"
         guests = stock_guests(store.roster, said, private=authority is None) if wanted.stock else None
         fleet = FlowerFleet(
@@ -82,7 +82,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             port=at.port,
             authority=authority,
             guests=guests,
-            limit=limit,
+            limits=limits,
             ledger=place.wire,
         )
         stack.callback(fleet.close)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Sums = dict[str, tuple[float, float]]
 
 BATCH = 512
+MAX_METRICS, MAX_METRIC_LETTERS = 64, 64  # that an aggregator takes of one task (core/messages.py)
 
 
 def never() -> bool:
@@ -99,13 +100,22 @@ def _checked(metrics: Any) -> Sums:
     try:
         if not isinstance(metrics, Mapping):
             raise TypeError
-        return {str(name): (float(value), float(count)) for name, (value, count) in metrics.items()}
+        found = {str(name): (float(value), float(count)) for name, (value, count) in metrics.items()}
     except (TypeError, ValueError):
         raise BadTask(
             "metrics(model, batch) gave something else than sums and counts",
             why="clients' figures are pooled as sum / count",
             hint='return {"accuracy": (correct, len(targets))}',
         ) from None
+    impossible = [name for name in found if len(name) > MAX_METRIC_LETTERS or not name.isprintable()]
+    if len(found) > MAX_METRICS or impossible:
+        gave = f"the name {impossible[0][:80]!r}" if impossible else f"{len(found)} metrics"
+        raise BadTask(
+            f"metrics(model, batch) gave {gave}",
+            why=f"an aggregator takes {MAX_METRICS} of at most {MAX_METRIC_LETTERS} printable letters",
+            hint="return fewer, with shorter names",
+        )
+    return found
 
 
 @contextlib.contextmanager

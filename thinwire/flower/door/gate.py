@@ -20,6 +20,7 @@ from thinwire.flower.wire.routes import Found, Route, found
 from thinwire.flower.wire.signing import Claim, Identity
 
 BODIES = ("POST", "PUT")
+BOUNDED = ("part", "push")  # their bodies' bounds follow from what was asked and offered
 GUEST = Route.of("guest", "POST", "", "anyone", MOST_BYTES)
 
 
@@ -54,7 +55,7 @@ class Gate:
         self._roster, self._clock, self._private, self._guests = roster, clock, private, guests
         self._window = Window(clock.wall())
         self.failed_joins = FailedJoins()
-        self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes  # of a part's request
+        self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes  # of such a request
 
     def judge(self, head: Head) -> Admitted:
         """`Refusal` for who may not."""
@@ -80,8 +81,8 @@ class Gate:
             claim.require_signature(der, head.method, head.target, length)
             if row is not None:
                 self.require_may(row)
-                if length and at.route.name == "part" and length > self.room(row, at):
-                    raise Refusal(413, "too-large", "a part is not that long")
+                if length and at.route.name in BOUNDED and length > (most := self.room(row, at)):
+                    raise Refusal(413, "too-large", f"at most {most} bytes are taken here now")
             elif at.route.who == "device" or (at.route.who == "newcomer" and not self._private):
                 raise self._stranger(at.route)
             if at.route.who != "stranger":  # a join that is made again is answered as the first time

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from thinwire.core.fleet import DeviceRow
-from thinwire.core.messages import MAX_HEAD_BYTES
+from thinwire.core.messages import FREE_HEADER_BYTES
 from thinwire.flower.door.account import Account, admitted_of, wire_of
 from thinwire.flower.wire.framing import inflated, unblock
 from thinwire.flower.wire.refusals import Refusal, unknown_path
@@ -18,7 +18,7 @@ from thinwire.flower.wire.signing import Claim, Identity
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-FREE_BYTES, RATIO = 64 * 2**10, 32  # what a head may inflate to: so much, and so many times its own length
+RATIO = 32  # what a header may inflate to beyond FREE_HEADER_BYTES: so many times its own length
 DRAIN_S, DRAIN_BYTES = 5.0, 64 * 2**20  # how much of a body is still read after it was answered
 
 
@@ -84,7 +84,7 @@ class Request:
             raise Refusal(401, "signature", "the body is not the one that was signed")
         return data
 
-    async def head(self, most: int = MAX_HEAD_BYTES) -> tuple[bytes, memoryview]:
+    async def head(self, most: int) -> tuple[bytes, memoryview]:
         """The JSON of the body's first block, of at most `most` bytes, and what follows it.
 
         The digests in a head do not shrink: what inflates to more than `RATIO` times its length says nothing.
@@ -92,7 +92,7 @@ class Request:
         data = await self.whole()
         try:
             head, rest = unblock(data)
-            return inflated(head, min(most, FREE_BYTES + RATIO * len(head))), rest
+            return inflated(head, min(most, FREE_HEADER_BYTES + RATIO * len(head))), rest
         except ValueError as error:
             raise Refusal(409, "protocol", str(error)) from error
 

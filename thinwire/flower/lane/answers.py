@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
-from thinwire.core.fleet import Spool
+from thinwire.core.fleet import ReplyLimits, Spool
 from thinwire.core.types import Failure, ReplyHead, Transfer, UpdateId
 from thinwire.flower.lane.exchange import Exchange, answer_digest
 from thinwire.flower.lane.sessions import Sessions
@@ -25,11 +24,9 @@ MAX_WAITING = 64  # answers of one device in the spool: a round has one, and one
 class Answers:
     """Exactly once: an update that is here already is answered as it was the first time, and stored once."""
 
-    def __init__(
-        self, exchange: Exchange, sessions: Sessions, spool: Spool, clock: Clock, limit: Callable[[str], int]
-    ) -> None:
+    def __init__(self, exchange: Exchange, sessions: Sessions, spool: Spool, clock: Clock, limits: ReplyLimits) -> None:
         self._exchange, self._sessions, self._spool = exchange, sessions, spool
-        self._clock, self._limit = clock, limit
+        self._clock, self._limits = clock, limits
 
     def failed(self, device: str, failure: Failure, began_at: float) -> None:
         text, transfer = failure.text[:MAX_TEXT], self._transfer(device, failure.ask_id, began_at)
@@ -44,8 +41,15 @@ class Answers:
             raise Refusal(403, "device", f"{device} cannot answer for {update.device[:80]!r}")
         if not RUN_ID.fullmatch(update.run) or update.sequence < 0:
             raise Refusal(409, "protocol", "no run can have this name")
-        if length > (most := self._limit(head.ask_id)):
-            text = f"an answer of {length} bytes, {most} are taken"
+        limit = self._limits.of(head.ask_id)
+        for count, most, what in (
+            (length, limit.payload_bytes, "bytes"),
+            (len(head.parts), limit.parts, "parts"),
+            (len(head.counters), limit.counters, "counters"),
+        ):
+            if count <= most:
+                continue
+            text = f"an answer of {count} {what}, {most} are taken"
             self.failed(device, Failure("protocol", text, head.ask_id), began_at)
             raise Refusal(413, "too-large", text)
 

@@ -20,7 +20,6 @@ from thinwire.flower.wire import hellos
 from thinwire.flower.wire.framing import packed
 from thinwire.flower.wire.refusals import Refusal
 
-MOST_BYTES = 256 * 2**10  # of a hello's JSON
 MOST_HELLOS, WITHIN_S = 60, 60.0  # of one device: each may be a row of the journal
 SETTLE_S = 1.0  # a hello waits so long for the connection of the process before it to close
 SETTLE_STEP_S = 0.02
@@ -53,7 +52,9 @@ class HelloRoute:
         )
 
     async def __call__(self, request: Request) -> None:
-        head, _ = await request.head(MOST_BYTES)
+        head, _ = await request.head(hellos.MAX_BYTES)
+        if (known := request.admitted.row) is not None:
+            self._require_pause(known.name)  # before anything is parsed: that takes longer than all the rest
         try:
             said = hellos.hello_from_bytes(head)
             version = self._speaks.agreed(Range(said.oldest, said.protocol))
@@ -66,7 +67,8 @@ class HelloRoute:
             self._called(request.of(await asyncio.to_thread(self._enrol, said, request.identity)))
         row = request.row
         said = replace(said, name=row.name)  # a device that was renamed says its old one until it hears the new one
-        self._require_pause(row.name)
+        if known is None:
+            self._require_pause(row.name)
         self._held(row.name, said.holds)
         self._sessions.renamed(self._roster.rows())
         await self._alone(said)
@@ -84,7 +86,8 @@ class HelloRoute:
     async def _write_down(self, request: Request, called: str, why: str) -> None:
         """For the operator: somebody has to update one side, and the device may have nobody in front of it."""
         name = request.admitted.row.name if request.admitted.row else ""
-        self._require_pause(name)
+        if not name:
+            self._require_pause(name)
         if self._apart.get(name) != why:
             self._apart[name] = why
             log.warning("%s cannot take part: %s", name or called, why)

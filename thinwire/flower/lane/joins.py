@@ -10,6 +10,7 @@ from collections.abc import Callable
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotInvited, Refused
 from thinwire.core.fleet import DeviceRow, Joining, Roster
+from thinwire.core.json_bounds import read_json
 from thinwire.core.texts import grouped
 from thinwire.core.types import DEVICE_NAME
 from thinwire.flower.door.gate import Gate
@@ -91,7 +92,7 @@ class LeaveRoute:
 def _read(head: bytes) -> tuple[str, str]:
     """(secret, name); what cannot be one is refused as any other secret would be."""
     try:
-        raw = json.loads(head)
+        raw = read_json(head, MOST_BYTES)
         secret, name = raw["secret"], raw["name"]
         if not (isinstance(secret, str) and len(secret) == SECRET_DIGITS and isinstance(name, str)):
             raise TypeError

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from thinwire.core.clock import Clock
+from thinwire.core.json_bounds import read_json
 from thinwire.core.types import Failure
 from thinwire.flower.door.gate import Gate
 from thinwire.flower.door.requests import Gone, Request
@@ -36,7 +37,7 @@ class Wanted:
     @classmethod
     def read(cls, data: bytes) -> Wanted:
         try:
-            raw = json.loads(data)
+            raw = read_json(data, MOST_BYTES)
             wait_s = float(raw["wait_s"])
             if math.isnan(wait_s):
                 raise ValueError("it waits for NaN seconds")

@@ -9,35 +9,43 @@ import os
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload
-from thinwire.core.fleet import Spool
+from thinwire.core.fleet import ReplyLimits, Spool
 from thinwire.core.home import private_opener
-from thinwire.core.messages import reply_from_bytes
+from thinwire.core.messages import FREE_HEADER_BYTES, reply_from_bytes
 from thinwire.core.types import Failure, ReplyHead, UpdateId
 from thinwire.flower.door.requests import Request
 from thinwire.flower.lane.answers import Answers
 from thinwire.flower.lane.sessions import Sessions
 from thinwire.flower.lane.uploads import Uploads
+from thinwire.flower.wire.framing import INLINE_BYTES, LENGTH
 from thinwire.flower.wire.refusals import Refusal
 
-LARGE = 64 * 2**10  # bytes of a head that is not read between the requests of others
+AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES that are parsed at one time, each of another device
+DEFLATED_BYTES = 64  # that a block which does not shrink is longer than its JSON, for each 16 KiB of it
+
+
+def push_bytes(header_bytes: int) -> int:
+    """Return the length of the longest body of a push, of such a header as it is and all that goes inline behind it."""
+    return LENGTH.size + header_bytes + DEFLATED_BYTES * (1 + header_bytes // 2**14) + INLINE_BYTES
 
 
 class PushRoute:
     """`[head] parts..` in one request; or `[head]` alone, answered with how much of each part is here already."""
 
-    def __init__(self, answers: Answers, uploads: Uploads, sessions: Sessions, spool: Spool, clock: Clock) -> None:
+    def __init__(
+        self, answers: Answers, uploads: Uploads, sessions: Sessions, spool: Spool, clock: Clock, limits: ReplyLimits
+    ) -> None:
         self._answers, self._uploads, self._sessions = answers, uploads, sessions
-        self._spool, self._clock = spool, clock
+        self._spool, self._clock, self._limits = spool, clock, limits
         self._storing: set[UpdateId] = set()
+        self._parsing: set[str] = set()  # devices of which a large header is being parsed
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     async def __call__(self, request: Request) -> None:
         device, began_at = request.row.name, self._clock.wall()
         with self._sessions.call(device):
-            head, parts = await request.head()
-            try:
-                reply = await asyncio.to_thread(reply_from_bytes, head) if len(head) > LARGE else reply_from_bytes(head)
-            except BadPayload as error:
-                raise Refusal(409, "protocol", str(error)) from error
+            head, parts = await request.head(self._limits.max_header_bytes())
+            reply = await self._read(device, head)
             if isinstance(reply, Failure):
                 if parts:
                     raise Refusal(409, "protocol", "a failure has no parts")
@@ -45,6 +53,23 @@ class PushRoute:
                 await request.answer(200)
                 return
             await self._updated(request, reply, head, bytes(parts), began_at)
+
+    async def _read(self, device: str, head: bytes) -> ReplyHead | Failure:
+        """Parse a header: a small one here, between the requests of others; of large ones one of a device at a time."""
+        most = self._limits.max_header_bytes()
+        try:
+            if len(head) <= FREE_HEADER_BYTES:
+                return reply_from_bytes(head, FREE_HEADER_BYTES)
+            if device in self._parsing:
+                raise Refusal(503, "busy", "another reply of this device is being read", retry_after_s=1.0)
+            self._parsing.add(device)
+            try:
+                async with self._places:
+                    return await asyncio.to_thread(reply_from_bytes, head, most)
+            finally:
+                self._parsing.discard(device)
+        except BadPayload as error:
+            raise Refusal(409, "protocol", str(error)) from error
 
     async def _updated(self, request: Request, head: ReplyHead, received: bytes, parts: bytes, began_at: float) -> None:
         device = request.row.name

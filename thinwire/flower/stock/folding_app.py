@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.warmup import codec_of
-from thinwire.core.errors import BadPayload, PlanError, TooFewClients
+from thinwire.core.errors import BadPayload, DataLost, PlanError, TaskError, TooFewClients
 from thinwire.core.events import ModelStored
 from thinwire.core.home import private_opener
+from thinwire.core.json_bounds import read_json
 from thinwire.core.layout import Layout
-from thinwire.core.messages import ask_to_bytes, reply_from_bytes
+from thinwire.core.messages import MAX_HEAD_BYTES, ask_to_bytes, reply_from_bytes
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Ask, Failure, ReplyHead, Verdict, Work
 from thinwire.flower.stock.carrying import Carried
+
+if TYPE_CHECKING:
+    from thinwire.server.model.versions import Versions
 
 from flwr.app import Context, Message  # isort: skip
 from flwr.serverapp import Grid, ServerApp  # isort: skip
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from thinwire.server.model.versions import Versions
 
 ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
+UNREADABLE = (BadPayload, DataLost, TaskError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 
 
 def server_app(plan: Path) -> ServerApp:
@@ -87,21 +92,19 @@ class StockRun:
     folder: Path
     payload_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    _max_header: int = MAX_HEAD_BYTES  # bytes of an update's, which follow from the first model
     _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
     _weights: dict[str, int] = field(default_factory=dict)  # see server/model/device_weights.py
 
     def make(self, nodes: int) -> None:
         """All rounds; each says in one line what came of it."""
-        from thinwire.server.model.step import Model, require_values
-        from thinwire.server.model.versions import Versions
+        from thinwire.server.model.limits import limit_of
+        from thinwire.server.model.step import Model
 
-        there = self._nodes(nodes)
-        layout, stored, model_file = self._begin(there[0])
-        versions = Versions(self.folder, layout)
-        with open(versions.path(0), "wb", opener=private_opener) as file:
-            file.write(model_file)
+        versions, stored = self._first(self._nodes(nodes))
+        layout = versions.layout
         self.model = Model(layout, *versions.read(stored), dict(stored.counters))
-        require_values(self.model.params)
+        self._max_header = limit_of(self.plan, layout).header_bytes
         for number in range(1, self.plan.run.rounds + 1):
             stored = self._round(number, self._nodes(nodes), versions, stored)
         print(f"thinwire: done, {self.plan.run.rounds} rounds, {self.payload_bytes} bytes of frames", flush=True)
@@ -123,10 +126,28 @@ class StockRun:
             time.sleep(LOOK_S)
         return found
 
+    def _first(self, nodes: Sequence[int]) -> tuple[Versions, ModelStored]:
+        """The first model of the first node that gives one; a node whose answer cannot be read ends no run."""
+        from thinwire.server.model.step import require_values
+        from thinwire.server.model.versions import Versions
+
+        for node in nodes:
+            try:
+                layout, stored, model_file = self._begin(node)
+                versions = Versions(self.folder, layout)
+                with open(versions.path(0), "wb", opener=private_opener) as file:
+                    file.write(model_file)
+                require_values(versions.read(stored)[0])
+            except UNREADABLE as error:
+                print(f"thinwire: node {node} gave no first model: {type(error).__name__}: {error}", flush=True)
+                continue
+            return versions, stored
+        raise TooFewClients("no node gave the first model", hint="look at the task's model() there")
+
     def _begin(self, node: int) -> tuple[Layout, ModelStored, bytes]:
         asked = Carried(json.dumps({"task": self.plan.run.task, "seed": self.plan.run.seed or 0}).encode())
         (reply,) = self._exchange("query", {node: asked}).values()
-        said = json.loads(reply.head)
+        said = read_json(reply.head, MAX_HEAD_BYTES)
         parts = [(str(name), int(length), str(digest)) for name, length, digest in said["parts"]]
         stored = ModelStored(time.time(), 0, said["digest"], "v000000.model", parts, said["counters"])
         return Layout.from_json(said["layout"]), stored, reply.parts
@@ -146,7 +167,7 @@ class StockRun:
         fold, folded = new(), {}
         for node, reply in self._exchange("train", asks).items():
             try:
-                head = reply_from_bytes(reply.head)
+                head = reply_from_bytes(reply.head, self._max_header)
                 if isinstance(head, ReplyHead):
                     folded[node] = head, partial(_frames, reply.parts, head), 1.0
                     fold.add(*folded[node])

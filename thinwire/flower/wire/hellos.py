@@ -10,9 +10,12 @@ from typing import Any
 from thinwire.core.equipment import Equipment
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Hello, TaskReport, Welcome
+from thinwire.core.json_bounds import read_json
 from thinwire.core.texts import plain
 from thinwire.core.types import DEVICE_NAME
 
+MAX_BYTES = 256 * 2**10  # of a hello
+MAX_VERSION = 2**31
 MAX_TASKS = 256
 MAX_PLANS = 64
 MAX_TEXT = 4096
@@ -34,8 +37,8 @@ def to_bytes(said: Hello | Welcome) -> bytes:
 def hello_from_bytes(data: bytes) -> Hello:
     """Read a stranger's hello: texts and lists are bounded, texts are plain, the name is one that a device may have."""
     try:
-        raw: Any = json.loads(data)
-        protocol = int(raw["protocol"])
+        raw: Any = read_json(data, MAX_BYTES)
+        protocol = _version(raw["protocol"])
         name, process = str(raw["name"]), str(raw["process"])
         if not DEVICE_NAME.fullmatch(name):
             raise BadPayload(f"{name[:80]!r} cannot be a device's name", why="a-z, 0-9 and -, at most 63")
@@ -43,7 +46,7 @@ def hello_from_bytes(data: bytes) -> Hello:
             raise BadPayload("a process is named by 1 to 64 characters")
         tasks = tuple(_task(task) for task in raw["tasks"][:MAX_TASKS])
         versions = {_text(k, 64): _text(v, 64) for k, v in list(raw["versions"].items())[:64]}
-        oldest = int(raw.get("oldest", protocol))
+        oldest = _version(raw.get("oldest", protocol))
         link = {_text(k, 64): _finite(v) for k, v in list(raw.get("link", {}).items())[:16]}
         holds = tuple(_text(pin, 64) for pin in raw.get("holds", ())[:8])
         plans = tuple(_text(digest, 64) for digest in raw.get("plans", ())[:MAX_PLANS])
@@ -76,6 +79,10 @@ def _equipment(raw: Any) -> Equipment:
     cores, memory, free = (_count(raw.get(name)) for name in ("cores", "memory_bytes", "free_bytes"))
     mains, metered = (_flag(raw.get(name)) for name in ("mains", "metered"))
     return Equipment(cores, memory, free, mains, metered)
+
+
+def _version(raw: Any) -> int:
+    return int(_within(raw, MAX_VERSION))
 
 
 def _count(raw: Any) -> int | None:

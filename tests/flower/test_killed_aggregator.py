@@ -22,15 +22,22 @@ from thinwire.flower.device.joining import join
 from thinwire.flower.wire.invitation import Invitation
 
 AGGREGATOR = """
-import sys
+import os, signal, sys
 from pathlib import Path
 from tests.flower.test_cuts import ask_of
 from thinwire.core.types import ReplyHead
 from thinwire.flower import FlowerFleet
 from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.flower.lane.uploads import Uploads
 from thinwire.store import FileSpool, Store
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
+if sys.argv[3:] == ["dies"]:  # as the power goes after a part was written, of which the disk has lost the beginning
+    def judge(self, offer, index):
+        with open(offer.path, "r+b") as file:
+            file.write(bytes(4096))
+        os.kill(os.getpid(), signal.SIGKILL)
+    Uploads._judge = judge
 with Store.open(folder / "store.sqlite3") as store:
     authority = PrivateAuthority(folder / "ca")
     fleet = FlowerFleet(store.roster, FileSpool(folder / "spool"), port=port, authority=authority)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import logging
 import os
@@ -25,6 +26,7 @@ from thinwire.store.mapped import mapped
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
 UNREADABLE = ".unreadable"  # the folder of what was set aside: no run has such a name, and no backup takes it
+PIECE_BYTES = 2**20
 KEPT_S = 3 * 86400.0  # an upload that nobody went on with for so long is given up
 MANY_FOLDERS = 256  # made since those that are empty were last removed: a run's name comes from a device
 
@@ -111,6 +113,7 @@ class FileSpool:
         try:
             _check(draft, head)
             if self.durable:
+                _require_digests(draft, head)
                 descriptor = os.open(draft, os.O_RDWR)
                 try:
                     os.fsync(descriptor)
@@ -224,6 +227,18 @@ class FileSpool:
 def _check(draft: Path, head: ReplyHead) -> None:
     if (size := draft.stat().st_size) != head.payload_bytes:
         raise BadPayload(f"{size} bytes came", why=f"the head speaks of {head.payload_bytes}")
+
+
+def _require_digests(draft: Path, head: ReplyHead) -> None:
+    """`BadPayload` where a part is not what its digest says; it is read piece by piece."""
+    with draft.open("rb", buffering=0) as file:
+        for part in head.parts:
+            digest, left = hashlib.sha256(), part.length
+            while left and (data := file.read(min(PIECE_BYTES, left))):
+                digest.update(data)
+                left -= len(data)
+            if left or digest.hexdigest() != part.sha256:
+                raise BadPayload(f"part {part.name!r} does not fit its digest", why="it was damaged on this disk")
 
 
 def _parts(path: Path, head: ReplyHead) -> Iterator[Arrived]:

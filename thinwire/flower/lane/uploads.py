@@ -1,8 +1,8 @@
 """Answers that are too large for one request: their parts come one after the other, and go on where they were cut.
 
-All parts of an answer lie in one file, each where it will be read from; only bytes in their order are taken, so the
-file's size says how far it came, also after this process was killed. An answer that changed has another digest, and
-so another file.
+All parts of an answer lie in one file, each where it will be read from, and only bytes in their order are taken. After
+this process was killed what the file holds is hashed before its size is believed: whole parts that do not fit their
+digests are cut off. An answer that changed has another digest, and so another file.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.clock import Clock
+from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import DeviceRow, Spool
-from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.core.types import Part, ReplyHead, UpdateId
 from thinwire.flower.door.account import Wire
 from thinwire.flower.door.requests import Gone, Request
 from thinwire.flower.lane.answers import Answers, shut_out
@@ -68,6 +69,7 @@ class Uploads:
     def __init__(self, answers: Answers, sessions: Sessions, spool: Spool, clock: Clock) -> None:
         self._answers, self._sessions, self._spool, self._clock = answers, sessions, spool, clock
         self._offers: dict[UpdateId, Offer] = {}
+        self._opening: set[UpdateId] = set()
 
     async def offered(self, head: ReplyHead, received: bytes, began_at: float) -> Offer:
         """The offer of this answer, as far as it came; a new one where it never came."""
@@ -84,11 +86,19 @@ class Uploads:
         self._answers.require_room(update.device, min(len(own), OFFERS))
         for oldest in [other for other in own if self._offers[other].writer is None][: max(0, len(own) + 1 - OFFERS)]:
             self._give_up(oldest)
-        path = await asyncio.to_thread(self._spool.partial, update, digest)
+        if update in self._opening:
+            raise Refusal(503, "busy", "what came of this answer is being read already", retry_after_s=1.0)
+        self._opening.add(update)
+        try:
+            path = await asyncio.to_thread(self._spool.partial, update, digest)
+            size = await asyncio.to_thread(_cut_to_fit, path, head.parts)
+        except FileNotFoundError:
+            size = 0
+        finally:
+            self._opening.discard(update)
         if not self._answers.expects(update.device):  # it was shut out while the file was made
             path.unlink(missing_ok=True)
             raise shut_out(update.device)
-        size = min(path.stat().st_size, head.payload_bytes)
         offer = self._offers[update] = Offer(head, path, began_at, size, received=received)
         return offer
 
@@ -156,7 +166,7 @@ class Uploads:
             writing.result()
         if offer.head.update_id not in self._offers:
             raise Gone  # it was shut out meanwhile
-        self._judge(offer, index)
+        await self._judge(offer, index)
 
     def _opened(self, offer: Offer, index: int) -> int:
         """The file at its end, and the digest of what is there of the part."""
@@ -172,12 +182,13 @@ class Uploads:
             offer.hashed = (index, offer.offset(index), digest)
         return descriptor
 
-    def _judge(self, offer: Offer, index: int) -> None:
-        """A part that is complete fits its digest, or is begun anew."""
+    async def _judge(self, offer: Offer, index: int) -> None:
+        """A part that is complete fits its digest, or is begun anew: nothing of it is there after a kill either."""
         part = offer.head.parts[index]
         if offer.offset(index) < part.length or offer.hashed[2].hexdigest() == part.sha256:
             return
         offer.size, offer.hashed = offer.starts[index], (0, 0, None)
+        await asyncio.to_thread(os.truncate, offer.path, offer.size)
         raise Refusal(409, "damaged", f"part {part.name!r} does not fit its digest", offset=0)
 
     async def _whole(self, offer: Offer) -> None:
@@ -189,6 +200,9 @@ class Uploads:
                 raise Refusal(409, "damaged", "a part without bytes does not fit its digest")
             if not self._answers.here_already(update.device, offer.head, offer.began_at):
                 await self._answers.keep(offer.path, offer.head, offer.received, offer.began_at)
+        except BadPayload as error:  # the disk holds something else than what was written
+            self._give_up(update)
+            raise Refusal(409, "damaged", str(error), offset=0) from error
         finally:
             self._offers.pop(update, None)
 
@@ -216,6 +230,25 @@ class Uploads:
         if offer is None or index >= len(offer.head.parts):
             raise Refusal(404, "offer", "this answer was not offered: push its head first")
         return offer, index
+
+
+def _cut_to_fit(path: Path, parts: Sequence[Part]) -> int:
+    """Cut a file to whole parts that fit their digests and to what came of the next one, and give its size."""
+    size = 0
+    with open(path, "r+b", buffering=0) as file:
+        for part in parts:
+            digest, left = hashlib.sha256(), part.length
+            while left and (data := file.read(min(STREAM_BYTES, left))):
+                digest.update(data)
+                left -= len(data)
+            if left:
+                size += part.length - left  # held to its digest when it is whole
+                break
+            if part.length and digest.hexdigest() != part.sha256:
+                break
+            size += part.length
+        file.truncate(size)
+    return size
 
 
 def _append(descriptor: int, offer: Offer, data: bytes) -> None:

@@ -15,6 +15,23 @@ from thinwire.client import load_task
 from thinwire.core.errors import TaskError
 from thinwire.core.home import AggregatorHome, hold
 from thinwire.core.layout import Layout, Tensor
+from thinwire.simulation import simulate
+
+OTHER_EACH_TIME = """
+    import itertools
+    ids = itertools.count()
+    def model():
+        net = nn.Linear(2, 2)
+        net.register_buffer("order", torch.randperm(64, generator=torch.Generator().manual_seed(next(ids))))
+        return net
+"""
+CHANGES_WHAT_IS_FROZEN = """
+    def model():
+        return nn.Sequential(nn.Linear(2, 4).requires_grad_(False), nn.Linear(4, 2))
+    def loss(model, batch):
+        model[0].weight.data.add_(1.0)
+        return model(batch[0]).sum()
+"""
 
 
 @pytest.fixture
@@ -64,6 +81,8 @@ def test_check_says_what_a_round_costs(thinwire, mine):
         ("def data(site): return open('/nowhere')", "FileNotFoundError at broken.py:2"),
         ("def data(site): return 5", "data(site) gave int"),
         ("def metrics(model, batch): return 5", "sums and counts"),
+        (OTHER_EACH_TIME, "model() gives other tensors each time"),
+        (CHANGES_WHAT_IS_FROZEN, "frozen tensor 0.weight was changed by training"),
         ("import nowhere_at_all", "cannot import the task"),
         ("del loss", "it has no loss"),
         ("def loss(:", "SyntaxError at broken.py:2"),
@@ -147,6 +166,25 @@ def measured_metadata(path):
 
     with safe_open(path, framework="numpy") as file:
         return file.metadata()
+
+
+def test_extra_state_of_a_module_is_warned_of(thinwire, mine, home):
+    code = """
+        class Extra(nn.Linear):
+            def get_extra_state(self): return {"seen": 1}
+            def set_extra_state(self, state): pass
+        def model(): return nn.Sequential(Extra(2, 2))
+    """
+    path, said = broken(mine, code=code), "get_extra_state() does not travel and is not in the exported model: 0"
+    checked = thinwire("task", "check", path, "--plan", mine / "plan.toml")
+    assert (checked.code, f"not sent   {said}" in checked.out) == (0, True)
+    words = [mine / "plan.toml", "--task", f"mine={path}", "--home", home]
+    begun = thinwire("sim", *words, "--clients", 2, "--set", "run.rounds=1")
+    assert (begun.code, f"warning: {said}" in begun.err) == (0, True)
+    with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9"}):
+        assert f"warning: {said}" in thinwire("run", *words, "--detach").err
+    with pytest.warns(UserWarning, match="get_extra_state"):
+        simulate(f"mine={path}", {"run": {"task": "mine", "rounds": 1}, "local": {"lr": 0.1, "steps": 1}}, clients=2)
 
 
 def test_a_failing_task_is_a_failed_client_and_with_debug_an_exception(thinwire, mine, home):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from thinwire.aggregation import counters, float_buffers
+from thinwire.aggregation.buffers import fixed_buffers, pack_fixed, unpack_fixed
 from thinwire.client.compute import tensors
 from thinwire.client.compute.errors import BadTask
 from thinwire.client.compute.places import placed
+from thinwire.core.errors import BadPayload
 from thinwire.core.layout import Layout
 
 
@@ -45,6 +49,47 @@ def test_frozen_tensors_stand_in_the_digest_alone() -> None:
     assert tensors.places_of(module).trained == places.trained
 
 
+def test_fixed_buffers_stand_in_the_digest_with_their_values() -> None:
+    digests = set()
+    for order, mask, turn in [([0, 1], [True, False], 1j), ([1, 0], [True, False], 1j), ([0, 1], [True, True], 1j),
+                              ([0, 1], [True, False], 2j)]:  # fmt: skip
+        module = nn.Linear(2, 2)
+        module.register_buffer("order", torch.tensor(order))
+        module.register_buffer("mask", torch.tensor(mask))
+        module.register_buffer("turn", torch.tensor(turn))  # of one element, and no counter
+        places = tensors.places_of(module)
+        assert [t.name for t in places.fixed] == ["order", "mask", "turn"]
+        digests.add(Layout.from_json(places.to_json()).digest)
+    assert len(digests) == 4
+
+
+def test_the_digest_of_a_layout_without_fixed_buffers_is_what_it_always_was() -> None:
+    last = nn.Linear(4, 1, dtype=torch.float64)
+    module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), last)
+    before = "2b6b27af6db36b9c72d6976ac4118a7e917b1a94a736c7915e4a2ec22996295b"
+    assert Layout.from_json(tensors.places_of(module).to_json()).digest == before
+    last.weight.data.fill_(0.5)
+    last.bias.data.fill_(0.25)
+    last.requires_grad_(False)
+    before = "a510b519714a41a1918831282a6d93bcf10d2e41a26aff258653db28c30f0e5c"
+    assert Layout.from_json(tensors.places_of(module).to_json()).digest == before
+
+
+def test_a_type_that_no_exported_file_can_hold_is_refused_by_the_buffers_name() -> None:
+    module = nn.Linear(2, 1)
+    module.register_buffer("turn", torch.ones(2, dtype=torch.complex128))
+    with pytest.raises(BadTask, match="the buffer turn is torch.complex128"):
+        tensors.places_of(module)
+
+
+def test_a_complex_parameter_is_refused_with_what_to_do() -> None:
+    module = nn.Linear(2, 1)
+    module.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(BadTask, match="turn is trained as torch.complex64") as refused:
+        tensors.places_of(module)
+    assert "view_as_complex" in refused.value.hint
+
+
 def test_what_is_written_is_read() -> None:
     module = normed()
     places = tensors.places_of(module)
@@ -75,6 +120,28 @@ def test_the_layout_that_an_aggregator_knows_has_the_same_places() -> None:
     assert (layout.size, [(t.name, t.offset) for t in layout.trained]) == (places.size, offsets)
     assert [t.name for t in float_buffers(layout)] == [t.name for t in places.buffers]
     assert [t.name for t in counters(layout)] == [t.name for t in places.counters]
+
+
+def test_fixed_tensors_come_back_from_their_bytes_or_are_refused() -> None:
+    module = normed()
+    module.register_buffer("order", torch.tensor([[2, 0, 1]]))
+    module.register_buffer("nothing", torch.zeros(0, dtype=torch.int32))
+    places = tensors.places_of(module)
+    layout = Layout.from_json(places.to_json())
+    values = tensors.read_fixed(module, places, module)
+    assert [t.name for t in fixed_buffers(layout)] == list(values) == ["order", "nothing"]
+    packed = pack_fixed(values)
+    found = unpack_fixed(layout, packed)
+    assert {name: array.tolist() for name, array in found.items()} == {"order": [[2, 0, 1]], "nothing": []}
+    trained = {**values, "0.weight": np.zeros((4, 2), np.float32)}
+    flat = {**values, "order": values["order"].reshape(-1)}
+    none = hashlib.sha256(b"none").digest() + b"none"
+    for wrong in (b"", packed[:-1], packed[:-1] + b"x", pack_fixed({"order": values["order"]}), pack_fixed(trained),
+                  pack_fixed(flat), none):  # fmt: skip
+        with pytest.raises(BadPayload):
+            unpack_fixed(layout, wrong)
+    assert pack_fixed({}) == b""
+    assert unpack_fixed(Layout.of({"w": (2,)}), b"") == {}
 
 
 def test_a_buffer_that_is_not_kept_is_no_part_of_the_model() -> None:

@@ -1,27 +1,33 @@
-"""Buffers that are not trained: running means and variances, and counters.
+"""Buffers that are not trained: running means and variances, counters, and those that nothing changes.
 
 Means are averaged by weight; a variance by the law of total variance, with the mean beside it; integers by maximum.
 They travel as one half-precision frame (with a scale a bucket), and their bytes are counted like all others.
+Buffers of several integers or bools, or of complex numbers, are fixed: every client makes them, the layout's digest
+holds their values, and the aggregator keeps one copy beside the run's models for the exported file.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from thinwire.aggregation.bound import Bound
 from thinwire.aggregation.parse import parse
 from thinwire.core.errors import BadPayload
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout, Tensor
-from thinwire.core.types import Arrived, Payload, Vector
+from thinwire.core.types import Arrived, Fixed, Payload, Vector
 
 MEAN, VARIANCE = "running_mean", "running_var"
 MAX_SPREAD = 2.0**120  # of a variance, and of a mean's square that is added to one: 2^7 of them are still a float32
 WIDE_BITS = 32  # of an integer that is counted up without an end: half of its range is left to count on in
+DIGEST = hashlib.sha256().digest_size
 
 
 def float_buffers(layout: Layout) -> tuple[Tensor, ...]:
@@ -29,9 +35,45 @@ def float_buffers(layout: Layout) -> tuple[Tensor, ...]:
     return tuple(t for t in layout.buffers if t.dtype.startswith(("float", "bfloat")))
 
 
+def float_values(layout: Layout, buffers: Vector) -> list[tuple[Tensor, Vector]]:
+    """Each float buffer with its place in the buffers' vector, which holds nothing else."""
+    found = float_buffers(layout)
+    ends = np.cumsum([0, *(t.size for t in found)])
+    return [(t, buffers[start : start + t.size]) for t, start in zip(found, ends[:-1], strict=True)]
+
+
 def counters(layout: Layout) -> tuple[Tensor, ...]:
     """Integer buffers of one element: they travel as plain numbers."""
-    return tuple(t for t in layout.buffers if not t.dtype.startswith(("float", "bfloat")) and t.size == 1)
+    return tuple(t for t in layout.buffers if not t.dtype.startswith(("float", "bfloat", "complex")) and t.size == 1)
+
+
+def fixed_buffers(layout: Layout) -> tuple[Tensor, ...]:
+    """All other buffers: training may not change them."""
+    others = {*float_buffers(layout), *counters(layout)}
+    return tuple(t for t in layout.buffers if t not in others)
+
+
+def pack_fixed(values: Fixed) -> bytes:
+    """Fixed tensors as safetensors behind a SHA-256; no bytes where there are none."""
+    kept = save({name: np.ascontiguousarray(array) for name, array in values.items()})
+    return hashlib.sha256(kept).digest() + kept if values else b""
+
+
+def unpack_fixed(layout: Layout, data: bytes) -> Fixed:
+    """What `pack_fixed` packed; BadPayload when it does not hold this layout's fixed buffers, whole."""
+    if data and hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
+        raise BadPayload("the fixed tensors are damaged", why="their digest differs")
+    try:
+        found = load(data[DIGEST:]) if data else {}
+    except SafetensorError as error:
+        raise BadPayload("the fixed tensors are no safetensors", why=str(error)) from error
+    fixed, frozen = fixed_buffers(layout), layout.of_role("frozen")
+    wrong = [name for name in found if name not in {t.name for t in (*fixed, *frozen)}]
+    wrong += [t.name for t in fixed if t.name not in found or found[t.name].dtype != t.dtype]
+    wrong += [t.name for t in (*fixed, *frozen) if t.name in found and found[t.name].shape != t.shape]
+    if wrong:
+        raise BadPayload("the fixed tensors are not those of this layout", why=f"{wrong[0][:80]} is missing or another")
+    return found
 
 
 def buffer_layout(layout: Layout) -> Layout:

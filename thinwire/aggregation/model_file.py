@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.aggregation import frame
-from thinwire.aggregation.buffers import buffer_codec, float_buffers
+from thinwire.aggregation.buffers import buffer_codec, float_buffers, float_values
+from thinwire.aggregation.buffers import counters as counted
 from thinwire.aggregation.parse import parse
 from thinwire.aggregation.vectors import BLOCK
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.home import disk_error, private_opener, sync_folder
 from thinwire.core.keys import Key
-from thinwire.core.layout import Layout
-from thinwire.core.types import Part, Vector
+from thinwire.core.layout import Layout, Tensor
+from thinwire.core.types import Fixed, Part, Vector
 
 FULL, BUFFERS = "full", "buffers"
 
@@ -86,6 +88,24 @@ def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vecto
         if float_buffers(layout):
             buffers = _read_buffers(file, path, layout, parts[-1])
     return params, buffers, digest(params)
+
+
+def named_tensors(
+    layout: Layout, params: Vector, buffers: Vector, counters: Mapping[str, int], fixed: Fixed
+) -> dict[str, NDArray[Any]]:
+    """A model by the names of the task's state_dict, tied weights under each name.
+
+    Frozen tensors are missing, but for those that `fixed` holds. bfloat16, which numpy lacks, becomes float32.
+    """
+    found = {t.name: _typed(t, params[t.offset : t.offset + t.size]) for t in layout.trained}
+    found |= {t.name: _typed(t, values) for t, values in float_values(layout, buffers)}
+    found |= {t.name: _typed(t, np.full(t.shape, counters.get(t.name, 0))) for t in counted(layout)}
+    found |= {t.name: _typed(t, fixed[t.name]) for t in layout.tensors if t.name in fixed}
+    return found | {other: found[name] for other, name in layout.aliases if name in found}
+
+
+def _typed(t: Tensor, values: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(values, "float32" if t.dtype == "bfloat16" else t.dtype).reshape(t.shape)
 
 
 def _read_buffers(file: BinaryIO, path: Path, layout: Layout, part: Part) -> Vector:

@@ -32,6 +32,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     """What a person reads."""
     yield f"{found['task']}: a task that trains"
     yield f"model      {found['parameters']} trained parameters in {found['tensors']} tensors{_beside(found)}"
+    if found["left_out"]:
+        yield f"not sent   {found['left_out']}"
     tested = "no test data (it will not be measured)"
     if found["test_examples"] is not None:
         tested = f"{found['test_examples']} to be measured on"

@@ -35,4 +35,4 @@ def first_model(
         return other.params, other.buffers, other.row.counters
     path = Path(init).expanduser()
     beside = file.absolute().parent / path
-    return read_model_file(beside if beside.exists() else path, made.layout, made.buffers)
+    return read_model_file(beside if beside.exists() else path, made.layout, made.buffers, made.fixed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.cli import say
 from thinwire.cli.places import aggregator_home
 from thinwire.cli.task_code import load
 
@@ -23,6 +24,8 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
     code = load(plan.run.task, file, task)
     require_own_loop(plan, code)
     made = initial_model(code, plan.run.seed)
+    if made.left_out:
+        say.note(f"warning: {made.left_out}")
     place = aggregator_home(home)
     vector, buffers, counters = first_model(store, home, plan, file, made)
-    return submit(store, place, plan, made.layout, vector, buffers, counters, report(code))
+    return submit(store, place, plan, made.layout, vector, buffers, counters, report(code), fixed=made.fixed)

@@ -27,7 +27,7 @@ from thinwire.client.answering import exchange
 from thinwire.client.answering.encoding import encode
 from thinwire.client.answering.following import Following
 from thinwire.client.compute import batches, tensors
-from thinwire.client.compute.bench import Bench
+from thinwire.client.compute.bench import Bench, require_alike
 from thinwire.client.compute.ending import task_code
 from thinwire.client.compute.errors import Wrong
 from thinwire.client.compute.evaluate import as_loss, evaluate
@@ -36,7 +36,7 @@ from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.disk.state import RunState
 from thinwire.client.failures import place
-from thinwire.client.initial import initial_model
+from thinwire.client.initial import Initial, build, initial_model
 from thinwire.client.task import require_own_loop
 from thinwire.core import keys
 from thinwire.core.errors import TaskError, ThinwireError
@@ -57,7 +57,7 @@ class Rehearsal:
     """What was seen. Bytes are a round's payload; `peak_bytes` is this process's memory at its highest.
 
     `own_train`: the task has its own train(); `step_s` is then the time of a call that was assigned `STEPS` steps,
-    divided by them.
+    divided by them. `left_out` says what of the model's state does not travel.
     """
 
     parameters: int
@@ -70,6 +70,7 @@ class Rehearsal:
     batch: list[str]
     loss_before: float
     loss_after: float
+    left_out: str
     own_train: bool
     metrics: dict[str, float]
     step_s: float
@@ -87,8 +88,9 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
     require_rules(plan, travels_of(plan, initial.layout))
     try:
         bench = Bench(task)
+        require_alike(bench.places, tensors.places_of(build(task)))
         with task_code():
-            return _rehearse(bench, bench.split(site), plan, initial.layout, initial.vector)
+            return _rehearse(bench, bench.split(site), plan, initial)
     except (ThinwireError, Wrong) as error:
         raise error if isinstance(error, TaskError) else TaskError(error.what, error.why, error.hint) from error
     except Exception as error:  # whatever the task's code raises, at the line where it did
@@ -99,8 +101,8 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
         ) from error
 
 
-def _rehearse(bench: Bench, split: Split, plan: RunPlan, layout: Layout, base: Any) -> Rehearsal:
-    task, size = bench.task, plan.local.batch
+def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Rehearsal:
+    task, size, layout, base = bench.task, plan.local.batch, initial.layout, initial.vector
     module = bench.set_up(base.copy(), None, {})
     batch = next(iter(batches.shuffled(split.train, size, derive(KEY, "data"))))  # the first that is trained on below
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
@@ -118,11 +120,12 @@ def _rehearse(bench: Bench, split: Split, plan: RunPlan, layout: Layout, base: A
     TorchTrainer(task, assigned(plan, STEPS)).train(module, split.train, Work(STEPS, size), Key(3))
     step_s = (time.perf_counter() - began) / STEPS
     sums = evaluate(module, task, split.train if split.test is None else split.test, most=1)
+    bench.require_unchanged("training" if task.optional("train") is None else "train()")
     return Rehearsal(
         layout.size, len(layout.trained), len(layout.buffers), len(layout.of_role("frozen")), layout.digest,
         batches.count(split.train), batches.count(split.test) if split.test is not None else None, shapes(batch),
-        before, after, task.optional("train") is not None, {name: total / n for name, (total, n) in sums.items() if n},
-        step_s, peak_bytes(), spec,
+        before, after, initial.left_out, task.optional("train") is not None,
+        {name: total / n for name, (total, n) in sums.items() if n}, step_s, peak_bytes(), spec,
         sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, layout.size * 4,
     )  # fmt: skip
 

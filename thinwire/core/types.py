@@ -16,6 +16,7 @@ PROTOCOL = 1
 
 Vector: TypeAlias = NDArray[np.float32]  # contiguous, 1-D: trained parameters of a segment or a model, or their change
 State: TypeAlias = dict[str, NDArray[Any]]  # named arrays that a step carries from call to call
+Fixed: TypeAlias = Mapping[str, NDArray[Any]]  # tensors that no training changes and the exported file needs, by name
 Payload: TypeAlias = bytes  # what an encoder made: one binary frame (aggregation/frame.py)
 Arrived: TypeAlias = bytes | memoryview  # a payload as it lies in the spool, which need not be read into memory
 Metrics: TypeAlias = Mapping[str, tuple[float, float]]  # name -> (sum, count); the value shown is sum / count

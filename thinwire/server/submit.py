@@ -19,7 +19,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.home import AggregatorHome, own
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Vector
+from thinwire.core.types import Fixed, Vector
 from thinwire.server.choices.errands import best_times
 from thinwire.server.choices.known import Known
 from thinwire.server.model.step import require_values
@@ -40,9 +40,10 @@ def submit(
     report: TaskReport,
     source: Literal["devices", "sim"] = "devices",
     owned: contextlib.ExitStack | None = None,
+    fixed: Fixed | None = None,
 ) -> str:
     """Check everything, store the first model and queue the run; gives its id. With [run] init = "device" there is no
-    first model yet, and of what is given only the layout counts.
+    first model yet, and of what is given only the layout and the fixed buffers count.
 
     A crash in between leaves a row that is still `preparing`: it is never begun, and `end_abandoned` closes it. `owned`
     is for who drives the run here: it holds the run's lock for as long as that takes.
@@ -67,10 +68,11 @@ def submit(
         run_id = store.create_run(plan.run.task, plan, layout, report, source=source)
         folder, now = home.run(run_id), time.time()
         (owned or meanwhile).enter_context(own(home.owner(run_id)))
-        stored = list[Event]()
+        versions, stored = Versions(folder, travels, home.durable), list[Event]()
+        versions.write_fixed(fixed or {})
         if plan.run.init != "device":
             first = np.concatenate([params, np.zeros(travels.size - layout.size, np.float32)])
-            stored.append(Versions(folder, travels, home.durable).write(0, first, buffers, counters, now))
+            stored.append(versions.write(0, first, buffers, counters, now))
         store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")])
     return run_id
 

@@ -7,6 +7,7 @@ import importlib
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,9 +116,13 @@ def simulate(
         home = AggregatorHome.under(folder, durable=False)
         with Store.open(home.database, durable=False) as store:
             site = Site(data=data, split=split, seed=read.run.seed)
+            code = loaded(task, read)
+            first = initial_model(code, read.run.seed)
+            if first.left_out:
+                warnings.warn(first.left_out, stacklevel=2)
             run_id = run_sim(
-                read, loaded(task, read), store=store, home=home, clients=clients, site=site, debug=debug,
-                processes=processes, spec=task if isinstance(task, str) else "", step_s=step_s,
+                read, code, store=store, home=home, clients=clients, site=site, debug=debug,
+                processes=processes, spec=task if isinstance(task, str) else "", step_s=step_s, first=first,
             )  # fmt: skip
             return History(store.run(run_id), store.rounds(run_id))
     finally:
@@ -185,7 +190,7 @@ def run_sim(
         orders = Orders(store)
         run_id = submit(
             store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
-            owned=stack,
+            owned=stack, fixed=made.fixed,
         )  # fmt: skip
         on_begin(run_id)
 

@@ -76,6 +76,9 @@ def begin(device: Device) -> int:
         worker = Worker(specs, Interpreter(python, folder), device=device.device, threads=device.threads)
         stack.callback(worker.close)
         worker.describe()
+        for task in worker.described:
+            if task.left_out:
+                say.note(f"warning: the task {task.name}: {task.left_out}")
         data = device.data.absolute() if device.data else None
         site = Site(device.name, data, part, parts, device.split, device.seed, device.device)
         Typed.now().remember(folder)

@@ -206,10 +206,15 @@ def model(
     names = found.export(out)
     if json:
         document = {"run_id": found.run.run_id, "version": found.row.version, "digest": found.row.digest}
-        say.document(document | {"metrics": dict(found.metrics), "file": str(out), "tensors": names})
+        document |= {"metrics": dict(found.metrics), "file": str(out), "tensors": names}
+        say.document(document | {"buffers": found.statistics, "frozen": found.frozen})
     else:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in found.metrics.items()) or "not measured"
         say.line(f"{out}: {found.run.run_id} version {found.row.version}, {len(names)} tensors, {figures}")
+        if found.statistics:
+            say.line(f"its buffers (BatchNorm statistics and the like) are {found.statistics}")
+        if found.frozen:
+            say.line(f"not in it: {len(found.frozen)} frozen tensors, which are those of the task's model()")
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """A model as a .safetensors file, with the names of the task's state_dict: what anybody can load without Thinwire.
 
-Tied weights stand under each of their names, so that `load_state_dict` takes the file as it is; buffers and integer
-counters are included; frozen tensors are not (they never leave the device and are those of the task's own model).
+Tied weights stand under each of their names, so that `load_state_dict` takes the file as it is; all buffers are
+included; frozen tensors are not, unless model() draws them at random (they are those of the task's own model).
 """
 
 from __future__ import annotations
@@ -16,35 +16,46 @@ from numpy.typing import NDArray
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
+COMPLEX = ("C64",)
 
 if TYPE_CHECKING:
     from thinwire.core import Layout, Vector
     from thinwire.core.layout import Tensor
+    from thinwire.core.types import Fixed
 
 
 def write_model_file(
-    path: Path, layout: Layout, params: Vector, buffers: Vector, counters: Mapping[str, int], about: Mapping[str, str]
+    path: Path,
+    layout: Layout,
+    params: Vector,
+    buffers: Vector,
+    counters: Mapping[str, int],
+    fixed: Fixed,
+    about: Mapping[str, str],
 ) -> list[str]:
     """Write the model at once or not at all; gives the tensors' names. `about` becomes the file's metadata."""
     from safetensors.numpy import save
 
-    from thinwire.aggregation import counters as counted
+    from thinwire.aggregation.model_file import named_tensors
     from thinwire.core.home import write_atomically
 
-    tensors = {t.name: _stored(t, params[t.offset : t.offset + t.size]) for t in layout.trained}
-    tensors |= {t.name: _stored(t, values) for t, values in _float_buffers(layout, buffers)}
-    tensors |= {t.name: _stored(t, np.full(t.shape, counters.get(t.name, 0))) for t in counted(layout)}
-    tensors |= {other: tensors[name] for other, name in layout.aliases if name in tensors}
+    tensors = named_tensors(layout, params, buffers, counters, fixed)
     metadata = {**about, "format": "pt", "tied": " ".join(f"{other}={name}" for other, name in layout.aliases)}
     write_atomically(path, save(tensors, metadata), mode=0o644)
     return sorted(tensors)
 
 
-def read_model_file(path: Path, layout: Layout, zeros: Vector) -> tuple[Vector, Vector, dict[str, int]]:
-    """(params, buffers, counters) of a file for this layout; `zeros` is the buffers' vector where it has none."""
+def read_model_file(
+    path: Path, layout: Layout, zeros: Vector, fixed: Fixed | None = None
+) -> tuple[Vector, Vector, dict[str, int]]:
+    """(params, buffers, counters) of a file for this layout; `zeros` is the buffers' vector where it has none.
+
+    `TaskError` where the file has other fixed tensors than the task's model(): each client makes them for itself.
+    """
     from safetensors import SafetensorError, safe_open
 
     from thinwire.aggregation import counters as counted
+    from thinwire.aggregation.buffers import float_values
     from thinwire.core.errors import DataLost, TaskError
 
     try:
@@ -65,9 +76,15 @@ def read_model_file(path: Path, layout: Layout, zeros: Vector) -> tuple[Vector, 
             why=f"in {', '.join(wrong[:5])}" + (" ..." if len(wrong) > 5 else ""),
             hint="a file whose values are finite",
         )
+    if other := [name for name, values in (fixed or {}).items() if name in found and not _same(found[name], values)]:
+        raise TaskError(
+            f"{path} has another {other[0]} than the task's model()",
+            why="what no training changes does not travel: each client makes it in model()",
+            hint="give model() the values of the file",
+        )
     params = np.concatenate([np.empty(0, np.float32), *(_flat(found[t.name]) for t in layout.trained)])
     buffers = np.array(zeros)
-    for t, values in _float_buffers(layout, buffers):
+    for t, values in float_values(layout, buffers):
         if t.name in found:
             values[:] = _flat(found[t.name])
     counters = {t.name: int(found[t.name].max()) for t in counted(layout) if t.name in found}
@@ -82,10 +99,11 @@ def _read(path: Path, file: Any, t: Tensor) -> NDArray[Any]:
     from thinwire.core.errors import TaskError
 
     dtype, floats = file.get_slice(t.name).get_dtype(), t.dtype.startswith(("float", "bfloat"))
-    if dtype not in (FLOATS if floats else INTEGERS):
+    known = FLOATS if floats else COMPLEX if t.dtype.startswith("complex") else INTEGERS
+    if dtype not in known:
         raise TaskError(
             f"{path} has the tensor {t.name} as {dtype}, and the model has it as {t.dtype}",
-            why=f"it is read from {', '.join(FLOATS if floats else INTEGERS)}; nothing says what else would stand for",
+            why=f"it is read from {', '.join(known)}; nothing says what else would stand for",
             hint=f"convert it first: tensor.to(torch.{'float32' if floats else t.dtype})",
         )
     if dtype == "BF16":  # numpy has no such type: the upper half of a float32
@@ -105,20 +123,10 @@ def _raw(path: Path, name: str, dtype: str) -> NDArray[Any]:
         return np.frombuffer(file.read(end - begin), dtype)
 
 
-def _float_buffers(layout: Layout, buffers: Vector) -> list[tuple[Tensor, Vector]]:
-    """Each float buffer with its place in the buffers' vector, which holds no integers."""
-    from thinwire.aggregation import float_buffers
-
-    found = float_buffers(layout)
-    ends = np.cumsum([0, *(t.size for t in found)])
-    return [(t, buffers[start : start + t.size]) for t, start in zip(found, ends[:-1], strict=True)]
+def _same(found: NDArray[Any], made: NDArray[Any]) -> bool:
+    """Whether a file's tensor, as it was read, is bit for bit the one that model() makes: NaN too."""
+    return found.shape == made.shape and found.tobytes() == made.astype(found.dtype).tobytes()
 
 
 def _flat(values: NDArray[Any]) -> Vector:
     return np.ascontiguousarray(values, np.float32).reshape(-1)
-
-
-def _stored(t: Tensor, values: NDArray[Any]) -> NDArray[Any]:
-    """A tensor as numpy has it: bfloat16, which numpy lacks, is kept as float32, which loses nothing."""
-    dtype = "float32" if t.dtype == "bfloat16" else t.dtype
-    return np.ascontiguousarray(values, dtype).reshape(t.shape)

@@ -13,7 +13,11 @@ from thinwire.cli.runs.model_file import write_model_file
 
 if TYPE_CHECKING:
     from thinwire.core import Layout, Vector
+    from thinwire.core.types import Fixed
     from thinwire.store import ModelRow, RunRow, Store
+
+
+AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class StoredModel:
     layout: Layout
     params: Vector
     buffers: Vector
+    fixed: Fixed
     metrics: Mapping[str, float]
 
     def about(self) -> dict[str, str]:
@@ -39,10 +44,31 @@ class StoredModel:
             "digest": self.row.digest,
             "layout_digest": self.layout.digest,
             "metrics": json.dumps(dict(self.metrics)),
+            **({"buffers": said} if (said := self.statistics) else {}),
+            **({"frozen": " ".join(frozen)} if (frozen := self.frozen) else {}),
         }
 
+    @property
+    def statistics(self) -> str:
+        """Whose float buffers (BatchNorm statistics and the like) the model has; "" of a model without any."""
+        from thinwire.aggregation import float_buffers
+
+        kept = str(dict(self.run.plan["local"]).get("buffers", AVERAGE))
+        if not float_buffers(self.layout):
+            return ""
+        if kept != AVERAGE:
+            return f'those of the first model, not of any client: [local] buffers = "{kept}"'
+        return "the mean over clients" if self.row.version else "those of the first model"
+
+    @property
+    def frozen(self) -> list[str]:
+        """Names of the tensors that are not in the file."""
+        return [t.name for t in self.layout.of_role("frozen") if t.name not in self.fixed]
+
     def export(self, path: Path) -> list[str]:
-        return write_model_file(path, self.layout, self.params, self.buffers, self.row.counters, self.about())
+        return write_model_file(
+            path, self.layout, self.params, self.buffers, self.row.counters, self.fixed, self.about()
+        )
 
 
 def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> StoredModel:
@@ -72,7 +98,8 @@ def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> St
         )
     stored = ModelStored(row.at, row.version, row.digest, row.file, row.parts, row.counters)
     params, buffers = folder.read(stored)
-    return StoredModel(run, row, layout, params[: layout.size], buffers, _metrics(store, run, version))
+    fixed, metrics = folder.read_fixed(), _metrics(store, run, version)
+    return StoredModel(run, row, layout, params[: layout.size], buffers, fixed, metrics)
 
 
 def _untrained(run: RunRow, which: str) -> Exception:

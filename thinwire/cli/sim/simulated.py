@@ -47,6 +47,8 @@ def simulated(
     code = load_task(spec)
     require_processes(processes, spec, debug)
     made = initial_model(code, plan.run.seed)
+    if made.left_out:
+        say.note(f"warning: {made.left_out}")
     site = Site(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(), list[str]()
     with opened(home, read_only=False) as store, screen() as (tell, show), remembered() as look:
@@ -61,8 +63,8 @@ def simulated(
         try:
             run_sim(
                 plan, code, store=store, home=aggregator_home(home), clients=clients, site=site, debug=debug,
-                first=Initial(made.layout, params, buffers, dict(counters)), on_event=on_event, on_begin=begun.append,
-                processes=processes, spec=spec,
+                first=Initial(made.layout, params, buffers, dict(counters), made.fixed), on_event=on_event,
+                on_begin=begun.append, processes=processes, spec=spec,
             )  # fmt: skip
         except KeyboardInterrupt:
             _end(store, begun, "stopped", "stopped with Ctrl-C", 10)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from . import batches, tensors
+from .as_built import AsBuilt
 from .clock import REAL, Clock
 from .ending import task_code
-from .errors import BadUsage
+from .errors import BadTask, BadUsage
 from .evaluate import evaluate, never
 from .initial import build, first_model
 from .order import Done, Order
@@ -38,19 +39,35 @@ def silent(what: str, done: int, total: int) -> None: ...
 
 @dataclass
 class Bench:
-    """The module is built when it is first needed, a site's data read then; each order sets all parameters anew."""
+    """The module is built when it is first needed, a site's data read then; each order begins with the module as built.
+
+    Law: what an order gives depends on the order, the site and the vectors alone, not on the orders before it.
+    """
 
     task: LoadedTask
     device: str = "cpu"
     _splits: dict[Site, Split] = field(default_factory=dict)
-
-    @cached_property
-    def module(self) -> nn.Module:
-        return build(self.task).to(self.device)
+    _built: AsBuilt | None = field(init=False, default=None)
+    _in_use: bool = field(init=False, default=False)  # task code has had the module since its tensors were looked at
 
     @cached_property
     def places(self) -> Places:
-        return tensors.places_of(self.module)
+        return self.built.places
+
+    @property
+    def built(self) -> AsBuilt:
+        if self._built is None:
+            module = build(self.task).to(self.device)
+            places = tensors.places_of(module)
+            if "places" in vars(self):
+                require_alike(places, self.places)
+            self._built = AsBuilt(module, places)
+        return self._built
+
+    @property
+    def left_out(self) -> str:
+        """What of the module's state does not travel, in words."""
+        return tensors.left_out(self.built.module)
 
     def split(self, site: Site) -> Split:
         if site not in self._splits:
@@ -60,15 +77,38 @@ class Bench:
     @cached_property
     def fresh(self) -> tuple[Vector, dict[str, int]]:
         """The buffers and counters that the module was built with."""
-        return tensors.read_buffers(self.module, self.places).copy(), tensors.read_counters(self.module, self.places)
+        module = self.built.module
+        return tensors.read_buffers(module, self.places).copy(), tensors.read_counters(module, self.places)
 
     def set_up(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
         """The module as the run's model; what is not given is as it was built, whatever it has done since."""
+        if self._in_use and self.built.changed():  # the order before this one failed or was withdrawn
+            self._built = None
+        self._in_use = True
+        return self._filled(params, buffers, counters)
+
+    def _filled(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
         fresh_buffers, fresh_counters = self.fresh
-        tensors.write(self.module, self.places, params)
-        tensors.write_buffers(self.module, self.places, fresh_buffers if buffers is None else buffers)
-        tensors.write_counters(self.module, self.places, {**fresh_counters, **counters})
-        return self.module
+        module = self.built.restore()
+        tensors.write(module, self.places, params)
+        tensors.write_buffers(module, self.places, fresh_buffers if buffers is None else buffers)
+        tensors.write_counters(module, self.places, {**fresh_counters, **counters})
+        return module
+
+    @property
+    def _trains(self) -> str:
+        return "training" if self.task.optional("train") is None else "train()"
+
+    def require_unchanged(self, by: str) -> None:
+        """`BadTask` where frozen tensors or fixed buffers have changed; the module is then built again."""
+        changed, self._in_use = self.built.changed(), False
+        if changed:
+            self._built = None
+            raise BadTask(
+                f"{changed} was changed by {by}",
+                why="it does not travel: every client must keep what model() made",
+                hint="requires_grad = True, a float buffer, or register_buffer(.., persistent=False)",
+            )
 
     @task_code()
     def do(
@@ -103,6 +143,7 @@ class Bench:
         if order.measure and split.test is not None:
             tell("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
+            module = self._filled(params, buffers, order.counters) if order.train else module
         done.measure_s = clock.now() - begun
         if trainer is not None:
             begun = clock.now()
@@ -114,7 +155,18 @@ class Bench:
             done.buffers = tensors.read_buffers(module, self.places)
             done.counters = tensors.read_counters(module, self.places)
             done.train_s = clock.now() - begun
+        self.require_unchanged("evaluation" if not order.train else self._trains)
         return done
+
+
+def require_alike(one: Places, other: Places) -> None:
+    """`BadTask` where two calls of model() gave other tensors, or other values of those that do not travel."""
+    if one != other:
+        raise BadTask(
+            "model() gives other tensors each time it is called",
+            why="frozen tensors and fixed buffers must be the same on every client",
+            hint="draw them by torch.rand and the like, which are seeded, or from a generator with a fixed seed",
+        )
 
 
 def compute_device(wanted: str) -> str:

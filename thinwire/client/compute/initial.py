@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -24,12 +24,19 @@ if TYPE_CHECKING:
 
 
 class First(NamedTuple):
-    """Version 0: trained parameters, float buffers, and integer buffers as counters."""
+    """Version 0: trained parameters, float buffers, single integers as counters, and what no training changes.
+
+    `fixed` holds the fixed buffers, and the frozen tensors that `model()` draws at random: whoever loads the exported
+    model could not make those. Both are the same in every run, since every client draws them by one seed. `left_out`
+    says what does not travel.
+    """
 
     places: Places
     params: Vector
     buffers: Vector
     counters: dict[str, int]
+    fixed: dict[str, NDArray[Any]]
+    left_out: str
 
 
 def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
@@ -48,7 +55,8 @@ def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
 def first_model(task: LoadedTask, run_seed: int) -> First:
     """A model drawn by the run's seed; `BadTask` says where the task's code raised."""
     try:
-        places = tensors.places_of(build(task))
+        everywhere = build(task)
+        places = tensors.places_of(everywhere)
         module = build(task, derive(Key(run_seed), "init"))
     except Wrong:
         raise
@@ -56,7 +64,8 @@ def first_model(task: LoadedTask, run_seed: int) -> First:
         raise BadTask(f"model() of the task {task.name} raised {place(error, task.file)}", why=str(error)) from error
     return First(
         places, tensors.read(module, places), tensors.read_buffers(module, places),
-        tensors.read_counters(module, places),
+        tensors.read_counters(module, places), tensors.read_fixed(everywhere, places, module),
+        tensors.left_out(module),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-FLOATS = ("float", "bfloat")
+FLOATS, COMPLEX = ("float", "bfloat"), "complex"
 
 
 class Tensor(NamedTuple):
@@ -31,7 +31,10 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """All tensors in the module's order. Tied ones stand once, their other names in `aliases`."""
+    """All tensors in the module's order. Tied ones stand once, their other names in `aliases`.
+
+    `frozen_digest` is over the values of frozen tensors and fixed buffers, which every client makes for itself.
+    """
 
     tensors: tuple[Tensor, ...]
     aliases: tuple[tuple[str, str], ...] = ()
@@ -49,8 +52,21 @@ class Places:
     @cached_property
     def counters(self) -> tuple[Tensor, ...]:
         """Integer buffers of one element: plain numbers."""
-        kept = (t for t in self.tensors if t.role == "buffer" and not t.dtype.startswith(FLOATS))
-        return tuple(t for t in kept if t.size == 1)
+        return tuple(t for t in self._others if t.size == 1 and not t.dtype.startswith(COMPLEX))
+
+    @cached_property
+    def fixed(self) -> tuple[Tensor, ...]:
+        """All other buffers (permutations, masks, complex numbers): training leaves them as `model()` made them."""
+        return tuple(t for t in self._others if t not in self.counters)
+
+    @cached_property
+    def untrained(self) -> tuple[Tensor, ...]:
+        """Frozen tensors and fixed buffers: what training may not change."""
+        return tuple(t for t in self.tensors if t.role == "frozen") + self.fixed
+
+    @cached_property
+    def _others(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role == "buffer" and not t.dtype.startswith(FLOATS))
 
     @cached_property
     def size(self) -> int:

@@ -154,10 +154,11 @@ def _described(bench: Bench, task: LoadedTask) -> dict[str, Any]:
     """What is told of a task; an error by its place."""
     told: dict[str, Any] = {
         "name": task.name, "version": task.version, "source_digest": task.source_digest, "file": task.file,
-        "layout": None, "error": "",
+        "layout": None, "error": "", "left_out": "",
     }  # fmt: skip
     try:
         told["layout"] = bench.places.to_json()
+        told["left_out"] = bench.left_out
     except Exception as error:  # whatever model() raises: another task of this device may work
         told["error"] = place(error, task.file)
         traceback.print_exc()

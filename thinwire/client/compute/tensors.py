@@ -1,9 +1,14 @@
-"""A torch module as one flat vector, and back. Tied weights stand once; frozen ones only in the layout's digest."""
+"""A torch module as one flat vector, and back. Tied weights stand once.
+
+Frozen tensors and fixed buffers (integers, bools and complex numbers) do not travel: the layout's digest holds their
+values, so that a client whose code makes others is refused.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +23,10 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
+REAL_ONLY = "float32; of a complex number its real and imaginary part, joined by torch.view_as_complex"
+MAX_NAMED = 3  # modules in one sentence
+STORED = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "complex64")
+
 
 def places_of(module: nn.Module) -> Places:
     """Trained tensors are those with `requires_grad`, buffers those that a state dict keeps.
@@ -27,24 +36,27 @@ def places_of(module: nn.Module) -> Places:
     first: dict[int, str] = {}
     tensors: list[Tensor] = []
     aliases: list[tuple[str, str]] = []
-    frozen = hashlib.sha256()
+    values: list[torch.Tensor] = []
     for name, tensor, role in _named(module):
         if id(tensor) in first:
             aliases.append((name, first[id(tensor)]))
             continue
         first[id(tensor)] = name
         tensors.append(Tensor(name, tuple(tensor.shape), str(tensor.dtype).split(".")[-1], role))
-        if role == "frozen":
-            frozen.update(_bytes(tensor))
+        values.append(tensor)
     if not any(t.role == "trained" and t.size for t in tensors):
         raise BadTask("model() has nothing to train", why="no parameter has requires_grad", hint="unfreeze some")
-    digest = frozen.hexdigest() if any(t.role == "frozen" for t in tensors) else ""
-    return Places(tuple(tensors), tuple(aliases), digest)
+    places, whole = Places(tuple(tensors), tuple(aliases)), hashlib.sha256()
+    untrained = {t.name for t in places.untrained}
+    for t, tensor in zip(tensors, values):
+        if t.name in untrained:
+            hash_values(tensor, whole)
+    return replace(places, frozen_digest=whole.hexdigest()) if untrained else places
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
     """Every name of every tensor, in the module's order, with its role."""
-    for name, parameter in _members(module, "_parameters"):
+    for name, parameter in members(module, "_parameters"):
         if nn.parameter.is_lazy(parameter):
             raise BadTask(
                 f"model() has a tensor without a shape: {name}",
@@ -52,15 +64,33 @@ def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
                 hint="call the model once on an example in model(), or give the sizes",
             )
         if parameter.requires_grad and not parameter.dtype.is_floating_point:
-            raise BadTask(f"{name} is trained as {parameter.dtype}", why="updates are float32 vectors", hint="float32")
+            raise BadTask(f"{name} is trained as {parameter.dtype}", why="updates are float32 vectors", hint=REAL_ONLY)
         yield name, parameter, "trained" if parameter.requires_grad else "frozen"
     kept = set(module.state_dict(keep_vars=True))
-    for name, buffer in _members(module, "_buffers"):
+    for name, buffer in members(module, "_buffers"):
         if name in kept:
+            if not buffer.dtype.is_floating_point and str(buffer.dtype).split(".")[-1] not in STORED:
+                raise BadTask(
+                    f"the buffer {name} is {buffer.dtype}",
+                    why="a model is exported as safetensors, which has no such type",
+                    hint="complex64 instead of complex128; or register_buffer(.., persistent=False)",
+                )
             yield name, buffer, "buffer"
 
 
-def _members(module: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
+def left_out(module: nn.Module) -> str:
+    """What of the module's state does not travel though its state dict has it, in words; "" where nothing is."""
+    own = getattr(nn.Module, "get_extra_state", None)  # since torch 1.10
+    names = [
+        name or type(inner).__name__
+        for name, inner in module.named_modules()
+        if getattr(type(inner), "get_extra_state", None) is not own
+    ]
+    said = "get_extra_state() does not travel and is not in the exported model"
+    return f"{said}: {', '.join(names[:MAX_NAMED])}" if names else ""
+
+
+def members(module: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
     """What `named_parameters` and `named_buffers` give with every name of a tied one, which only torch 2 can."""
     for place, inner in module.named_modules(remove_duplicate=False):
         for name, tensor in getattr(inner, kind).items():
@@ -68,16 +98,29 @@ def _members(module: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
                 yield (f"{place}.{name}" if place else name), tensor
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def member(module: nn.Module, name: str) -> torch.Tensor | None:
+    """The parameter or buffer of this name; None where there is none any more."""
+    found: Any = module
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def hash_values(tensor: torch.Tensor, into: Any) -> None:
+    """Feed a tensor's bytes to a hash."""
+    into.update(_bytes(tensor).data)
+
+
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found
 
 
 def read(module: nn.Module, places: Places) -> Vector:
     """The trained parameters, one after the other."""
     out: Vector = np.empty(places.size, np.float32)
-    named = dict(module.named_parameters())
     for t, span in placed(places.trained):
-        out[span] = _flat(named[t.name])
+        out[span] = _flat(_there(module, t))
     return out
 
 
@@ -92,8 +135,7 @@ def write(module: nn.Module, places: Places, vector: Vector) -> None:
 
 def read_buffers(module: nn.Module, places: Places) -> Vector:
     """The buffers of floats (running means and the like) as one vector."""
-    named = dict(module.named_buffers())
-    parts = [_flat(named[t.name]) for t in places.buffers]
+    parts = [_flat(_there(module, t)) for t in places.buffers]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
@@ -106,8 +148,23 @@ def write_buffers(module: nn.Module, places: Places, vector: Vector) -> None:
 
 def read_counters(module: nn.Module, places: Places) -> dict[str, int]:
     """The integer buffers of one element."""
-    named = dict(module.named_buffers())
-    return {t.name: int(named[t.name].item()) for t in places.counters}
+    return {t.name: int(_there(module, t).item()) for t in places.counters}
+
+
+def read_fixed(module: nn.Module, places: Places, otherwise_seeded: nn.Module) -> dict[str, NDArray[Any]]:
+    """The fixed buffers, and the frozen tensors that another seed makes otherwise, by name."""
+    drawn = [t for t in places.tensors if t.role == "frozen" and not _equal(module, otherwise_seeded, t)]
+    return {t.name: _array(_there(module, t)) for t in (*places.fixed, *drawn)}
+
+
+def _equal(one: nn.Module, other: nn.Module, t: Tensor) -> bool:
+    return bool((_bytes(_there(one, t)) == _bytes(_there(other, t))).all())
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    kept = tensor.detach().cpu()
+    found: NDArray[Any] = (kept.float() if kept.dtype == torch.bfloat16 else kept).numpy().copy()
+    return found
 
 
 def write_counters(module: nn.Module, places: Places, values: Mapping[str, int]) -> None:
@@ -116,6 +173,17 @@ def write_counters(module: nn.Module, places: Places, values: Mapping[str, int])
         for t in places.counters:
             if t.name in values:
                 named[t.name].fill_(values[t.name])
+
+
+def _there(module: nn.Module, t: Tensor) -> torch.Tensor:
+    """A tensor of the model; `BadTask` where task code took it out or gave it another shape."""
+    found = member(module, t.name)
+    if found is None or tuple(found.shape) != t.shape:
+        now = "is no longer in the model" if found is None else f"now has the shape {tuple(found.shape)}"
+        raise BadTask(
+            f"{t.name} {now}", why="training changed the model's structure", hint="give model() its final structure"
+        )
+    return found
 
 
 def _flat(tensor: torch.Tensor) -> Vector:

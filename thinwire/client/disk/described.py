@@ -32,6 +32,7 @@ class Described:
     layout: Mapping[str, Any] | None = None
     error: str = ""
     wrong: Sequence[str] = ()  # what `compute/errors.py` has raised as it was imported
+    left_out: str = ""  # what of the model's state does not travel, in words
 
     @classmethod
     def told(cls, row: Mapping[str, Any]) -> Described:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.aggregation.buffers import unpack_fixed
 from thinwire.aggregation.warmup import codec_of
 from thinwire.core.errors import BadPayload, DataLost, PlanError, TaskError, TooFewClients
 from thinwire.core.events import ModelStored
@@ -23,7 +24,7 @@ from thinwire.core.json_bounds import read_json
 from thinwire.core.layout import Layout
 from thinwire.core.messages import MAX_HEAD_BYTES, ask_to_bytes, reply_from_bytes
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Ask, Failure, ReplyHead, Verdict, Work
+from thinwire.core.types import Ask, Failure, Fixed, ReplyHead, Verdict, Work
 from thinwire.flower.stock.carrying import Carried
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class StockRun:
     metrics: dict[str, float] = field(default_factory=dict)
     _max_header: int = MAX_HEAD_BYTES  # bytes of an update's, which follow from the first model
     _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    fixed: Fixed = field(init=False, default_factory=dict)
     _weights: dict[str, int] = field(default_factory=dict)  # see server/model/device_weights.py
 
     def make(self, nodes: int) -> None:
@@ -113,9 +115,11 @@ class StockRun:
         """The model as safetensors."""
         from safetensors.numpy import save_file
 
+        from thinwire.aggregation.model_file import named_tensors
+
         model = self.model
-        tensors = {t.name: model.params[t.offset : t.offset + t.size].reshape(t.shape) for t in model.layout.trained}
-        save_file(tensors, path)
+        tensors = named_tensors(model.layout, model.params, model.buffers, model.counters, self.fixed)
+        save_file(tensors, path, {"format": "pt"})
 
     def _nodes(self, wanted: int) -> list[int]:
         """So many nodes, waited for."""
@@ -133,10 +137,12 @@ class StockRun:
 
         for node in nodes:
             try:
-                layout, stored, model_file = self._begin(node)
+                layout, stored, body = self._begin(node)
+                length = sum(part[1] for part in stored.parts)
+                self.fixed = unpack_fixed(layout, body[length:])
                 versions = Versions(self.folder, layout)
                 with open(versions.path(0), "wb", opener=private_opener) as file:
-                    file.write(model_file)
+                    file.write(body[:length])
                 require_values(versions.read(stored)[0])
             except UNREADABLE as error:
                 print(f"thinwire: node {node} gave no first model: {type(error).__name__}: {error}", flush=True)

@@ -37,7 +37,11 @@ def client_app() -> ClientApp:
 
 
 def described(asked: Carried, context: Context) -> Carried:
-    """Layout and first model, drawn by the run's seed: the aggregator never imports task code."""
+    """Layout and first model, drawn by the run's seed, with the fixed tensors behind it.
+
+    The aggregator never imports task code.
+    """
+    from thinwire.aggregation.buffers import pack_fixed
     from thinwire.client import load_task
     from thinwire.client.initial import initial_model
     from thinwire.server.model.versions import Versions
@@ -47,7 +51,7 @@ def described(asked: Carried, context: Context) -> Carried:
     with tempfile.TemporaryDirectory() as folder:
         versions = Versions(Path(folder), made.layout)
         stored = versions.write(0, made.vector, made.buffers, made.counters, time.time())
-        parts = versions.path(0).read_bytes()
+        parts = versions.path(0).read_bytes() + pack_fixed(made.fixed)
     head = {"layout": made.layout.to_json(), "digest": stored.digest, "parts": stored.parts, "counters": made.counters}
     return Carried(json.dumps(head).encode(), parts)
 

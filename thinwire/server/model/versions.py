@@ -2,7 +2,8 @@
 
 A file holds one identity frame a segment, then a frame of float buffers where the model has any. It is durable
 before the event that names it is recorded, so the journal never names a file that is not there. What the server's
-optimizer remembers stands in `v000007.state` beside it, which never leaves the aggregator.
+optimizer remembers stands in `v000007.state` beside it, which never leaves the aggregator. Fixed tensors are the same
+in all versions and stand in the file `fixed`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from thinwire.aggregation import read_model, write_model
-from thinwire.core.errors import DataLost
+from thinwire.aggregation.buffers import pack_fixed, unpack_fixed
+from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import ModelStored, ShadowStored
 from thinwire.core.home import write_atomically
 from thinwire.core.layout import Layout
-from thinwire.core.types import Part, State, Vector
+from thinwire.core.types import Fixed, Part, State, Vector
+
+FIXED = "fixed"
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,23 @@ class Versions:
                 hint="restore a backup, or start anew from an older version: [run] init",
             )
         return params, buffers
+
+    def write_fixed(self, values: Fixed) -> None:
+        """Keep the fixed tensors for the exported file; no file where there are none."""
+        if data := pack_fixed(values):
+            write_atomically(self.folder / FIXED, data)
+
+    def read_fixed(self) -> Fixed:
+        """The run's fixed tensors; `DataLost` when they cannot be had."""
+        path = self.folder / FIXED
+        try:
+            return unpack_fixed(self.layout, path.read_bytes() if path.exists() else b"")
+        except (OSError, BadPayload, SafetensorError) as error:
+            raise DataLost(
+                "the run's tensors that no training changes cannot be read",
+                why=str(error),
+                hint="restore a backup",
+            ) from error
 
     def read_state(self, stored: ModelStored) -> State:
         """What the server's optimizer remembered at a version, bit for bit; `DataLost` when it cannot be had."""

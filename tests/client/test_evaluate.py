@@ -52,6 +52,15 @@ def test_the_tasks_own_metrics_are_used() -> None:
     assert set(found) == {"hits", "loss"}
 
 
+@pytest.mark.parametrize(
+    "given", [{"accuracy": (93.0, 30)}, {"accuracy": (-1.0, 30)}, {f"m{n}": (1, 1) for n in range(99)}]
+)
+def test_metrics_that_no_aggregator_takes_are_refused_where_they_are_made(given: Any) -> None:
+    task = task_of(metrics=lambda model, batch: given)
+    with pytest.raises(BadTask, match="an accuracy of|99 metrics"):
+        evaluate(build(task), task, examples(30))
+
+
 @pytest.mark.parametrize("given", [None, {"hits": 3.0}, {"hits": ("a", 1)}, 7])
 def test_metrics_that_are_no_sums_are_refused(given: Any) -> None:
     task = task_of(metrics=lambda model, batch: given)

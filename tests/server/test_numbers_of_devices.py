@@ -13,20 +13,29 @@ import pytest
 from tests.server.bench import Bench, scripted
 from tests.server.test_hostile_devices import liar
 from thinwire.core.errors import BadPayload
-from thinwire.core.messages import MAX_EXAMPLES, MAX_SECONDS, reply_from_bytes, reply_to_bytes
+from thinwire.core.messages import (
+    MAX_EXAMPLES,
+    MAX_METRIC_LETTERS,
+    MAX_METRICS,
+    MAX_NORM,
+    MAX_SECONDS,
+    MAX_STEPS,
+    reply_from_bytes,
+    reply_to_bytes,
+)
 from thinwire.core.types import Ask, ReplyHead, Timings, UpdateId
 from thinwire.web.reading import Reader
 
 LARGEST: Mapping[str, Mapping[str, Any]] = {
-    "sums": {"metrics": {"eval/loss": (9e99, 2e-100), "eval/accuracy": (-9e99, 2e-100), "train/loss": (9e99, 2e-100)}},
+    "sums": {"metrics": {"eval/loss": (9e99, 2e-100), "eval/accuracy": (2e-100, 2e-100), "train/loss": (9e99, 2e-100)}},
     "counts": {"metrics": {"eval/loss": (1.0, 9e99), "train/loss": (1.0, 9e99)}},
-    "names": {"metrics": {"eval/": (1.0, 1.0), "train/": (1.0, 1.0), f"eval/{'x' * 1000}": (1.0, 1.0)}},
-    "many": {"metrics": {f"eval/{number}": (1.0, 1.0) for number in range(1024)}},
+    "names": {"metrics": {"eval/": (1.0, 1.0), "train/": (1.0, 1.0), f"eval/{'x' * MAX_METRIC_LETTERS}": (1.0, 1.0)}},
+    "many": {"metrics": {f"eval/{number}": (1.0, 1.0) for number in range(MAX_METRICS)}},
     "timings": {"timings": Timings(*[MAX_SECONDS] * 5)},
-    "steps": {"steps": 2**63 - 1},
+    "steps": {"steps": MAX_STEPS},
     "examples": {"examples": MAX_EXAMPLES, "a": 1e9},
     "least": {"a": 5e-324},
-    "norms": {"norm": 1.7e308, "residual_norm": -1.7e308},
+    "norms": {"norm": MAX_NORM, "residual_norm": MAX_NORM},
     "counters": {"counters": {"x" * 1000: 2**63 - 1, "b": 1 - 2**63}},
     "codec": {"codec": "x" * 100_000},
 }

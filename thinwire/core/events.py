@@ -196,7 +196,10 @@ class AskedInFull(Event):
 
 @dataclass(frozen=True)
 class UpdateAccepted(Event):
-    """An answer counts for this round; the order of these is the order of folding. `head` is its JSON."""
+    """An answer counts for this round; the order of these is the order of folding. `head` is its JSON.
+
+    Of its metrics `head` holds those that the run records; `ignored` counts the others.
+    """
 
     round: int
     asked_round: int
@@ -208,6 +211,7 @@ class UpdateAccepted(Event):
     late: bool
     elapsed_s: float
     head: dict[str, Any]
+    ignored: int = 0
 
 
 @dataclass(frozen=True)
@@ -292,7 +296,9 @@ class RoundTakenUp(Event):
 class RoundClosed(Event):
     """A round's end. `version` is the model after it (unchanged after too-few); `spent` says where the time went.
 
-    `seconds` are all that the round took, those without an aggregator too, which `elapsed_s` does not count.
+    `seconds` are all that the round took, those without an aggregator too, which `elapsed_s` does not count. `names`
+    are the metrics (with their kind) that at least half of the updates carried; `ignored` counts all others that were
+    in its updates.
     """
 
     round: int
@@ -306,6 +312,8 @@ class RoundClosed(Event):
     metrics: dict[str, float]  # of training: what the devices measured while they trained
     spent: dict[str, float] = field(default_factory=dict)
     slowest: str = ""
+    names: list[str] = field(default_factory=list)
+    ignored: int = 0
 
 
 @dataclass(frozen=True)
@@ -314,6 +322,10 @@ class Evaluated(Event):
 
     The last model is asked for by itself; what that took in bytes stands here, and is 0 for all others. `few`: of a
     buffered run, so few clients measured it that it is no best and meets no target.
+
+    `best` and `target` go by robust means (server/model/measured.py): `robust` are those that differ from `metrics`,
+    `clipped` are the metrics that were clipped, by the update_id of their reply. `units` and `widths` are what was
+    learned for the versions to come.
     """
 
     round: int
@@ -328,6 +340,15 @@ class Evaluated(Event):
     models_sent: int = 0  # in those bytes
     sent_bytes: int | None = None
     received_bytes: int | None = None
+    robust: dict[str, float] = field(default_factory=dict)
+    clipped: dict[str, list[str]] = field(default_factory=dict)
+    units: dict[str, float] = field(default_factory=dict)  # metric -> what one example of training counts in it
+    widths: dict[str, float] = field(default_factory=dict)  # metric -> how far from the median a value counts
+
+    @property
+    def decisive(self) -> dict[str, float]:
+        """The metrics that `best` and `target` go by."""
+        return {**self.metrics, **self.robust}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ MAX_EXAMPLES = 2**40
 MAX_A = 1e9  # a step weighs at most 1 / (1 - momentum)
 MAX_SECONDS = 1e9  # of a stage: their sum is shown
 MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients stay finite
+ROUNDING = 1e-6  # of an accuracy: its sum may come from means in float32
 MAX_NORM = 1e100  # its square is finite
 MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
 EVAL = "eval/"
@@ -259,6 +260,8 @@ def _metrics(raw: Any) -> dict[str, tuple[float, float]]:
             raise ValueError(f"the metric {name!r} has more than {MAX_METRIC_LETTERS} letters")
         if abs(total) > MAX_METRIC or not (count == 0 or MIN_COUNT < count < MAX_METRIC):
             raise ValueError(f"{name} is {total} over {count}")
+        if name.rpartition("/")[2] == "accuracy" and not 0 <= total <= count * (1 + ROUNDING):
+            raise ValueError(f"{name} is {total} right of {count}")
     return metrics
 
 

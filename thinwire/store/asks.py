@@ -5,7 +5,7 @@ Each change of a row is counted in the sums of its round, its client and its run
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,17 @@ class Asks:
                 self._turn(row, "late" if row["late_answer"] else "folded", event.at, folded_round=event.round)
             elif row["outcome"] != "dropped":
                 self._turn(row, "dropped", event.at, reason=reason, folded_round=None)
+
+    def forget_metrics(self, event: RoundClosed) -> None:
+        """Keep of the round's answers only the metrics that most of its updates carried."""
+        for row in self.rows.by_update([*event.folded, *event.dropped]):
+            self.rows.change(row, metrics={name: v for name, v in row["metrics"].items() if name in event.names})
+
+    def clip(self, clipped: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Mark the answers whose metrics were clipped; gives the same by device."""
+        for row in self.rows.by_update(clipped):
+            self.rows.change(row, clipped=clipped[row["update_id"]])
+        return {UpdateId.parse(update_id).device: names for update_id, names in clipped.items()}
 
     def _turn(self, row: Row, outcome: str, at: float, **values: Any) -> None:
         """Give a row its outcome, and count it there instead of where it was."""

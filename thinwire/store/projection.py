@@ -133,7 +133,10 @@ class Projection:
         self._round(
             event.round, closed_at=event.at, reason=event.reason, version=event.version, folded=list(event.folded),
             seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,
+            ignored=event.ignored,
         )  # fmt: skip
+        if event.ignored:
+            self.asks.forget_metrics(event)
         self.sums.run["rounds_closed"] += 1
 
     def _evaluated(self, event: Evaluated) -> None:
@@ -144,10 +147,13 @@ class Projection:
         self.sums.run.update({name: amount for name, amount in amounts.items() if amount})
         best: Mapping[str, Any] = {}
         if event.best:
-            best = {"best_version": event.version, "best_value": event.metrics.get(self.facts.metric)}
-        self._run(metrics=dict(event.metrics), **best)
+            best = {"best_version": event.version, "best_value": event.decisive.get(self.facts.metric)}
+        clipped: dict[str, Any] = {}
+        if event.clipped:
+            clipped = {"means": dict(event.robust), "clients": self.asks.clip(event.clipped)}
+        self._run(metrics=dict(event.metrics), clipped=clipped, **best)
         if event.round:
-            self._round(event.round, metrics=dict(event.metrics), spread=dict(event.spread))
+            self._round(event.round, metrics=dict(event.metrics), spread=dict(event.spread), clipped=clipped)
         else:
             self._run(metrics0=dict(event.metrics), spread0=dict(event.spread))
 

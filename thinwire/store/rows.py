@@ -54,6 +54,7 @@ class RunRow:
     wire_down: int | None
     dense_up: int
     dense_down: int
+    clipped: dict[str, Any] = field(default_factory=dict)  # of `metrics`, as in RoundRow
     notes: list[str] = field(default_factory=list)  # what the plan comes to here, for who follows the run
 
 
@@ -62,8 +63,9 @@ class RoundRow:
     """One round. `late`, `dropped`, `failed` count this round's asks by what became of them, whenever it did.
 
     `folded` are the updates that made its step (late ones of earlier rounds among them); `metrics` and `spread`
-    measure the version that it made. Bytes down are those of this round's asks, bytes up those of the answers that came
-    in it, whenever they were asked for. `away`: each time that the
+    measure the version that it made. `clipped` is empty, or says of these metrics the `means` that `best` and `target`
+    go by where clients' values were clipped, and by client (`clients`) which were. Bytes down are those of this round's
+    asks, bytes up those of the answers that came in it, whenever they were asked for. `away`: each time that the
     aggregator ended while the round was open, [from, to] by the wall clock, and where that is known a third number, by
     how many seconds that clock was set in between; `missed_s`: for how long the run's clock stood still for that, which
     is also from the last event of the journal before it ended.
@@ -104,6 +106,8 @@ class RoundRow:
     drawn: str = ""  # how those who were asked were drawn, where not all had the same odds
     away: list[list[float]] = field(default_factory=list)
     missed_s: float = 0.0
+    clipped: dict[str, Any] = field(default_factory=dict)
+    ignored: int = 0  # metrics that its updates carried and that are not recorded: fewer than half carried each
     arrived: int = 0  # own asks whose answers are here and not folded yet, as far as is recorded; of an open round
 
     @property
@@ -159,6 +163,7 @@ class UpdateRow:
     state_lost: str = ""  # what the device found of its state, where this is its first answer without what that held
     failed_at: float | None = None
     taken_at: float | None = None
+    clipped: list[str] = field(default_factory=list)  # which of `metrics` were, in what `best` and `target` go by
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Run(Traffic, Outcomes, Base):
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)  # newest
     metrics0: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of the initial model
     spread0: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # of those metrics
     dense_up: Mapped[int] = mapped_column(default=0)  # what the same exchange takes in plain float32
     dense_down: Mapped[int] = mapped_column(default=0)
     notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # sentences for who follows it
@@ -96,7 +97,9 @@ class Round(Traffic, Outcomes, Base):
     seconds: Mapped[float | None]
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     spread: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"means", "clients"}
     train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    ignored: Mapped[int] = mapped_column(default=0, server_default="0")  # metrics that few of its updates carried
     spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
     away: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # [from, to] without an aggregator
     missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # that the run's clock did not count
@@ -155,6 +158,7 @@ class Update(Traffic, Base):
     state_lost: Mapped[str] = mapped_column(default="", server_default="")
     requests: Mapped[int] = mapped_column(default=0)
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    clipped: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # of those
 
 
 class Measure(Base):

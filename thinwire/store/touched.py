@@ -84,6 +84,7 @@ _KNOWN = (
     Update.outcome,
     Update.late_answer,
     Update.pulled_at,
+    Update.metrics,
 )
 _NEW = insert(Update)
 _UPDATE = update(Update).where(Update.run_id == bindparam("the_run"), Update.ask_id == bindparam("the_ask"))

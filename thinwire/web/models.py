@@ -50,6 +50,7 @@ class Run(Traffic):
     version: int
     size: int
     metrics: dict[str, float]
+    clipped: dict[str, Any] = {}
     metrics0: dict[str, float]
     spread0: dict[str, list[float]]
     best_version: int | None
@@ -110,7 +111,9 @@ class RunPage(Went, Run):
 
 
 class Round(Traffic):
-    """A round. `closing` and `why` are sentences; `until_*` count from the run's begin to this round's end."""
+    """A round. `closing` and `why` are sentences; `until_*` count from the run's begin to this round's end. `clipped`:
+    the `means` that `best` and `target` go by where `clients` were clipped; `ignored`: metrics that are not recorded.
+    """
 
     round: int
     opened_at: float
@@ -137,7 +140,9 @@ class Round(Traffic):
     until_wire: int | None = None
     metrics: dict[str, float]
     spread: dict[str, list[float]]
+    clipped: dict[str, Any] = {}
     train_metrics: dict[str, float]
+    ignored: int = 0
     spent: dict[str, float]
     slowest: str
 
@@ -190,6 +195,7 @@ class Update(Traffic):
     state_lost: str
     requests: int
     metrics: dict[str, float]
+    clipped: list[str] = []
     stretches: list[Stretch] = []
 
 

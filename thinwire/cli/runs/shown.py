@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
@@ -46,6 +47,7 @@ def run_summary(row: RunRow) -> dict[str, Any]:
         "parameters": row.size,
         "notes": row.notes,
         "metrics": row.metrics,
+        "clipped": row.clipped,
         "best_version": row.best_version,
         "best_value": row.best_value,
         "late": row.late,
@@ -62,6 +64,21 @@ def run_summary(row: RunRow) -> dict[str, Any]:
         "finished_at": row.finished_at,
         "plan": row.plan,
     }
+
+
+def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
+    """Sentences on the metrics that were clipped, by client, and on those that were not recorded."""
+    if means := row.clipped.get("means"):
+        said = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
+        yield f"best and target go by {said}: there values of clients were clipped"
+    of = Counter(
+        (device, name) for r in rounds for device, names in r.clipped.get("clients", {}).items() for name in names
+    )
+    for device in sorted({device for device, _ in of}):
+        named = ", ".join(f"{name} after {of[device, name]}" for name in sorted(n for d, n in of if d == device))
+        yield f"{device}: clipped {named} of {len(rounds)} rounds"
+    if ignored := sum(r.ignored for r in rounds):
+        yield f"{ignored} metrics were ignored: fewer than half of a round's updates carried them"
 
 
 def _round(row: RoundRow) -> dict[str, Any]:
@@ -88,7 +105,9 @@ def _round(row: RoundRow) -> dict[str, Any]:
         "codecs": row.codecs,
         "codec_reasons": row.codec_reasons,
         "metrics": row.metrics,
+        "clipped": row.clipped,
         "train_metrics": row.train_metrics,
+        "ignored": row.ignored,
         "spent": row.spent,
     }
 

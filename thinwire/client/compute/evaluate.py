@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BATCH = 512
 MAX_METRICS, MAX_METRIC_LETTERS = 64, 64  # that an aggregator takes of one task (core/messages.py)
+ROUNDING = 1e-6  # of an accuracy that was made of means in float32
 
 
 def never() -> bool:
@@ -59,6 +60,17 @@ def evaluate(
     finally:
         module.train(was_training)
     return {name: (total, n) for name, (total, n) in totals.items() if math.isfinite(total) and math.isfinite(n)}
+
+
+def names(module: nn.Module, task: LoadedTask, batch: Any) -> list[str]:
+    """The metrics that a batch is measured by, also those that are no number on it."""
+    was_training = module.training
+    module.eval()
+    try:
+        with seeded(Key(0)), torch.no_grad(), _outputs(module) as output:
+            return sorted(_measure(module, task, batch, output))
+    finally:
+        module.train(was_training)
 
 
 def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any]) -> Sums:
@@ -114,6 +126,13 @@ def _checked(metrics: Any) -> Sums:
             f"metrics(model, batch) gave {gave}",
             why=f"an aggregator takes {MAX_METRICS} of at most {MAX_METRIC_LETTERS} printable letters",
             hint="return fewer, with shorter names",
+        )
+    right, count = found.get("accuracy", (0.0, 0.0))
+    if right < 0 or right > count * (1 + ROUNDING):
+        raise BadTask(
+            f"metrics(model, batch) gave an accuracy of {right:g} right of {count:g}",
+            why="accuracy is a sum and a count: how many were right, and of how many",
+            hint='return {"accuracy": (correct, len(targets))}, or another name for another figure',
         )
     return found
 

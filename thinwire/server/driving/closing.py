@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import UpdateId
@@ -13,8 +14,9 @@ from thinwire.server.driving.evaluation import evaluation, settled
 from thinwire.server.driving.one_round import OneRound
 from thinwire.server.driving.refold import TOO_LARGE, folded_without
 from thinwire.server.driving.spent import last_of, where_time_went
-from thinwire.server.model.measured import pooled
+from thinwire.server.model.measured import names_in, pooled
 from thinwire.server.moves import Closed
+from thinwire.server.recorded.scores import MEASURED, TRAINED
 from thinwire.server.round import Round
 from thinwire.store import MeasureRow
 
@@ -54,15 +56,25 @@ def finish(one: OneRound) -> None:
             outstanding=list(closed.outstanding),
             elapsed_s=running.elapsed,
             seconds=running.elapsed - one.machine.terms.opened_s + running.past.line.now.missed_s,
-            metrics=pooled((head.metrics for head in counted), "train/"),
+            metrics=pooled((head.metrics for head in counted), TRAINED),
             spent=spent,
             slowest=slowest,
+            **_names(one),
         )
     )
     one.record(*events, measured=_measured(one, now))
     lost = [one.machine.asks[device] for device, kind in one.machine.lost.items() if kind == "left"]
     running.fleet.ack(list(one.heads))
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.asks.values()))
+
+
+def _names(one: OneRound) -> dict[str, Any]:
+    """Which metrics of the round's updates are recorded, and how many others were in them."""
+    accepted = one.running.past.line.now.accepted
+    said = [event.head.get("metrics", {}) for event in accepted]
+    names = [*names_in(said, MEASURED), *names_in(said, TRAINED)]
+    others = sum(name not in names for metrics in said for name in metrics)
+    return {"names": names, "ignored": others + sum(event.ignored for event in accepted)}
 
 
 def _measured(one: OneRound, now: float) -> list[MeasureRow]:

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from thinwire.core.events import Evaluated
-from thinwire.core.types import Metrics, ReplyHead
+from thinwire.core.types import ReplyHead
 from thinwire.server.driving.running import Running
-from thinwire.server.model.measured import better, pooled, spread
+from thinwire.server.model.measured import better, bounded, pooled, robust, spread, units_of
+from thinwire.server.recorded.scores import MEASURED, Measured
 
 
 def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float) -> Evaluated | None:
     """Pool what devices measured of one version; None when nobody measured anything."""
-    event = _pooled(running, version, [head.metrics for head in heads], now, running.past.scores.best)
+    replies = [_reply(head) for head in heads]
+    event = _pooled(running, version, replies, now, running.past.scores.best)
     return replace(event, **_bytes(running, heads)) if event else None
 
 
@@ -41,21 +43,33 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
     return found
 
 
+def _reply(head: ReplyHead) -> Measured:
+    """One that only measured says as its examples what it measured on."""
+    return Measured(str(head.update_id), head.update_id.device, head.examples if head.parts else 0, head.metrics)
+
+
 def _pooled(
-    running: Running, version: int, all_metrics: Sequence[Metrics], now: float, best_yet: Evaluated | None
+    running: Running, version: int, replies: Sequence[Measured], now: float, best_yet: Evaluated | None
 ) -> Evaluated | None:
-    measured = [metrics for metrics in all_metrics if any(name.startswith("eval/") for name in metrics)]
-    metrics = pooled(measured, "eval/")
+    measured = [reply for reply in replies if any(name.startswith(MEASURED) for name in reply.metrics)]
+    scores = running.past.scores
+    units = {n: unit for n, unit in units_of(measured, scores.examples).items() if n not in scores.units}
+    measured = bounded(measured, {**scores.units, **units}, scores.examples)
+    said = [reply.metrics for reply in measured]
+    metrics = pooled(said, MEASURED)
     if not metrics:
         return None
+    clipped = robust(measured, scores.widths)
     metric = running.plan.run.metric
-    best = best_yet.metrics.get(metric) if best_yet else None
-    examples = int(max(n for found in measured for name, (_, n) in found.items() if name.startswith("eval/")))
-    total = sum(int(found.get("eval/loss", (0.0, 0.0))[1]) for found in measured) or examples
+    decisive, best = {**metrics, **clipped.means}, best_yet.decisive.get(metric) if best_yet else None
+    examples = int(max(n for found in said for name, (_, n) in found.items() if name.startswith(MEASURED)))
+    total = sum(int(found.get("eval/loss", (0.0, 0.0))[1]) for found in said) or examples
     made_by = running.past.bases.made_by.get(version, 0)
     return Evaluated(
-        now, made_by, version, metrics, spread(measured, "eval/"), total, len(measured),
-        best=metric in metrics and better(metric, metrics[metric], best),
+        now, made_by, version, metrics, spread(said, MEASURED), total, len(measured),
+        best=metric in decisive and better(metric, decisive[metric], best),
+        robust=clipped.means, clipped=clipped.clipped, widths=clipped.widths,
+        units={name: unit for name, unit in units.items() if name.removeprefix(MEASURED) in metrics},
     )  # fmt: skip
 
 

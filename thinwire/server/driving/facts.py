@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thinwire.core.ask_ids import asked_round
 from thinwire.core.events import ClientAsked, StateLost, UpdateAccepted, UpdateDropped
 from thinwire.core.messages import reply_to_json
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import Metrics, ReplyHead
 from thinwire.server.moves import AskNow, Fold
 
 
@@ -25,8 +27,10 @@ def asked_fact(at: float, round_number: int, elapsed_s: float, payload_bytes: in
     )
 
 
-def accepted_fact(at: float, round_number: int, elapsed_s: float, head: ReplyHead, action: Fold) -> UpdateAccepted:
-    """An answer counts for this round; the order of these is the order of folding."""
+def accepted_fact(
+    at: float, round_number: int, elapsed_s: float, head: ReplyHead, action: Fold, admitted: Metrics
+) -> UpdateAccepted:
+    """An answer counts for this round; the order of these is the order of folding. Of its metrics some are recorded."""
     return UpdateAccepted(
         at=at,
         round=round_number,
@@ -38,7 +42,8 @@ def accepted_fact(at: float, round_number: int, elapsed_s: float, head: ReplyHea
         discount=action.discount,
         late=action.late,
         elapsed_s=elapsed_s,
-        head=reply_to_json(head),
+        head=reply_to_json(replace(head, metrics=admitted)),
+        ignored=len(head.metrics) - len(admitted),
     )
 
 
@@ -48,7 +53,9 @@ def lost_fact(at: float, round_number: int, head: ReplyHead) -> list[StateLost]:
     return [StateLost(at, round_number, update_id.device, str(update_id), head.lost)] if head.lost else []
 
 
-def dropped_fact(at: float, round_number: int, elapsed_s: float, head: ReplyHead, reason: str) -> UpdateDropped:
+def dropped_fact(
+    at: float, round_number: int, elapsed_s: float, head: ReplyHead, reason: str, admitted: Metrics
+) -> UpdateDropped:
     """An answer does not count, and why."""
     return UpdateDropped(
         at=at,
@@ -59,5 +66,5 @@ def dropped_fact(at: float, round_number: int, elapsed_s: float, head: ReplyHead
         update_id=str(head.update_id),
         reason=reason,
         elapsed_s=elapsed_s,
-        head=reply_to_json(head),
+        head=reply_to_json(replace(head, metrics=admitted)),
     )

@@ -222,7 +222,8 @@ class OneRound:
         if str(update_id) in self.running.past.dropped:
             return []
         now, head = self.running.clock.wall(), self.heads[update_id]
-        return [dropped_fact(now, self.opened.round, self.running.elapsed, head, reason)]
+        admitted = self.running.past.scores.admitted(head.metrics)
+        return [dropped_fact(now, self.opened.round, self.running.elapsed, head, reason, admitted)]
 
     def begin(self, head: ReplyHead, discount: float) -> None:
         """Fold an answer that is recorded as accepted."""
@@ -248,7 +249,8 @@ class OneRound:
         now, elapsed = self.running.clock.wall(), self.running.elapsed
         number, facts = self.opened.round, list[Event]()
         for head, action in accepted:
-            facts += [accepted_fact(now, number, elapsed, head, action), *lost_fact(now, number, head)]
+            admitted = self.running.past.scores.admitted(head.metrics)
+            facts += [accepted_fact(now, number, elapsed, head, action, admitted), *lost_fact(now, number, head)]
         self.running.record(*later, *facts, *events, measured=measured)
         for head, action in accepted:
             self.running.came_late.pop(head.ask_id, None)

@@ -117,7 +117,7 @@ class Past:
                 self.line.accept(event)
                 self.paces.answered(event)
                 self._time(event)
-                self.scores.measure(event.head, self.version)
+                self.scores.measure(event, self.version)
                 self.codecs.answered(event)
             case UpdateFolded():
                 self.line.now.folded.add(event.update_id)
@@ -243,3 +243,4 @@ class Past:
         if self.line.now.slowest_s:
             self.slowest.append(self.line.now.slowest_s)
         self.line.close(event)
+        self.scores.close(event)

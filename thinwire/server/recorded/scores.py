@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
-from thinwire.core.events import Evaluated
+from thinwire.core.events import Evaluated, RoundClosed, UpdateAccepted
+from thinwire.core.messages import MAX_METRIC_LETTERS, MAX_METRICS
 from thinwire.core.types import Metrics
+
+MEASURED, TRAINED = "eval/", "train/"  # what a metric's name begins with: of the model that was sent, and of training
+
+
+def may_be_recorded(name: str, kind: str) -> bool:
+    """Whether a metric's name is one of this kind, and within the bound of a name. A simulation reads no messages."""
+    return name.startswith(kind) and 0 < len(name) - len(kind) <= MAX_METRIC_LETTERS
+
+
+class Measured(NamedTuple):
+    """One reply's metrics. `examples` are those that it trained on; 0: it only measured."""
+
+    update_id: str
+    device: str
+    examples: int
+    metrics: Metrics
 
 
 @dataclass
@@ -15,25 +31,53 @@ class Scores:
     """`kept`: versions whose measurements wait to be evaluated."""
 
     kept: int
-    measured: dict[int, list[Metrics]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
-    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
+    measured: dict[int, list[Measured]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
+    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)  # version -> what `best` and `target` go by
     best: Evaluated | None = None
     by_few: set[int] = field(default_factory=set)  # versions that too few measured to go by
     most: int = 0  # clients that measured one version
+    names: set[str] = field(default_factory=set)  # of all metrics that were recorded, with their kind
+    units: dict[str, float] = field(default_factory=dict)  # metric -> what one example of training counts in it
+    widths: dict[str, float] = field(default_factory=dict)  # metric -> the largest so far of measured.py's w
+    examples: dict[str, int] = field(default_factory=dict)  # device -> the most that it said to have trained on
 
-    def measure(self, head: Mapping[str, Any], newest: int) -> None:
+    def measure(self, event: UpdateAccepted, newest: int) -> None:
         """What an answer says of a version that is not evaluated yet; `newest`: the model's version meanwhile."""
-        version, metrics = int(head.get("base_version", 0)), head.get("metrics", {})
-        if version not in self.evaluated and any(name.startswith("eval/") for name in metrics):
+        version, metrics = int(event.head.get("base_version", 0)), event.head.get("metrics", {})
+        examples = int(event.head.get("examples", 0))
+        self.examples[event.device] = max(examples, self.examples.get(event.device, 0))
+        if version not in self.evaluated and any(name.startswith(MEASURED) for name in metrics):
             found = {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
-            self.measured.setdefault(version, []).append(found)
+            reply = Measured(event.update_id, event.device, examples, found)
+            self.measured.setdefault(version, []).append(reply)
             self.measured.pop(newest - self.kept, None)
 
     def evaluate(self, event: Evaluated) -> None:
-        self.evaluated[event.version] = event.metrics
+        self.evaluated[event.version] = event.decisive
         self.measured.pop(event.version, None)
         self.most = max(self.most, event.clients)
+        self.names |= {MEASURED + name for name in event.metrics}
+        self.units |= event.units
+        self.widths |= event.widths
         if event.few:
             self.by_few.add(event.version)
         if event.best:
             self.best = event
+
+    def close(self, event: RoundClosed) -> None:
+        self.names |= {TRAINED + name for name in event.metrics}
+
+    def admitted(self, metrics: Metrics) -> Metrics:
+        """Select the metrics of a reply that its event holds, before its round can say which names most replies carry.
+
+        These are the names that the run has recorded. While it has recorded none of a kind, all names of this kind
+        within the bounds are held, and the round's end says which of them count.
+        """
+        found = set[str]()
+        for kind in (MEASURED, TRAINED):
+            said = [name for name in metrics if name.startswith(kind)]
+            known = [name for name in said if name in self.names]
+            if not any(name.startswith(kind) for name in self.names):
+                known = sorted(name for name in said if may_be_recorded(name, kind))[:MAX_METRICS]
+            found.update(known)
+        return {name: metrics[name] for name in metrics if name in found}

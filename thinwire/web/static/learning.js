@@ -41,7 +41,7 @@ const OneCurve = ({ name, run, rounds, by }) => {
   return html`
     <figure>
       <figcaption><b>${name}</b>
-        ${shown ? html`<span><span class="value">${metric(shown.y)}</span> <span class="faint">${shown.low === null ? "" : `clients ${metric(shown.low)} to ${metric(shown.high)}, `}${shown.round ? `round ${shown.round}` : "before the first round"}</span></span>`
+        ${shown ? html`<span><span class="value">${metric(shown.y)}</span> <span class="faint">${shown.low === null ? "" : `clients ${metric(shown.low)} to ${metric(shown.high)}, `}${shown.round ? `round ${shown.round}` : "before the first round"}${shown.clipped || ""}</span></span>`
           : html`<span class="faint">nothing measured yet</span>`}
       </figcaption>
       <${Curve} label=${label} points=${points} color=${COLORS[name] || "--upload"} show=${tick} showX=${by.show} read=${setAt} whole=${by === AXES.rounds} />
@@ -54,11 +54,17 @@ const measured = (name, run, rounds, by) => {
   const before = run.metrics0[name] === undefined ? [] : [point(0, 0, run.metrics0[name], run.spread0[name])];
   const after = rounds
     .filter((r) => r.metrics[name] !== undefined && r.metrics[name] !== null)
-    .map((r) => point(by.x(r), r.round, r.metrics[name], r.spread[name]));
+    .map((r) => point(by.x(r), r.round, r.metrics[name], r.spread[name], cut(name, r.clipped)));
   return [...before, ...after];
 };
 
-const point = (x, round, y, spread) => ({ x, round, y, low: spread?.[0] ?? null, high: spread?.[1] ?? null });
+const point = (x, round, y, spread, clipped) => ({ x, round, y, low: spread?.[0] ?? null, high: spread?.[1] ?? null, clipped });
+
+/** Whose values of a metric were clipped in what `best` and `target` go by, and what these go by. */
+const cut = (name, clipped) => {
+  const who = Object.entries(clipped?.clients ?? {}).filter(([, names]) => names.includes(name)).map(([device]) => device);
+  return who.length ? `, clipped: ${who.join(", ")}; best and target go by ${metric(clipped.means[name])}` : "";
+};
 
 const Numbers = ({ run, rounds, names }) => html`
   <${Table} label="Metrics of each round" rows=${[...rounds].reverse()} columns=${[

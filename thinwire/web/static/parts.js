@@ -59,7 +59,8 @@ export const Outcome = ({ outcome, children }) => {
 };
 
 /** Of an answer with which a device began the run anew: what it had found of its state. */
-export const anew = (update) => (update.state_lost ? `, anew (state ${update.state_lost})` : "");
+export const anew = (update) =>
+  (update.state_lost ? `, anew (state ${update.state_lost})` : "") + (update.clipped?.length ? `, clipped (${update.clipped.join(", ")})` : "");
 
 /** One of a few, as a row of radio buttons. */
 export const Switch = ({ label, name, options, value, choose }) => html`

@@ -1,0 +1,97 @@
+"""What `best` and `target` go by: a robust mean of what clients measured, alike after a restart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from tests.server.bench import Bench, drive_through, killed
+from tests.server.test_hostile_devices import liar
+from thinwire.core.errors import BadPayload
+from thinwire.core.events import Evaluated, RoundClosed
+from thinwire.core.messages import MAX_METRICS, reply_from_bytes, reply_to_bytes
+from thinwire.core.types import Ask, Metrics, ReplyHead, UpdateId
+from thinwire.server.model.measured import WIDTH, Robust, bounded, names_in, pooled, robust, units_of
+from thinwire.server.recorded.scores import Measured
+
+
+def replies(values: Sequence[float], counts: Sequence[float] = ()) -> list[Measured]:
+    weights = counts or [10.0] * len(values)
+    pairs = zip(values, weights, strict=True)
+    return [Measured(str(n), str(n), 40, {"eval/m": (v * w, w)}) for n, (v, w) in enumerate(pairs)]
+
+
+def test_honest_values_are_pooled_as_they_are() -> None:
+    """Also those that differ: what clients of the versions before differed by is no lie."""
+    drawn, widths, clipped = random.Random(1), dict[str, float](), 0
+    for _ in range(200):
+        found = robust(replies([drawn.gauss(0.5, 0.1) for _ in range(8)]), widths)
+        widths |= found.widths
+        clipped += bool(found.clipped)
+    assert clipped <= 2
+
+
+@pytest.mark.parametrize("lie", [1e90, -1e90, 0.9, 0.0])
+def test_one_lie_moves_the_mean_no_farther_than_honest_clients_differ(lie: float) -> None:
+    honest = [0.50, 0.51, 0.49, 0.52, 0.48]
+    found = robust(replies([*honest, lie]), {})
+    assert found.clipped == {"5": ["m"]}
+    assert abs(found.means["m"] - fmean(honest)) < WIDTH * 0.04
+
+
+def test_of_six_clients_two_that_agree_do_not_decide() -> None:
+    found = robust(replies([0.5, 0.5, 0.5, 0.5, 1e90, 1e90]), {})
+    assert found.means["m"] < 0.53
+
+
+def test_a_count_moves_no_median_and_weighs_at_most_ten_usual_ones() -> None:
+    found = robust(replies([0.50, 0.51, 0.49, 0.9], [10, 10, 10, 1e90]), {})
+    assert found.means["m"] <= 0.51 + WIDTH * 0.01 + 1e-9
+    alone = robust(replies([0.5, 0.5, 0.5], [10, 10, 1e90]), {})
+    assert alone.clipped == {"2": ["m"]}
+    assert alone.means["m"] == pytest.approx(0.5)
+
+
+def test_of_two_clients_nothing_is_clipped() -> None:
+    assert robust(replies([0.5, 1e90]), {}) == Robust({}, {}, {})
+
+
+def test_a_spread_that_was_seen_before_is_no_lie() -> None:
+    narrow = replies([0.5, 0.5, 0.5, 0.1])
+    assert robust(narrow, {}).clipped
+    assert not robust(narrow, {"m": 0.5}).clipped
+
+
+def test_no_value_counts_as_less_than_nothing_where_the_others_are_not() -> None:
+    found = robust(replies([1.0, 2.0, 3.0, -9.0]), {})
+    assert found.means["m"] == pytest.approx((1 + 2 + 3 + 0) / 4)
+    assert not robust(replies([-1.0, 2.0, -3.0, -3.0]), {}).clipped
+
+
+def test_a_count_is_bounded_by_the_examples_and_units_that_clients_showed() -> None:
+    tokens = [Measured(str(n), str(n), 10, {"eval/m": (1280.0, 640.0)}) for n in range(3)]
+    units = units_of(tokens, {})
+    assert units == {"eval/m": 64.0}
+    lie = Measured("3", "3", 10, {"eval/m": (9e20, 3e20)})
+    found = bounded([*tokens, lie], units, {})
+    assert found[:3] == tokens
+    assert found[3].metrics["eval/m"] == pytest.approx((4 * 640.0 * 3, 4 * 640.0))
+    many = Measured("4", "4", 2**40, {"eval/m": (9e20, 3e20)})
+    assert bounded([*tokens, many], units, {})[3].metrics["eval/m"][1] == 4 * 6400.0
+
+
+def test_names_that_few_carry_are_no_metrics() -> None:
+    said: list[Metrics] = [{"eval/a": (1.0, 1.0)}, {"eval/a": (3.0, 1.0)}, {"eval/b": (1.0, 1.0)}, {}]
+    assert names_in(said, "eval/") == ["eval/a"]
+    assert pooled(said, "eval/") == {"a": 2.0}
+    assert names_in([{"eval/" + "x" * 65: (1.0, 1.0)}], "eval/") == []
+    assert len(names_in([{f"eval/{n}": (1.0, 1.0) for n in range(1000)}], "eval/")) == MAX_METRICS
+
+
+HEAD = ReplyHead("toy-1.1.a", UpdateId("toy-1", "a", 1), 0, 10)

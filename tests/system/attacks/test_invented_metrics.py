@@ -1,0 +1,100 @@
+"""A device whose metrics are invented: they decide neither `best` nor `target`, and fill no journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.fleet_words import answer
+from tests.server.bench import LAYOUT
+from tests.system.attacks.acting import acted
+from tests.system.attacks.places import attacked, device_of
+from thinwire.core.event_json import to_json
+from thinwire.core.events import Evaluated, RoundClosed, UpdateAccepted
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import Ask, Failure, Metrics, ReplyHead
+from thinwire.simulation import MadeUp, Turn
+from thinwire.store import Store
+
+HONEST = 7
+RIGHT = (3, 5, 6, 4)  # of ten, of the versions 0 to 3: version 2 is the best
+
+
+@dataclass
+class Saying(MadeUp):
+    """Says of each assignment the metrics that a test gives it."""
+
+    says: Callable[[Ask], Metrics] = lambda ask: {}
+
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+        head, body = super().answer(delivery, turn)
+        assert isinstance(head, ReplyHead)
+        head.metrics.update(self.says(delivery.ask))  # type: ignore[attr-defined]  # MadeUp's is a dict
+        return head, body
+
+
+def truth(ask: Ask) -> Metrics:
+    right = float(RIGHT[ask.base_version])
+    return {"eval/loss": (10 * (1 - right / 10), 10.0), "eval/accuracy": (right, 10.0)}
+
+
+LIES: dict[str, Callable[[Ask], Metrics]] = {
+    "low-loss": lambda ask: {"eval/loss": (-1e90 if ask.base_version == 0 else 1.0, 1.0)},
+    "high-loss": lambda ask: {"eval/loss": (1e90 * (1 + ask.base_version), 1.0)},
+    "all-right": lambda ask: {"eval/accuracy": (10.0, 10.0), "eval/loss": (0.0, 10.0)},
+    "many-examples": lambda ask: {"eval/accuracy": (9e99, 9e99), "eval/loss": (0.0, 9e99)},
+}
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("lie", LIES)
+def test_one_devices_metrics_decide_neither_best_nor_target(tmp_path: Path, lie: str, tls: bool) -> None:
+    devices: dict[str, MadeUp] = {f"pi-{n}": Saying(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
+    devices["liar"] = Saying("liar", LAYOUT, says=lambda ask: {**truth(ask), **LIES[lie](ask)})
+    target = {"metric": "accuracy", "value": 0.62}
+    made = acted(tmp_path, LAYOUT, devices, tls=tls, run={"rounds": 3, "target": target, "metric": "loss"})
+    assert (made.row.status, made.row.version) == ("done", 3), made.row.status_text
+    assert made.row.best_version == 2
+    assert made.row.best_value == pytest.approx(0.4, abs=0.05 * 0.4)
+    assert "did not reach" in made.row.status_text
+    for event in made.of(Evaluated):
+        assert {update_id.split("/")[1] for update_id in event.clipped} == {"liar"}
+    with Store.open(made.home.database) as store:
+        (shown,) = [u for u in store.updates(made.row.run_id, 1) if u.device == "liar"]
+        assert shown.clipped
+        assert set(store.rounds(made.row.run_id)[0].clipped["clients"]) == {"liar"}
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("accuracy", [(1e90, 1.0), (11.0, 10.0), (-1.0, 10.0)])
+def test_an_impossible_accuracy_is_refused_as_it_comes(
+    tmp_path: Path, accuracy: tuple[float, float], tls: bool
+) -> None:
+    with attacked(tmp_path, tls=tls) as here:
+        said = replace(answer("pi-1", "digits-1.1.pi-1"), metrics={"eval/accuracy": accuracy})
+        assert device_of(here).push(said).short == (409, "protocol")
+        assert here.spool.heads() == []
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path, tls: bool) -> None:
+    def invent(ask: Ask) -> Metrics:
+        return {**truth(ask), **{f"eval/{ask.round}-{n}-{'x' * 40}": (1.0, 1.0) for n in range(50)}}
+
+    devices: dict[str, MadeUp] = {f"pi-{n}": Saying(f"pi-{n}", LAYOUT, says=truth) for n in range(3)}
+    devices["liar"] = Saying("liar", LAYOUT, says=invent)
+    made = acted(tmp_path, LAYOUT, devices, tls=tls, run={"rounds": 3})
+    assert made.row.status == "done", made.row.status_text
+    assert [event.ignored for event in made.of(RoundClosed)] == [50, 50, 50]
+    assert {name for event in made.of(Evaluated) for name in (*event.metrics, *event.spread)} == {"loss", "accuracy"}
+    later = [event for event in made.of(UpdateAccepted) if event.round > 1]
+    assert {name for event in later for name in event.head["metrics"]} == {"eval/loss", "eval/accuracy"}
+    sizes = [len(json.dumps(to_json(event))) for event in made.events if not isinstance(event, UpdateAccepted)]
+    assert max(sizes) < 4096
+    with Store.open(made.home.database) as store:
+        shown = store.updates(made.row.run_id)
+        assert {name for update in shown for name in update.metrics} == {"eval/loss", "eval/accuracy"}

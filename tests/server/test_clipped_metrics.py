@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.bench import Bench, drive_through, killed
 from tests.server.test_hostile_devices import liar
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.core.messages import MAX_METRICS, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, Metrics, ReplyHead, UpdateId
@@ -95,3 +95,57 @@ def test_names_that_few_carry_are_no_metrics() -> None:
 
 
 HEAD = ReplyHead("toy-1.1.a", UpdateId("toy-1", "a", 1), 0, 10)
+
+
+@pytest.mark.parametrize("accuracy", [(11.0, 10.0), (-1.0, 10.0), (1e90, 1.0)])
+def test_an_impossible_accuracy_is_no_reply(accuracy: tuple[float, float]) -> None:
+    with pytest.raises(BadPayload, match="reply"):
+        reply_from_bytes(reply_to_bytes(replace(HEAD, metrics={"eval/accuracy": accuracy})))
+
+
+def test_an_accuracy_made_of_means_may_be_rounded() -> None:
+    reply_from_bytes(reply_to_bytes(replace(HEAD, metrics={"eval/accuracy": (10.000001, 10.0)})))
+
+
+def lying(folder: Path, rounds: int = 3, **run: Any) -> Bench:
+    def says(wrong: float) -> Any:
+        def lie(ask: Ask, head: ReplyHead) -> ReplyHead:
+            own: Metrics = {"eval/loss": (10 * wrong + ask.base_version, 10.0), "eval/accuracy": (6.0, 10.0)}
+            invented = {f"eval/{ask.round}-{n}": (1.0, 1.0) for n in range(5)} if wrong > 9 else {}
+            return replace(head, metrics={**own, **invented})
+
+        return lie
+
+    devices = [liar(name, says(wrong)) for name, wrong in (("a", 0.1), ("b", 0.11), ("c", 0.12), ("d", 1e80))]
+    return Bench(folder, devices, run={"rounds": rounds, **run})
+
+
+def test_what_decides_is_alike_wherever_the_aggregator_was_killed(tmp_path: Path) -> None:
+    def decided(bench: Bench) -> object:
+        row = bench.store.run(bench.run_id)
+        told = [(e.version, e.metrics, e.robust, e.clipped, e.widths, e.units) for e in bench.events(Evaluated)]
+        rounds = [(e.round, e.names, e.ignored, e.metrics) for e in bench.events(RoundClosed)]
+        return told, rounds, row.best_version, row.best_value, row.clipped
+
+    whole = lying(tmp_path / "whole", 2)
+    places = drive_through(whole)
+    expected = decided(whole)
+    assert whole.store.run(whole.run_id).best_version == 0
+    for where, bench in killed(lambda folder: lying(folder, 2), tmp_path, places):
+        assert decided(bench) == expected, where
+
+
+@pytest.mark.parametrize("key", [{"metric": "acuracy"}, {"target": {"metric": "f1", "value": 0.9}}])
+def test_a_plan_that_goes_by_a_metric_that_nobody_reports_ends_after_the_first_round(
+    tmp_path: Path, key: dict[str, Any]
+) -> None:
+    bench = lying(tmp_path, 30, **key)
+    row = bench.drive()
+    assert (row.status, row.exit_code, row.rounds_closed) == ("failed", PlanError.exit_code, 1)
+    assert "is no metric of the task toy" in row.status_text
+    assert "accuracy, loss" in row.status_text
+
+
+def test_a_run_of_one_round_ends_so_too(tmp_path: Path) -> None:
+    row = lying(tmp_path, 1, metric="acuracy").drive()
+    assert (row.status, row.exit_code) == ("failed", PlanError.exit_code)

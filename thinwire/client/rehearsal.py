@@ -30,7 +30,7 @@ from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.bench import Bench, require_alike
 from thinwire.client.compute.ending import task_code
 from thinwire.client.compute.errors import Wrong
-from thinwire.client.compute.evaluate import as_loss, evaluate
+from thinwire.client.compute.evaluate import as_loss, evaluate, names
 from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.trainer import TorchTrainer
@@ -39,7 +39,7 @@ from thinwire.client.failures import place
 from thinwire.client.initial import Initial, build, initial_model
 from thinwire.client.task import require_own_loop
 from thinwire.core import keys
-from thinwire.core.errors import TaskError, ThinwireError
+from thinwire.core.errors import PlanError, TaskError, ThinwireError
 
 if TYPE_CHECKING:
     from thinwire.client.compute.site import Site, Split
@@ -81,6 +81,18 @@ class Rehearsal:
     dense_bytes: int
 
 
+def metrics_of(task: LoadedTask, site: Site, plan: RunPlan) -> list[str] | None:
+    """The names of the metrics that this client's first batch is measured by; None where the task does not say now."""
+    try:
+        with task_code():
+            initial, bench = initial_model(task, plan.run.seed), Bench(task)
+            test = bench.split(site).test
+            batch = next(iter(batches.in_order(test, plan.local.batch)))
+            return names(bench.set_up(initial.vector, initial.buffers, initial.counters), task, batch)
+    except Exception:  # whatever the task raises: the client that it is raised on says so, in its own words
+        return None
+
+
 def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
     """Do it; `TaskError` says what is wrong with the task and at which of its lines."""
     require_own_loop(plan, task)
@@ -92,7 +104,9 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
         with task_code():
             return _rehearse(bench, bench.split(site), plan, initial)
     except (ThinwireError, Wrong) as error:
-        raise error if isinstance(error, TaskError) else TaskError(error.what, error.why, error.hint) from error
+        raise (
+            error if isinstance(error, (TaskError, PlanError)) else TaskError(error.what, error.why, error.hint)
+        ) from error
     except Exception as error:  # whatever the task's code raises, at the line where it did
         raise TaskError(
             f"the task {task.name} raised {place(error, task.file)}",
@@ -119,7 +133,10 @@ def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Re
     began = time.perf_counter()
     TorchTrainer(task, assigned(plan, STEPS)).train(module, split.train, Work(STEPS, size), Key(3))
     step_s = (time.perf_counter() - began) / STEPS
-    sums = evaluate(module, task, split.train if split.test is None else split.test, most=1)
+    tested = split.train if split.test is None else split.test
+    sums = evaluate(module, task, tested, most=1)
+    if plan.unknown_metrics(sums):  # unless it is no number on this batch
+        plan.require_metrics(names(module, task, next(iter(batches.in_order(tested, size)))))
     bench.require_unchanged("training" if task.optional("train") is None else "train()")
     return Rehearsal(
         layout.size, len(layout.trained), len(layout.buffers), len(layout.of_role("frozen")), layout.digest,

@@ -50,6 +50,11 @@ def _work(plan: Sections) -> Iterator[Refusal]:
         )
     yield from _partial(plan)
     yield from _durability(plan)
+    if plan.run.target and plan.run.evaluate == "off":
+        yield Refusal(
+            '[run] target with evaluate = "off"', "nobody measures the model, so no version ever reaches it",
+            '[run] evaluate = "clients"',
+        )  # fmt: skip
     if plan.local.momentum and plan.local.optimizer != "sgd":
         yield Refusal(
             f"[local] momentum with optimizer = {plan.local.optimizer!r}",

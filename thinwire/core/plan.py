@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,21 @@ class RunPlan(Sections):
     def check(self, codecs: CodecBook, measured: Mapping[str, DeviceTimes] | None = None) -> list[Refusal]:
         """Everything in this plan that cannot hold together, with the reason; empty when it can run."""
         return refusals(self, codecs, measured or {})
+
+    def unknown_metrics(self, known: Collection[str]) -> dict[str, str]:
+        """The keys that name none of these metrics, and what they name. Every task has a loss."""
+        named = {"metric": self.run.metric, **({"target.metric": self.run.target.metric} if self.run.target else {})}
+        return {key: name for key, name in named.items() if name not in (*known, "loss")}
+
+    def require_metrics(self, known: Collection[str]) -> None:
+        """`PlanError` where `metric` or `target` names none of these, which are all that the task's clients report."""
+        for key, name in self.unknown_metrics(known).items():
+            said = ", ".join(sorted(known))
+            raise PlanError(
+                f'[run] {key} = "{name[:80]}" is no metric of the task {self.run.task}',
+                why=f"its clients report: {said}; one that is no number is left out",
+                hint=f"one of them: {said}",
+            )
 
 
 def canonical(resolved: Mapping[str, Any]) -> bytes:

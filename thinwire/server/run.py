@@ -16,6 +16,7 @@ from thinwire.server.driving.between import listen, said_away
 from thinwire.server.driving.closing import finish
 from thinwire.server.driving.ending import close, dismiss, end, version_that_reached
 from thinwire.server.driving.envelopes import envelope_again
+from thinwire.server.driving.evaluation import require_metrics
 from thinwire.server.driving.one_round import OneRound
 from thinwire.server.driving.running import POLL_S, Running, StopOrder
 from thinwire.server.driving.taking_up import take_up
@@ -107,6 +108,7 @@ def _one(running: Running, one: OneRound) -> None:
     one.run()
     if one.machine.closed:
         finish(one)
+        require_metrics(running)
     past, newest, met = running.past, running.past.version, version_that_reached(running)
     due = [asked for device in past.owed.busy for asked in past.owed.of(device).values()]
     sent = {newest, *(past.bases.asked_from[asked] for asked in due)}

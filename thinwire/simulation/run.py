@@ -17,6 +17,7 @@ from thinwire.client.bench import Here
 from thinwire.client.compute.site import Site
 from thinwire.client.initial import Initial, initial_model
 from thinwire.client.partitions import parse_split
+from thinwire.client.rehearsal import metrics_of
 from thinwire.client.task import LoadedTask, as_task, load_task, report, require_own_loop
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError, TaskError, ThinwireError, TooFewClients, UsageError
@@ -186,6 +187,7 @@ def run_sim(
     with _work_folder() as folder, contextlib.ExitStack() as stack:
         crowd = Crowd(folder, site, clients, debug, tuple(step_s))
         require_enough(plan, crowd)
+        require_metrics(plan, task, crowd)
         made = first or initial_model(task, plan.run.seed)
         orders = Orders(store)
         run_id = submit(
@@ -224,6 +226,14 @@ def require_enough(plan: RunPlan, crowd: Crowd) -> None:
             why=said,
             hint="more --clients, or fewer in [cohort] wait_for, clients and min_replies",
         )
+
+
+def require_metrics(plan: RunPlan, task: LoadedTask, crowd: Crowd) -> None:
+    """`PlanError` where the plan goes by a metric that the first client does not report: then no client does."""
+    if plan.unknown_metrics(()) and plan.run.evaluate == "clients":
+        known = metrics_of(task, crowd.place(0), plan)
+        if known is not None:
+            plan.require_metrics(known)
 
 
 def require_processes(processes: int, spec: str, debug: bool) -> None:

@@ -12,7 +12,7 @@ from thinwire.server.choices.deadline import evaluation_deadline
 from thinwire.server.driving.ahead import dissolve
 from thinwire.server.driving.between import come_back
 from thinwire.server.driving.envelopes import envelope, verdicts_of
-from thinwire.server.driving.evaluation import evaluation, settled
+from thinwire.server.driving.evaluation import evaluation, require_metrics, settled
 from thinwire.server.driving.farewells import stop_of
 from thinwire.server.driving.running import POLL_S, Running
 from thinwire.server.model.measured import reached
@@ -46,6 +46,7 @@ def end(running: Running) -> None:
         _evaluate_last(running)
     if running.stopped == "service":
         return
+    require_metrics(running)
     said = f"{past.steps_made} rounds"
     if target := plan.run.target:
         version = version_that_reached(running)

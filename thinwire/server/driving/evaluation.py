@@ -43,6 +43,14 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
     return found
 
 
+def require_metrics(running: Running) -> None:
+    """`PlanError` where the plan goes by a metric that no version was measured by: nobody would ever report it."""
+    scores = running.past.scores
+    known = [name.removeprefix(MEASURED) for name in scores.names if name.startswith(MEASURED)]
+    if known and not scores.evaluated.keys() <= scores.by_few:
+        running.plan.require_metrics(known)
+
+
 def _reply(head: ReplyHead) -> Measured:
     """One that only measured says as its examples what it measured on."""
     return Measured(str(head.update_id), head.update_id.device, head.examples if head.parts else 0, head.metrics)

@@ -1,0 +1,46 @@
+"""A plan that goes by a metric which the task does not report is refused before the first round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.client.small import examples, task_of
+from thinwire import simulate
+from thinwire.client import Site, Split
+from thinwire.client.rehearsal import rehearse
+from thinwire.core import RunPlan
+from thinwire.core.errors import PlanError
+
+UNKNOWN: list[dict[str, Any]] = [{"metric": "acuracy"}, {"target": {"metric": "f1", "value": 0.9}}]
+
+
+def plan_of(run: dict[str, Any]) -> RunPlan:
+    return RunPlan.from_json({"run": {"task": "small", "rounds": 2, **run}, "local": {"lr": 0.1, "steps": 1}})
+
+
+@pytest.mark.parametrize("run", UNKNOWN)
+def test_a_simulation_and_a_check_name_the_metrics_that_there_are(run: dict[str, Any]) -> None:
+    task = task_of(data=lambda site: Split(examples(), examples()))
+    with pytest.raises(PlanError, match="is no metric of the task small") as refused:
+        simulate(task, plan_of(run), clients=2)
+    assert refused.value.why == "its clients report: accuracy, loss; one that is no number is left out"
+    assert refused.value.exit_code == 3
+    with pytest.raises(PlanError, match="is no metric of the task small"):
+        rehearse(task, Site(), plan_of(run))
+
+
+def test_a_metric_that_is_no_number_on_the_first_batch_is_one() -> None:
+    task = task_of(
+        data=lambda site: Split(examples(), examples()),
+        metrics=lambda model, batch: {"f1": (float("nan"), len(batch[1]))},
+    )
+    rehearse(task, Site(), plan_of({"metric": "f1"}))
+
+
+def test_a_target_that_nobody_measures_is_refused() -> None:
+    from thinwire.aggregation import codecs
+
+    plan = plan_of({"evaluate": "off", "target": {"metric": "loss", "value": 0.1}})
+    assert [refusal.what for refusal in plan.check(codecs)] == ['[run] target with evaluate = "off"']

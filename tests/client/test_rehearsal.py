@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from tests.client.small import Aggregator, cross_entropy, examples, plan_of, task_of
 from thinwire.client.compute.site import Site, Split
 from thinwire.client.rehearsal import STEPS, rehearse
+from thinwire.core.errors import TaskError
 from thinwire.core.types import ReplyHead
 
 
@@ -119,3 +120,100 @@ def test_metrics_get_a_batch_as_large_as_a_device_measures_with() -> None:
 
     rehearse(task_of(metrics=metrics, data=lambda site: Split(examples(), examples(700))), Site(), plan_of())
     assert sizes == [512]
+
+
+EXAMPLES = examples()
+INPUTS, TARGETS = EXAMPLES.tensors
+TENSORS = "return TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"
+ALONE = "return the loss alone; what else is measured goes into metrics(model, batch)"
+UNWRAPPED = "return the tensor itself, without .item(), float() or .numpy()"
+SUMS = 'return {"accuracy": (correct, len(targets))}'
+SGD = "return torch.optim.SGD(params, lr=local.lr); [local] schedule moves its lr"
+
+
+def foreign(params: Any, local: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+
+
+def ce(model: nn.Module, batch: Any) -> torch.Tensor:
+    return cross_entropy(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("function", "gives", "what", "instead"),
+    [
+        ("model", lambda: None, "gave None", "return the module at the end of model()"),
+        ("model", lambda: nn.Linear, "gave the class Linear", "return Linear(...), an object of the class"),
+        ("model", lambda: {"weight": INPUTS}, "gave a dict", "make the module, and load these weights"),
+        ("model", lambda: (nn.Linear(4, 3), "tok"), "gave a tuple of 2 (Linear, str)", "return the module alone"),
+        ("model", lambda: INPUTS, "gave a tensor of shape (24, 4) (float32)", "def model(): return nn.Linear(2, 1)"),
+        ("data", lambda site: None, "data(site) gave None", "return Split(train, test) at the end of data(site)"),
+        ("data", lambda site: (INPUTS, TARGETS), "data(site) gave a tuple of 2 (Tensor, Tensor)", TENSORS),
+        ("data", lambda site: [INPUTS, TARGETS], "data(site) gave a list of 2 (Tensor, Tensor)", TENSORS),
+        ("data", lambda site: INPUTS, "data(site) gave a tensor of shape (24, 4) (float32)", TENSORS),
+        ("data", lambda site: INPUTS.numpy(), "data(site) gave an array of shape (24, 4) (float32)", TENSORS),
+        ("data", lambda site: (EXAMPLES, EXAMPLES), "gave a tuple of 2 (TensorDataset, ", "return Split(train, test)"),
+        ("data", lambda site: {"train": EXAMPLES}, "gave a dict", 'return Split(parts["train"], parts["test"])'),
+        ("data", lambda site: Split(EXAMPLES, (INPUTS, TARGETS)), "(Tensor, Tensor) as test", TENSORS),
+        ("data", lambda site: (Split(EXAMPLES), 3), "gave a tuple of 2 (Split, int)", "return the Split alone"),
+        ("data", lambda site: (EXAMPLES[i] for i in range(24)), "gave a generator", "a list or a Dataset"),
+        ("data", lambda site: "train.csv", "gave a str", "read the file in data(site)"),
+        ("data", lambda site: Texts, "gave the class Texts", "return Texts(...), an object of the class"),
+        ("loss", lambda m, b: 0.5, "loss(model, batch) gave a float", UNWRAPPED),
+        ("loss", lambda m, b: ce(m, b).item(), "loss(model, batch) gave a float", UNWRAPPED),
+        ("loss", lambda m, b: np.float32(0.5), "loss(model, batch) gave a float32", UNWRAPPED),
+        ("loss", lambda m, b: None, "gave None", "return the loss at the end of loss(model, batch)"),
+        ("loss", lambda m, b: m(b[0]), "gave a tensor of shape (", "return loss.mean()"),
+        ("loss", lambda m, b: (ce(m, b), 1), "gave a tuple of 2 (Tensor, int)", ALONE),
+        ("loss", lambda m, b: {"loss": ce(m, b)}, "gave a dict", 'return output["loss"]'),
+        ("loss", lambda m, b: ce(m, b).long(), "gave a tensor of shape () (int64)", "a tensor of one float"),
+        ("loss", lambda m, b: ce(m, b) * 1j, "gave a tensor of shape () (complex64)", "a tensor of one float"),
+        ("loss", lambda m, b: ce(m, b).detach(), "does not depend on the model's parameters", "no .detach(), .item()"),
+        ("metrics", lambda m, b: 0.5, "metrics(model, batch) gave a float", SUMS),
+        ("metrics", lambda m, b: {"accuracy": 0.5}, "gave a float as 'accuracy'", SUMS),
+        ("metrics", lambda m, b: {"accuracy": "high"}, "gave a str as 'accuracy'", SUMS),
+        ("metrics", lambda m, b: {"accuracy": ("1", "2")}, "gave a tuple of 2 (str, str) as 'accuracy'", SUMS),
+        ("metrics", lambda m, b: {"accuracy": (m(b[0]), 2)}, "gave a tuple of 2 (Tensor, int) as 'accuracy'", SUMS),
+        ("metrics", lambda m, b: {"accuracy": (1, -2)}, "gave a negative count as 'accuracy'", SUMS),
+        ("train", lambda m, d, own: None, "train(model, data, local) gave None", "return len(data)"),
+        ("train", lambda m, d, own: 0, "train(model, data, local) gave 0", "return len(data)"),
+        ("train", lambda m, d, own: 12.0, "gave a float", "return len(data)"),
+        ("train", lambda m, d, own: (24, 0.5), "gave a tuple of 2 (int, float)", "return len(data)"),
+        ("train", lambda m, d, own: 10**5000, "gave more than 2^53", "return len(data)"),
+        ("optimizer", lambda p, own: None, "optimizer(params, local) gave None", SGD),
+        ("optimizer", lambda p, own: torch.optim.SGD, "gave the class SGD", SGD),
+        ("optimizer", lambda p, own: (torch.optim.SGD(p, 0.1), None), "gave a tuple of 2 (SGD, NoneType)", SGD),
+        ("optimizer", foreign, "gave an SGD that holds none of the model's parameters", "return torch.optim.SGD("),
+        (
+            "optimizer",
+            lambda p, own: torch.optim.LBFGS(p),
+            "gave an LBFGS, whose step() needs",
+            "another optimizer, or",
+        ),
+    ],
+)
+def test_a_function_that_gives_something_else_is_told_what_it_gave_and_what_to_write(
+    tmp_path, function: str, gives: Any, what: str, instead: str
+) -> None:
+    task = task_of(**{function: gives})
+    plan = plan_of('optimizer = "task"' if function == "optimizer" else "")
+    with pytest.raises(TaskError) as refused:
+        rehearse(task, Site(), plan)
+    assert what in refused.value.what
+    assert refused.value.why
+    assert refused.value.hint.startswith(instead)
+    if function == "model":  # no aggregator has a model to send, then
+        return
+    aggregator = Aggregator(tmp_path, task, plan)
+    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    assert what in failure.text
+    assert f"; try: {instead}" in aggregator.said[-1]
+
+
+@pytest.mark.parametrize("count", [np.int64(24), torch.tensor(24)])
+def test_a_count_may_be_numpys_or_torchs(count: Any) -> None:
+    assert rehearse(task_of(train=lambda model, data, local: count), Site(), plan_of()).own_train
+
+
+def test_a_list_of_examples_is_data() -> None:
+    assert rehearse(task_of(data=lambda site: [EXAMPLES[i] for i in range(24)]), Site(), plan_of()).train_examples == 24

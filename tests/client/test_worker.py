@@ -135,6 +135,14 @@ def test_task_code_that_asks_for_its_processs_end_fails_its_assignment_by_its_pl
     assert "a task raises an error, or returns" in elsewhere.said[-1]
 
 
+def test_a_refusal_in_our_own_words_is_said_once_with_what_to_try(elsewhere: Elsewhere, number: int) -> None:
+    session, what = elsewhere.session(), '[local] optimizer = "task" with a task that has no optimizer(params, local)'
+    failure = elsewhere.answer(session, number, plan=plan_of('optimizer = "task"').to_json())
+    assert failure == Failure("task-error", what, f"a-{number}", "pi-01")
+    line = f'task-error: {what} (optimizer() makes the optimizer); try: [local] optimizer = "sgd"'
+    assert elsewhere.said[-1].endswith(f"failed, {line}")
+
+
 def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number: int) -> None:
     session = elsewhere.session()
     assert isinstance(elsewhere.answer(session, number), ReplyHead)  # it is there: starting it takes its time

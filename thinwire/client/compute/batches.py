@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from .errors import BadTask
+from .errors import BadTask, given, is_array
 from .keys import Key, derive, seed63
 from .seeding import seed_all
 from .site import Split
@@ -25,19 +25,55 @@ def as_split(data: Any) -> Split:
     for name, part in (("train", split.train), ("test", split.test)):
         if part is None and name == "test":
             continue
-        if not (isinstance(part, (DataLoader, IterableDataset)) or _indexed(part)):
+        if not _is_data(part):
+            where = f" as {name}" if isinstance(data, Split) else ""
             raise BadTask(
-                f"data(site) gave {type(part).__name__} as {name}",
-                why="it must be a Dataset (with __len__ and __getitem__) or a DataLoader",
-                hint="torch.utils.data.TensorDataset(inputs, targets)",
+                f"data(site) gave {given(part)}{where}",
+                why="it must give a Dataset, a DataLoader, or Split(train, test) of them",
+                hint=_instead(part),
             )
     if count(split.train) == 0:
         raise BadTask("data(site) gave no examples to train on", hint="another --partition or --split")
     return split
 
 
-def _indexed(data: Any) -> bool:
-    return isinstance(data, Sized) and hasattr(data, "__getitem__")
+def _is_data(part: Any) -> bool:
+    """Return whether this is data: a list of examples is, what holds data sets or columns of examples is not."""
+    if isinstance(part, (DataLoader, IterableDataset)):
+        return True
+    if isinstance(part, list) and (_holds_data(part) or _are_columns(part)):
+        return False
+    if isinstance(part, (tuple, Mapping, str, bytes, type)) or is_array(part) or hasattr(part, "iloc"):
+        return False
+    return isinstance(part, Sized) and hasattr(part, "__getitem__")
+
+
+def _holds_data(parts: Sequence[Any]) -> bool:
+    return any(isinstance(one, (Dataset, DataLoader, Split)) for one in parts[:2])
+
+
+def _are_columns(parts: Sequence[Any]) -> bool:
+    """Return whether these are arrays that nothing could stack into a batch, such as inputs and targets."""
+    return bool(parts) and all(map(is_array, parts)) and len({tuple(one.shape) for one in parts}) > 1
+
+
+def _instead(part: Any) -> str:
+    """Return what data(site) is to write in place of this."""
+    if part is None:
+        return "return Split(train, test) at the end of data(site)"
+    if isinstance(part, (tuple, list)) and any(isinstance(one, Split) for one in part):
+        return "return the Split alone"
+    if isinstance(part, (tuple, list)) and _holds_data(part):
+        return "return Split(train, test)"
+    if isinstance(part, Mapping):
+        return 'return Split(parts["train"], parts["test"])'
+    if isinstance(part, str):
+        return "read the file in data(site), and return its examples as a Dataset"
+    if isinstance(part, Iterator):
+        return "a list or a Dataset: each round goes through the data again"
+    if isinstance(part, type):
+        return f"return {part.__name__}(...), an object of the class"
+    return "return TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"
 
 
 def count(data: Any) -> int | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from .batches import examples_in, in_order, moved
-from .errors import BadTask, Cancelled
+from .errors import BadTask, Cancelled, given
 from .keys import Key
 from .seeding import seeded
 
@@ -89,12 +91,28 @@ def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any])
 
 def as_loss(value: Any) -> torch.Tensor:
     """What `loss` gave, when it is one number."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
         return value.reshape(())
-    shape = (
-        f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    raise BadTask(
+        f"loss(model, batch) gave {given(value)}",
+        why="it must give one number as a tensor of floats, which torch can differentiate",
+        hint=_instead(value),
     )
-    raise BadTask(f"loss(model, batch) gave {shape}", why="it must give one number", hint="take the batch's mean")
+
+
+def _instead(value: Any) -> str:
+    """Return what loss(model, batch) is to write in place of this."""
+    if value is None:
+        return "return the loss at the end of loss(model, batch)"
+    if isinstance(value, torch.Tensor):
+        return "return loss.mean()" if value.numel() > 1 else "a tensor of one float: .mean() of the losses"
+    if isinstance(value, (numbers.Number, np.ndarray)):
+        return "return the tensor itself, without .item(), float() or .numpy()"
+    if isinstance(value, Mapping):
+        return 'return output["loss"]'
+    if isinstance(value, (tuple, list)):
+        return "return the loss alone; what else is measured goes into metrics(model, batch)"
+    return "return nn.functional.cross_entropy(model(inputs), targets)"
 
 
 def accuracy(output: Any, batch: Any) -> Sums:
@@ -109,16 +127,18 @@ def accuracy(output: Any, batch: Any) -> Sums:
 
 
 def _checked(metrics: Any) -> Sums:
-    try:
-        if not isinstance(metrics, Mapping):
-            raise TypeError
-        found = {str(name): (float(value), float(count)) for name, (value, count) in metrics.items()}
-    except (TypeError, ValueError):
-        raise BadTask(
-            "metrics(model, batch) gave something else than sums and counts",
-            why="clients' figures are pooled as sum / count",
-            hint='return {"accuracy": (correct, len(targets))}',
-        ) from None
+    """What `metrics` gave, when it is a sum and a count by name."""
+    if not isinstance(metrics, Mapping):
+        raise _no_sums(given(metrics))
+    found = {}
+    for name, value in metrics.items():
+        pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, None)
+        total, count = map(_number, pair)
+        if total is None or count is None:
+            raise _no_sums(f"{given(value)} as {str(name)[:MAX_METRIC_LETTERS]!r}")
+        if count < 0:
+            raise _no_sums(f"a negative count as {str(name)[:MAX_METRIC_LETTERS]!r}")
+        found[str(name)] = (total, count)
     impossible = [name for name in found if len(name) > MAX_METRIC_LETTERS or not name.isprintable()]
     if len(found) > MAX_METRICS or impossible:
         gave = f"the name {impossible[0][:80]!r}" if impossible else f"{len(found)} metrics"
@@ -135,6 +155,24 @@ def _checked(metrics: Any) -> Sums:
             hint='return {"accuracy": (correct, len(targets))}, or another name for another figure',
         )
     return found
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or a tensor or an array of one, as a float; a text that reads like one is none."""
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last for several elements, and for complex ones
+        return None
+
+
+def _no_sums(said: str) -> BadTask:
+    return BadTask(
+        f"metrics(model, batch) gave {said}",
+        why="it must give sums and counts by name: clients' figures are pooled as sum / count",
+        hint='return {"accuracy": (correct, len(targets))}',
+    )
 
 
 @contextlib.contextmanager

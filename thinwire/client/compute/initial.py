@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
 from . import tensors
 from .ending import task_code
-from .errors import BadTask, Wrong
+from .errors import BadTask, Wrong, given
 from .failures import place
 from .keys import Key, derive
 from .places import Places
@@ -45,9 +47,9 @@ def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
         module = task.module.model()
     if not isinstance(module, nn.Module):
         raise BadTask(
-            f"model() of the task {task.name} gave {_article(module)}",
+            f"model() of the task {task.name} gave {given(module)}",
             why="it must give a torch.nn.Module, freshly made",
-            hint="def model(): return nn.Linear(2, 1)",
+            hint=_instead(module),
         )
     return module
 
@@ -69,5 +71,14 @@ def first_model(task: LoadedTask, run_seed: int) -> First:
     )  # fmt: skip
 
 
-def _article(thing: object) -> str:
-    return "None" if thing is None else f"a {type(thing).__name__}"
+def _instead(value: Any) -> str:
+    """Return what model() is to write in place of this."""
+    if value is None:
+        return "return the module at the end of model()"
+    if inspect.isclass(value) and issubclass(value, nn.Module):
+        return f"return {value.__name__}(...), an object of the class"
+    if isinstance(value, Mapping):
+        return "make the module, and load these weights: net = Net(); net.load_state_dict(weights); return net"
+    if isinstance(value, (tuple, list)):
+        return "return the module alone; what goes with it (a tokenizer, a config) stands at the top of the task"
+    return "def model(): return nn.Linear(2, 1)"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +18,7 @@ from . import batches
 from .clock import REAL, Clock
 from .descent import Descent
 from .drift import Drift
-from .errors import BadTask, Cancelled, NotFinite
+from .errors import BadTask, Cancelled, NotFinite, given
 from .evaluate import as_loss, never
 from .keys import Key, derive
 from .local import Local, Work, ignored
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from .task import LoadedTask
 
     Progress = Callable[[int, int], None]  # steps done, steps in all (0: not known)
+
+
+MAX_EXAMPLES = 1 << 53  # up to here a float counts exactly
 
 
 class Trained(NamedTuple):
@@ -97,9 +102,19 @@ class TorchTrainer:
 
     def _theirs(self, examples: Any) -> Trained:
         """The whole loop was the task's: how its change scales with steps is not known, so it is taken as it is."""
-        if not isinstance(examples, int) or isinstance(examples, bool) or examples <= 0:
-            raise BadTask("train(model, data, local) must give the number of examples that were seen")
-        return Trained(examples, 0, 1.0, (0.0, 0.0))
+        try:
+            seen = 0 if isinstance(examples, bool) else operator.index(examples)  # numpy's and torch's integers too
+        except TypeError:
+            seen = 0
+        if not 0 < seen <= MAX_EXAMPLES:
+            count = isinstance(examples, int) and not isinstance(examples, bool) and seen <= MAX_EXAMPLES
+            said = str(examples) if count else "more than 2^53" if seen > MAX_EXAMPLES else given(examples)
+            raise BadTask(
+                f"train(model, data, local) gave {said}",
+                why="it must give the number of examples that were seen, one at least: it weighs the update",
+                hint="return len(data)",
+            )
+        return Trained(seen, 0, 1.0, (0.0, 0.0))
 
     def _steps(
         self, module: nn.Module, data: Any, work: Work, key: Key, progress: Progress, cancelled: Callable[[], bool]
@@ -197,7 +212,24 @@ class TorchTrainer:
         assert own is not None  # `ignored` has refused it
         made = own(params, local)
         if not isinstance(made, torch.optim.Optimizer):
-            raise BadTask(f"optimizer(params, local) gave a {type(made).__name__}, not a torch Optimizer")
+            raise BadTask(
+                f"optimizer(params, local) gave {given(made)}",
+                why="it must give a torch.optim.Optimizer",
+                hint="return torch.optim.SGD(params, lr=local.lr); [local] schedule moves its lr",
+            )
+        ours = {id(p) for p in params}
+        if not any(id(p) in ours for group in made.param_groups for p in group["params"]):
+            raise BadTask(
+                f"optimizer(params, local) gave {given(made)} that holds none of the model's parameters",
+                why="it would train something else",
+                hint="return torch.optim.SGD(params, lr=local.lr)",
+            )
+        if inspect.signature(made.step).parameters["closure"].default is inspect.Parameter.empty:
+            raise BadTask(
+                f"optimizer(params, local) gave {given(made)}, whose step() needs a closure",
+                why="it computes the loss itself, several times a step",
+                hint="another optimizer, or such a loop in train(model, data, local)",
+            )
         return made
 
 

@@ -1,8 +1,8 @@
 """The door for devices over TLS in a process of its own, as an aggregator opens it: real store, spool and CA.
 
-Run as `python -c "from benchmarks.door_process import main; main()" FOLDER`. It reads one request a line and answers
-each with one line of JSON; it ends when its input does. There is no service behind it: a round here is an ask to each
-device and its answer, durable in the spool, read and acknowledged.
+Run as `python -c "from benchmarks.door_process import main; main()" FOLDER [plain]`; a plain one is on loopback. It
+reads one request a line and answers each with one line of JSON; it ends when its input does. There is no service behind
+it: a round here is an ask to each device and its answer, durable in the spool, read and acknowledged.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import cpu_seconds
-from thinwire.core.fleet import Envelope
+from benchmarks.resnet50 import shapes
+from thinwire.core.fleet import Envelope, FixedLimits
+from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
 from thinwire.core.types import Ask, Part, ReplyHead, UpdateId, Verdict, Work
 from thinwire.flower import FlowerFleet
 from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.server.model.limits import limit_of
 from thinwire.store import FileSpool, Store
 
 RUN, CODEC = "digits-1", "topk(0.01) > int8 > zstd"
 START = "from benchmarks.door_process import main; main()"
 END_S = 20.0
+# Of a reply: those of a run that trains a ResNet-50.
+LIMITS = FixedLimits(limit_of(RunPlan.parse('[run]\ntask = "digits"\n[local]\nlr = 0.1'), Layout.of(shapes())))
 
 
 class DoorProcess:
@@ -46,6 +52,10 @@ class DoorProcess:
     def stats(self) -> dict[str, Any]:
         return self.ask("stats")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu_s(self) -> float:
         return cpu_seconds(self._process.pid)
 
@@ -57,10 +67,10 @@ class DoorProcess:
 
 
 @contextlib.contextmanager
-def door_process(folder: Path) -> Iterator[DoorProcess]:
+def door_process(folder: Path, *, plain: bool = False) -> Iterator[DoorProcess]:
     with open(folder / "door.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", START, str(folder)], cwd=Path(__file__).parent.parent,
+            [sys.executable, "-c", START, str(folder), *(["plain"] if plain else [])], cwd=Path(__file__).parent.parent,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
     assert process.stdin is not None
@@ -81,13 +91,14 @@ def door_process(folder: Path) -> Iterator[DoorProcess]:
 class Opened:
     """The other end: what is asked of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plain: bool = False) -> None:
         self._folder, self._store = folder, Store.open(folder / "store.sqlite3")
-        self._authority = PrivateAuthority(folder / "ca")
+        self._authority = None if plain else PrivateAuthority(folder / "ca")
         self._fleet = self._opened(0)
 
     def start(self) -> dict[str, Any]:
-        return {"url": f"https://{self._fleet.address}", "pin": self._authority.pin}
+        scheme, pin = ("https", self._authority.pin) if self._authority else ("http", "")
+        return {"url": f"{scheme}://{self._fleet.address}", "pin": pin}
 
     def stats(self) -> dict[str, Any]:
         return self._fleet.stats()
@@ -129,7 +140,7 @@ class Opened:
 
     def _opened(self, port: int) -> FlowerFleet:
         return FlowerFleet(
-            self._store.roster, FileSpool(self._folder / "spool"), port=port, authority=self._authority
+            self._store.roster, FileSpool(self._folder / "spool"), port=port, authority=self._authority, limits=LIMITS
         )  # fmt: skip
 
 
@@ -144,7 +155,7 @@ def _ask(number: int, device: str, part: Part) -> Ask:
 
 
 def main() -> None:
-    opened = Opened(Path(sys.argv[1]))
+    opened = Opened(Path(sys.argv[1]), plain="plain" in sys.argv[2:])
     try:
         print(json.dumps(opened.start()), flush=True)
         for line in sys.stdin:

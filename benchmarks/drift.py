@@ -50,7 +50,7 @@ PRESETS = {"tiny": Preset(1, 4), "small": Preset(3, 30), "full": Preset(10, 30)}
 def plan_of(algorithm: str, codec: str, rounds: int, seed: int) -> RunPlan:
     raw: dict[str, dict[str, Any]] = {
         "run": {"task": "digits", "rounds": rounds, "seed": seed},
-        "cohort": {"clients": ASKED, "late": "drop"},
+        "cohort": {"clients": ASKED, "late": "drop", "max_weight": "none"},
         "local": {"lr": LR, "steps": STEPS},
         "uplink": {"codec": codec, **({"feedback": "none"} if codec == "identity" else {})},
     }

@@ -83,7 +83,10 @@ def plan_of(
             "task": "digits", "rounds": math.ceil(rounds * MORE_ROUNDS[policy]), "seed": seed, "evaluate": "off",
             "keep": "all",
         },
-        "cohort": {"wait_for": clients, "max_staleness": 50, "staleness_exponent": exponent, **cohort[policy]},
+        "cohort": {
+            "wait_for": clients, "max_staleness": 50, "staleness_exponent": exponent, "max_weight": "none",
+            **cohort[policy],
+        },
         "local": {"lr": LR, "steps": STEPS, "partial": policy == "partial"},
         "uplink": {"codec": "int8", "feedback": "none"},
     })  # fmt: skip

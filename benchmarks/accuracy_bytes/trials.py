@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.plan import RunPlan
+from thinwire.simulation.sweep import plan_of
 from thinwire.store.cells import Made
 
 TASKS = Path(__file__).parent / "tasks"
@@ -86,7 +87,8 @@ class Trial:
         }  # fmt: skip
 
     def plan(self, seed: int) -> RunPlan:
-        return RunPlan.from_json(self.keys(seed))
+        """As its cells are made: nobody's weight is capped, as when the first of them were."""
+        return plan_of(self.made(seed, ""))
 
     def made(self, seed: int, task_digest: str) -> Made:
         return Made(self.keys(seed), CLIENTS, self.split or self.work.split, "", task_digest)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.server.bench import LAYOUT, work
+from tests.server.test_hostile_devices import Liar
 from thinwire.core.errors import PlanError
 from thinwire.core.fleet import Delivery
 from thinwire.core.messages import ask_from_bytes, reply_to_bytes
@@ -67,6 +68,34 @@ def test_a_stock_nodes_numbers_that_no_model_can_hold_are_left_out(
         stored = run._round(number, [1, 2], versions, stored)
     assert 0 < np.abs(run.model.params).max() < 100
     assert list(run._verdicts) == [2]
+
+
+def test_a_stock_node_owns_no_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = RunPlan.parse('[run]\ntask = "toy"\n[local]\nlr = 0.1\nsteps = 1\n[uplink]\ncodec = "identity"')
+    run, versions = StockRun(cast(Any, None), plan, "toy-1", tmp_path), Versions(tmp_path, LAYOUT)
+    stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
+    run.model = Model(LAYOUT, *versions.read(stored), {})
+
+    def boasts(_ask: Ask, head: ReplyHead) -> ReplyHead:
+        return replace(head, steps=10**9, a=1e9)
+
+    nodes = {number: MadeUp(name, LAYOUT, 1.0) for number, name in enumerate("abc")}
+    nodes |= {3: MadeUp("many", LAYOUT, -1.0, examples=10**9), 4: Liar("large", LAYOUT, -1.0, lie=boasts)}
+
+    def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
+        given = {node: Delivery(ask_from_bytes(asked.head), None) for node, asked in asks.items()}
+        found = {node: nodes[node].answer(delivery, Turn()) for node, delivery in given.items()}
+        return {node: Carried(reply_to_bytes(head), body) for node, (head, body) in found.items()}
+
+    monkeypatch.setattr(run, "_exchange", said)
+    run._round(1, list(nodes), versions, stored)
+    assert np.allclose(run.model.params, (30 - 100) / 130)
+    assert list(run._verdicts) == [0, 1, 2, 3]
+    told = capsys.readouterr().out
+    assert "many: weight capped: 100 of its 1000000000 examples count, 10 times the median of 10" in told
+    assert "node 4 sent what cannot be folded: an update of 1000000000 steps (1 were assigned)" in told
 
 
 def test_stock_nodes_are_asked_in_the_warm_ups_codec_and_with_their_share_of_dgcs_clip(

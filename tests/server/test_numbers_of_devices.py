@@ -49,7 +49,9 @@ def test_the_largest_numbers_end_no_run_and_break_no_page(tmp_path: Path, which:
         return replace(said, transfer=head.transfer)
 
     devices = [liar("a", lie), liar("c", lie), scripted("b")]
-    bench = Bench(tmp_path, devices, run={"rounds": 2, "evaluate": "clients"}, cohort={"deadline_s": 9})
+    bench = Bench(
+        tmp_path, devices, run={"rounds": 2, "evaluate": "clients"}, cohort={"deadline_s": 9, "min_replies": 1}
+    )
     run = bench.drive().run_id
     assert bench.store.run(run).status == "done"
     page = Reader(bench.store)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped"]
 DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped"]
@@ -292,13 +292,51 @@ class RoundTakenUp(Event):
     set_by_s: float = 0.0
 
 
+class Capped(TypedDict, total=False):
+    """Why a client counts less than its reply says: its `examples` or its normaliser `a` were over the cap.
+
+    `counted` of its examples count, where the round's updates have a `median` of so many; `a_counted` and `a_median`
+    are the same of the normaliser. What was not over its cap is left out.
+    """
+
+    examples: int
+    counted: int
+    median: float
+    a: float
+    a_counted: float
+    a_median: float
+
+
+CAPPED = "weight capped"
+
+
+def capped_text(capped: Capped) -> str:
+    """What is said of such a client, in one line that begins with CAPPED.
+
+    >>> capped_text({"examples": 5000, "counted": 1000, "median": 100})
+    'weight capped: 1000 of its 5000 examples count, 10 times the median of 100'
+    """
+    said = list[str]()
+    if "examples" in capped:
+        times, median = capped["counted"] / capped["median"], capped["median"]
+        counted = f"{capped['counted']} of its {capped['examples']} examples count"
+        said.append(f"{counted}, {times:.4g} times the median of {median:g}")
+    if "a" in capped:
+        times, median = capped["a_counted"] / capped["a_median"], capped["a_median"]
+        said.append(
+            f"its normaliser counts as {capped['a_counted']:.4g}, not {capped['a']:.4g}, "
+            f"{times:.4g} times the median of {median:.4g}"
+        )
+    return f"{CAPPED}: {'; '.join(said)}"
+
+
 @dataclass(frozen=True)
 class RoundClosed(Event):
     """A round's end. `version` is the model after it (unchanged after too-few); `spent` says where the time went.
 
     `seconds` are all that the round took, those without an aggregator too, which `elapsed_s` does not count. `names`
     are the metrics (with their kind) that at least half of the updates carried; `ignored` counts all others that were
-    in its updates.
+    in its updates. `capped`: the updates that count less than their heads say, by update_id.
     """
 
     round: int
@@ -312,6 +350,7 @@ class RoundClosed(Event):
     metrics: dict[str, float]  # of training: what the devices measured while they trained
     spent: dict[str, float] = field(default_factory=dict)
     slowest: str = ""
+    capped: dict[str, Capped] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     ignored: int = 0
 

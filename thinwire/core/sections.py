@@ -106,6 +106,10 @@ class CohortSection(Section):
         default="uniform",
         description="how a round's devices are drawn: with equal odds, or rather the quick ones, by a step or by link",
     )
+    max_weight: Literal["none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=10.0,
+        description="most that one client counts, in medians of its round, from three clients on; none: no limit",
+    )
     requires: Requires = Field(default=Requires(), description="what a device must have to be asked")
 
 

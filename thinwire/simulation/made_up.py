@@ -34,7 +34,8 @@ class Work(Protocol):
 @dataclass
 class MadeUp:
     """Answers with a change that is a constant, or what `change` says; encoded in the ask's codec, without
-    feedback. Each answer also measures the model: its loss is `loss(ask)`.
+    feedback. It makes `steps`, or as many as it is asked for, where that is fewer. Each answer also measures the model:
+    its loss is `loss(ask)`.
     """
 
     name: str
@@ -59,8 +60,9 @@ class MadeUp:
         frames = [self._frame(ask, segment.index) for segment in self.layout.segments]
         if turn.garbage:
             frames = [frame[:-1] + bytes([frame[-1] ^ 0x5A]) + b"?" for frame in frames]
+        steps = min(self.steps, ask.work.steps or self.steps)
         head = ReplyHead(
-            ask.ask_id, update_id, ask.base_version, self.examples, self.steps, float(self.steps), metrics=metrics,
+            ask.ask_id, update_id, ask.base_version, self.examples, steps, float(steps), metrics=metrics,
             parts=parts_of(frames), codec=ask.codec,
         )  # fmt: skip
         return head, b"".join(frames)

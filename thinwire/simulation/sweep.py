@@ -24,6 +24,7 @@ from thinwire.simulation.run import simulate
 from thinwire.store.cells import Cell, Cells, Made
 
 FEW_ROUNDS = 12  # in all: no trial is made before so few, it would take as long as they
+BEFORE = {"cohort": {"max_weight": "none"}}  # keys that came after cells were made and kept, as it was without them
 SHORT, LONG = 1, 3  # rounds of the trial's two runs: what differs between them is rounds alone
 
 
@@ -64,12 +65,18 @@ def run_cell(task: str, made: Made) -> Cell:
     began = time.perf_counter()
     history = simulate(
         task,
-        RunPlan.from_json(made.plan),
+        plan_of(made),
         clients=made.clients,
         split=made.split,
         data=Path(made.data) if made.data else None,
     )
     return Cell.of(made, history.run, history.rounds, time.perf_counter() - began)
+
+
+def plan_of(made: Made) -> RunPlan:
+    """A cell's plan; what a key that it does not have yet would change of its figures is off."""
+    sections = {name: {**keys, **made.plan.get(name, {})} for name, keys in BEFORE.items()}
+    return RunPlan.from_json({**made.plan, **sections})
 
 
 def trial_s(task: str, made: Made) -> tuple[float, float, float]:

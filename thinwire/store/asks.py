@@ -23,6 +23,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
     UpdateFolded,
+    capped_text,
 )
 from thinwire.core.types import UpdateId
 from thinwire.store.answers import columns
@@ -147,6 +148,11 @@ class Asks:
                 self._turn(row, "late" if row["late_answer"] else "folded", event.at, folded_round=event.round)
             elif row["outcome"] != "dropped":
                 self._turn(row, "dropped", event.at, reason=reason, folded_round=None)
+
+    def cap(self, event: RoundClosed) -> None:
+        """Say of updates that count less than their replies say why, beside their outcome."""
+        for row in self.rows.by_update(event.capped):
+            self.rows.change(row, reason=capped_text(event.capped[row["update_id"]]))
 
     def forget_metrics(self, event: RoundClosed) -> None:
         """Keep of the round's answers only the metrics that most of its updates carried."""

@@ -130,6 +130,7 @@ class Projection:
     def _closed(self, event: RoundClosed) -> None:
         self.asks.settle(event.folded, "folded", event)
         self.asks.settle(event.dropped, "dropped", event, event.reason)
+        self.asks.cap(event)
         self._round(
             event.round, closed_at=event.at, reason=event.reason, version=event.version, folded=list(event.folded),
             seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.core.ask_ids import is_further
+from thinwire.core.events import CAPPED
 from thinwire.core.texts import counted, duration
 from thinwire.store.one_clock import on_one_clock
 from thinwire.store.rows import RoundRow, UpdateRow
@@ -78,8 +79,18 @@ def why(
         reason = _waited(found, said, slowest, held, rtt_s)
         reason += own_part(took, {name: said[name] for name in OWN if name in said}, uncounted)
     told = f"Round {found.round} took {duration(took)}: {_blamed(told_of, said, reason)}."
+    told += _capped(found, (*asks, *earlier))
     waited_for = tuple(one.device for one in held)
     return Why(found.round, took, told, device, said, waited_for, requests, rtt_s, uncounted)
+
+
+def _capped(found: RoundRow, asks: Sequence[UpdateRow]) -> str:
+    """A sentence on the first client that counts less than its reply says, and how many more do."""
+    capped = [one for one in asks if one.update_id in found.folded and one.reason.startswith(CAPPED)]
+    if not capped:
+        return ""
+    more = f"; {counted(len(capped) - 1, 'more client')} too" if capped[1:] else ""
+    return f" {capped[0].device}: {capped[0].reason}{more}."
 
 
 def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:

@@ -61,11 +61,14 @@ class Round:
                 self.failed = [f"{device} was away" if said == f"{device} left" else said for said in self.failed]
 
     def line(self, metrics: dict[str, float]) -> str:
+        from thinwire.core.events import capped_text
+
         closed = self.closed
         assert closed is not None
         notes = [f"late {self.late}"] if self.late else []
         notes += [f"waits for {', '.join(closed.outstanding)}"] if closed.outstanding else []
         notes += [*self.failed, *self.instead, *self.anew]
+        notes += [f"{update_id.split('/')[1]}: {capped_text(one)}" for update_id, one in closed.capped.items()]
         cells = (
             f"{self.number:>5}",
             f"{closed.reason:<8}",

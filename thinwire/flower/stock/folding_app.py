@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from thinwire.aggregation.buffers import unpack_fixed
 from thinwire.aggregation.warmup import codec_of
 from thinwire.core.errors import BadPayload, DataLost, PlanError, TaskError, TooFewClients
-from thinwire.core.events import ModelStored
+from thinwire.core.events import ModelStored, capped_text
 from thinwire.core.home import private_opener
 from thinwire.core.json_bounds import read_json
 from thinwire.core.layout import Layout
 from thinwire.core.messages import MAX_HEAD_BYTES, ask_to_bytes, reply_from_bytes
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Ask, Failure, Fixed, ReplyHead, Verdict, Work
+from thinwire.core.types import Ask, Failure, Fixed, ReplyHead, UpdateId, Verdict, Work
 from thinwire.flower.stock.carrying import Carried
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ class StockRun:
 
     def _round(self, number: int, nodes: Sequence[int], versions: Versions, stored: ModelStored) -> ModelStored:
         from thinwire.server.choices.clipping import work_of
-        from thinwire.server.driving.refold import folded_without
+        from thinwire.server.driving.refold import folded_without, refolded
+        from thinwire.server.model.client_weight import caps_of
         from thinwire.server.model.measured import pooled
         from thinwire.server.model.step import Fold
 
@@ -169,7 +170,10 @@ class StockRun:
         asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec, work)), model_file) for node in nodes}
         fold: Fold
         folded: dict[int, Folded]
-        new = partial(Fold, self.plan, versions.layout, codec, self._weights, counters=stored.counters)
+        new = partial(
+            Fold, self.plan, versions.layout, codec, self._weights,
+            counters=stored.counters, steps_of=lambda head: work.steps,
+        )  # fmt: skip
         fold, folded = new(), {}
         for node, reply in self._exchange("train", asks).items():
             try:
@@ -183,6 +187,13 @@ class StockRun:
                 continue
             if isinstance(head, Failure):
                 print(f"thinwire: round {number}: node {node} failed, {head.kind}: {head.text}", flush=True)
+        heads = [head for head, _, _ in folded.values()]
+        caps = caps_of(self.plan, heads)
+        for update_id, capped in fold.capped(caps, heads).items():
+            new, found = partial(new, caps=caps), UpdateId.parse(update_id)
+            print(f"thinwire: round {number}: {found.device}: {capped_text(capped)}", flush=True)
+        if "caps" in new.keywords:
+            fold = refolded(new, list(folded.values()))
         if not fold.fits():
             fold, spoilers = folded_without(new, list(folded.values()))
             for node in [node for node, (head, _, _) in folded.items() if head in spoilers]:

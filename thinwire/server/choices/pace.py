@@ -15,7 +15,7 @@ from thinwire.core.events import ClientAsked, UpdateAccepted
 from thinwire.core.quantile import p90
 from thinwire.core.sections import LocalSection
 
-KEPT = 16  # of the last answers of a device
+KEPT = 16  # of the last answers, and of the last asks, of a device
 FIRST_STEPS = 8  # while nothing is known of its speed
 SHARE = 0.9  # of the deadline: the rest is for what cannot be foreseen
 HALVINGS = 3  # of the batch, where even the fewest steps would take too long
@@ -82,17 +82,19 @@ class Seen:
 class Paces:
     """What a run has learned of its devices' speed, as a fold over its journal: a resumed run knows the same."""
 
-    _given: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # device -> its last ask: id, steps, batch
+    _given: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # device -> its last asks: steps, batch
     _seen: dict[str, deque[Seen]] = field(default_factory=dict)
 
     def asked(self, event: ClientAsked) -> None:
         if event.steps:
-            self._given[event.device] = event.ask_id, event.steps, event.batch
+            given = self._given.setdefault(event.device, {})
+            given[event.ask_id] = event.steps, event.batch
+            if len(given) > KEPT:
+                del given[next(iter(given))]
 
     def work(self, device: str, ask_id: str) -> tuple[int, int] | None:
         """(steps, batch) of an ask that has its own."""
-        found = self._given.get(device)
-        return found[1:] if found is not None and found[0] == ask_id else None
+        return self._given.get(device, {}).get(ask_id)
 
     def answered(self, event: UpdateAccepted) -> None:
         """Take in an answer; nothing is learned from one whose work or times are not known."""

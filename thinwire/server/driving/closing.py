@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from thinwire.core.events import Evaluated, Event, RoundClosed
+from thinwire.core.events import Capped, Evaluated, Event, RoundClosed
 from thinwire.core.types import UpdateId
 from thinwire.server.choices.durations import at_own_pace, durations
 from thinwire.server.choices.known import epochs_of, work_of
 from thinwire.server.driving.evaluation import evaluation, settled
 from thinwire.server.driving.one_round import OneRound
-from thinwire.server.driving.refold import TOO_LARGE, folded_without
+from thinwire.server.driving.refold import TOO_LARGE, folded_without, refolded
 from thinwire.server.driving.spent import last_of, where_time_went
+from thinwire.server.model.client_weight import caps_of
 from thinwire.server.model.measured import names_in, pooled
 from thinwire.server.moves import Closed
 from thinwire.server.recorded.scores import MEASURED, TRAINED
@@ -27,9 +29,9 @@ def finish(one: OneRound) -> None:
     assert closed is not None
     start = time.perf_counter()
     version, events = running.past.version, list[Event]()
-    now = running.clock.wall()
+    now, capped = running.clock.wall(), dict[str, Capped]()
     if closed.reason not in ("too-few", "stopped"):
-        closed = _stepped(one, closed, events)
+        closed, capped = _stepped(one, closed, events)
     if closed.reason not in ("too-few", "stopped"):
         version += 1
         stepped = time.perf_counter()
@@ -59,6 +61,7 @@ def finish(one: OneRound) -> None:
             metrics=pooled((head.metrics for head in counted), TRAINED),
             spent=spent,
             slowest=slowest,
+            capped=capped,
             **_names(one),
         )
     )
@@ -95,25 +98,36 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
     return [] if running.simulated else running.known.news(now)
 
 
-def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> Closed:
-    """Move the model; where the sum is too large for one, without those who did it, if enough are left: they are
-    dropped.
+def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> tuple[Closed, dict[str, Capped]]:
+    """Move the model, with what of the round counts less. Where the sum is too large for a model, it is made without
+    those who did it, if enough are left: they are dropped.
     """
-    if one.fold.fits():
+    heads = [one.heads[update_id] for update_id in closed.folded]
+    caps = caps_of(one.plan, heads)
+    capped = one.fold.capped(caps, heads)
+    if not capped and one.fold.fits():
         one.fold.step(one.running.model)
-        return closed
+        return closed, {}
+    new = partial(one.new_fold, caps if capped else None)
     discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
-    folded = [(one.heads[u], one.frames(u), discounts[str(u)]) for u in closed.folded]
-    one.fold = one.new_fold()  # the memory of a sum that is of no use any more
-    one.fold, spoilers = folded_without(one.new_fold, folded)
+    folded = [(head, one.frames(head.update_id), discounts[str(head.update_id)]) for head in heads]
+    if capped:
+        one.fold = new()  # the memory of the sum that is of no use any more
+        one.fold = refolded(new, folded)
+        if one.fold.fits():
+            one.fold.step(one.running.model)
+            return closed, capped
+    one.fold = new()
+    one.fold, spoilers = folded_without(new, folded)
     spoiled = [head.update_id for head in spoilers]
     for update_id in spoiled:
         events += one.dropped(update_id, TOO_LARGE)
     left = tuple(u for u in closed.folded if u not in spoiled)
     if len(left) < one.opened.floor:
-        return Closed("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding)
+        return Closed("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding), {}
     one.fold.step(one.running.model)
-    return Closed(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding)
+    counted = {str(u): capped[str(u)] for u in left if str(u) in capped}
+    return Closed(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding), counted
 
 
 def _evaluated(one: OneRound, now: float) -> list[Evaluated]:

@@ -22,6 +22,7 @@ from thinwire.server.driving.opening import machine_of, open_round
 from thinwire.server.driving.pacing import own_work
 from thinwire.server.driving.running import POLL_S, Running
 from thinwire.server.driving.unasked import Others
+from thinwire.server.model.client_weight import Caps
 from thinwire.server.model.folding import Folds
 from thinwire.server.model.step import Fold, Frames
 from thinwire.store import MeasureRow
@@ -256,10 +257,10 @@ class OneRound:
             self.running.came_late.pop(head.ask_id, None)
             self.begin(head, action.discount)
 
-    def new_fold(self) -> Fold:
-        running = self.running
+    def new_fold(self, caps: Caps | None = None) -> Fold:
+        running, codec = self.running, self.opened.codec
         weights, counters = running.past.weights, running.model.counters
-        return Fold(self.plan, running.layout, self.opened.codec, weights, running.codec_of, counters)
+        return Fold(self.plan, running.layout, codec, weights, running.codec_of, counters, running.steps_of, caps)
 
     def frames(self, update_id: UpdateId) -> Frames:
         return lambda: self.running.fleet.open(update_id)

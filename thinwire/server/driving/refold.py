@@ -1,4 +1,8 @@
-"""A round whose sum is too large for a model is folded again without who made it so: one device ends no run."""
+"""A round is folded again where its end shows that an update counts otherwise than it was folded.
+
+One counts less where its client's weight is over the cap, which the medians of the whole round say. One counts not at
+all where the sum is too large for a model: one device ends no run.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +29,11 @@ def folded_without(new: Callable[[], Fold], folded: Sequence[Folded]) -> tuple[F
             fold = before
             spoilers.append(head)
     return fold, spoilers
+
+
+def refolded(new: Callable[[], Fold], folded: Sequence[Folded]) -> Fold:
+    """A tally of these updates, in their order."""
+    fold = new()
+    for head, frames, discount in folded:
+        fold.add(head, frames, discount)
+    return fold

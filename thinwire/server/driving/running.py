@@ -191,6 +191,14 @@ class Running:
         device = head.update_id.device
         return self.past.codecs.of(self.past.round_of(device, head.ask_id), device) or self.codec
 
+    def steps_of(self, head: ReplyHead) -> int:
+        """The steps that were assigned with what this answers; 0 where the plan counts passes over a device's data."""
+        steps = self.plan.local.steps
+        if steps == "auto":
+            work = self.past.paces.work(head.update_id.device, head.ask_id)
+            return work[0] if work else 0
+        return steps or 0
+
     def revoked(self) -> frozenset[str]:
         """Devices that were shut out: of theirs only what is folded counts."""
         return frozenset() if self.simulated else self.store.roster.revoked()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 
@@ -15,9 +15,11 @@ from thinwire.aggregation.algorithms import algorithm_of
 from thinwire.aggregation.native.threads import planned_threads
 from thinwire.aggregation.optimizers import stepped
 from thinwire.core.errors import BadPayload, CodecError, TaskError
+from thinwire.core.events import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Arrived, ReplyHead, State, Vector
+from thinwire.server.model.client_weight import Caps, require_a
 from thinwire.server.model.control_mean import COMMON, held, moved_on
 from thinwire.server.model.device_weights import Weights
 from thinwire.server.model.shares import SHARES, moved_by
@@ -69,9 +71,14 @@ class Fold:
         weights: Mapping[str, int] | None = None,
         codec_of: Callable[[ReplyHead], str] | None = None,
         counters: Mapping[str, int] | None = None,
+        steps_of: Callable[[ReplyHead], int] | None = None,
+        caps: Caps | None = None,
     ) -> None:
-        """`counters`: the integer buffers of the model that is stepped from."""
+        """`counters`: the integer buffers of the model that is stepped from; `steps_of`: what a reply's device was
+        assigned, 0 where the plan leaves that to it; `caps`: where the round's other updates are known.
+        """
         self.plan, self.layout, self.before = plan, layout, counters or {}
+        self.steps_of, self.caps = steps_of or (lambda head: 0), caps or Caps()
         self.codec_of = codec_of or (lambda head: codec)
         self._bound: dict[str, BoundCodec] = {}
         self.algorithm = algorithm_of(plan)
@@ -92,6 +99,8 @@ class Fold:
             raise BadPayload(f"an update with the parts {', '.join(names)[:80]}", why=f"expected {segments} frames")
         if not (head.examples > 0 and head.a > 0):
             raise BadPayload(f"an update of {head.examples} examples with a = {head.a}", why="both must be positive")
+        require_a(self.plan, head, self.steps_of(head))
+        head = self.caps.counted(head)
         statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
             self.buffers.check(statistics, head.examples * discount)
@@ -120,6 +129,18 @@ class Fold:
         if spec not in self._bound:
             self._bound[spec] = parse(spec).bind(self.layout)
         return self._bound[spec]
+
+    def capped(self, caps: Caps, heads: Iterable[ReplyHead]) -> dict[str, Capped]:
+        """Which of these updates count less under the caps. The examples of one whose device has a weight already, or
+        in a buffer, where each change counts alike, weigh its statistics alone.
+        """
+        statistics = self.plan.local.buffers == "average" and self.buffers.layout.size > 0
+        buffered, known = self.plan.cohort.mode == "buffered", self.weights.known if self.weights is not None else {}
+        found = {
+            str(head.update_id): caps.capped(head, statistics or not (buffered or head.update_id.device in known))
+            for head in heads
+        }
+        return {update_id: one for update_id, one in found.items() if one is not None}
 
     def copy(self) -> Fold:
         """The same tally, which goes on by itself."""

@@ -225,7 +225,9 @@ class Past:
         stepped = made_step(event)
         for accepted in self.line.now.accepted:
             if stepped and accepted.update_id in event.folded:
-                self.weights.setdefault(accepted.device, int(accepted.head.get("examples", 0)))
+                capped = event.capped.get(accepted.update_id, {})
+                counted = capped.get("counted", int(accepted.head.get("examples", 0)))
+                self.weights.setdefault(accepted.device, counted)
         for text in event.folded:
             self.told.folded(text, event.version)
         for text in event.dropped:

@@ -1,0 +1,215 @@
+"""How much one client may count: no more than it honestly can, and no more than `[cohort] max_weight` medians."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.server.bench import LAYOUT, Bench, drive_through, killed, outcome, scripted, work
+from tests.server.normed import NORMED, normed
+from tests.server.test_hostile_devices import Liar, Lie, liar
+from thinwire.cli.runs.rounds import Teller
+from thinwire.client.compute.normaliser import Normaliser
+from thinwire.client.compute.schedule import Schedule
+from thinwire.core import RunPlan
+from thinwire.core.errors import BadPayload, PlanError
+from thinwire.core.events import ClientAsked, ModelStored, RoundClosed, UpdateDropped
+from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.server.model.client_weight import caps_of, largest_a, require_a
+from thinwire.server.model.versions import Versions
+from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.store.stages import turns
+from thinwire.store.why_of_run import whys
+from thinwire.web.reading import Reader
+
+RAW = {"codec": "identity", "feedback": "none"}
+
+
+def plan_of(**sections: Any) -> RunPlan:
+    return RunPlan.from_json({"run": {"task": "toy"}, "local": {"lr": 1.0}, **sections})
+
+
+def head(device: str = "a", examples: int = 10, steps: int = 5, a: float = 5.0) -> ReplyHead:
+    return ReplyHead("x", UpdateId("toy-1", device, 1), 0, examples, steps, a)
+
+
+@given(
+    momentum=st.floats(0, 0.99), pull=st.floats(0, 1), lr=st.floats(1e-3, 10), steps=st.integers(1, 200),
+    kind=st.sampled_from(["constant", "linear", "cosine"]), begin=st.floats(0, 0.9), warmup=st.floats(0, 0.9),
+)  # fmt: skip
+def test_no_honest_normaliser_is_refused(
+    momentum: float, pull: float, lr: float, steps: int, kind: str, begin: float, warmup: float
+) -> None:
+    """`pull` is mu times lr: of more than 1 the proximal term alone makes the steps longer than its distance."""
+    plan = plan_of(local={"lr": lr, "momentum": momentum, "prox": pull / lr, "steps": steps})
+    schedule, counted = Schedule(kind, warmup, 0.1, begin, begin + 0.1), Normaliser(momentum, pull / lr, lr)
+    for step in range(steps):
+        counted.step(lr * schedule.factor(step, steps))
+        if counted.a > 0:
+            require_a(plan, head(steps=step + 1, a=counted.a), steps)
+
+
+def test_more_than_the_steps_can_come_to_is_refused() -> None:
+    sgd, momentum = plan_of(local={"lr": 1.0, "steps": 5}), plan_of(local={"lr": 1.0, "steps": 5, "momentum": 0.9})
+    require_a(momentum, head(a=largest_a(momentum, 5)), 5)
+    adam = plan_of(local={"lr": 1.0, "optimizer": "adam"})
+    feddyn = plan_of(run={"task": "toy", "algorithm": "feddyn"}, cohort={"late": "drop"})
+    for plan, sent, assigned in (
+        (sgd, head(a=5.01), 5), (sgd, head(steps=6, a=6.0), 5), (sgd, head(a=1e9), 5), (sgd, head(steps=0, a=1.01), 5),
+        (momentum, head(a=15.1), 5), (adam, head(a=5.1), 0), (adam, head(a=0.0), 0), (feddyn, head(a=5.0), 0),
+    ):  # fmt: skip
+        with pytest.raises(BadPayload, match="an update"):
+            require_a(plan, sent, assigned)
+
+
+@pytest.mark.parametrize(
+    ("given", "caps"),
+    [
+        ((10, 10, 1000), (100, np.inf)),
+        ((10, 1000), (np.inf, np.inf)),
+        ((10, 20, 30, 10**6), (250, np.inf)),
+        ((1, 1, 1), (10, np.inf)),
+    ],
+)
+def test_a_cap_is_ten_medians_from_three_clients_on(given: Sequence[int], caps: tuple[float, float]) -> None:
+    heads = [head(str(nth), examples) for nth, examples in enumerate(given)]
+    found = caps_of(plan_of(local={"lr": 1.0, "steps": 5}), heads)
+    assert (found.examples, found.a) == caps
+    assert caps_of(plan_of(cohort={"max_weight": "none"}), heads).examples == np.inf
+    assert caps_of(plan_of(cohort={"max_weight": 3}), [*heads, head("x"), head("y")]).examples < np.inf
+
+
+def test_two_updates_of_one_device_are_not_two_clients() -> None:
+    heads = [head("a"), head("b", 10**6), replace(head("b", 10**6), update_id=UpdateId("toy-1", "b", 2))]
+    assert caps_of(plan_of(), heads).examples == np.inf
+
+
+@pytest.mark.parametrize("value", [0.5, 0, -1, "all", float("inf")])
+def test_what_is_no_weight_is_refused(value: object) -> None:
+    with pytest.raises(PlanError, match="max_weight"):
+        plan_of(cohort={"max_weight": value})
+
+
+def bench(folder: Path, lie: Lie | None = None, devices: Sequence[ScriptedDevice] = (), **sections: Any) -> Bench:
+    """A liar before four honest devices."""
+    own = list(devices) or [liar("a", lie or (lambda ask, sent: sent)), *(scripted(name) for name in "bcde")]
+    sections["run"] = {"rounds": 2, **sections.get("run", {})}
+    return Bench(folder, own, uplink=RAW, **sections)
+
+
+def params(made: Bench) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return Versions(made.home.run(made.run_id), LAYOUT).read(made.events(ModelStored)[-1])[0]
+
+
+@pytest.mark.parametrize("mode", ["sync", "buffered", "overlap"])
+def test_a_normaliser_of_a_thousand_million_is_dropped_with_the_reason(tmp_path: Path, mode: str) -> None:
+    local = {"lr": 1.0, "steps": 5, **({"overlap": {"max_delay": 1}} if mode == "overlap" else {})}
+    cohort = {"mode": "buffered", "buffer": 4} if mode == "buffered" else {}
+    made = bench(tmp_path, lambda ask, sent: replace(sent, a=1e9), local=local, cohort=cohort)
+    assert made.drive().status == "done"
+    dropped = made.events(UpdateDropped)
+    assert {e.device for e in dropped} == {"a"}
+    assert {e.reason for e in dropped} == {"bad-payload: an update with a = 1e+09 (5 steps come to at most 5)"}
+    assert all(not any("/a/" in one for one in e.folded) for e in made.events(RoundClosed))
+
+
+def test_steps_that_were_not_assigned_do_not_count_also_where_they_follow_the_devices_speed(tmp_path: Path) -> None:
+    asked = dict[str, int]()
+
+    class Paced(Liar):
+        def answer(self, delivery: Any, turn: Turn) -> Any:
+            sent, body = super().answer(delivery, turn)
+            assert isinstance(sent, ReplyHead)
+            steps = delivery.ask.work.steps
+            asked[delivery.ask.ask_id] = steps
+            more = 1 if self.name == "a" else 0
+            return replace(sent, steps=steps + more, a=float(steps + more)), body
+
+    devices = [scripted(name, does=work(name, Paced)) for name in "abcd"]
+    made = bench(tmp_path, devices=devices, local={"lr": 1.0, "steps": "auto"}, cohort={"deadline_s": 60})
+    assert made.drive().status == "done"
+    assert {e.steps for e in made.events(ClientAsked)} == {asked[e.ask_id] for e in made.events(ClientAsked)}
+    assert {e.device for e in made.events(UpdateDropped)} == {"a"}
+    for event in made.events(UpdateDropped):
+        steps = asked[event.ask_id]
+        assert event.reason == f"bad-payload: an update of {steps + 1} steps ({steps} were assigned)"
+
+
+def test_one_client_counts_ten_medians_and_the_rounds_explanation_says_so(tmp_path: Path) -> None:
+    made = bench(tmp_path / "capped", lambda ask, sent: replace(sent, examples=10**9))
+    assert made.drive().status == "done"
+    for closed in made.events(RoundClosed):
+        ((update_id, said),) = closed.capped.items()
+        assert update_id.split("/")[1] == "a"
+        assert said == {"examples": 10**9, "counted": 100, "median": 10.0}
+    honest = bench(tmp_path / "honest", lambda ask, sent: replace(sent, examples=100))
+    honest.drive()
+    assert params(made).tobytes() == params(honest).tobytes()
+    assert honest.events(RoundClosed)[0].capped == {}
+    (row,) = [one for one in made.store.updates(made.run_id, 1) if one.device == "a"]
+    assert row.outcome == "folded"
+    told = "weight capped: 100 of its 1000000000 examples count, 10 times the median of 10"
+    assert row.reason == told
+    run = made.store.run(made.run_id)
+    rounds = made.store.rounds(made.run_id)
+    one, _ = whys(run, rounds, made.store.updates(made.run_id), turns(rounds))
+    assert one.sentence.endswith(f". a: {told}.")
+    teller = Teller()
+    lines = [line for _, event in made.store.events(made.run_id) for line in teller.hear(event)]
+    assert sum(line.endswith(f"a: {told}") for line in lines) == 2, "each round's line, for who follows the run"
+    page = Reader(made.store)
+    assert page.round(made.run_id, 1).why.endswith(f"a: {told}.")
+    assert [u.reason for u in page.round(made.run_id, 1).updates if u.device == "a"] == [told]
+
+
+def test_without_a_cap_it_owns_the_mean(tmp_path: Path) -> None:
+    made = bench(tmp_path, lambda ask, sent: replace(sent, examples=10**9), cohort={"max_weight": "none"})
+    assert made.drive().status == "done"
+    assert {len(e.capped) for e in made.events(RoundClosed)} == {0}
+
+
+def test_where_the_plan_counts_passes_the_normaliser_is_capped_too(tmp_path: Path) -> None:
+    lie: Lie = lambda ask, sent: replace(sent, examples=10**9, steps=10**8, a=1e8)  # noqa: E731  # one line of a test
+    made = bench(tmp_path / "capped", lie)
+    assert made.drive().status == "done"
+    (said,) = made.events(RoundClosed)[0].capped.values()
+    assert (said["counted"], said["a_counted"], said["a_median"]) == (100, 50.0, 5.0)
+    honest = bench(tmp_path / "honest", lambda ask, sent: replace(sent, examples=100, steps=50, a=50.0))
+    honest.drive()
+    assert params(made).tobytes() == params(honest).tobytes()
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_a_kill_at_any_commit_caps_the_same_client(tmp_path: Path, buffered: bool) -> None:
+    cohort = {"mode": "buffered", "buffer": 4, "max_weight": 2} if buffered else {"max_weight": 2}
+
+    def begin(folder: Path) -> Bench:
+        devices = [normed("a", 3.0, examples=10**9), normed("b"), normed("c", 2.0), normed("d")]
+        return Bench(folder, devices, layout=NORMED, run={"rounds": 1}, cohort=cohort, uplink=RAW)
+
+    undisturbed = begin(tmp_path / "undisturbed")
+    places = drive_through(undisturbed)
+    assert [set(e.capped) for e in undisturbed.events(RoundClosed)] == [{f"{undisturbed.run_id}/a/1"}]
+    for where, made in killed(begin, tmp_path, places):
+        assert outcome(made) == outcome(undisturbed), where
+        assert [e.capped for e in made.events(RoundClosed)] == [e.capped for e in undisturbed.events(RoundClosed)]
+
+
+@pytest.mark.parametrize("algorithm", ["feddyn", "fedavg"])
+def test_a_weight_that_is_kept_for_the_run_is_kept_as_it_was_capped(tmp_path: Path, algorithm: str) -> None:
+    """Of FedDyn and of ef21 a device's first weight is its weight for good."""
+    plan: dict[str, Any] = {"run": {"algorithm": algorithm, "rounds": 3}, "cohort": {"late": "drop"}}
+    uplink = RAW if algorithm == "feddyn" else {"codec": "topk(0.2)", "feedback": "ef21"}
+    devices = [scripted(name, does=MadeUp(name, LAYOUT, 1.0, 10**9 if name == "a" else 10)) for name in "abcd"]
+    made = Bench(tmp_path, devices, uplink=uplink, **plan)
+    made.drive(stop=lambda: "service" if len(made.reasons()) >= 1 else None)
+    made.restart()
+    assert made.drive().status == "done"
+    assert [[one["counted"] for one in e.capped.values()] for e in made.events(RoundClosed)] == [[100], [], []]

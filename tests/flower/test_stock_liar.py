@@ -124,7 +124,9 @@ def test_stock_nodes_are_asked_in_the_warm_ups_codec_and_with_their_share_of_dgc
     assert {ask.work.clip for ask in asked} == {0.5}
 
 
-@pytest.mark.parametrize("override", [("downlink.codec", "int8"), ("run.algorithm", "scaffold")])
+@pytest.mark.parametrize(
+    "override", [("downlink.codec", "int8"), ("run.algorithm", "scaffold"), ("run.target", "{ value = 0.9 }")]
+)
 def test_what_needs_to_know_what_each_node_holds_is_refused_over_stock_nodes(override: tuple[str, str]) -> None:
     with pytest.raises(PlanError, match="over stock nodes"):
         _possible(RunPlan.parse('[run]\ntask = "toy"\n[local]\nlr = 0.1', overrides=dict([override])))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.server.bench import Bench, drive_through, killed
 from tests.server.test_hostile_devices import liar
+from thinwire.cli.runs.shown import clipping
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.core.messages import MAX_METRICS, reply_from_bytes, reply_to_bytes
@@ -107,7 +108,7 @@ def test_an_accuracy_made_of_means_may_be_rounded() -> None:
     reply_from_bytes(reply_to_bytes(replace(HEAD, metrics={"eval/accuracy": (10.000001, 10.0)})))
 
 
-def lying(folder: Path, rounds: int = 3, **run: Any) -> Bench:
+def lying(folder: Path, rounds: int = 3, cohort: dict[str, Any] | None = None, **run: Any) -> Bench:
     def says(wrong: float) -> Any:
         def lie(ask: Ask, head: ReplyHead) -> ReplyHead:
             own: Metrics = {"eval/loss": (10 * wrong + ask.base_version, 10.0), "eval/accuracy": (6.0, 10.0)}
@@ -117,7 +118,7 @@ def lying(folder: Path, rounds: int = 3, **run: Any) -> Bench:
         return lie
 
     devices = [liar(name, says(wrong)) for name, wrong in (("a", 0.1), ("b", 0.11), ("c", 0.12), ("d", 1e80))]
-    return Bench(folder, devices, run={"rounds": rounds, **run})
+    return Bench(folder, devices, run={"rounds": rounds, **run}, cohort=cohort or {})
 
 
 def test_what_decides_is_alike_wherever_the_aggregator_was_killed(tmp_path: Path) -> None:
@@ -149,3 +150,26 @@ def test_a_plan_that_goes_by_a_metric_that_nobody_reports_ends_after_the_first_r
 def test_a_run_of_one_round_ends_so_too(tmp_path: Path) -> None:
     row = lying(tmp_path, 1, metric="acuracy").drive()
     assert (row.status, row.exit_code) == ("failed", PlanError.exit_code)
+
+
+def test_what_people_are_shown_is_what_decides_and_names_who_was_clipped(tmp_path: Path) -> None:
+    bench = lying(tmp_path, 2)
+    row = bench.drive()
+    rounds = bench.store.rounds(row.run_id)
+    assert rounds[0].metrics["loss"] > 1e70
+    assert rounds[0].decisive["loss"] < 1
+    assert row.metrics0["loss"] < 1
+    assert row.spread0.keys() == {"accuracy"}
+    said = list(clipping(replace(row, metrics=rounds[0].metrics, clipped=rounds[0].clipped), rounds))
+    assert said[0].startswith("values of clients were clipped, as for best and target; the plain mean is loss ")
+    assert said[1] == "d: clipped loss after 1 of 2 rounds"
+    assert said[2] == "10 metrics were ignored: fewer than half of a round's updates carried them"
+
+
+def test_in_a_buffered_run_one_device_decides_nothing_either(tmp_path: Path) -> None:
+    bench = lying(tmp_path, 4, cohort={"mode": "buffered", "buffer": 4}, target={"metric": "loss", "value": 0.05})
+    row = bench.drive()
+    assert row.status == "done"
+    assert row.best_value is not None
+    assert 0 < row.best_value < 1
+    assert all(value < 9 for e in bench.events(Evaluated) if not e.few for value in (e.decisive["loss"],))

@@ -16,7 +16,7 @@ from tests.web.browsing import Open, axe, overflow
 from tests.web.filled_store import add_devices, finish, new_run, twelve_rounds
 from tests.web.serving import Shown, serving, showing
 from tests.web.told import Told
-from thinwire.core.events import AskTakenUp, RoundTakenUp, RunNoted
+from thinwire.core.events import AskTakenUp, Evaluated, RoundClosed, RoundTakenUp, RunNoted
 from thinwire.core.home import hold
 from thinwire.store import MeasureRow, Store
 from thinwire.store.cells import Cells
@@ -216,6 +216,27 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     expect(page.locator("#time .went")).to_contain_text("waiting 5.5 s")
     expect(page.locator(".legend")).to_contain_text("between its stages")
     expect(page.locator(".lane.is-folded .stage.between")).to_have_count(7)
+    assert axe(page) == []
+
+
+def test_a_client_whose_metrics_were_clipped_is_named_and_moves_no_curve(store: Store, served: Shown, look: Open):
+    run = new_run(store)
+    run.quiet_round()
+    run.open()
+    for device in run.asks:
+        run.answer(device, 0.5)
+    lie = next(u for u in store.updates(run.run_id, 2) if u.device == "pi-03")
+    metrics, clipped = {"loss": 1e89, "accuracy": 0.5}, {lie.update_id: ["loss"]}
+    run.say(
+        Evaluated(run.now, 1, 1, metrics, {"loss": [0.2, 1e90]}, 360, 8, robust={"loss": 0.3125}, clipped=clipped),
+        RoundClosed(run.now, 2, "all", 2, run.folded, [], [], run.elapsed, 1.0, {}),
+    )
+    page = look(served.url, f"runs/{run.run_id}")
+    expect(page.locator("#learning")).to_contain_text("clipped: pi-03")
+    expect(page.locator("#learning")).to_contain_text("0.3125")
+    expect(page.locator("dl.figures")).to_contain_text("0.3125")
+    expect(page.locator("#rounds")).to_contain_text("clipped (loss)")
+    expect(page.locator("body")).not_to_contain_text("e+89")
     assert axe(page) == []
 
 

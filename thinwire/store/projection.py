@@ -156,7 +156,8 @@ class Projection:
         if event.round:
             self._round(event.round, metrics=dict(event.metrics), spread=dict(event.spread), clipped=clipped)
         else:
-            self._run(metrics0=dict(event.metrics), spread0=dict(event.spread))
+            spread = {name: found for name, found in event.spread.items() if name not in event.robust}
+            self._run(metrics0=event.decisive, spread0=spread)
 
 
 _CHECKPOINT = insert(Checkpoint)

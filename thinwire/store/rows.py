@@ -42,7 +42,7 @@ class RunRow:
     best_version: int | None
     best_value: float | None
     metrics: dict[str, float]  # of the version measured last
-    metrics0: dict[str, float]  # of the initial model
+    metrics0: dict[str, float]  # of the initial model; what `decisive` is of others
     spread0: dict[str, list[float]]
     folded_count: int
     late: int
@@ -56,6 +56,11 @@ class RunRow:
     dense_down: int
     clipped: dict[str, Any] = field(default_factory=dict)  # of `metrics`, as in RoundRow
     notes: list[str] = field(default_factory=list)  # what the plan comes to here, for who follows the run
+
+    @property
+    def decisive(self) -> dict[str, float]:
+        """The metrics that `best` and `target` go by, which is what people are shown: no one client's are in them."""
+        return {**self.metrics, **self.clipped.get("means", {})}
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,11 @@ class RoundRow:
     clipped: dict[str, Any] = field(default_factory=dict)
     ignored: int = 0  # metrics that its updates carried and that are not recorded: fewer than half carried each
     arrived: int = 0  # own asks whose answers are here and not folded yet, as far as is recorded; of an open round
+
+    @property
+    def decisive(self) -> dict[str, float]:
+        """The metrics that `best` and `target` go by, which is what people are shown: no one client's are in them."""
+        return {**self.metrics, **self.clipped.get("means", {})}
 
     @property
     def answered(self) -> int:

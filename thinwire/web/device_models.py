@@ -107,6 +107,7 @@ class Asked(Answer):
     steps: int
     residual_ratio: float | None
     state_lost: str
+    clipped: list[str]
     payload_up: int
     wire_up: int | None
     up_bytes_s: float | None

@@ -132,8 +132,8 @@ def _smaller(run: RunRow) -> list[str]:
 def _quality(run: RunRow) -> list[str]:
     """Accuracy where there is one, else the first metric."""
     for name in ("accuracy", "loss", *run.metrics):
-        if name in run.metrics and run.metrics[name] is not None:
-            return [f"{name} {run.metrics[name]:.3f}"]
+        if run.decisive.get(name) is not None:
+            return [f"{name} {run.decisive[name]:.3f}"]
     return []
 
 

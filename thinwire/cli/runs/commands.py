@@ -62,7 +62,7 @@ def _group(group: Group) -> dict[str, Any]:
 
 def _row(row: RunRow) -> tuple[str, ...]:
     done = f"{row.rounds_closed}/{row.rounds_total}"
-    accuracy, loss = say.figure(row.metrics.get("accuracy")), say.figure(row.metrics.get("loss"))
+    accuracy, loss = say.figure(row.decisive.get("accuracy")), say.figure(row.decisive.get("loss"))
     return row.run_id, row.status, done, accuracy, loss, say.size(row.payload_up), say.ago(row.created_at)
 
 
@@ -131,7 +131,7 @@ def _show(store: Store, row: RunRow) -> None:
     rounds = store.rounds(row.run_id)
     _head(store, row, rounds)
     say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in row.metrics.items())
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in row.decisive.items())
     say.line(f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet")
     for sentence in clipping(row, rounds):
         say.sentence(sentence, begin="        ")
@@ -165,7 +165,7 @@ def _round(r: RoundRow) -> tuple[str, ...]:
     came, of = len(r.folded) if r.reason else r.answered, r.target if r.reason == "buffer" else len(r.asked)
     return (
         str(r.round), r.reason or "open", f"{came}/{of}", str(r.late), str(r.failed),
-        say.figure(r.metrics.get("accuracy")), say.figure(r.metrics.get("loss")), say.size(r.payload_up),
+        say.figure(r.decisive.get("accuracy")), say.figure(r.decisive.get("loss")), say.size(r.payload_up),
         say.size(r.payload_down), say.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
     )  # fmt: skip
 

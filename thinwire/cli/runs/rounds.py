@@ -149,7 +149,7 @@ class Teller:
                 self.waiting.append(event.round)
                 return lines
             case events.Evaluated():
-                return self._flush(event.metrics, before=event.round + 1, measured=event.round)
+                return self._flush(event.decisive, before=event.round + 1, measured=event.round)
             case events.ClientAsked() | events.StateLost() | events.ClientFailed() | events.ClientBack():
                 if event.round in self.rounds:
                     self.rounds[event.round].note(event)

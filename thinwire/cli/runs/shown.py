@@ -69,8 +69,8 @@ def run_summary(row: RunRow) -> dict[str, Any]:
 def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
     """Sentences on the metrics that were clipped, by client, and on those that were not recorded."""
     if means := row.clipped.get("means"):
-        said = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
-        yield f"best and target go by {said}: there values of clients were clipped"
+        said = ", ".join(f"{name} {row.metrics[name]:g}" for name in means)
+        yield f"values of clients were clipped, as for best and target; the plain mean is {said}"
     of = Counter(
         (device, name) for r in rounds for device, names in r.clipped.get("clients", {}).items() for name in names
     )

@@ -152,5 +152,5 @@ def _metrics(store: Store, run: RunRow, version: int) -> Mapping[str, float]:
     """What was measured of a version: stands beside the round that made it."""
     if version == 0:
         return run.metrics0
-    found = [r.metrics for r in store.rounds(run.run_id) if r.version == version and r.metrics]
+    found = [r.decisive for r in store.rounds(run.run_id) if r.version == version and r.metrics]
     return found[0] if found else {}

@@ -74,6 +74,12 @@ def _possible(plan: RunPlan) -> RunPlan:
             why="it needs each update to count exactly once, and this app cannot know which did",
             hint='[run] algorithm = "fedavg", or our own client: thinwire run',
         )
+    if plan.run.target:
+        raise PlanError(
+            "[run] target over stock nodes",
+            why="this app makes all rounds of the plan, and nobody holds what nodes measure against a target",
+            hint="leave [run] target out, or our own client: thinwire run",
+        )
     if plan.uplink.ladder:
         raise PlanError(
             "[uplink] ladder over stock nodes",

@@ -32,6 +32,8 @@ export function ratio(dense, sent) {
 /** One quantity beside another, 0.63 of it. */
 export const share = (value) => (value === null || value === undefined ? "–" : figures(value));
 
+/** What a run's or round's model is worth: where clients' values were clipped, without what they would have moved it by. */
+export const decisive = (row) => ({ ...row.metrics, ...row.clipped?.means });
 export const metric = (value) => (value === null || value === undefined ? "–" : Number(value).toFixed(4));
 
 export const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));

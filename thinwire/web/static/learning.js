@@ -1,7 +1,7 @@
 // How well the model does, over rounds, seconds or bytes, with the clients' spread.
 import { Curve } from "./chart.js";
 import { html, link, useMemo, useState } from "./dom.js";
-import { bytes, metric, seconds } from "./format.js";
+import { bytes, decisive, metric, seconds } from "./format.js";
 import { Section, Switch, Table } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 
@@ -54,22 +54,23 @@ const measured = (name, run, rounds, by) => {
   const before = run.metrics0[name] === undefined ? [] : [point(0, 0, run.metrics0[name], run.spread0[name])];
   const after = rounds
     .filter((r) => r.metrics[name] !== undefined && r.metrics[name] !== null)
-    .map((r) => point(by.x(r), r.round, r.metrics[name], r.spread[name], cut(name, r.clipped)));
+    .map((r) => [r, cut(name, r.clipped)])
+    .map(([r, who]) => point(by.x(r), r.round, decisive(r)[name], who ? null : r.spread[name], who));
   return [...before, ...after];
 };
 
 const point = (x, round, y, spread, clipped) => ({ x, round, y, low: spread?.[0] ?? null, high: spread?.[1] ?? null, clipped });
 
-/** Whose values of a metric were clipped in what `best` and `target` go by, and what these go by. */
+/** Whose values of a metric were clipped: the spread of all clients would then be of these. */
 const cut = (name, clipped) => {
   const who = Object.entries(clipped?.clients ?? {}).filter(([, names]) => names.includes(name)).map(([device]) => device);
-  return who.length ? `, clipped: ${who.join(", ")}; best and target go by ${metric(clipped.means[name])}` : "";
+  return who.length ? `, clipped: ${who.join(", ")}` : "";
 };
 
 const Numbers = ({ run, rounds, names }) => html`
   <${Table} label="Metrics of each round" rows=${[...rounds].reverse()} columns=${[
     { title: "Round", cell: (r) => r.round },
-    ...names.map((name) => ({ title: name, right: true, cell: (r) => metric(r.metrics[name]) })),
+    ...names.map((name) => ({ title: name, right: true, cell: (r) => html`${metric(decisive(r)[name])}${cut(name, r.clipped)}` })),
     ...names.map((name) => ({ title: `${name}, clients`, right: true, cell: (r) => (r.spread[name] ? `${metric(r.spread[name][0])} – ${metric(r.spread[name][1])}` : "–") })),
     { title: "After", right: true, cell: (r) => seconds(r.until_s) },
     { title: "Payload by then", right: true, cell: (r) => bytes(r.until_payload) },

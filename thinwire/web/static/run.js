@@ -4,7 +4,7 @@ import { Bytes } from "./bytes.js";
 import { Clients } from "./clients.js";
 import { DeviceTable, joinCommand } from "./devices.js";
 import { html, link, useEffect, useRef, useState } from "./dom.js";
-import { bytes, metric, moment, plural, ratio, seconds, wired } from "./format.js";
+import { bytes, decisive, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
 import { Learning } from "./learning.js";
 import { stoodStill, useReading, useTime } from "./live.js";
@@ -83,7 +83,7 @@ const times = (dense, sent) => {
 
 const figure = (name, run) => html`
   <div title=${run.plan.run.metric === name && run.best_value !== null ? `best so far: ${metric(run.best_value)}` : ""}>
-    <dt>${name}</dt><dd>${metric(run.metrics[name])}</dd></div>`;
+    <dt>${name}</dt><dd>${metric(decisive(run)[name])}</dd></div>`;
 
 const Progress = ({ run, open, now }) => {
   const share = Math.min(100, (100 * run.version) / Math.max(1, run.rounds_total));

@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { html, link, useEffect } from "./dom.js";
 import { DeviceTable, joinCommand, presence } from "./devices.js";
-import { ago, bytes, metric, plural, ratio } from "./format.js";
+import { ago, bytes, decisive, metric, plural, ratio } from "./format.js";
 import { Gone } from "./frame.js";
 import { serverNow, useReading } from "./live.js";
 import { Command, Refusal, Section, Status } from "./parts.js";
@@ -51,7 +51,7 @@ const summary = (runs, devices, online) => {
 };
 
 const RunLine = ({ run }) => {
-  const [name, value] = headline(run.metrics);
+  const [name, value] = headline(decisive(run));
   return html`
     <li class="run">
       <a href=${link(`runs/${run.run_id}`)}>${run.run_id}</a>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -110,6 +111,7 @@ def test_a_task_that_would_end_the_process_is_a_task_error_with_its_place_in_che
         return
     history = simulate(task, plan, clients=2)
     assert (history.run.status, history.run.exit_code) == ("failed", 6)
+    assert re.search(said, history.failures[0])
     with pytest.raises(Exited):
         simulate(task, plan, clients=2, debug=True)
 

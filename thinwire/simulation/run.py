@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import shutil
 import tempfile
 import time
@@ -21,7 +22,7 @@ from thinwire.client.rehearsal import metrics_of
 from thinwire.client.task import LoadedTask, as_task, load_task, report, require_own_loop
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError, TaskError, ThinwireError, TooFewClients, UsageError
-from thinwire.core.events import Event
+from thinwire.core.events import ClientFailed, Event
 from thinwire.core.home import AggregatorHome
 from thinwire.core.plan import RunPlan
 from thinwire.server.cohort import missing
@@ -36,13 +37,19 @@ from thinwire.simulation.sessions import Crowd
 from thinwire.simulation.spool import HeldSpool
 from thinwire.store import RoundRow, RunRow, Store
 
+MAX_FAILURES = 20  # of a history: the first ones show what is wrong
+
 
 @dataclass(frozen=True)
 class History:
-    """What a simulation came to: the run's row and those of its rounds."""
+    """What a simulation came to: the run's row and those of its rounds.
+
+    `failures` says of the first `MAX_FAILURES` failed assignments which client failed, and where in the task.
+    """
 
     run: RunRow
     rounds: list[RoundRow]
+    failures: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -101,7 +108,7 @@ def simulate(
     `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `plan` may be a file's name or what
     stands in one, section by section. `seed` replaces the plan's.
     A plan, task or split that cannot be raises a `ThinwireError` before anything begins. A run that fails after that
-    raises nothing: `run.status` is then "failed", `run.status_text` says why, and `metrics` may be empty.
+    raises nothing: `run.status` is then "failed", `run.status_text` and `failures` say why, and `metrics` may be empty.
     With several `processes` clients train side by side, to the same bits; the task is then NAME=MODULE. `step_s` are
     the seconds that a step takes on each client: what the run's clock goes by instead of this machine's speed.
 
@@ -125,9 +132,15 @@ def simulate(
                 read, code, store=store, home=home, clients=clients, site=site, debug=debug,
                 processes=processes, spec=task if isinstance(task, str) else "", step_s=step_s, first=first,
             )  # fmt: skip
-            return History(store.run(run_id), store.rounds(run_id))
+            return History(store.run(run_id), store.rounds(run_id), tuple(_failures(store, run_id)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _failures(store: Store, run_id: str) -> Iterator[str]:
+    failed = (event for _, event in store.events(run_id) if isinstance(event, ClientFailed))
+    for event in itertools.islice(failed, MAX_FAILURES):
+        yield f"round {event.round}: {event.device} {event.kind}: {event.text}"
 
 
 def _read(plan: RunPlan | Mapping[str, Any] | str | Path) -> RunPlan:

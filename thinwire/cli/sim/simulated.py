@@ -73,6 +73,8 @@ def simulated(
             if not (debug and begun):
                 raise
             traceback.print_exc()
+            if hint := getattr(error, "hint", ""):
+                say.note(f"try:   {hint}")
             _end(store, begun, "failed", f"the task raised {type(error).__name__}", TASK_RAISED)
             return run_document(store, begun[0]), TASK_RAISED
         tell(f"{begun[0]} {teller.status}: {teller.text}")

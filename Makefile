@@ -1,11 +1,13 @@
 # One command a line of `make help`. TORCH_INDEX=URL takes torch from that index first (a CPU-only build, for instance).
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint bench chromium clean
+.PHONY: help setup demo test fuzz lint lock bench chromium clean
+.NOTPARALLEL:
 
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+LOCK := requirements/linux-x86_64-py311.txt
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
@@ -39,11 +41,14 @@ bench: $(VENV)/.ready  ## every benchmark, small preset, one JSON document each 
 	  grep -q __main__ "$$file" || continue; name=$${file#benchmarks/}; name=$${name%.py}; name=$${name%/__main__}; \
 	  echo "benchmarks.$$name" >&2; $(BIN)/python -m "benchmarks.$$name" $(BENCH_ARGS) || exit 1; done
 
+lock: $(VENV)/.dev  ## write the hashes of all that is installed for the tests
+	@$(BIN)/python requirements/lock.py
+
 clean:  ## remove .venv and caches
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The stamps make a second call instant; a change of what is installed makes them stale.
-$(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard thinwire/aggregation/native/src/*)
+$(VENV)/.made:
 	@set -eu; \
 	found=; for python in python3.11 python3.12 python3.13 python3; do \
 	  if "$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
@@ -56,13 +61,27 @@ $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard thinwire/aggr
 	  "$$found" -m venv $(VENV) || { rm -rf $(VENV); \
 	    echo "error: $$found cannot make a virtual environment" >&2; \
 	    echo "try:   apt-get install python3-venv" >&2; exit 1; }; fi; \
-	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q '$(TORCH)' --index-url '$(TORCH_INDEX)'; fi; \
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[client,server,demo]'; \
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.ready
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[client,server,demo,dev]'
-	@touch $@
+# Where the lock fits, all but torch is held to its hash before anything else can bring it; elsewhere the file is empty.
+$(VENV)/.locked: $(VENV)/.made $(LOCK)
+	@set -eu; : > $@.new; \
+	if $(BIN)/python -c 'import platform as p, sys; raise SystemExit((p.system(), p.machine(), sys.version_info[:2]) != ("Linux", "x86_64", (3, 11)))'; \
+	then $(BIN)/python -m pip install -q --require-hashes --no-deps -r $(LOCK); echo locked > $@.new; fi; \
+	mv $@.new $@
+
+$(VENV)/.ready: $(VENV)/.made pyproject.toml constraints.txt setup.py $(wildcard thinwire/aggregation/native/src/*)
+	@set -eu; \
+	isolated=; if [ -s $(VENV)/.locked ]; then isolated=--no-build-isolation; fi; \
+	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q '$(TORCH)' --index-url '$(TORCH_INDEX)'; fi; \
+	$(BIN)/python -m pip install -q $$isolated -c constraints.txt -e '.[client,server,demo]'; \
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.locked $(VENV)/.ready
+	@set -eu; \
+	isolated=; if [ -s $(VENV)/.locked ]; then isolated=--no-build-isolation; fi; \
+	$(BIN)/python -m pip install -q $$isolated -c constraints.txt -e '.[client,server,demo,dev]'; \
+	touch $@
 
 chromium:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements" / "linux-x86_64-py311.txt"
 MOST_BEYOND_FLWR = 6
 NOT_ON_A_DEVICE = {"torch", "psycopg", "pwdlib", "prometheus-client", "playwright", "hypothesis"}
 NO_INDEX = re.compile(r"No matching distribution|Could not find a version|Connection|Temporary failure|timed out|SSL")
@@ -169,7 +172,7 @@ def test_every_pinned_version_is_one_of_ours_or_of_what_ours_need():
 
 
 def test_no_committed_file_of_the_build_names_a_machine_or_a_registry():
-    for name in ("pyproject.toml", "Makefile", "constraints.txt", ".ci/run"):
+    for name in ("pyproject.toml", "Makefile", "constraints.txt", ".ci/run", LOCK, "requirements/lock.py"):
         text = (ROOT / name).read_text()
         assert re.findall(r"/(?:work|root|tmp)/|https?://", text) == [], name
 
@@ -177,3 +180,47 @@ def test_no_committed_file_of_the_build_names_a_machine_or_a_registry():
 def project() -> dict:
     found: dict = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return found
+
+
+LOCKED = re.compile(r"([A-Za-z0-9_.-]+)==([A-Za-z0-9_.!+]+) --hash=sha256:[0-9a-f]{64}")
+
+
+def locked() -> dict[str, str]:
+    """Each distribution of the lock with its version."""
+    rows = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    found = [LOCKED.fullmatch(row) for row in rows]
+    assert all(found), [row for row, one in zip(rows, found, strict=True) if one is None]
+    return {canonical(one[1]): one[2] for one in found if one}
+
+
+def test_the_lock_has_the_versions_of_the_constraints_and_no_torch():
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = {canonical(name): version for name, _, version in (pin.partition("==") for pin in pins)}
+    assert locked() == {name: version for name, version in pinned.items() if name != "torch"}
+
+
+@pytest.mark.skipif(
+    (sys.platform, platform.machine(), sys.version_info[:2]) != ("linux", "x86_64", (3, 11)), reason="another machine's"
+)
+def test_the_lock_has_all_that_the_tests_stand_on():
+    """By the metadata of what is installed, without an index: whatever pip would add would come without a hash."""
+    held, seen = locked(), set[tuple[str, str]]()
+    todo = [("thinwire", extra) for extra in ("client", "server", "demo", "dev")]
+    while todo:
+        name, extra = one = todo.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        assert name in held or name in ("thinwire", "torch"), name
+        # torch's own builds differ in what they need besides: the lock has what all of them need
+        wanted = [each for each in map(Requirement, requires(name) or []) if "nvidia" not in each.name]
+        for each in wanted:
+            if each.marker is None or each.marker.evaluate({"extra": extra}):
+                todo += [(canonical(each.name), more) for more in ("", *each.extras)]
+
+
+def test_no_floor_is_above_what_is_tested():
+    extras = project()["optional-dependencies"]
+    held = {**locked(), "torch": "2.13.0"}
+    for wanted in map(Requirement, [*project()["dependencies"], *extras["server"], *extras["demo"], *extras["dev"]]):
+        assert wanted.specifier.contains(held[canonical(wanted.name)]), wanted

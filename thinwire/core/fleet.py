@@ -6,6 +6,7 @@ conformance suite holds them to these texts.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +171,11 @@ class DeviceRow:
     state: DeviceState
     how: How
     created_at: float
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the key is the one that the fingerprint names: a damaged row lets nobody in and stops nothing."""
+        return hashlib.sha256(self.public_key).hexdigest() == self.fingerprint
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,12 @@ class FlowerFleet:
         for row in self._roster.rows():
             if row.how == "stock":
                 continue  # it is another SuperLink's
-            if row.state == "revoked":
+            if not row.is_intact:
+                log.warning(
+                    "the key of %s is damaged in the database: this device is refused. Give it another name there "
+                    "(thinwire devices rename %s NEW), then let it leave and join again", row.name, row.name,
+                )  # fmt: skip
+            elif row.state == "revoked":
                 spool.drop_partial(row.name)
             else:
                 self._nodes.register(row)
@@ -285,7 +290,7 @@ class FlowerFleet:
             return
         if self._authority.renew():
             self._listener.soon(self._sessions.greet_again)
-        rows = [row for row in self._roster.rows() if row.state == "approved" and row.how != "stock"]
+        rows = [row for row in self._roster.rows() if row.state == "approved" and row.how != "stock" and row.is_intact]
         self._authority.confirmed([self._holds.get(row.name, ()) for row in rows if row.how != "loopback"])
 
 

@@ -72,6 +72,8 @@ class Gate:
         claim = Claim.read(head.headers)
         self._window.require_now(claim, self._clock.wall())
         row = self._roster.by_fingerprint(claim.fingerprint)
+        if row is not None and not row.is_intact:
+            raise Refusal(401, "unknown", f"the key of {row.name} is damaged in the aggregator's database")
         der = claim.der if claim.der is not None else row.public_key if row else None
         if der is None:
             raise self._stranger(at.route)

@@ -8,6 +8,8 @@ from xml.etree import ElementTree as ET
 import pytest
 import typer
 
+from tests.cli.story import PLAN as STORY
+from tests.cli.story import told
 from tests.simulation.test_sweep import TASK
 from thinwire.cli.runs.curves import Curve, svg
 from thinwire.cli.sim.axes import axes
@@ -116,3 +118,21 @@ def test_values_stand_apart_by_bars_or_by_commas_outside_of_brackets():
 def test_a_drawing_of_nothing_is_still_a_drawing():
     for curves in ([], [Curve("<never>", [])], [Curve("one", [(10.0, 0.5, 0.0)])]):
         assert ET.fromstring(svg(curves, "bytes", "accuracy", 0.9)).tag.endswith("svg")
+
+
+def test_stored_runs_that_are_no_sample_of_one_setting_stand_apart(thinwire, home):
+    def rows(*ids):
+        return thinwire("runs", "compare", *ids, "--json", "--home", home).document["rows"]
+
+    one, other, stopped = (
+        told(home),
+        told(home, plan=STORY.replace("rounds = 2", "rounds = 2\nseed = 2")),
+        told(home, "stopped", 10),
+    )
+    assert [(row["runs"], row["failed"]) for row in rows(one, other)] == [(2, 0)]  # the same plan with other seeds
+    apart = rows(one, stopped)
+    assert [(row["run"], row["runs"]) for row in apart] == [(one, 1), (f"{stopped} (stopped)", 1)]
+    assert [row["run"] for row in rows(one, told(home))] == ["toy-1", "toy-4"]  # of one seed: nothing is averaged
+    assert [row["runs"] for row in rows(one, one)] == [1]
+    shown = thinwire("runs", "compare", one, stopped, "--home", home).out
+    assert f"{stopped} (stopped)" in shown

@@ -11,7 +11,7 @@ from typing import Any
 
 from thinwire.store.cells import Cell
 
-SEED = "run.seed"
+SEED, RUN = "run.seed", "run"
 NONE = "none"
 
 
@@ -81,17 +81,39 @@ class Row:
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all"
 
 
-def compare(cells: Sequence[Cell], metric: str, target: float | None, link: Link = Link()) -> list[Row]:
-    """One row for each setting, in the order in which they stand in the plans' values."""
+def compare(
+    cells: Sequence[Cell], metric: str, target: float | None, link: Link = Link(), names: Sequence[str] = ()
+) -> list[Row]:
+    """One row for each setting, in the order in which they stand in the plans' values.
+
+    `names` are those of stored runs, one a cell: runs that are not all done, or that share a seed, are no sample of one
+    setting, and each has a row of its own.
+    """
     told = [(cell, dict(_flat(cell))) for cell in cells]
     keys = dict.fromkeys(key for _, flat in told for key in flat)
     differ = [key for key in keys if key != SEED and len({flat.get(key, NONE) for _, flat in told}) > 1]
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for cell, flat in told:
         groups.setdefault(tuple(flat.get(key, NONE) for key in differ), []).append(cell)
-    return [
-        _row(dict(zip(differ, values, strict=True)), groups[values], metric, target, link) for values in sorted(groups)
-    ]
+    settings = {values: dict(zip(differ, values, strict=True)) for values in sorted(groups)}
+    called = {id(cell): name for cell, name in zip(cells, names, strict=bool(names))}
+    if all(_is_one_sample(groups[values]) for values in settings) or not names:
+        return [_row(settings[values], groups[values], metric, target, link) for values in settings]
+    rows = list[Row]()
+    for values, of in settings.items():
+        for group in [groups[values]] if _is_one_sample(groups[values]) else [[cell] for cell in groups[values]]:
+            said = ", ".join(_called(cell, called[id(cell)]) for cell in group)
+            rows.append(_row({RUN: said, **of}, group, metric, target, link))
+    return rows
+
+
+def _is_one_sample(cells: Sequence[Cell]) -> bool:
+    seeds = [cell.made.plan["run"]["seed"] for cell in cells]
+    return len(cells) == 1 or (len(set(seeds)) == len(seeds) and all(cell.status == "done" for cell in cells))
+
+
+def _called(cell: Cell, name: str) -> str:
+    return name if cell.status == "done" else f"{name} ({cell.status})"
 
 
 def reached(cell: Cell, metric: str, target: float, link: Link = Link()) -> Reached | None:

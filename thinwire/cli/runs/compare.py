@@ -34,8 +34,9 @@ def compare(
 ) -> None:
     """Compare runs: mean and spread over seeds, bytes and seconds to a target.
 
-    Runs that differ in nothing but the seed are one row. Bytes are payload of all clients together; seconds are those
-    of clients that work side by side, without a wire unless --mbps and --rtt-ms say how one is.
+    Runs that differ in nothing but the seed are one row; stored runs only when all of them are done. Bytes are payload
+    of all clients together; seconds are those of clients that work side by side, without a wire unless --mbps and
+    --rtt-ms say how one is.
     """
     from thinwire.store.comparison import Link, figures
     from thinwire.store.comparison import compare as compared
@@ -43,10 +44,10 @@ def compare(
     metric, target = _target(to)
     if plot is not None and plot.suffix != ".svg":
         raise typer.BadParameter(f"{plot} cannot be drawn: --plot writes SVG, so its name ends in .svg")
-    cells = _cells(ids or [], group, home)
+    names, cells = _cells(ids or [], group, home)
     _require_measured(metric, cells)
     metric = metric or cells[0].plan.run.metric
-    rows = compared(cells, metric, target, Link(mbps, rtt_ms))
+    rows = compared(cells, metric, target, Link(mbps, rtt_ms), names)
     if csv is not None:
         _write_csv(csv, [figures(row) for row in rows])
     if plot is not None:
@@ -75,18 +76,19 @@ def _require_measured(metric: str, cells: Sequence[Cell]) -> None:
         raise typer.BadParameter(f"no run has a metric {metric!r}: there is {', '.join(sorted(known))}")
 
 
-def _cells(ids: list[str], group: str | None, home: Path | None) -> Sequence[Cell]:
+def _cells(ids: list[str], group: str | None, home: Path | None) -> tuple[list[str], list[Cell]]:
+    """The names of stored runs, or none of a group's, and what each came to."""
     from thinwire.cli.places import aggregator_home, end_abandoned, opened
     from thinwire.store.cells import Cell, Cells, Made
 
     if bool(ids) == bool(group):
         raise typer.BadParameter("name either runs (thinwire runs compare ID ID) or one --group")
     if group:
-        return list(Cells.named(aggregator_home(home).sweeps, group).found().values())
+        return [], list(Cells.named(aggregator_home(home).sweeps, group).found().values())
     end_abandoned(home)
     with opened(home) as store:
-        rows = [store.run(name) for name in ids]
-        return [
+        rows = list({row.run_id: row for row in map(store.run, ids)}.values())
+        return [row.run_id for row in rows], [
             Cell.of(Made(row.plan, 0, row.source, "", row.task_report.source_digest), row, store.rounds(row.run_id))
             for row in rows
         ]

@@ -23,6 +23,7 @@ PLAN = plan_of("steps = 2", "topk(0.3) > int8", "classic", run="rounds = 3")
 class Remembering(nn.Module):
     """Counts its calls, keeps a running scale that no state dict has, and begins to train its bias at the third."""
 
+    order: torch.Tensor
     scratch: torch.Tensor
 
     def __init__(self) -> None:

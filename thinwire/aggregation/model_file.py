@@ -95,7 +95,7 @@ def named_tensors(
 ) -> dict[str, NDArray[Any]]:
     """A model by the names of the task's state_dict, tied weights under each name.
 
-    Frozen tensors are missing, but for those that `fixed` holds. bfloat16, which numpy lacks, becomes float32.
+    Frozen tensors are missing, but for those that `fixed` holds. Small floats that numpy lacks become float32.
     """
     found = {t.name: _typed(t, params[t.offset : t.offset + t.size]) for t in layout.trained}
     found |= {t.name: _typed(t, values) for t, values in float_values(layout, buffers)}
@@ -105,7 +105,8 @@ def named_tensors(
 
 
 def _typed(t: Tensor, values: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(values, "float32" if t.dtype == "bfloat16" else t.dtype).reshape(t.shape)
+    lacking = t.dtype.startswith(("bfloat", "float8", "float4"))
+    return np.ascontiguousarray(values, "float32" if lacking else t.dtype).reshape(t.shape)
 
 
 def _read_buffers(file: BinaryIO, path: Path, layout: Layout, part: Part) -> Vector:

@@ -16,7 +16,16 @@ MIXED = Path(__file__).parents[1] / "mixed"
 CHANGES = """
 from tests.system.mixed import task
 
-data, model = task.data, task.model
+data = task.data
+
+class Extra(task.Mixed):
+    def get_extra_state(self):
+        return 1
+    def set_extra_state(self, state):
+        pass
+
+def model():
+    return Extra()
 
 def loss(model, batch):
     if model.training:
@@ -82,3 +91,5 @@ def test_a_task_that_changes_a_fixed_buffer_fails_and_the_run_says_which(
     assert row.status == "failed"
     said = {event.text for event in site.events(run_id) if isinstance(event, ClientFailed)}
     assert said == {"bool buffer mask was changed by training"}
+    for client in site.processes[1:]:
+        assert "warning: the task digits: get_extra_state() does not travel" in site.log_of(client)

@@ -70,6 +70,8 @@ class AsBuilt:
                 t.data = torch.empty(shape, dtype=dtype, device=device)
             elif t.dtype != dtype or t.device != device:
                 t.data = t.data.to(device, dtype)
+            if t.grad_fn is not None:  # task code changed it in place within a graph
+                t.detach_()
             if t.requires_grad != requires_grad:
                 t.requires_grad_(requires_grad)
             t.grad = None
@@ -77,6 +79,8 @@ class AsBuilt:
                 t._backward_hooks.clear()
                 t._backward_hooks.update(hooks)
         for t, values in self._own:
+            if t.grad_fn is not None:
+                t.detach_()
             if t.shape != values.shape or t.dtype != values.dtype or t.device != values.device:
                 t.data = values.clone()
             elif not torch.equal(t.detach(), values):
@@ -87,14 +91,15 @@ class AsBuilt:
         return self.module
 
     def changed(self) -> str:
-        """Which frozen tensors and fixed buffers are not what they were, in words; "" where all are."""
+        """Name the frozen tensors and fixed buffers that are not what they were; "" where all are."""
         found = [
             f"frozen tensor {t.name}" if t.role == "frozen" else f"{_kind(t.dtype)} buffer {t.name}"
             for t in self.places.untrained
             if _digest(tensors.member(self.module, t.name)) != self._digests[t.name]
         ]
-        more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-        return ", ".join(found[:MAX_NAMED]) + more
+        more = [f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else []
+        *first, last = [*found[:MAX_NAMED], *more] or [""]
+        return f"{', '.join(first)} and {last} were changed" if first else last and f"{last} was changed"
 
 
 def _copies(module: nn.Module) -> list[tuple[Any, Any]]:

@@ -105,7 +105,7 @@ class Bench:
         if changed:
             self._built = None
             raise BadTask(
-                f"{changed} was changed by {by}",
+                f"{changed} by {by}",
                 why="it does not travel: every client must keep what model() made",
                 hint="requires_grad = True, a float buffer, or register_buffer(.., persistent=False)",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -13,6 +14,7 @@ from tests.flower.doubles import place
 from thinwire.cli.service.typed import Typed
 from thinwire.core.clock import RealClock
 from thinwire.core.home import client_home, hold
+from thinwire.core.layout import Layout
 from thinwire.flower import device_key
 
 TASK = ["--task", "digits=examples/digits/task.py"]
@@ -180,3 +182,14 @@ def test_the_task_is_looked_at_by_the_python_that_would_train(thinwire, home, do
     other.write_text("#!/bin/sh\n")
     code, found = looked(thinwire, home)
     assert (code, "cannot be run" in found["task"]["said"]) == (1, True)
+
+
+def test_code_that_gives_another_model_than_the_client_that_runs_has_is_found(thinwire, home, door, joined):
+    known = Layout.of({"0.weight": (10, 64), "gone": (1,)})
+    described = {"tasks": [{"name": "digits", "layout": known.to_json()}]}
+    (joined / "described.json").write_text(json.dumps(described))
+    assert looked(thinwire, home, *TASK)[1]["task"]["ok"], "nobody runs: its next start describes it again"
+    with hold(joined / "lock", {"aggregator": door.url}):
+        found = looked(thinwire, home, *TASK)[1]["task"]
+    assert (found["ok"], found["try"]) == (False, "thinwire client reload")
+    assert "gone is missing" in found["said"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.core.layout import SEGMENT_FLOATS, Layout, Tensor
+from thinwire.core.layout import SEGMENT_FLOATS, Layout, Tensor, differences
 
 shapes = st.dictionaries(
     st.text("abcdef.", min_size=1, max_size=6), st.lists(st.integers(1, 40), min_size=0, max_size=3), max_size=8
@@ -72,3 +74,25 @@ def test_roles_have_offsets_of_their_own() -> None:
 def test_a_name_that_stands_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice.*w"):
         Layout.build([Tensor("w", (2,)), Tensor("w", (3,))])
+
+
+def test_differences_name_what_is_other_missing_added_frozen_tied_or_in_another_order() -> None:
+    one = Layout.build([Tensor("w", (2, 3)), Tensor("f", (4,), role="frozen"), Tensor("b", (2,))], frozen_digest="1")
+
+    def named(*tensors: Tensor, frozen: str = "1", aliases: tuple[tuple[str, str], ...] = ()) -> str:
+        return differences(Layout.build(tensors, aliases, frozen), one)
+
+    w, f, b = one.tensors
+    assert differences(one, one) == ""
+    assert named(w, b, frozen="") == "f is missing"
+    assert named(w, f, b, Tensor("x", ())) == "x is added"
+    assert named(w, replace(f, role="trained"), b, frozen="") == "f is trained instead of frozen"
+    assert (
+        named(w, f, replace(b, dtype="float64", shape=())) == "b is one number instead of 2, float64 instead of float32"
+    )
+    assert named(w, f, b, frozen="2") == "values that training leaves alone differ in one or more of f"
+    assert named(b, f, w) == "the tensors stand in another order"
+    assert named(w, f, b, aliases=(("v", "w"),)) == "tied otherwise: v"
+    many = Layout.of({f"{'n' * 100}{n}": (1,) for n in range(40)})
+    assert differences(many, one).endswith("; and 38 more")
+    assert len(differences(many, one)) < 400

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.layout import Layout
 from thinwire.server.choices.deadline import auto_deadline, evaluation_deadline
 from thinwire.server.cohort import choose, mismatch, missing
 from thinwire.server.model.measured import better, pooled, reached, spread
@@ -186,3 +187,20 @@ def test_loss_is_minimised_and_everything_else_maximised() -> None:
     assert better("accuracy", 0.3, 0.2) and better("accuracy", 0.1, None)
     assert not better("loss", float("nan"), None)
     assert reached({"loss": 0.1}, "loss", 0.2) and not reached({"accuracy": 0.1}, "accuracy", 0.2)
+
+
+def test_a_device_with_another_model_is_told_which_tensors_differ() -> None:
+    run, own = Layout.of({"w": (2, 3), "b": (2,)}), Layout.of({"w": (2, 4), "c": (1,)})
+    wanted = TaskReport("digits", layout_digest=run.digest)
+    one = RunPlan.from_json({"run": {"task": "digits"}, "local": {"lr": 1}})
+
+    def why(tensors: str, digest: str = own.digest) -> str:
+        return mismatch(one, wanted, Hello("a", "p", (TaskReport("digits", "", "", digest, tensors=tensors),)), run)
+
+    assert why(own.text) == (
+        "has another model in its task 'digits': w is 2x4 instead of 2x3; b is missing; c is added "
+        "(install the run's task on it, then: thinwire client reload)"
+    )
+    unnamed = "has another model in its task 'digits' (install the run's task on it, then: thinwire client reload)"
+    for liar in ("", "[", "[" * 10_000, '{"tensors":[[[],[],[],[]]],"aliases":[],"frozen":""}', run.text):
+        assert why(liar) == unnamed

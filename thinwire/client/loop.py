@@ -24,7 +24,7 @@ from thinwire.client.session import Answer, Session
 from thinwire.client.upkeep import Upkeep
 from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import NotTaken
-from thinwire.core.fleet import Delivery, Hello, Link, TaskReport
+from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
 from thinwire.core.types import Ask, Failure, ReplyHead
 
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
@@ -83,7 +83,13 @@ class Loop:
         return 0
 
     def _reports(self) -> tuple[TaskReport, ...]:
-        return tuple(session.bench.report() for session in self.sessions.values())
+        """What is told of the tasks; of layouts as many as a hello has room for."""
+        reports, letters = list[TaskReport](), 0
+        for session in self.sessions.values():
+            report = session.bench.report()
+            letters += len(report.tensors)
+            reports.append(report if letters <= MAX_TENSORS else replace(report, tensors=""))
+        return tuple(reports)
 
     def _warn(self) -> None:
         for task in self.hello.tasks:

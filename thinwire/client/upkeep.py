@@ -61,6 +61,8 @@ class Upkeep:
         except (ThinwireError, CannotAnswer, ImportError, Cancelled) as error:  # the next ask tries it again
             say(f"the tasks cannot be imported: {error}")
             return
+        for line in self.worker.changed:
+            say(line)
         for task in self.worker.described:
             if not task.report.error:
                 say(f"the task {task.name} is {task.version} {task.source_digest[:12]}".replace("  ", " "))

@@ -17,10 +17,15 @@ from thinwire.core.errors import DataLost
 from thinwire.core.messages import ReplyLimit
 from thinwire.core.types import PROTOCOL, Arrived, Ask, Failure, ReplyHead, UpdateId
 
+MAX_TENSORS = 64 * 2**10  # letters of the layouts in one hello: some 1000 tensors
+
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What a device has installed under a task's name. `error` says why it cannot be used, else it is empty."""
+    """What a device has installed under a task's name. `error` says why it cannot be used, else it is empty.
+
+    `tensors` is the layout's JSON, by which an aggregator names what differs; "" where it is long.
+    """
 
     name: str
     version: str = ""
@@ -28,6 +33,7 @@ class TaskReport:
     layout_digest: str = ""
     codecs: tuple[str, ...] = ()
     error: str = ""
+    tensors: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,8 @@ from typing import Any, Literal
 
 Role = Literal["trained", "buffer", "frozen"]
 
+MAX_NAMED = 5  # differences in one sentence
+MAX_LETTERS = 60  # of a tensor's name in it
 CONTROL = "control"  # before the names of control variates
 SEGMENT_FLOATS = 64 * 2**20 // 4  # a segment holds at most 64 MiB of float32
 
@@ -102,7 +105,7 @@ class Layout:
             placed.append(Tensor(t.name, tuple(int(n) for n in t.shape), t.dtype, t.role, at))
             ends[t.role] = at + t.size
         names = [t.name for t in placed] + [other for other, _ in aliases]
-        if twice := {n for n in names if names.count(n) > 1} if len(set(names)) < len(names) else set():
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"tensor names stand twice in the layout: {', '.join(sorted(twice))}")
         return cls(tuple(placed), tuple(aliases), frozen_digest)
 
@@ -184,7 +187,65 @@ class Layout:
         rows = [[t.name, list(t.shape), t.dtype, t.role] for t in self.tensors]
         return {"tensors": rows, "aliases": [list(pair) for pair in self.aliases], "frozen": self.frozen_digest}
 
+    @property
+    def text(self) -> str:
+        """Its JSON, as a device's hello carries it."""
+        return json.dumps(self.to_json(), separators=(",", ":"))
+
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Layout:
         tensors = [Tensor(name, tuple(shape), dtype, role) for name, shape, dtype, role in raw["tensors"]]
         return cls.build(tensors, [(a, b) for a, b in raw["aliases"]], raw["frozen"])
+
+
+def differences(own: Layout, expected: Layout) -> str:
+    """Name the first tensors by which a layout differs from the expected one; "" where their digests agree.
+
+    >>> differences(Layout.of({"w": (2, 3), "c": (1,)}), Layout.of({"w": (2, 4), "b": (2,)}))
+    'w is 2x3 instead of 2x4; b is missing; c is added'
+    """
+    if own.digest == expected.digest:
+        return ""
+    mine, theirs = ({t.name: t for t in layout.tensors} for layout in (own, expected))
+    found = [_changed(mine[t.name], t) for t in expected.tensors if t.name in mine and _kind(mine[t.name]) != _kind(t)]
+    found += [f"{_short(name)} is missing" for name in theirs if name not in mine]
+    found += [f"{_short(name)} is added" for name in mine if name not in theirs]
+    if not found and list(mine) != list(theirs):
+        found.append("the tensors stand in another order")
+    if dict(own.aliases) != dict(expected.aliases):
+        pairs = sorted({*own.aliases} ^ {*expected.aliases})
+        found.append(f"tied otherwise: {_listed([name for name, _ in pairs])}")
+    if not found or (own.frozen_digest != expected.frozen_digest and own.frozen_digest and expected.frozen_digest):
+        fixed = [t.name for t in expected.tensors if _is_fixed(t)]
+        found.append(f"values that training leaves alone differ in one or more of {_listed(fixed)}")
+    more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return "; ".join(found[:MAX_NAMED]) + more
+
+
+def _is_fixed(t: Tensor) -> bool:
+    """Whether `frozen_digest` holds its values: those of frozen tensors, and of buffers that are no floats or counts."""
+    counts = t.size == 1 and not t.dtype.startswith("complex")
+    return t.role == "frozen" or (t.role == "buffer" and not t.dtype.startswith(("float", "bfloat")) and not counts)
+
+
+def _kind(t: Tensor) -> tuple[tuple[int, ...], str, Role]:
+    return t.shape, t.dtype, t.role
+
+
+def _changed(own: Tensor, expected: Tensor) -> str:
+    pairs = [(_shape(own), _shape(expected)), (own.dtype, expected.dtype), (own.role, expected.role)]
+    said = [f"{a} instead of {b}" for a, b in pairs if a != b]
+    return f"{_short(own.name)} is {', '.join(said)}"
+
+
+def _shape(t: Tensor) -> str:
+    return "x".join(map(str, t.shape)) or "one number"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_LETTERS else f"{name[:MAX_LETTERS]}.."
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(_short(name) for name in names[:MAX_NAMED]) + more

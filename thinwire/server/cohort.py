@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.layout import Layout, differences
 from thinwire.core.plan import RunPlan
-from thinwire.core.texts import counted
+from thinwire.core.texts import counted, plain
 from thinwire.server.choices.selection import Odds, draw
 from thinwire.server.choices.spares import in_drawn_order
 from thinwire.server.round import floor_of
@@ -34,8 +37,11 @@ class Cohort:
     drawn: str = ""
 
 
-def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello) -> str:
-    """Why a device cannot take part in this run, as what is said of it, or "" when it can (task_match)."""
+def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | None = None) -> str:
+    """Why a device cannot take part in this run, as what is said of it, or "" when it can (task_match).
+
+    `layout` is the run's: tensors that differ are named where the device has told its own.
+    """
     name = plan.run.task
     own = {task.name: task for task in hello.tasks}.get(name)
     if own is None:
@@ -43,12 +49,24 @@ def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello) -> str:
     if own.error:
         return f"has a task {name!r} that does not load: {own.error} (type on it: thinwire task check MODULE)"
     if own.layout_digest and own.layout_digest != wanted.layout_digest:
-        return f"has another model in its task {name!r} (install the run's task on it, then: thinwire client reload)"
+        differs = differing(own, layout) if layout is not None else ""
+        hint = "install the run's task on it, then: thinwire client reload"
+        return f"has another model in its task {name!r}{f': {differs}' if differs else ''} ({hint})"
     if plan.run.task_match == "version" and own.version != wanted.version:
         return f"has version {own.version or 'none'} of the task {name!r}, the run has {wanted.version or 'none'}"
     if plan.run.task_match == "digest" and own.source_digest != wanted.source_digest:
         return f"has another source of the task {name!r} than the run"
     return ""
+
+
+@functools.lru_cache(maxsize=256)
+def differing(own: TaskReport, layout: Layout) -> str:
+    """Name the tensors by which a device's model differs from the run's; "" where it has not told them."""
+    try:
+        told = Layout.from_json(json.loads(own.tensors)) if own.tensors else None
+        return plain(differences(told, layout)) if told is not None and told.digest == own.layout_digest else ""
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return ""  # a stranger's words
 
 
 def wanted_count(plan: RunPlan, there: int) -> int:

@@ -26,12 +26,13 @@ from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import Policy
 from thinwire.client.service import serve, wanted
 from thinwire.core.errors import BadPayload, NotWritten, Unreachable
-from thinwire.core.fleet import Delivery, Envelope, NodeJoined
+from thinwire.core.fleet import MAX_TENSORS, Delivery, Envelope, NodeJoined, TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.messages import ask_from_bytes, ask_to_bytes
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Work
 from thinwire.flower.device.incoming import Incoming
 from thinwire.flower.device.transport import MAX_HELD
+from thinwire.flower.wire import hellos
 from thinwire.store import FileSpool
 
 Answered: Any = ReplyHead | Failure
@@ -138,6 +139,16 @@ def test_so_are_batches_that_no_memory_holds_and_plans_with_more_than_a_device_c
             assert isinstance(failure, Failure)
             assert (failure.kind, failure.text.partition(":")[0], key in failure.text) == ("declined", "plan", True)
         assert isinstance(device.ask(ask(9)), ReplyHead)
+
+
+def test_a_device_tells_its_layout_and_an_aggregator_takes_no_more_of_it_than_is_read(here: Place) -> None:
+    link, text = here.link("pi-1"), Layout.of({"w": (2, 3)}).text
+    said = replace(hello("pi-1"), tasks=(TaskReport("small", tensors=text),))
+    link.hello(said)
+    assert polled(here.fleet, NodeJoined).hello.tasks == said.tasks
+    for told, taken in (("[" * MAX_TENSORS, "[" * MAX_TENSORS), ("[" * (MAX_TENSORS + 1), ""), ("\n", "")):
+        read = hellos.hello_from_bytes(hellos.to_bytes(replace(said, tasks=(TaskReport("small", tensors=told),))))
+        assert read.tasks == (TaskReport("small", tensors=taken),)
 
 
 def test_assignments_without_end_are_not_taken_in_while_the_first_ones_wait(here: Place) -> None:

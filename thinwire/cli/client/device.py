@@ -75,7 +75,8 @@ def begin(device: Device) -> int:
     with reloads() as reload, hold(folder / "lock", about), contextlib.ExitStack() as stack:
         worker = Worker(specs, Interpreter(python, folder), device=device.device, threads=device.threads)
         stack.callback(worker.close)
-        worker.describe()
+        for line in worker.describe():
+            say.note(line)
         for task in worker.described:
             if task.left_out:
                 say.note(f"warning: the task {task.name}: {task.left_out}")

@@ -21,6 +21,7 @@ from thinwire.core.home import MB
 if TYPE_CHECKING:
     from thinwire.client.policy import Policy
     from thinwire.core.fleet import TaskReport
+    from thinwire.core.layout import Layout
 
 BYTES_A_PARAMETER = 4 * 3  # the model that came, the residual, and the answer that is kept; float32
 
@@ -45,7 +46,7 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
     size, looked = 0, list[Finding]()
     with contextlib.chdir(typed.folder if not tasks and typed.folder.is_dir() else "."):
         for spec in _specs(tasks or last["task"] or ()):
-            finding, parameters = _task(spec, python)
+            finding, parameters = _task(spec, python, folder)
             looked, size = [*looked, finding], max(size, parameters)
     if not looked and begins:
         looked = [Finding("task", None, f"process {begins.get('pid', '?')} is still starting", "try again in a moment")]
@@ -78,35 +79,51 @@ def _specs(tasks: Sequence[str]) -> list[str]:
     return list(tasks) or [f"{name}={module}" for name, module in installed_tasks().items()]
 
 
-def _task(spec: str, python: Path | None) -> tuple[Finding, int]:
-    """The finding, and how many parameters the model has."""
+def _task(spec: str, python: Path | None, folder: Path) -> tuple[Finding, int]:
+    """The finding, and how many parameters the model has. `folder`: the client's, which its last start described."""
     size = 0
 
     def look() -> Finding | str:
         nonlocal size
         try:
-            report, size = _here(spec) if python is None else _elsewhere(spec, python)
+            report, layout = _here(spec) if python is None else _elsewhere(spec, python)
         except ModuleNotFoundError as error:
             hint = "torch's build is the device's choice: README, torch" if error.name == "torch" else ""
             return Finding("task", False, f"{spec}: no module {error.name!r} in this environment", hint)
         if report.error:
             return Finding("task", False, f"{report.name}: {report.error}", "thinwire task check MODULE --data PATH")
+        if layout is not None:
+            size = layout.size
+            if differs := _differs(report.name, layout, folder):
+                return Finding("task", False, differs, "thinwire client reload")
         version, where = (f" {report.version}" if report.version else ""), (f", trained by {python}" if python else "")
         return f"{report.name}{version}, {size:,} parameters, layout {report.layout_digest[:12]}{where}"
 
     return found("task", look), size
 
 
-def _here(spec: str) -> tuple[TaskReport, int]:
+def _differs(name: str, layout: Layout, folder: Path) -> str:
+    """What is said where a client runs that knows another model under this task's name."""
+    from thinwire.client.disk import described
+    from thinwire.core.home import holder
+    from thinwire.core.layout import differences
+
+    known = described.last(folder).get(name)
+    if known is None or known.digest == layout.digest or holder(folder / "lock") is None:
+        return ""
+    return f"{name}: its code gives another model than the client that runs has: {differences(layout, known)}"
+
+
+def _here(spec: str) -> tuple[TaskReport, Layout | None]:
     from thinwire.client.bench import Here
     from thinwire.client.task import load_task
 
     task = Here(load_task(spec))
     report = task.report()
-    return report, 0 if report.error else task.layout.size
+    return report, None if report.error else task.layout
 
 
-def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, int]:
+def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, Layout | None]:
     """By the interpreter that would train; what its process leaves behind is not the client's."""
     from thinwire.client.training.interpreter import Interpreter
     from thinwire.client.training.worker import Worker
@@ -116,7 +133,7 @@ def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, int]:
         stack.callback(worker.close)
         worker.describe()
         (task,) = worker.described
-    return task.report, task.parsed.size if task.parsed else 0
+    return task.report, task.parsed
 
 
 def _disk(folder: Path, least: int, min_free_mb: int) -> Finding:

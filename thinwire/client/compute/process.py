@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import hashlib
 import os
 import platform
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 TELL_S = 0.5  # between two words on progress
 ENDS_S = 2.0  # how long it may go on when the other side is gone
-MOST_FILES = 256
 MOST_TEXT, MOST_TRACE = 2000, 64000
 FIRST_KILLED = "800"  # of 1000: when memory runs out, this process goes before the service that starts it anew
 
@@ -162,19 +159,7 @@ def _described(bench: Bench, task: LoadedTask) -> dict[str, Any]:
     except Exception as error:  # whatever model() raises: another task of this device may work
         told["error"] = place(error, task.file)
         traceback.print_exc()
-    told["files"] = files_beside(task.file)
     return told
-
-
-def files_beside(file: str) -> dict[str, str]:
-    """SHA-256 of all code that was imported from the task's folder: what its model may depend on."""
-    folder = os.path.dirname(file) + os.sep
-    named = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    beside = {os.path.abspath(name) for name in named if os.path.abspath(name).startswith(folder)}
-    beside = {name for name in beside if os.path.isfile(name)}  # torch.ops says that it is from "_ops.py"
-    if not file or len(beside) > MOST_FILES:
-        return {}
-    return {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in sorted({*beside, file})}
 
 
 def _failed(error: Exception, file: str) -> dict[str, Any]:

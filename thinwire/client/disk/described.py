@@ -1,34 +1,32 @@
-"""What a client's tasks are, kept on disk: a start that finds nothing changed needs no torch to say hello."""
+"""What a client's tasks were at its last start, kept on disk: the next one says what has changed since."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from thinwire.aggregation import codecs
 from thinwire.core.errors import DataLost
-from thinwire.core.fleet import TaskReport
+from thinwire.core.fleet import MAX_TENSORS, TaskReport
 from thinwire.core.home import write_atomically
-from thinwire.core.layout import Layout
+from thinwire.core.layout import Layout, differences
 
 FILE = "described.json"
 
 
 @dataclass(frozen=True)
 class Described:
-    """One task as the process that trains has seen it. `files` are the digests of all code beside it that it used."""
+    """One task as the process that trains has seen it."""
 
     spec: str
     name: str
     version: str = ""
     source_digest: str = ""
     file: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
     layout: Mapping[str, Any] | None = None
     error: str = ""
     wrong: Sequence[str] = ()  # what `compute/errors.py` has raised as it was imported
@@ -52,38 +50,37 @@ class Described:
     def report(self) -> TaskReport:
         if self.parsed is None:
             return TaskReport(self.name, self.version, self.source_digest, error=self.error)
-        return TaskReport(self.name, self.version, self.source_digest, self.parsed.digest, tuple(codecs))
-
-    @property
-    def holds(self) -> bool:
-        """Whether all its code is what it was."""
-        try:
-            return bool(self.files) and all(
-                hashlib.sha256(Path(name).read_bytes()).hexdigest() == digest for name, digest in self.files.items()
-            )
-        except OSError:
-            return False
+        text = self.parsed.text
+        return TaskReport(
+            self.name, self.version, self.source_digest, self.parsed.digest, tuple(codecs),
+            tensors=text if len(text) <= MAX_TENSORS else "",
+        )  # fmt: skip
 
 
-def kept(folder: Path, key: Mapping[str, Any], specs: Sequence[str]) -> list[Described] | None:
-    """What was found the last time under the same `key` (interpreter, its packages, compute device), when it holds."""
+def last(folder: Path) -> dict[str, Layout]:
+    """The layouts of the tasks as they were described last, by name; none where nothing can be read."""
     try:
-        raw = json.loads((folder / FILE).read_bytes())
-        found = [Described(**row) for row in raw["tasks"]]
-        for one in found:
-            Layout.from_json(one.layout or {})  # KeyError where there is none
+        rows = json.loads((folder / FILE).read_bytes())["tasks"]
+        return {str(row["name"]): Layout.from_json(row["layout"]) for row in rows if row["layout"]}
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    same = raw.get("key") == dict(key) and [one.spec for one in found] == list(specs)
-    return found if same and all(one.holds for one in found) else None
+        return {}
 
 
-def keep(folder: Path, key: Mapping[str, Any], found: Sequence[Described]) -> None:
+def changed(before: Mapping[str, Layout], found: Sequence[Described]) -> list[str]:
+    """Name each task whose model is another than `before`, with what differs."""
+    pairs = [(one.name, one.parsed, before[one.name]) for one in found if one.parsed and one.name in before]
+    return [
+        f"the task {name} has another model than before: {differences(now, then)}"
+        for name, now, then in pairs
+        if now.digest != then.digest
+    ]
+
+
+def keep(folder: Path, found: Sequence[Described]) -> None:
     """For the next start; not when a task has an error, which may not be one of its code."""
     if any(one.error for one in found):
         return
     try:
-        raw = {"key": dict(key), "tasks": [asdict(one) for one in found]}
-        write_atomically(folder / FILE, json.dumps(raw).encode())
+        write_atomically(folder / FILE, json.dumps({"tasks": [asdict(one) for one in found]}).encode())
     except DataLost:
-        return  # it only saves time
+        return  # it only says what has changed

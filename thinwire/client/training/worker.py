@@ -20,7 +20,7 @@ from thinwire.client.training.interpreter import Interpreter
 from thinwire.client.training.patience import HUNG_S, Patience, Until
 from thinwire.core.errors import TaskError
 from thinwire.core.fleet import TaskReport
-from thinwire.core.layout import Layout
+from thinwire.core.layout import Layout, differences
 from thinwire.core.types import Vector
 
 IDLE_S = 600.0  # without an ask: its memory is given back
@@ -53,6 +53,7 @@ class Worker:
         self.patience = Patience(hung_s, clock)
         self.stopping: Callable[[], bool] = lambda: False
         self.described: list[Described] = []
+        self.changed: list[str] = []  # what is said of models that are others than they were described last
         self.versions: Mapping[str, str] = {}
         self._child: Child | None = None
         self._number, self._used_at = 0, clock()
@@ -61,16 +62,13 @@ class Worker:
     def pid(self) -> int | None:
         return self._child.process.pid if self._child is not None else None
 
-    def describe(self) -> None:
-        """Know the tasks: from the last time where nothing has changed since, else from the process.
+    def describe(self) -> list[str]:
+        """Know the tasks from the process, at every start, and say what of them is another than at the last one.
 
+        No digest of files says that a model is the same: its packages, its data and its environment make it too.
         TaskError or UsageError: the person who typed it can do something about it. ModuleNotFoundError: no torch here.
         """
         self.versions = self.interpreter.versions
-        found = described.kept(self.folder, self._key, self.specs) if "torch" in self.versions else None
-        if found is not None:
-            self.described = found
-            return
         try:
             self._started(None)
             self._require_tasks()
@@ -79,6 +77,7 @@ class Worker:
         except Broken as broken:
             hint = f"what it printed last: {self.folder / LOG}"
             raise TaskError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
+        return self.changed
 
     def benches(self) -> list[There]:
         return [There(self, one.name) for one in self.described]
@@ -116,7 +115,8 @@ class Worker:
         try:
             child = self._child if self._child is not None and self._child.alive else self._started(until)
             if self.layout(task).digest != layout.digest:
-                raise CannotAnswer("layout-mismatch", "its code gives another model than it did")
+                differs = differences(self.layout(task), layout)
+                raise CannotAnswer("layout-mismatch", f"its code gives another model than it did: {differs}")
             if cancelled():
                 raise Cancelled
             self._number += 1
@@ -173,7 +173,8 @@ class Worker:
             child.kill()
             raise
         self._used_at = self._clock()
-        described.keep(self.folder, self._key, self.described)
+        self.changed = described.changed(described.last(self.folder), self.described)
+        described.keep(self.folder, self.described)
         return child
 
     def _error(self, child: Child, raw: Mapping[str, Any]) -> CannotAnswer:
@@ -193,11 +194,6 @@ class Worker:
             if one.wrong:
                 self.close()
                 raise _wrong(one.wrong)
-
-    @property
-    def _key(self) -> dict[str, Any]:
-        python = str(self.interpreter.path) if self.interpreter.path else ""
-        return {"interpreter": python, "device": self.device, **self.interpreter.versions}
 
     def _missing(self, name: str) -> Exception:
         if self.interpreter.path is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from thinwire.core.equipment import Equipment
 from thinwire.core.errors import BadPayload
-from thinwire.core.fleet import Hello, TaskReport, Welcome
+from thinwire.core.fleet import MAX_TENSORS, Hello, TaskReport, Welcome
 from thinwire.core.json_bounds import read_json
 from thinwire.core.texts import plain
 from thinwire.core.types import DEVICE_NAME
@@ -31,6 +31,8 @@ def to_bytes(said: Hello | Welcome) -> bytes:
         raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
         if not raw["has"]:
             del raw["has"]
+        for task in [task for task in raw["tasks"] if not task["tensors"]]:
+            del task["tensors"]
     return json.dumps(raw, separators=(",", ":")).encode()
 
 
@@ -116,4 +118,7 @@ def _task(raw: Any) -> TaskReport:
     texts = {
         name: _text(raw[name], MAX_TEXT) for name in ("name", "version", "source_digest", "layout_digest", "error")
     }
-    return TaskReport(**texts, codecs=tuple(_text(codec, MAX_TEXT) for codec in raw["codecs"][:MAX_TASKS]))
+    codecs, tensors = raw["codecs"][:MAX_TASKS], str(raw.get("tensors", ""))
+    if len(tensors) > MAX_TENSORS or not tensors.isprintable():
+        tensors = ""
+    return TaskReport(**texts, codecs=tuple(_text(codec, MAX_TEXT) for codec in codecs), tensors=tensors)

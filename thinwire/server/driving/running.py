@@ -162,6 +162,8 @@ class Running:
         """The fact that a round's ask is not answered; that the run is over is not for a device to say."""
         if kind == OVER:
             kind, text = "protocol", f"it says that the run is over: {text}"
+        if kind == "layout-mismatch" and (hello := self.presence.hellos.get(device)) is not None:
+            text = mismatch(self.plan, self.report, hello, self.task_layout) or text
         said = self.presence.said(device) if kind in BARRING else ""
         return ClientFailed(self.clock.wall(), number, device, ask_id, kind, text, self.elapsed, said)
 
@@ -252,7 +254,7 @@ class Running:
 
     def _unfit(self, hello: Hello) -> str:
         """Why the plan's work is not for this device; a simulated client is no machine, and lacks nothing."""
-        why = mismatch(self.plan, self.report, hello)
+        why = mismatch(self.plan, self.report, hello, self.task_layout)
         return why if why or self.simulated else lacking(self.plan.cohort.requires, hello.has)
 
 

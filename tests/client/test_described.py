@@ -1,0 +1,42 @@
+"""A restarted client knows its tasks as they are now, and says what of their models has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.client.trained_elsewhere import TASK
+from thinwire.client.bench import Here
+from thinwire.client.task import load_task
+from thinwire.client.training.interpreter import Interpreter
+from thinwire.client.training.worker import Worker
+from thinwire.core.home import private_folder
+
+
+def started(folder: Path) -> tuple[list[str], str]:
+    """What a start says of its task, and the layout's digest that it tells an aggregator."""
+    worker = Worker([f"small={folder / 'task.py'}"], Interpreter(None, private_folder(folder / "client")), device="cpu")
+    try:
+        said = worker.describe()
+        return said, worker.described[0].report.layout_digest
+    finally:
+        worker.close()
+
+
+def test_a_restart_sees_a_model_that_changed_though_no_code_beside_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package, a file or the environment may make it another one: here the number of classes is the environment's."""
+    (tmp_path / "task.py").write_text(TASK.replace("nn.Linear(5, 3)", "nn.Linear(5, int(os.environ['CLASSES']))"))
+    monkeypatch.setenv("CLASSES", "3")
+    said, first = started(tmp_path)
+    assert said == []
+    assert started(tmp_path) == ([], first)
+    monkeypatch.setenv("CLASSES", "7")
+    said, second = started(tmp_path)
+    (line,) = said
+    assert (
+        line == "the task small has another model than before: 4.weight is 7x5 instead of 3x5; 4.bias is 7 instead of 3"
+    )
+    assert second == Here(load_task(f"small={tmp_path / 'task.py'}")).layout.digest != first

@@ -27,7 +27,8 @@ def task_code() -> Iterator[None]:
     Invariants: a signal that comes meanwhile (Ctrl-C) ends the block as it would without this. A process that the
     task's code has forked ends as it wants to.
     """
-    here, came = os.getpid(), list[int]()
+    came: list[int] = []
+    here = os.getpid()
     inside, _local.pid = getattr(_local, "pid", None), here
     if os._exit is not _exit:
         os._exit = _exit

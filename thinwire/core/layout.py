@@ -223,7 +223,7 @@ def differences(own: Layout, expected: Layout) -> str:
 
 
 def _is_fixed(t: Tensor) -> bool:
-    """Whether `frozen_digest` holds its values: those of frozen tensors, and of buffers that are no floats or counts."""
+    """Whether `frozen_digest` holds its values: frozen tensors, and buffers that are neither floats nor counts."""
     counts = t.size == 1 and not t.dtype.startswith("complex")
     return t.role == "frozen" or (t.role == "buffer" and not t.dtype.startswith(("float", "bfloat")) and not counts)
 

@@ -10,6 +10,7 @@ from tests.store.agreement import assert_is_replayed, assert_sums_agree
 from tests.store.story import (
     DEVICES,
     accepted,
+    closed,
     dropped,
     head,
     new_run,
@@ -169,5 +170,19 @@ def test_who_is_asked_in_the_middle_of_a_round_stands_among_its_others(store: St
         store.record(run_id, batch)
     (row,) = store.rounds(run_id)
     assert (row.asked, row.not_asked) == (list(DEVICES), {})
+    assert_sums_agree(store, run_id)
+    assert_is_replayed(store, run_id)
+
+
+def test_a_closed_round_keeps_of_all_its_answers_the_metrics_that_most_carried(store: Store) -> None:
+    run_id = new_run(store)
+    invented = {"train/loss": (3.0, 2.0), "eval/made-up": (1.0, 1.0)}
+    replies = [replace(head(run_id, 1, device), metrics=invented) for device in DEVICES[:2]]
+    took, late = accepted(replies[0], 1), dropped(replies[1], 1, "late")
+    end = replace(closed(1, [took.update_id], (late.update_id,)), names=["train/loss"])
+    store.record(run_id, [*opened(run_id, 1), took, late])
+    assert {name for u in store.updates(run_id) for name in u.metrics} == set(invented)
+    store.record(run_id, [end])
+    assert {name for u in store.updates(run_id) for name in u.metrics} == {"train/loss"}
     assert_sums_agree(store, run_id)
     assert_is_replayed(store, run_id)

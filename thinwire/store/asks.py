@@ -157,7 +157,9 @@ class Asks:
     def forget_metrics(self, event: RoundClosed) -> None:
         """Keep of the round's answers only the metrics that most of its updates carried."""
         for row in self.rows.by_update([*event.folded, *event.dropped]):
-            self.rows.change(row, metrics={name: v for name, v in row["metrics"].items() if name in event.names})
+            kept = {name: value for name, value in row["metrics"].items() if name in event.names}
+            if kept.keys() != row["metrics"].keys():
+                self.rows.change(row, metrics=kept)
 
     def clip(self, clipped: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """Mark the answers whose metrics were clipped; gives the same by device."""

@@ -136,7 +136,7 @@ class Projection:
             seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,
             ignored=event.ignored,
         )  # fmt: skip
-        if event.ignored:
+        if event.names or event.ignored:  # neither stands in older journals
             self.asks.forget_metrics(event)
         self.sums.run["rounds_closed"] += 1
 

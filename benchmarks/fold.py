@@ -103,7 +103,7 @@ def _sent(spool: FileSpool, spec: str, layout: Layout, updates: int) -> Iterator
                 frame = codec.encode(x, codec.init(segment.index), Key(number), segment.index).payload
                 out.write(frame)
                 parts.append(Part(f"frame/{segment.index}", len(frame), hashlib.sha256(frame).hexdigest()))
-        head = ReplyHead(f"ask-{number}", update_id, 0, examples=32, a=10.0, parts=tuple(parts), codec=spec)
+        head = ReplyHead(f"ask-{number}", update_id, 0, examples=32, steps=10, a=10.0, parts=tuple(parts), codec=spec)
         spool.commit(draft, head)
         yield head
 

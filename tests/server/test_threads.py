@@ -45,7 +45,7 @@ def test_the_server_folds_on_as_many_threads_as_its_plan_says_and_to_the_same_bi
         parted.clear()
         for number, payload in enumerate(payloads):
             answer = ReplyHead(
-                "ask", UpdateId("t-1", "a", number), 0, 9, a=2.0, parts=(Part("frame/0", len(payload), ""),)
+                "ask", UpdateId("t-1", "a", number), 0, 9, 2, 2.0, parts=(Part("frame/0", len(payload), ""),)
             )
             fold.add(answer, partial(iter, [payload]), 1.0)
         change = fold.changes.close()

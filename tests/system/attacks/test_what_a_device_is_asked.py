@@ -11,12 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.client.small import Aggregator, plan_of, task_of
 from tests.fleet_words import answer, envelope, hello, polled, pulled
 from tests.flower.callers import tls_place
 from tests.flower.doubles import Place, place
+from thinwire.aggregation import write_model
+from thinwire.aggregation.algorithms import algorithm_of, carried
+from thinwire.aggregation.downlink import Downlink
 from thinwire.client.answering.exchange import require_parts
 from thinwire.client.bench import Here
 from thinwire.client.disk.state import Entry, RunFolder, RunState
@@ -27,7 +31,7 @@ from thinwire.client.policy import Policy
 from thinwire.client.service import serve, wanted
 from thinwire.core.errors import BadPayload, NotWritten, Unreachable
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Envelope, NodeJoined, TaskReport
-from thinwire.core.layout import Layout
+from thinwire.core.layout import Layout, Tensor
 from thinwire.core.messages import ask_from_bytes, ask_to_bytes
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Work
 from thinwire.flower.device.incoming import Incoming
@@ -187,6 +191,24 @@ def test_changes_are_never_longer_together_than_the_model(count: int, length: in
         require_parts(ask, plan, layout)
     require_parts(replace(ask, parts=(zeros("1/0", 60), zeros("2/0", 40))), plan, layout)
     require_parts(replace(ask, parts=()), plan, layout)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("codec", ["identity", "fp16", "topk(0.5)", "topk(0.05) > int8 > zstd", "eden(4)", "qsgd(8)"])
+def test_no_honest_model_and_no_honest_change_is_refused(tmp_path: Path, algorithm: str, codec: str) -> None:
+    """Values of which no codec leaves anything out, which no coder makes smaller, and buffers beside them."""
+    tensors = [Tensor("w", (50, 40)), Tensor("b", (7,)), Tensor("m", (9,), role="buffer")]
+    model = Layout.build(tensors)
+    plan = plan_of(f'[downlink]\ncodec = "{codec}"', run=f'algorithm = "{algorithm}"')
+    layout, draw = carried(algorithm_of(plan), model), np.random.default_rng(1)
+    vector = draw.standard_normal(layout.size).astype(np.float32)
+    full, _ = write_model(tmp_path / "model", layout, vector, np.ones(9, np.float32))
+    ask = Ask("a-1", "small-1", "small", "train", plan.to_json(), layout_digest=model.digest, parts=tuple(full))
+    require_parts(ask, plan, model)
+    if codec != "identity":
+        changes = Downlink(layout, codec, vector).publish(-100 * vector).changes
+        parts = [Part(f"1/{index}", len(change), "") for index, change in enumerate(changes)]
+        require_parts(replace(ask, parts=(*parts, full[-1])), plan, model)
 
 
 def test_a_disk_that_would_be_too_full_takes_no_model_and_no_answer(here: Place) -> None:

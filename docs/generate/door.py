@@ -159,4 +159,5 @@ def _limits() -> list[tuple[str, str]]:
         ("refused signatures on one connection", str(limits.MAX_REFUSED_OF_CONNECTION)),
         ("requests that are sent before the answer to the one before", "0"),
         ("connections of one device, of which the oldest makes room", str(limits.CONNECTIONS_OF_ONE)),
+        ("and of one stock Flower node", str(limits.CONNECTIONS_OF_A_GUEST)),
     ]  # fmt: skip

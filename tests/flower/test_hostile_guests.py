@@ -23,7 +23,7 @@ from thinwire.core.clock import RealClock
 from thinwire.core.errors import UsageError
 from thinwire.core.messages import ask_to_bytes
 from thinwire.core.types import Ask
-from thinwire.flower.door.limits import CONNECTIONS_OF_ONE
+from thinwire.flower.door.limits import CONNECTIONS_OF_A_GUEST
 from thinwire.flower.stock.carrying import Carried
 from thinwire.flower.stock.passing import StockPass
 from thinwire.flower.stock.superexec import SuperExec
@@ -113,8 +113,8 @@ def test_a_stock_node_holds_so_many_connections_too(tmp_path: Path) -> None:
         held = [(caller.connection(), {"key": "a" if nth < 24 else "b"}) for nth in range(26)]
         for connection, headers in held:
             assert caller.call("POST", "/v1/fleet/pull-messages", b"", headers, connection).status == 200
-        until(lambda: here.fleet.stats()["connections"] == CONNECTIONS_OF_ONE + 2, PATIENCE_S)
-        assert here.fleet.stats()["connections"] == CONNECTIONS_OF_ONE + 2
+        until(lambda: here.fleet.stats()["connections"] == CONNECTIONS_OF_A_GUEST + 2, PATIENCE_S)
+        assert here.fleet.stats()["connections"] == CONNECTIONS_OF_A_GUEST + 2
         for connection, _ in held:
             connection.close()
 

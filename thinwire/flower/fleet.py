@@ -22,7 +22,7 @@ from thinwire.flower.door.door import Door, Serve
 from thinwire.flower.door.gate import Gate
 from thinwire.flower.door.guests import Guests
 from thinwire.flower.door.ledger import Ledger
-from thinwire.flower.door.limits import KnownAddresses
+from thinwire.flower.door.limits import CONNECTIONS_OF_A_GUEST, KnownAddresses
 from thinwire.flower.door.listener import Listener
 from thinwire.flower.door.requests import Request
 from thinwire.flower.grid import Grid
@@ -222,7 +222,7 @@ class FlowerFleet:
         self._listener.wires.sign(request.wire)
         if request.admitted.row is None:
             if self._guests is not None and (who := self._guests.who(request.headers)):
-                request.charge(self._guest_accounts.setdefault(who, Account()))
+                request.charge(self._guest_accounts.setdefault(who, Account(max_wires=CONNECTIONS_OF_A_GUEST)))
             return
         if not self._exchange.node_of(request.row.name):
             self._gate.still(request.row)  # it may have been shut out since it was let in

@@ -36,7 +36,8 @@ class Account:
     `kept` are six numbers that may outlive this process (`Ledger`): these three, and what of each was told before.
     """
 
-    def __init__(self, kept: list[int] | None = None) -> None:
+    def __init__(self, kept: list[int] | None = None, max_wires: int = CONNECTIONS_OF_ONE) -> None:
+        self.max_wires = max_wires
         self._kept = [0] * NUMBERS if kept is None else kept
         for i in range(3):  # of a life before only what is not told yet matters
             self._kept[i], self._kept[3 + i] = self._kept[i] - self._kept[3 + i], 0
@@ -104,7 +105,7 @@ class Wire:
     unsent: Callable[[], int] = lambda: 0  # bytes that the socket has not taken yet
 
     def belongs_to(self, account: Account) -> None:
-        """From now on its bytes are charged there; of more than `CONNECTIONS_OF_ONE` the oldest is ended."""
+        """From now on its bytes are charged there; of more than `max_wires` the oldest is ended."""
         if account is not self.account:
             account.sent_bytes += self.account.sent_bytes
             account.received_bytes += self.account.received_bytes
@@ -112,7 +113,7 @@ class Wire:
             self.account = account
             if self.open:
                 account.wires[self] = None
-                if len(account.wires) > CONNECTIONS_OF_ONE:
+                if len(account.wires) > account.max_wires:
                     next(iter(account.wires)).abort()
 
     def too_slow(self, now: float) -> bool:

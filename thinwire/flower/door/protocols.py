@@ -202,7 +202,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, target: str, refusal: Refusal, headers: dict[bytes, bytes]) -> None:
         """Answer without a request object. The connection stays when the body that still comes is a small one."""
         self._refused = self._refusing = True
-        self._refusals += refusal.verified
+        self._refusals += refusal.verified or refusal.status == 429
         self.wires.refused(target, refusal)
         if self.transport.get_write_buffer_size() > UNREAD_BYTES:
             self._over = True
@@ -213,7 +213,7 @@ class HttpProtocol(HttpToolsProtocol):
         length = int(said) if known else SWALLOWED_BYTES + 1
         stays = (
             length <= SWALLOWED_BYTES
-            and refusal.status not in (429, 503)
+            and refusal.status != 503
             and self._refusals < MAX_REFUSED_OF_CONNECTION
             and b"close" not in headers.get(b"connection", b"").lower()
         )

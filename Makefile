@@ -12,6 +12,7 @@ TORCH_INDEX ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 FUZZ_ARGS ?=
+FUZZ_SERVICE_ARGS ?=
 BENCH_ARGS ?= --preset small --json
 
 help:  ## this list
@@ -27,8 +28,10 @@ demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine
 test: $(VENV)/.dev chromium  ## run every test (PYTEST_ARGS="-x tests/cli")
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
+# Then the service is restarted 100 times under hostile messages: FUZZ_SERVICE_ARGS="--restarts 6 --cases 100".
 fuzz: $(VENV)/.dev  ## 100 000 hostile frames a decoder, kernels under sanitizers (FUZZ_ARGS="--frames 1000 --only rice")
 	@tests/aggregation/sanitized.sh $(BIN)/python -m tests.aggregation.fuzz $(FUZZ_ARGS)
+	@$(BIN)/python -m tests.system.attacks.fuzz_service $(FUZZ_SERVICE_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff check .

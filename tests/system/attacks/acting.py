@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tests.fleet_words import hello
+from tests.flower.doubles import Place
 from tests.system.attacks.places import attacked
 from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan
@@ -39,8 +40,16 @@ class Acted:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def acted(folder: Path, layout: Layout, devices: Mapping[str, MadeUp], *, tls: bool, **sections: Any) -> Acted:
-    """Drive a run to its end; each device is a thread with a link of its own."""
+def acted(
+    folder: Path,
+    layout: Layout,
+    devices: Mapping[str, MadeUp],
+    *,
+    tls: bool,
+    begun: Callable[[Place], None] = lambda here: None,
+    **sections: Any,
+) -> Acted:
+    """Drive a run to its end; each device is a thread with a link of its own. `begun` is called before the run is."""
     home = AggregatorHome.under(folder)
     with attacked(home.root, tls=tls) as here, Store.open(home.database) as store:
         report = TaskReport("toy", layout_digest=layout.digest)
@@ -55,6 +64,7 @@ def acted(folder: Path, layout: Layout, devices: Mapping[str, MadeUp], *, tls: b
             for name, made in devices.items()
         ]
         try:
+            begun(here)
             for thread in threads:
                 thread.start()
             row = drive(run_id, store=store, fleet=here.fleet, home=home)

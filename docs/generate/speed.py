@@ -1,5 +1,5 @@
-"""Tables of how long things take, from docs/evidence/{codecs,fold,peers}.json alone: what `python -m benchmarks.NAME
---json` printed on a machine that did nothing else.
+"""Tables of how long things take, from docs/evidence/{codecs,fold,peers,device-load}.json alone: what
+`python -m benchmarks.NAME --json` printed, on a machine that did nothing else but for device-load.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ FOLD_GOALS = {
     "topk_updates_per_s": (100, "whole folds of `topk(0.01) > int8 > rice`, checks of the frames included"),
     "peak_models": (3, "most memory of a round (not over the goal): the sum, one segment, what is mapped of the spool"),
     "check_ms": (None, "SHA-256 of a payload (51 MB), and the check of all frames but the last"),
+}
+
+LOAD_GOALS = {
+    "flood_memory_mb": (64, "growth of the aggregator's peak memory (MB)"),
+    "honest_pull_ratio": (3, "95th percentile of the other device's poll, flooded over idle"),
+    "refused_signature_ms": (1, "the aggregator's processor for a request with a wrong signature (ms)"),
 }
 
 
@@ -225,4 +231,31 @@ def _everybody(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
-PARTS: dict[str, Callable[[], str]] = {"codecs": codecs_part, "fold": fold_part, "peers": peers_part}
+def device_load_part() -> str:
+    document = read("device-load")
+    told = table(("figure", "value", "goal (at most)", "what it is"), [
+        (f"`{name}`", f"{document['figures'][name]:.3g}", f"{goal:g}", meaning)
+        for name, (goal, meaning) in LOAD_GOALS.items()
+    ])  # fmt: skip
+    lines = [
+        (
+            row["transport"], f"{row['flood_memory_mb']:.3g}", _ms(row["idle_pull_p95_ms"]),
+            _ms(row["flooded_pull_p95_ms"]), _ms(row["flooded_pull_max_ms"]), f"{row['honest_pull_ratio']:.3g}",
+            f"{row['refused_signature_ms']:.2g}", str(sum(row[name] for name in row if name.startswith("flood "))),
+        )
+        for row in document["rows"]
+    ]  # fmt: skip
+    head = (
+        "transport", "memory MB", "idle p95 ms", "flooded p95 ms", "longest ms", "ratio", "refused signature ms",
+        "requests of the flood",
+    )  # fmt: skip
+    how = "with other work on the same cores and a priority above it (`nice -n -10`)"
+    return "\n\n".join((measured(document, how), told, table(head, lines)))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "codecs": codecs_part,
+    "fold": fold_part,
+    "peers": peers_part,
+    "device-load": device_load_part,
+}

@@ -185,8 +185,8 @@ def test_while_the_aggregator_is_gone_nobody_knows_who_is_online(store: Store, l
     with showing(store.url, tmp_path / "lock") as served_:
         page = look(served_.url, "devices")
         expect(page.get_by_role("alert")).to_contain_text("The aggregator is not running")
-        expect(page.locator(".sentence")).to_contain_text("who is online nobody knows")
-        expect(page.locator("#known").get_by_role("row", name="cam-01")).to_contain_text("not known")
+        expect(page.locator(".sentence")).to_contain_text("who is online is unknown, aggregator offline")
+        expect(page.locator("#known").get_by_role("row", name="cam-01")).to_contain_text("unknown, aggregator offline")
         page.get_by_role("button", name="Shut out cam-01").click()
         page.get_by_role("button", name="Shut it out").click()
         expect(page.get_by_role("dialog")).to_contain_text("the next one applies it before its door opens")

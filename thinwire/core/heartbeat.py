@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core import clock_set
+from thinwire.core.home import private_opener
 
 GONE_AT = "gone_at"
+HEARD = "heard.json"  # beside the lock: when the aggregator heard each device last
 BEAT_S = 2.0  # so much of an absence is not known; on a card that wears, every beat may become a write
 
 
@@ -53,6 +55,23 @@ def last_beat(file: Path | int) -> float:
         return os.stat(file).st_mtime
     except OSError:
         return 0.0
+
+
+def write_heard(path: Path, heard: Mapping[str, float]) -> None:
+    """Replace what is said of when each device was heard last. It is not synced: after a power cut nobody is there."""
+    draft = path.with_name(f".{path.name}.new")
+    with contextlib.suppress(OSError):
+        with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
+            json.dump({name: round(at, 1) for name, at in heard.items()}, file)
+        os.replace(draft, path)
+
+
+def heard_by(lock: Path) -> dict[str, float]:
+    """When the aggregator of this lock heard each device that is there last, wall-clock seconds."""
+    try:
+        return {str(name): float(at) for name, at in json.loads(lock.with_name(HEARD).read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def starting(gone_at: float) -> dict[str, Any]:

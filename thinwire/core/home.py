@@ -33,6 +33,11 @@ def find_home(given: str | Path | None = None) -> Path:
         return Path(given).expanduser().absolute()
     if env := os.environ.get("THINWIRE_HOME"):
         return Path(env).expanduser().absolute()
+    return default_home()
+
+
+def default_home() -> Path:
+    """The XDG state folder: what every terminal of this user finds without `--home` and THINWIRE_HOME."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser().absolute() / "thinwire"
 

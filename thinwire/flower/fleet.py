@@ -12,6 +12,7 @@ from typing import Any
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.fleet import Arrival, DeviceRow, Envelope, FixedLimits, NodeLeft, ReplyLimits, Roster, Spool, TakenUp
+from thinwire.core.heartbeat import HEARD, write_heard
 from thinwire.core.home import write_atomically
 from thinwire.core.messages import ReplyLimit
 from thinwire.core.protocol import SPEAKS, Range
@@ -44,6 +45,7 @@ GRACE_S = 4.0  # a device whose connection closed gets so long to come back
 POLL_S = 240.0  # how long a pull waits: it is the heartbeat
 MOST = ReplyLimit(4 * 2**30)  # of one answer, where the server sets no limit
 ADDRESSES = "addresses.json"  # beside the ledger: where devices have signed before
+HEARD_S = 5.0  # how often it is written down when each device was heard last
 PARTING_S = 0.5  # who is shut out gets so long to read why
 
 log = logging.getLogger("thinwire.door")
@@ -74,7 +76,7 @@ class FlowerFleet:
         speaks: Range = SPEAKS,
         ledger: Path | None = None,
     ) -> None:
-        clock = clock or RealClock()
+        self._clock = clock = clock or RealClock()
         self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
         self._guests = guests
         self._guest_accounts: dict[str, Account] = {}  # by fingerprint
@@ -82,7 +84,7 @@ class FlowerFleet:
         self._nodes = Nodes(self._superlink, self._exchange)
         self._holds: dict[str, tuple[str, ...]] = {}  # the pins that each device that came since the start holds
         self._sessions = Sessions(clock, grace_s, poll_s, self._left, Ledger(ledger))
-        self._sweep_s = min(1.0, grace_s / 4)
+        self._sweep_s, self._heard_s = min(1.0, grace_s / 4), min(HEARD_S, poll_s / 8)
         self._gate = Gate(roster, clock, private=authority is None, guests=guests)
         self._limits = limits
         answers = Answers(self._exchange, self._sessions, spool, clock, limits)
@@ -110,6 +112,7 @@ class FlowerFleet:
             authority.context if authority else None,
         )  # fmt: skip
         self._addresses = ledger.with_name(ADDRESSES) if ledger else None
+        self._heard_file, self._heard = ledger.with_name(HEARD) if ledger else None, dict[str, float]()
         self._listener.wires.known = _read_known(self._addresses)
         self._listener.start()
 
@@ -264,7 +267,7 @@ class FlowerFleet:
     async def _background(self) -> None:
         """Notice who has left or was renamed, keep what was counted, Flower's task alive and the certificate fresh."""
         loop = asyncio.get_running_loop()
-        beat_at = loop.time()
+        beat_at = heard_at = loop.time()
         while True:
             self._sessions.sweep()
             with suppress(ThinwireError):  # of the database: the next look may reach it
@@ -272,6 +275,12 @@ class FlowerFleet:
             self._sessions.keep()
             if self._addresses is not None and self._listener.wires.known.changed:
                 await asyncio.to_thread(self._keep_known, self._listener.wires.known.taken())
+            if self._heard_file is not None and loop.time() >= heard_at:
+                heard_at = loop.time() + self._heard_s
+                if (heard := self._sessions.heard()) != self._heard:
+                    self._heard, ahead = heard, self._clock.wall() - self._clock.now()
+                    walls = {name: at + ahead for name, at in heard.items()}
+                    await asyncio.to_thread(write_heard, self._heard_file, walls)
             if loop.time() >= beat_at:
                 self._superlink.beat()
                 await asyncio.to_thread(self._renew)

@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 import thinwire
 from thinwire.core.errors import NotFound, Refused, ThinwireError
-from thinwire.core.heartbeat import gone_since
+from thinwire.core.heartbeat import HEARD, gone_since, last_beat
 from thinwire.store import Store
 from thinwire.web.addresses import DeviceName, RunId
 from thinwire.web.api import api_routes
@@ -60,7 +60,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.include_router(csv_routes(reader, devices))
     app.include_router(api_routes(settings, store, reader, live))
     app.include_router(device_routes(settings, store, devices))
-    _pages(app)
+    _pages(app, settings.home_option)
     app.mount("/static", StaticFiles(directory=STATIC))
     return Guard(app, settings, store)
 
@@ -71,29 +71,30 @@ def look(store: Store, lock: Path | None) -> News:
     rows, tls = store.roster.rows(), bool(about.get("pin"))
     pending = sum(standing(row.state, row.how, tls) == "pending" for row in rows)
     gone_at = gone_since(lock) if lock and state == "gone" else 0.0
-    return News(store.last_seq(), state, gone_at, "", store.last_act(), pending)
+    heard = last_beat(lock.with_name(HEARD)) if lock else 0.0
+    return News(store.last_seq(), state, gone_at, "", store.last_act(), pending, heard)
 
 
-def _pages(app: FastAPI) -> None:
+def _pages(app: FastAPI, home: str) -> None:
     @app.get("/healthz", include_in_schema=False)
     def health() -> dict[str, bool]:
         return {"ok": True}
 
     @app.get("/", include_in_schema=False)
     def runs_page() -> Response:
-        return shell(0)
+        return shell(0, home)
 
     @app.get("/devices", include_in_schema=False)
     def devices_page() -> Response:
-        return shell(0)
+        return shell(0, home)
 
     @app.get("/devices/{name}", include_in_schema=False)
     def device_page(name: DeviceName) -> Response:  # noqa: ARG001 - as below
-        return shell(1)
+        return shell(1, home)
 
     @app.get("/runs/{run_id}", include_in_schema=False)
     def run_page(run_id: RunId) -> Response:  # noqa: ARG001 - the page reads it from its own address
-        return shell(1)
+        return shell(1, home)
 
 
 def _refused(_: Request, error: Exception) -> Response:

@@ -57,7 +57,8 @@ class Device(Answer):
     """A device that may, might or may no longer reach the aggregator.
 
     `standing` is how the door takes it (pending, approved, revoked), which a plain row says only for a plain door;
-    `sentence` says why. `left_at`: since when it is not heard of, where that is known.
+    `sentence` says why. `heard_at`: when it was heard last. `left_at`: since when it is not heard of, where that is
+    known.
     """
 
     device: str
@@ -70,6 +71,7 @@ class Device(Answer):
     created_at: float
     online: bool
     seen_at: float | None
+    heard_at: float | None
     left_at: float | None
     left_why: str
     tasks: list[Task]

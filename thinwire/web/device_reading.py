@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from thinwire.core.errors import NotFound
+from thinwire.core.heartbeat import heard_by
 from thinwire.store import DeviceAction, DeviceInfo, RunRow, Store, by_todays_name
 from thinwire.web import device_models as models
 from thinwire.web import device_sentences as say
@@ -35,6 +36,7 @@ class Beside:
     runs: Mapping[str, RunRow]  # the newest on devices, by task
     deeds: Mapping[str, DeviceAction]  # the newest that decided about a device
     invitations: Mapping[str, int]  # by the device that came with it
+    heard: Mapping[str, float]  # when each that is there was heard last
 
 
 class Devices:
@@ -93,6 +95,7 @@ class Devices:
             bool(aggregator(self._lock)[1].get("pin")), _links(self._store), self._departures.of_all(),
             {run.task: run for run in reversed(on_devices)}, dict(reversed(deciding)),
             {row.used_by: row.id for row in self._store.invitations.all() if row.used_by},
+            heard_by(self._lock) if self._lock else {},
         )  # fmt: skip
 
 
@@ -110,6 +113,7 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
         "device": row.name, "standing": standing, "sentence": sentence, "state": row.state, "how": row.how,
         "came": say.CAME.get(row.how, row.how), "fingerprint": row.fingerprint, "created_at": row.created_at,
         "online": info.online, "seen_at": info.seen_at,
+        "heard_at": max(info.heard_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None,
         "left_at": gone.at if gone else None, "left_why": gone.why if gone else "",
         "tasks": [_task(said, beside.runs) for said in info.tasks],
         "versions": {str(k): str(v) for k, v in dict(info.hello.get("versions", {})).items() if k != "policy"},

@@ -106,7 +106,7 @@ class Guard:
         except ThinwireError as error:
             return _refuse(503, error.what, error.hint)
         if not known:
-            return login_first(path) if method in SAFE and not path.startswith("/api/") else _unknown()
+            return login_first(path) if method in SAFE and not path.startswith("/api/") else _unknown(self.settings)
         if method not in SAFE and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
             return _refuse(403, "nothing says which page sent this", "send an Origin header, or use a token")
         return None
@@ -145,8 +145,8 @@ def _name(host: str) -> str:
         return ""
 
 
-def _unknown() -> Response:
-    return _refuse(401, "log in first", "thinwire aggregator status --login prints a fresh code")
+def _unknown(settings: Settings) -> Response:
+    return _refuse(401, "log in first", f"thinwire aggregator status --login{settings.home_option} prints a fresh code")
 
 
 def _refuse(status: int, error: str, hint: str) -> Response:

@@ -25,7 +25,8 @@ class News:
     """The journal's newest number, whether an aggregator serves, and whether the store could be read.
 
     `gone_at`: when one that does not was last alive, wall clock; 0 where that is not known. `acts` rises with what no
-    journal has (who may take part, what the door refused), `pending` devices wait.
+    journal has (who may take part, what the door refused), `pending` devices wait. `heard`: when it was written
+    down last when each device was heard.
     """
 
     seq: int = 0
@@ -34,6 +35,7 @@ class News:
     store: str = ""
     acts: int = 0
     pending: int = 0
+    heard: float = 0.0
 
 
 class Live:

@@ -36,7 +36,7 @@ class Tries:
 
 def login_routes(settings: Settings, store: Store) -> APIRouter:
     """GET shows the form, or takes the code of a link; POST takes the form's code."""
-    router, tries = APIRouter(include_in_schema=False), Tries()
+    router, tries, home = APIRouter(include_in_schema=False), Tries(), settings.home_option
 
     async def enter(request: Request, code: str, after: str) -> Response:
         where = after if NEXT.fullmatch(after) else "./"
@@ -45,9 +45,9 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
         token = await run_in_threadpool(store.redeem, code[:64])
         if token is None:
             if tries.too_many():
-                return login_page("That code is not valid, like many in the last minute. A fresh one works.", 429)
+                return login_page(home, "That code is not valid, like many in the last minute. A fresh one works.", 429)
             tries.note()
-            return login_page("That code is not valid: each works once, for ten minutes.", 401)
+            return login_page(home, "That code is not valid: each works once, for ten minutes.", 401)
         answer = RedirectResponse(where, 303)
         answer.set_cookie(
             settings.cookie, token, httponly=True, samesite="strict", secure=settings.secure,
@@ -58,7 +58,7 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
     @router.get("/login")
     async def form(request: Request, code: str = "", after: Annotated[str, Query(alias="next")] = "") -> Response:
         fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
-        return await enter(request, code, after) if code and not fetched_ahead else login_page()
+        return await enter(request, code, after) if code and not fetched_ahead else login_page(home)
 
     @router.post("/login")
     async def take(request: Request, after: Annotated[str, Query(alias="next")] = "") -> Response:

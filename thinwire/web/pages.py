@@ -16,11 +16,13 @@ def _file(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def shell(depth: int) -> HTMLResponse:
-    """The page's frame, `depth` folders below the root; static/app.js fills it."""
-    return HTMLResponse(_file("page.html").replace("{{root}}", ".." if depth else "."))
+def shell(depth: int, home: str) -> HTMLResponse:
+    """The page's frame, `depth` folders below the root; static/app.js fills it. `home` ends commands that are shown."""
+    text = _file("page.html").replace("{{root}}", ".." if depth else ".")
+    return HTMLResponse(text.replace("{{home}}", html.escape(home)))
 
 
-def login_page(said: str = "", status: int = 200) -> HTMLResponse:
+def login_page(home: str, said: str = "", status: int = 200) -> HTMLResponse:
     """The form for a code; `said` is why the last one was refused."""
-    return HTMLResponse(_file("login.html").replace("{{said}}", html.escape(said)), status)
+    text = _file("login.html").replace("{{said}}", html.escape(said)).replace("{{home}}", html.escape(home))
+    return HTMLResponse(text, status)

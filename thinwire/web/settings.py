@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shlex
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from thinwire.core.errors import UsageError
+from thinwire.core.home import default_home
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -38,6 +40,13 @@ class Settings:
     def cookie(self) -> str:
         """Cookies do not know ports: two pages on one host need two names."""
         return f"thinwire-{self.port}"
+
+    @property
+    def home_option(self) -> str:
+        """What the commands that we show need to find our state directory; "" where they find it by themselves."""
+        if self.lock is None or (home := self.lock.absolute().parent.parent) == default_home():
+            return ""
+        return f" --home {shlex.quote(str(home))}"
 
     @property
     def secure(self) -> bool:

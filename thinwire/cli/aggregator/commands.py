@@ -71,9 +71,10 @@ def status(
 ) -> None:
     """Say where the aggregator is, who is there and what is going on."""
     from thinwire.cli.aggregator.serving import login_url
-    from thinwire.cli.devices.shown import counts_as
-    from thinwire.cli.places import again, end_abandoned, opened, require_alive
+    from thinwire.cli.devices.shown import Known, counts_as
+    from thinwire.cli.places import again, aggregator_home, end_abandoned, opened, require_alive
     from thinwire.cli.runs.commands import standing
+    from thinwire.core.heartbeat import heard_by
     from thinwire.store.queue import behind
 
     about = require_alive(home)
@@ -84,12 +85,15 @@ def status(
         line = store.line()
         code = login_url(about["page"], store.new_login_code()) if login and about.get("page") else None
     queued = [row for row in line if row.status == "queued"]
-    online = [info.row.name for info in devices if info.online]
+    known = Known(heard_by=heard_by(aggregator_home(home).lock))
+    heard = {info.row.name: info for info in devices if info.online}
+    online = list(heard)
     waiting = [info.row.name for info in devices if counts_as(info.row, bool(about.get("pin"))) == "pending"]
     if json:
         keys = ("listen", "urls", "pin", "page", "control_address", "pid", "version", "home")
         found: dict[str, Any] = {key: about.get(key) for key in keys}
         found |= {"devices": len(online), "online": online, "waiting": waiting}
+        found |= {"heard_at": {name: known.heard_at(info) for name, info in heard.items()}}
         found |= {"running": going[0].run_id if going else None, "queued": [row.run_id for row in queued]}
         say.document(found | ({"login": code} if login else {}))
         return
@@ -99,7 +103,8 @@ def status(
     say.line(f"page     {code or about.get('page') or 'none (--no-page)'}")
     if about.get("control_address"):
         say.line(f"flower   {about['control_address']} for flwr run")
-    say.line(f"devices  {len(online)} of {len(devices)} there{': ' + ', '.join(online) if online else ''}")
+    named = ", ".join(f"{name} (heard {known.heard(info)})" for name, info in heard.items())
+    say.line(f"devices  {len(online)} of {len(devices)} online{': ' + named if online else ''}")
     if waiting:
         say.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
     for row in (*going, *queued):

@@ -61,10 +61,10 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
 def _aggregator(home: Path | None) -> shown.Known:
     from thinwire.cli.devices import shown
     from thinwire.cli.places import aggregator_home, alive
-    from thinwire.core.heartbeat import gone_since
+    from thinwire.core.heartbeat import gone_since, heard_by
 
-    about = alive(home)
-    return shown.Known(about is not None, gone_since(aggregator_home(home).lock), bool((about or {}).get("pin")))
+    about, lock = alive(home), aggregator_home(home).lock
+    return shown.Known(about is not None, gone_since(lock), bool((about or {}).get("pin")), heard_by(lock))
 
 
 @app.command()

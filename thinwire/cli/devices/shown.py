@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,15 +43,19 @@ class Known:
     alive: bool = True
     gone_at: float = 0.0
     tls: bool = False
+    heard_by: Mapping[str, float] = dataclasses.field(default_factory=dict)  # core/heartbeat.py
 
     def heard_at(self, info: DeviceInfo) -> float | None:
-        """When a device was last heard of: one that is online calls all the time."""
+        """When a device was last heard: of one that is online the aggregator says it every few seconds."""
         if not info.online:
             return info.heard_at
+        if at := self.heard_by.get(info.row.name):
+            return max(at, info.heard_at or 0.0)
         return time.time() if self.alive else max(self.gone_at, info.heard_at or 0.0)
 
     def heard(self, info: DeviceInfo) -> str:
-        return "now" if info.online and self.alive else say.ago(self.heard_at(info))
+        is_now = info.online and self.alive and info.row.name not in self.heard_by  # it came since that was written
+        return "now" if is_now else say.ago(self.heard_at(info))
 
 
 def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:

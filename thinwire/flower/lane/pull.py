@@ -63,7 +63,7 @@ class PullRoute:
         self._sessions.listen(session, request.wire)
         session.held, session.turn = set(wanted.held), session.turn + 1
         self._exchange.holds(session.device, session.held, self._clock.wall())
-        with self._sessions.call(row.name):
+        with self._sessions.call(row.name, waits=True):
             outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._most_s))
             if self._gate.still(row).name != session.device:
                 raise Refusal(401, "hello", "this device was renamed: say hello again")

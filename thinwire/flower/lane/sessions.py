@@ -19,14 +19,16 @@ from thinwire.flower.door.ledger import Ledger
 
 @dataclass
 class Session:
-    """One live process of a device. `held`: asks that it has and has not answered; `turn` counts its pulls; `protocol`
-    is the version that it agreed on in its hello; `key` is its key's fingerprint.
+    """One live process of a device. `heard_at`: when a request of it came last; `served_at`: when one was answered
+    last, which says nothing of the device. `held`: asks that it has and has not answered; `turn` counts its pulls;
+    `protocol` is the version that it agreed on in its hello; `key` is its key's fingerprint.
     """
 
     device: str
     hello: Hello
     heard_at: float
     wire: Wire
+    served_at: float = 0.0
     calls: int = 0
     turn: int = 0
     protocol: int = PROTOCOL
@@ -41,7 +43,8 @@ class Session:
 
 class Sessions:
     """A device has left when its connection is closed and no call came for `grace_s`, or when it kept its connection
-    and no call came for as long as a poll lasts and `grace_s` more.
+    and no call came for as long as a poll lasts and `grace_s` more, but at the latest when it was not heard for two
+    polls. A pull that waits here is not heard again when it is answered: a frozen process reads no answer.
     """
 
     def __init__(
@@ -79,13 +82,15 @@ class Sessions:
         old = self._now.get(hello.name)
         if old is not None and old.hello.process == hello.process:
             before, old.hello, old.heard_at = old.hello, hello, self._clock.now()
+            old.served_at = old.heard_at
             old.protocol = protocol
             self.listen(old, wire)
             return (before.tasks, before.versions, before.has) != (hello.tasks, hello.versions, hello.has)
         if old is not None:
             old.turn += 1
             old.woken.set()
-        session = Session(hello.name, hello, self._clock.now(), wire, protocol=protocol, key=key)
+        now = self._clock.now()
+        session = Session(hello.name, hello, now, wire, now, protocol=protocol, key=key)
         self._now[hello.name] = session
         self.listen(session, wire)
         return True
@@ -95,18 +100,21 @@ class Sessions:
         session.wire, wire.on_close = wire, session.woken.set
 
     @contextmanager
-    def call(self, device: str) -> Iterator[None]:
-        """While a device is being served it cannot be gone."""
+    def call(self, device: str, waits: bool = False) -> Iterator[None]:
+        """While a device is being served it cannot be gone. It is heard until the end, but for a call that `waits`."""
         session = self._now.get(device)
         if session is None:
             yield
             return
         session.calls += 1
+        session.heard_at = self._clock.now()
         try:
             yield
         finally:
             session.calls -= 1
-            session.heard_at = self._clock.now()
+            session.served_at = self._clock.now()
+            if not waits:
+                session.heard_at = session.served_at
 
     def wake(self, devices: Iterable[str]) -> None:
         for device in devices:
@@ -120,13 +128,17 @@ class Sessions:
         """Say who has left since the last sweep."""
         now = self._clock.now()
         for session in list(self._now.values()):
-            silent_s = now - session.heard_at
+            silent_s, unserved_s = now - session.heard_at, now - session.served_at
             if session.calls:
                 continue
-            if not session.wire.open and silent_s > self._grace_s:
+            if not session.wire.open and min(silent_s, unserved_s) > self._grace_s:
                 self._gone(session, "its connection is closed", silent_s)
-            elif silent_s > self._poll_s + self._grace_s:
+            elif silent_s > 2 * self._poll_s or min(silent_s, unserved_s) > self._poll_s + self._grace_s:
                 self._gone(session, f"it has not called for {silent_s:.0f} s", silent_s)
+
+    def heard(self) -> dict[str, float]:
+        """When each device that is there was heard last, on the clock that only runs forward."""
+        return {name: session.heard_at for name, session in self._now.items()}
 
     def account(self, device: str) -> Account:
         if device not in self._accounts:

@@ -12,7 +12,7 @@ import { Icon, Outcome, Refusal, Section, Table, anew } from "./parts.js";
 const NAMES = { thinwire: "thinwire", python: "Python", torch: "torch", machine: "machine", system: "system" };
 
 export const DevicePage = ({ name, news }) => {
-  const { data, error } = useReading(() => get(`devices/${name}`), news, [name]);
+  const { data, error } = useReading(() => get(`devices/${name}`), news, [name, news.heard]);
   const [wish, setWish] = useState(null);
   useEffect(() => {
     document.title = `${name} · Devices · Thinwire`;

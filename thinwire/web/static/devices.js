@@ -2,13 +2,13 @@
 import { html, link } from "./dom.js";
 import { ago, bytes, count, plural, seconds, speed, trip, when } from "./format.js";
 import { Short } from "./fingerprint.js";
-import { serverNow } from "./live.js";
+import { serverNow, useNow } from "./live.js";
 import { Icon, Outcome, Table } from "./parts.js";
 
 const SKEWED_S = 60; // from here on a person should set the device's clock
 
 export const joinCommand = (service, task = "NAME") => (service?.tls
-  ? `thinwire client join ${address(service)} INVITATION && thinwire client start --task ${task}=MODULE`
+  ? `thinwire client join ${address(service)} - && thinwire client start --task ${task}=MODULE`
   : `thinwire client start --aggregator ${address(service)} --task ${task}=MODULE`);
 
 export const address = (service) => {
@@ -23,7 +23,7 @@ const PRESENCE = {
   never: ["is-away", "dash", "not seen yet"],
   pending: ["is-late", "wait", "to be approved"],
   revoked: ["is-failed", "cross", "shut out"],
-  unknown: ["is-away", "dots", "not known"],
+  unknown: ["is-away", "dots", "unknown, aggregator offline"],
 };
 
 /** Whether a device is there; while the aggregator is gone nobody knows. */
@@ -34,7 +34,13 @@ export const presence = (device, gone) => {
   return device.seen_at ? "away" : "never";
 };
 
-/** As icon and words: "online since 12:04:10", "unreachable since 11:58:02". */
+/** How long ago a device was heard last, counted on. */
+const Heard = ({ device }) => {
+  const now = useNow(true);
+  return device.heard_at ? `heard ${ago(device.heard_at, now)}` : "";
+};
+
+/** As icon and words: "online since 12:04:10, heard 4 s ago", "unreachable since 11:58:02". */
 export const Seen = ({ device, gone }) => {
   const is = presence(device, gone);
   const [tone, icon, word] = PRESENCE[is];
@@ -42,7 +48,7 @@ export const Seen = ({ device, gone }) => {
   const since = is === "online" ? device.seen_at : is === "away" ? device.left_at : null;
   const came = device.seen_at && (is === "away" || is === "unknown") ? `, came ${when(device.seen_at, now)}` : "";
   const said = since ? ` since ${when(since, now)}` : came;
-  return html`<span class=${`outcome ${tone}`} title=${is === "away" ? device.left_why : ""}><${Icon} name=${icon} /><span>${word}${said}</span></span>`;
+  return html`<span class=${`outcome ${tone}`} title=${is === "away" ? device.left_why : ""}><${Icon} name=${icon} /><span>${word}${said}${is === "online" && device.heard_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;
 };
 
 const Presence = ({ device, gone }) => {
@@ -112,5 +118,5 @@ export const DeviceTable = ({ devices, task, gone }) => html`
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
     { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
-    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? `since ${when(d.seen_at, serverNow())}` : ago(d.left_at ?? d.seen_at, serverNow())) },
+    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} />` : ago(d.left_at ?? d.heard_at, serverNow())) },
   ]} />`;

@@ -7,4 +7,6 @@ export { render };
 export { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";
 
 export const root = document.documentElement.dataset.root;
+/** What ends a command that is typed on the aggregator's machine: " --home FOLDER" where it would look elsewhere. */
+export const home = document.documentElement.dataset.home;
 export const link = (path) => `${root}/${path}`;

@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
 import { LastOutcome, LinkCell, Name, Seen, Tasks, Versions, address, joinCommand, presence, troubled } from "./devices.js";
-import { html, link, useEffect, useState } from "./dom.js";
+import { home, html, link, useEffect, useState } from "./dom.js";
 import { Fingerprint } from "./fingerprint.js";
 import { count, moment, plural } from "./format.js";
 import { Gone } from "./frame.js";
@@ -22,7 +22,7 @@ const read = async () => {
 };
 
 export const FleetPage = ({ news }) => {
-  const { data, error } = useReading(read, news, [], GAP_MS);
+  const { data, error } = useReading(read, news, [news.heard], GAP_MS);
   const [wish, setWish] = useState(null);
   useEffect(() => {
     document.title = `${news.pending ? `(${news.pending}) ` : ""}Devices · Thinwire`;
@@ -50,7 +50,7 @@ export const FleetPage = ({ news }) => {
 const summary = (devices, pending, known, out, gone) => {
   if (!devices.length) return "None yet.";
   const online = known.filter((d) => d.online).length;
-  const said = !known.length ? ["nobody is let in"] : [gone ? `${plural(known.length, "device")} let in; who is online nobody knows while the aggregator is gone` : `${online} of ${plural(known.length, "device")} online`];
+  const said = !known.length ? ["nobody is let in"] : [gone ? `${plural(known.length, "device")} let in; who is online is unknown, aggregator offline` : `${online} of ${plural(known.length, "device")} online`];
   if (pending.length) said.unshift(`${count(pending.length)} ${pending.length === 1 ? "waits" : "wait"} for you`);
   if (out.length) said.push(`${count(out.length)} shut out`);
   const text = said.join("; ");
@@ -141,17 +141,17 @@ const Nobody = ({ service }) => html`
     <h2 id="nobody-title">No device yet</h2>
     ${service.aggregator !== "running" ? html`
       <p>A device elsewhere joins with an invitation, made on the aggregator's machine:</p>
-      <${Command} text="thinwire devices invite" />
+      <${Command} text=${`thinwire devices invite${home}`} />
       <p>A client beside an aggregator whose door is for its machine only needs none:</p>
       <${Command} text=${joinCommand(service)} />` : service.tls ? html`
       <p>The door at <code>${address(service)}</code> lets nobody in without an invitation. Make one here, on the aggregator's machine:</p>
-      <${Command} text="thinwire devices invite" />
+      <${Command} text=${`thinwire devices invite${home}`} />
       <p>It prints the line to paste on the device, which then stands on this page.</p>` : html`
       <p>This door is for this machine only. Start a client beside it, with the task's code:</p>
       <${Command} text=${joinCommand(service)} />
       <p>For devices elsewhere, let the door listen on an address that they reach, then invite them:</p>
-      <${Command} text="thinwire aggregator start --listen 0.0.0.0:9090" />
-      <${Command} text="thinwire devices invite" />`}
+      <${Command} text=${`thinwire aggregator start --listen 0.0.0.0:9090${home}`} />
+      <${Command} text=${`thinwire devices invite${home}`} />`}
   </section>`;
 
 const NobodyIn = ({ pending }) => html`

@@ -1,5 +1,5 @@
 // What stands around every page: name, the aggregator's state, the theme.
-import { html, link, useState } from "./dom.js";
+import { home, html, link, useState } from "./dom.js";
 import { clock, when } from "./format.js";
 import { serverNow } from "./live.js";
 import { Command, Icon } from "./parts.js";
@@ -73,7 +73,7 @@ export const Gone = ({ news, matters }) => {
       <div>
         <strong>${news.reached ? `The aggregator is not running${news.gone_at ? ` since ${when(news.gone_at, serverNow())}` : ""}.` : "The aggregator is gone, and this page's server with it."}</strong>
         <p>Nothing is lost: runs go on where they were when it is started again.${since} This page comes back by itself.</p>
-        <${Command} text="thinwire aggregator start" />
+        <${Command} text=${`thinwire aggregator start${home}`} />
       </div>
     </div>`;
 };

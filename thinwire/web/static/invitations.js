@@ -1,6 +1,6 @@
 // Invitations: who may still come with one, and what became of the others. They are made on the command line.
 import { post } from "./api.js";
-import { html, useState } from "./dom.js";
+import { home, html, useState } from "./dom.js";
 import { moment, plural } from "./format.js";
 import { serverNow, useNow } from "./live.js";
 import { Command, Icon, Section, Table } from "./parts.js";
@@ -46,10 +46,10 @@ export const Invitations = ({ rows, service }) => {
         <${Table} label="Invitations that cannot be used" rows=${others} stacks keyOf=${(r) => r.id} columns=${[...COLUMNS,
     { title: "Used", cell: (r) => (r.used_at ? moment(r.used_at) : "–") }]} /></details>` : null}
       <details class="more" open=${!rows.length}><summary>Make one</summary>
-        <p>${service.tls || service.aggregator !== "running" ? "On the aggregator's machine, where its secret is shown once and kept nowhere:" : "Once the door listens where other machines reach it (thinwire aggregator start --listen 0.0.0.0:9090), on the aggregator's machine:"}</p>
-        <${Command} text="thinwire devices invite" />
+        <p>${service.tls || service.aggregator !== "running" ? "On the aggregator's machine, where its secret is shown once and kept nowhere:" : `Once the door listens where other machines reach it (thinwire aggregator start --listen 0.0.0.0:9090${home}), on the aggregator's machine:`}</p>
+        <${Command} text=${`thinwire devices invite${home}`} />
         <p>Twenty at once, each for one name, and each to be approved here:</p>
-        <${Command} text="thinwire devices invite --names names.txt --out invites.csv --approve-manually" /></details>
+        <${Command} text=${`thinwire devices invite --names names.txt --out invites.csv --approve-manually${home}`} /></details>
     <//>`;
 };
 

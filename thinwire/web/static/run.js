@@ -34,7 +34,7 @@ export const RunPage = ({ id, news }) => {
     <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
     <${Head} run=${run} rounds=${rounds} still=${stoodStill(news)} />
     ${run.status === "waiting" || (!rounds.length && !ENDED.includes(run.status))
-      ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${news.aggregator === "gone"} />` : null}
+      ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${news.aggregator === "gone" || !news.reached} />` : null}
     ${rounds.length ? html`
       <div class="grid">
         <${Learning} run=${run} rounds=${rounds} />

@@ -1,6 +1,6 @@
 // All runs, newest first, and the devices that make them.
 import { get } from "./api.js";
-import { html, link, useEffect } from "./dom.js";
+import { home, html, link, useEffect } from "./dom.js";
 import { DeviceTable, joinCommand, presence } from "./devices.js";
 import { ago, bytes, decisive, metric, plural, ratio } from "./format.js";
 import { Gone } from "./frame.js";
@@ -13,14 +13,14 @@ const read = async () => {
 };
 
 export const RunsPage = ({ news }) => {
-  const { data, error } = useReading(read, news, []);
+  const { data, error } = useReading(read, news, [news.heard]);
   useEffect(() => {
     document.title = "Runs · Thinwire";
   }, []);
   if (!data) return error && news.reached ? html`<${Refusal} error=${error} />` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const { runs, groups, devices, service } = data;
-  const gone = news.aggregator === "gone";
-  const online = devices.filter((d) => presence(d, gone) === "online").length;
+  const gone = news.aggregator === "gone" || !news.reached;
+  const online = gone ? UNKNOWN : `${devices.filter((d) => presence(d, gone) === "online").length} of ${plural(devices.length, "device")} online`;
   return html`
     <${Gone} news=${news} matters />
     <div class="head"><h1>Runs</h1>
@@ -30,9 +30,9 @@ export const RunsPage = ({ news }) => {
     ${groups.length > 0 && html`<${Section} id="sweeps" title="Simulated groups" json=${link("api/groups")}>
       <ul aria-label="Groups of simulated runs, the latest first">${groups.map((g) => html`<li key=${g.name}>
         <b>${g.name}</b> ${g.task}: ${g.done} of ${plural(g.runs, "run")}, the last ${ago(g.at, serverNow())};${" "}
-        <code>thinwire runs compare --group ${g.name}</code></li>`)}</ul>
+        <code>thinwire runs compare --group ${g.name}${home}</code></li>`)}</ul>
     <//>`}
-    <${Section} id="devices" title="Devices" aside=${devices.length ? html`${online} of ${devices.length} online · <a href=${link("devices")}>all about them</a>` : ""}
+    <${Section} id="devices" title="Devices" aside=${devices.length ? html`${online} · <a href=${link("devices")}>all about them</a>` : ""}
       csv=${devices.length ? link("api/devices.csv") : ""} json=${devices.length ? link("api/devices") : ""}>
       ${devices.length ? html`<${DeviceTable} devices=${devices} gone=${gone} />` : html`<p class="faint">No device has come yet.</p>`}
       <details class="more"><summary>Add a device</summary>
@@ -41,13 +41,15 @@ export const RunsPage = ({ news }) => {
     <//>`;
 };
 
+const UNKNOWN = "who is online is unknown, aggregator offline";
+
 const going = (run) => run.status === "running" || run.status === "waiting";
 
 const summary = (runs, devices, online) => {
   const now = runs.filter(going).length;
   if (!runs.length) return "Nothing yet.";
   const said = [now ? `${plural(now, "run")} going` : "No run is going", `${plural(runs.length, "run")} in all`];
-  return `${said.join(", ")}${devices.length ? `; ${online} of ${plural(devices.length, "device")} online` : ""}.`;
+  return `${said.join(", ")}${devices.length ? `; ${online}` : ""}.`;
 };
 
 const RunLine = ({ run }) => {
@@ -78,7 +80,7 @@ const Nothing = ({ service, devices }) => html`
   <section class="nothing" aria-labelledby="nothing-title">
     <h2 id="nothing-title">Nothing yet</h2>
     <p>A run begins with a plan. From the folder that holds yours:</p>
-    <${Command} text="thinwire run plan.toml" />
+    <${Command} text=${`thinwire run plan.toml${home}`} />
     ${!devices.length && html`<p>It waits until devices are there. Each is started with:</p>
       <${Command} text=${joinCommand(service)} />`}
     <p class="faint">No plan at hand? <code>thinwire init DIR</code> writes one with a task beside it, and <code>thinwire demo</code> shows a whole run.</p>

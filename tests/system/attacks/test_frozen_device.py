@@ -1,0 +1,79 @@
+"""A device that stands still keeps its connection and its waiting pull, and is not called heard for that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.story import KEY
+from tests.fleet_words import PATIENCE_S, hello, join, polled, until
+from tests.flower.callers import tls_place
+from tests.flower.doubles import Place, place
+from thinwire.cli.devices.shown import Known
+from thinwire.core.clock import VirtualClock
+from thinwire.core.events import DeviceJoined
+from thinwire.core.fleet import NodeJoined, NodeLeft
+from thinwire.core.heartbeat import heard_by
+from thinwire.flower.door.ledger import Ledger
+from thinwire.flower.lane.sessions import Sessions
+from thinwire.store import Store
+
+POLL_S, GRACE_S = 240.0, 4.0
+
+
+@pytest.fixture(params=[place, tls_place])
+def here(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    with request.param(tmp_path, grace_s=0.2, poll_s=0.5, ledger=tmp_path / "wire") as made:
+        yield made
+
+
+def test_a_pull_that_is_answered_is_no_word_of_the_device(here: Place, tmp_path: Path) -> None:
+    """Its process may have been stopped since it asked: what counts is when it asked."""
+    link = join(here, "pi-1")
+    polled(here.fleet, NodeJoined)
+    sessions = here.fleet._sessions
+    waiting = threading.Thread(target=link.pull, args=(0.5,))
+    waiting.start()
+    until(lambda: (one := sessions.of("pi-1")) and one.calls)
+    asked = sessions.heard()["pi-1"]
+    waiting.join(PATIENCE_S)
+    until(lambda: not (one := sessions.of("pi-1")) or not one.calls)
+    assert sessions.heard().get("pi-1", asked) == asked
+    until(lambda: "pi-1" in heard_by(tmp_path / "lock"))
+    left = polled(here.fleet, NodeLeft)
+    assert left.silent_s >= 0.5  # since it asked, and not since it was answered
+
+
+class Wire:
+    open = True
+    on_close: Any = None
+
+
+def test_online_is_who_was_heard_within_two_polls(tmp_path: Path) -> None:
+    clock, left = VirtualClock(), list[tuple[str, str, float]]()
+    sessions = Sessions(clock, GRACE_S, POLL_S, lambda *gone: left.append(gone), Ledger(tmp_path / "wire"))
+    sessions.begin(hello("pi-1"), Wire())  # type: ignore[arg-type]  # a connection that stays open
+    with sessions.call("pi-1", waits=True):
+        clock.advance(1.1 * POLL_S)
+        sessions.sweep()
+        assert not left  # its pull waits here
+    clock.advance(POLL_S - 1.1 * POLL_S + POLL_S - 1)
+    sessions.sweep()
+    assert not left
+    clock.advance(2)
+    sessions.sweep()
+    assert [(name, round(silent)) for name, _, silent in left] == [("pi-1", 2 * POLL_S + 1)]
+
+
+def test_a_list_says_for_how_long_a_device_was_silent(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.sqlite3") as store:
+        store.roster.enrol("pi-1", KEY, b"key", "loopback")
+        store.record_device(DeviceJoined(1000.0, "pi-1"))
+        (info,) = store.devices()
+    assert Known(heard_by={"pi-1": 1200.0}).heard_at(info) == 1200.0
+    assert Known(heard_by={"pi-1": 900.0}).heard_at(info) == 1000.0  # of its life before
+    assert Known(alive=False, gone_at=2000.0, heard_by={"pi-1": 1200.0}).heard_at(info) == 1200.0

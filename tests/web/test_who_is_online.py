@@ -1,0 +1,78 @@
+"""Who is online on the pages, for how long nobody was heard, and commands that find the state directory."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.web.browsing import Open, axe, overflow
+from tests.web.filled_fleet import a_fleet
+from tests.web.filled_store import twelve_rounds
+from tests.web.serving import showing
+from thinwire.core.heartbeat import HEARD, write_heard
+from thinwire.core.home import AggregatorHome, hold
+from thinwire.store import Store
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> AggregatorHome:
+    return AggregatorHome.under(tmp_path / "state of mine")
+
+
+@pytest.fixture
+def store(place: AggregatorHome) -> Iterator[Store]:
+    with Store.open(place.database) as opened:
+        yield opened
+
+
+@pytest.fixture
+def held(place: AggregatorHome) -> Iterator[None]:
+    with hold(place.lock, {"listen": "192.0.2.1:9090", "pin": "ab" * 32}):
+        yield
+
+
+def test_pages_say_who_was_heard_when_and_nothing_of_a_dead_aggregator(
+    store: Store, place: AggregatorHome, held: None, look: Open
+):
+    twelve_rounds(store)
+    a_fleet(store, time.time() - 900)
+    online = [info.row.name for info in store.devices() if info.online]
+    with showing(store.url, place.lock) as shown:
+        page = look(shown.url, "devices")
+        write_heard(place.lock.with_name(HEARD), dict.fromkeys(online, time.time() - 187))
+        row = page.locator("#known").get_by_role("row", name=online[0])
+        expect(row).to_contain_text("heard 3 min")
+        assert axe(page) == []
+        runs = look(shown.url)
+        expect(runs.locator(".head")).to_contain_text(f" of {len(store.devices())} devices online")
+        for path in ("devices", ""):
+            assert overflow(look(shown.url, path, viewport={"width": 390, "height": 900})) == 0
+    for gone in (page, runs):  # the dashboard's process ends with its aggregator
+        expect(gone.get_by_role("alert")).to_contain_text("gone")
+        expect(gone.locator("main")).to_contain_text("unknown, aggregator offline")
+        assert " online" not in gone.locator("main").inner_text().replace("who is online is unknown", "")
+        command = f"thinwire aggregator start --home {shlex.quote(str(place.root.parent))}"
+        expect(gone.get_by_role("alert")).to_contain_text(command)
+
+
+def test_commands_name_the_state_directory_where_a_terminal_would_look_elsewhere(
+    store: Store, place: AggregatorHome, held: None, look: Open, monkeypatch: pytest.MonkeyPatch
+):
+    option = f"--home {shlex.quote(str(place.root.parent))}"
+    with showing(store.url, place.lock) as shown:
+        page = look(shown.url)
+        expect(page.locator(".nothing")).to_contain_text(f"thinwire run plan.toml {option}")
+        page.goto(f"{shown.url}/login")
+        expect(page.locator("pre")).to_have_text(f"thinwire aggregator status --login {option}")
+    (place.root.parent.parent / "thinwire").symlink_to(place.root.parent)
+    monkeypatch.setenv("XDG_STATE_HOME", str(place.root.parent.parent))
+    usual = place.root.parent.parent / "thinwire" / "aggregator" / "lock"
+    with showing(store.url, usual) as shown:
+        page = look(shown.url)
+        expect(page.locator(".nothing")).to_contain_text("thinwire run plan.toml")
+        assert "--home" not in page.locator("main").inner_text()

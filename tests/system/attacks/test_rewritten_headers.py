@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fleet_words import answer, answers_now, hello, polled
+from tests.system.attacks.acting import acted
 from tests.system.attacks.places import attacked, device_of
+from thinwire.core import Layout
+from thinwire.core.events import UpdateDropped
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.messages import MAX_HEAD_BYTES, reply_from_bytes, reply_to_json
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import Arrived, ReplyHead, UpdateId
 from thinwire.flower.wire.framing import packed
 from thinwire.flower.wire.routes import PUSH
+from thinwire.simulation import MadeUp
 from thinwire.store import FileSpool
+from thinwire.store.spool import UNREADABLE
 
 both = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 
@@ -86,3 +93,23 @@ def test_an_unreadable_file_in_the_spool_is_set_aside_with_a_warning(
         here.restart()
         assert len([reply for reply in answers_now(here.fleet) if isinstance(reply, ReplyHead)]) == 2
         assert sum("set aside" in record.message for record in caplog.records) == 1
+
+
+@both
+def test_a_reply_that_is_damaged_before_it_is_aggregated_is_dropped_and_its_run_goes_on(
+    tmp_path: Path, tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = FileSpool.open
+
+    def damaged(self: FileSpool, update_id: UpdateId) -> Iterator[Arrived]:
+        if update_id == UpdateId("toy-1", "pi-2", 1) and self.path(update_id).exists():
+            os.truncate(self.path(update_id), 3)
+        return opened(self, update_id)
+
+    monkeypatch.setattr(FileSpool, "open", damaged)
+    layout = Layout.of({"w": (8,)})
+    devices = {name: MadeUp(name, layout, 1.0) for name in ("pi-1", "pi-2")}
+    run = acted(tmp_path, layout, devices, tls=tls, run={"rounds": 2}, cohort={"deadline_s": 60.0, "min_replies": 1})
+    assert run.row.status == "done"
+    assert [event.update_id for event in run.of(UpdateDropped)] == ["toy-1/pi-2/1"]
+    assert list((run.home.spool / UNREADABLE).rglob("pi-2-1.parts"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from thinwire.client.disk.state import STATE, RunFolder, RunState, run_folder
-from thinwire.core.home import disk_error, private_opener
+from thinwire.core.home import disk_error
+
+PRIVATE = 0o600
 
 
 class SharedFolder(RunFolder):
@@ -31,8 +33,8 @@ def write_swapped(path: Path, data: bytes) -> None:
     """
     draft = draft_of(path)
     try:
-        with open(draft, "wb", opener=private_opener) as file:
-            file.write(data)
+        draft.touch(PRIVATE)
+        draft.write_bytes(data)
         path.unlink(missing_ok=True)
         draft.rename(path)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -200,6 +201,11 @@ def test_a_token_is_for_http_without_a_browser(visit: Visit, tmp_path: Path, tol
 
 def test_large_requests_are_refused_unread(page: TestClient):
     assert page.post("/login", content=b"x" * 70_000).status_code == 413
+
+
+@pytest.mark.parametrize("strange", [{"content": b"a=1&b=1&c=1&d=1&e=1&"}, {"headers": {"Content-Length": "9" * 5000}}])
+def test_a_stranger_s_request_of_no_form_is_refused_and_raises_nothing(visit: Visit, strange: dict[str, Any]):
+    assert visit().post("/login", **strange).status_code in (400, 413)
 
 
 @pytest.mark.parametrize(

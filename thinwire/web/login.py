@@ -66,7 +66,10 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
             said = await request.body()
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
-        fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
+        try:
+            fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
+        except ValueError:  # more fields than that: no form of ours
+            return login_page(home, "That is not what this form sends. A fresh code works.", 400)
         return await enter(request, fields.get("code", [""])[0], after)
 
     @router.post("/logout")

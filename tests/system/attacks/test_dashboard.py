@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +14,8 @@ import httpx
 import pytest
 
 from tests.web.serving import Served, serving
+from thinwire.cli.addresses import Address
+from thinwire.cli.aggregator.page import Page
 from thinwire.store import Store
 from thinwire.web.waiting import MAX_HEAD_BYTES
 
@@ -110,3 +115,21 @@ def test_broken_requests_leave_nothing_in_the_log(store: Store, tmp_path: Path):
         with visitor(served) as client:
             assert client.get("/healthz").status_code == 200
     assert log.read_text() == ""
+
+
+def test_what_the_page_prints_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    printed = tmp_path / "printed"
+    chatty = tmp_path / "chatty"
+    chatty.write_text(f"#!/bin/sh\necho ready\nyes error | head -c 4999998 >&2\n: >{printed}\nexec sleep 60\n")
+    chatty.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(chatty))
+    log = tmp_path / "page.log"
+    with Page("sqlite:///none", tmp_path / "lock", Address("127.0.0.1", 1), log, os.environ, print):
+        end = time.monotonic() + PATIENCE_S
+        while not printed.exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    kept = [path.stat().st_size for path in sorted(tmp_path.glob("page.log*"))]
+    assert len(kept) == 2
+    assert max(kept) <= 1 << 20
+    assert log.read_text().endswith("error\n")

@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from thinwire.cli.addresses import Address
 
 READY_S = 30.0
 PAUSE_S = 5.0  # between two starts of a page that ends by itself
 END_S = 5.0
+MAX_LOG_BYTES = 1 << 20  # of page.log, and of page.log.1, the one before: strangers can make the page print
 
 
 class Page:
@@ -44,9 +45,12 @@ class Page:
         """Wait until it listens; `Unreachable` with its last words when it does not."""
         from thinwire.core.errors import Unreachable
 
+        words = ["it said nothing"]
         if not _ready(self._process, READY_S):
             self._end()
-            words = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+            self._logging.join(END_S)
+            with contextlib.suppress(OSError):
+                words = self._log.read_text(errors="replace").strip().splitlines()[-1:] or words
             raise Unreachable(
                 f"the page did not start on {self.address}", why=words[0], hint=f"{self._log} says more; or --no-page"
             )
@@ -57,15 +61,19 @@ class Page:
         self._ending.set()
         self._end()
         self._watch.join(END_S)
+        self._logging.join(END_S)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        from thinwire.core.home import private_opener
-
-        with open(self._log, "ab", opener=private_opener) as log:
-            return subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                env=self._environment, start_new_session=True,
-            )  # fmt: skip
+        process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=self._environment, start_new_session=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        self._logging = threading.Thread(
+            target=_keep_log, args=(process.stderr, self._log), name="page.log", daemon=True
+        )
+        self._logging.start()
+        return process
 
     def _keep(self) -> None:
         while True:
@@ -87,6 +95,16 @@ class Page:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _keep_log(said: IO[bytes], log: Path) -> None:
+    """Append what the page prints to its log, which stays within `MAX_LOG_BYTES`, until the page has ended."""
+    from thinwire.client.disk.logbook import append
+
+    with said:
+        while text := os.read(said.fileno(), 1 << 16):
+            with contextlib.suppress(OSError):  # a full disk must not stop the page
+                append(log, text, MAX_LOG_BYTES)
 
 
 def _ready(process: subprocess.Popen[bytes], within_s: float) -> bool:

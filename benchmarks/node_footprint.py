@@ -2,11 +2,10 @@
 
     python -m benchmarks.node_footprint [--preset small|full] --json
 
-An aggregator and one client, both the programs that people start. The client is started twice: the first start
-imports torch to describe its task, the second one finds that nothing has changed and connects without it (`bare`), as
-at every boot. Then it trains a round, and its worker, which has torch, stays for the next one. Memory is the resident
-set of all its processes, added up: what they share counts twice. A worker that nobody asks for ten minutes is ended,
-and the client is bare again.
+An aggregator and one client, both the programs that people start. The client is started twice, and each start imports
+torch in the worker to describe the task. `bare` is the client without its worker, as it is when nothing was asked for
+ten minutes and the worker has ended. Then the client trains a round, and its worker stays for the next one. Memory is
+the resident set of all its processes, added up: what they share counts twice.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,12 +98,11 @@ class Node:
             raise RuntimeError(f"thinwire {words[0]} ended with {done.returncode}:\n{done.stderr}")
 
 
-def idle(what: str, pid: int, idle_s: float) -> dict[str, Any]:
-    """A client that nothing is asked of: what it and its worker hold, and what they do meanwhile."""
-    before, began = _cpu_seconds(pid), time.monotonic()
+def idle(what: str, processes: Collection[int], idle_s: float) -> dict[str, Any]:
+    """Measure what processes hold, and what they do, while nothing is asked of their client."""
+    before, began = sum(map(cpu_seconds, processes)), time.monotonic()
     time.sleep(idle_s)
-    spent, took_s = _cpu_seconds(pid) - before, time.monotonic() - began
-    processes = descendants(pid)
+    spent, took_s = sum(map(cpu_seconds, processes)) - before, time.monotonic() - began
     rss = sum(status_bytes(each, "VmRSS") for each in processes)
     found = {
         "what": what, "processes": len(processes), "torch": any(_has_torch(each) for each in processes),
@@ -121,9 +119,9 @@ def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[st
         pid, first_start_s = node.start_client()
         node.end(pid)
         pid, start_s = node.start_client()
-        bare = idle("bare", pid, preset.idle_s)
+        bare = idle("bare", [pid], preset.idle_s)  # without the worker, which every start begins to describe the tasks
         node.train()
-        after = idle("after a round", pid, preset.idle_s)
+        after = idle("after a round", descendants(pid), preset.idle_s)
     if (bare["torch"], after["torch"]) != (False, True):
         raise RuntimeError(f"torch is not where it should be: {bare}, {after}")
     sizes = {name: installed_bytes(found) for name, found in required("thinwire", ["client"]).items()}
@@ -137,10 +135,6 @@ def figures(bare: Mapping[str, Any], after: Mapping[str, Any], sizes: Mapping[st
         "idle_cpu_bare_percent": bare["cpu_percent"], "idle_cpu_percent": after["cpu_percent"],
         "packages": len(sizes), "installed_mb": sum(sizes.values()) / 1e6,
     }  # fmt: skip
-
-
-def _cpu_seconds(pid: int) -> float:
-    return sum(cpu_seconds(each) for each in descendants(pid))
 
 
 def _has_torch(pid: int) -> bool:

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Role = Literal["trained", "buffer", "frozen"]
 
 MAX_NAMED = 5  # differences in one sentence
-MAX_LETTERS = 60  # of a tensor's name in it
+MAX_LETTERS = 60  # of a tensor's name, shape or type in it
+MAX_ELEMENTS = 2**53  # along one dimension: beyond it no count is exact in JSON
 CONTROL = "control"  # before the names of control variates
 SEGMENT_FLOATS = 64 * 2**20 // 4  # a segment holds at most 64 MiB of float32
 
@@ -194,8 +195,24 @@ class Layout:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Layout:
-        tensors = [Tensor(name, tuple(shape), dtype, role) for name, shape, dtype, role in raw["tensors"]]
+        """Read a layout; ValueError or TypeError for what none can hold: a device's hello may bring it."""
+        tensors = [
+            Tensor(str(name), _dims(shape), str(dtype), _role(role)) for name, shape, dtype, role in raw["tensors"]
+        ]
         return cls.build(tensors, [(a, b) for a, b in raw["aliases"]], raw["frozen"])
+
+
+def _dims(shape: Sequence[Any]) -> tuple[int, ...]:
+    """Dimensions as they are: a float such as 1e308 would be an integer of 309 digits."""
+    if not all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in shape):
+        raise ValueError(f"a shape's dimensions are whole numbers of at most {MAX_ELEMENTS}")
+    return tuple(shape)
+
+
+def _role(role: Any) -> Role:
+    if role not in get_args(Role):
+        raise ValueError(f"{str(role)[:80]!r} is no role of a tensor")
+    return role  # type: ignore[no-any-return]  # it is one of them
 
 
 def differences(own: Layout, expected: Layout) -> str:
@@ -233,13 +250,13 @@ def _kind(t: Tensor) -> tuple[tuple[int, ...], str, Role]:
 
 
 def _changed(own: Tensor, expected: Tensor) -> str:
-    pairs = [(_shape(own), _shape(expected)), (own.dtype, expected.dtype), (own.role, expected.role)]
+    pairs = [(_shape(own), _shape(expected)), (_short(own.dtype), _short(expected.dtype)), (own.role, expected.role)]
     said = [f"{a} instead of {b}" for a, b in pairs if a != b]
     return f"{_short(own.name)} is {', '.join(said)}"
 
 
 def _shape(t: Tensor) -> str:
-    return "x".join(map(str, t.shape)) or "one number"
+    return _short("x".join(map(str, t.shape))) or "one number"
 
 
 def _short(name: str) -> str:

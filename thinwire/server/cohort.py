@@ -16,6 +16,8 @@ from thinwire.server.choices.selection import Odds, draw
 from thinwire.server.choices.spares import in_drawn_order
 from thinwire.server.round import floor_of
 
+MAX_REASON = 500  # letters of what a device's own words make: a reason stands in the journal of every round
+
 SHOWN = 5  # devices that a waiting sentence says something of
 
 
@@ -64,7 +66,11 @@ def differing(own: TaskReport, layout: Layout) -> str:
     """Name the tensors by which a device's model differs from the run's; "" where it has not told them."""
     try:
         told = Layout.from_json(json.loads(own.tensors)) if own.tensors else None
-        return plain(differences(told, layout)) if told is not None and told.digest == own.layout_digest else ""
+        return (
+            plain(differences(told, layout))[:MAX_REASON]
+            if told is not None and told.digest == own.layout_digest
+            else ""
+        )
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return ""  # a stranger's words
 

@@ -18,6 +18,7 @@ UNLIKE = 2.0  # how many times larger a transfer must be than another, for the t
 START_SHARE = 0.5  # of the quickest transfer: the most that a round trip explains while all have one size
 THIN_BYTES_S = 125_000.0  # 1 Mb/s, the thinnest links that we measure: as thin is one that nothing is known of
 START_S = 1.0  # the most that a start is taken to be where a thin link would have carried as much in less
+LEAST_BYTE_S = 1e-15  # 8 Pb/s: a claim below it is no rate, and its inverse no number
 
 Sample = tuple[float, float]  # (how much, seconds): bytes, steps, or 1
 
@@ -79,9 +80,10 @@ class Line:
     @property
     def bits_s(self) -> Spread | None:
         """Bandwidth: half the transfers had at least p50, nine of ten at least p90; None: too fast to be seen."""
-        if not self.byte_s or not self.ratio.p50:
+        usual, slow = self.byte_s * self.ratio.p50, self.byte_s * self.ratio.p90
+        if min(usual, slow) < LEAST_BYTE_S:
             return None
-        return Spread(8 / (self.byte_s * self.ratio.p50), 8 / (self.byte_s * self.ratio.p90))
+        return Spread(8 / usual, 8 / slow)
 
 
 def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> Line | None:

@@ -23,6 +23,7 @@ MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
 MAX_SEQUENCE = 2**62
 MOST_HAD = 2.0**60  # of cores or bytes
 LATEST = 253_402_300_799.0  # 9999-12-31
+MAX_MEASURED = 1e12  # seconds of a round trip or a clock's skew: sums of them are still shown
 
 
 def to_bytes(said: Hello | Welcome) -> bytes:
@@ -49,7 +50,7 @@ def hello_from_bytes(data: bytes) -> Hello:
         tasks = tuple(_task(task) for task in raw["tasks"][:MAX_TASKS])
         versions = {_text(k, 64): _text(v, 64) for k, v in list(raw["versions"].items())[:64]}
         oldest = _version(raw.get("oldest", protocol))
-        link = {_text(k, 64): _finite(v) for k, v in list(raw.get("link", {}).items())[:16]}
+        link = {_text(k, 64): _measured(v) for k, v in list(raw.get("link", {}).items())[:16]}
         holds = tuple(_text(pin, 64) for pin in raw.get("holds", ())[:8])
         plans = tuple(_text(digest, 64) for digest in raw.get("plans", ())[:MAX_PLANS])
         has = _equipment(raw.get("has", {}))
@@ -101,6 +102,12 @@ def _finite(raw: Any) -> float:
     found = float(raw)
     if not math.isfinite(found):
         raise ValueError(f"{raw!r} is no number")
+    return found
+
+
+def _measured(raw: Any) -> float:
+    if abs(found := _finite(raw)) > MAX_MEASURED:
+        raise ValueError(f"a measure of {found:g} s: at most {MAX_MEASURED:g} is read")
     return found
 
 

@@ -12,6 +12,8 @@ from thinwire.core.plan import RunPlan
 from thinwire.server.links import KEPT, NOTHING, Line, Sample, Spread, line, spread
 from thinwire.store.rows import MeasureRow
 
+MAX_RTT_S = 600.0  # a device that claims more would lengthen every automatic deadline
+
 LINK = ("down", "up", "rtt")  # of the device, whatever it works on
 Key = tuple[str, str, str]  # device, kind, work
 
@@ -93,7 +95,7 @@ class Known:
 
     def greeted(self, device: str, rtt_s: float) -> None:
         """Take in the round trip that a hello told of; it is told again and again."""
-        if rtt_s > 0 and (1.0, rtt_s) not in self._of(device, "rtt"):
+        if 0 < rtt_s <= MAX_RTT_S and (1.0, rtt_s) not in self._of(device, "rtt"):
             self.learn(device, "", {"rtt": (1.0, rtt_s)})
 
     def device(self, name: str, work: str) -> DeviceKnown:

@@ -186,6 +186,8 @@ class Running:
             return "protocol", "an answer without frames"
         if head.base_version != (base := self.past.bases.asked_from[asked]):
             return "base-mismatch", f"trained from version {head.base_version}, asked from {base}"
+        if head.codec != self.codec_of(head):
+            return "protocol", "an update in another codec than it was asked in"
         return None
 
     def codec_of(self, head: ReplyHead) -> str:

@@ -45,6 +45,52 @@ def test_a_regression_has_no_accuracy() -> None:
     assert set(evaluate(build(task), task, TensorDataset(torch.rand(9, 4), torch.rand(9)))) == {"loss"}
 
 
+def with_groups(count: int) -> TensorDataset:
+    inputs, targets = examples(count).tensors
+    return TensorDataset(inputs, targets, 1 - targets)
+
+
+def twice(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A consistency loss: the second call's logits classify nothing."""
+    clean, other = model(batch[0]), model(-batch[0])
+    return nn.functional.cross_entropy(clean, batch[1]) + nn.functional.mse_loss(other, clean)
+
+
+def of_counts(model: nn.Module, batch: Any) -> torch.Tensor:
+    mean, spread = model(batch[0])[:, :2].unbind(1)
+    return nn.functional.gaussian_nll_loss(mean, batch[1].float(), spread.exp())
+
+
+def named(parts: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    return [{"inputs": one, "labels": label} for one, label in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("data", "loss"),
+    [
+        (with_groups(30), lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])),
+        (examples(30), twice),
+        (TensorDataset(torch.rand(9, 4), torch.arange(9)), of_counts),
+        (TensorDataset(torch.rand(600, 4), torch.arange(600) // 599 * 7), of_counts),
+        (TensorDataset(torch.rand(9, 4), torch.arange(9) - 4), of_counts),
+        (named(list(examples(30).tensors)), lambda m, b: nn.functional.cross_entropy(m(b["inputs"]), b["labels"])),
+    ],
+    ids=["a third column", "two calls", "counts", "a count in the last batch", "negative", "by name"],
+)
+def test_what_may_be_no_accuracy_is_not_given_as_one(data: Any, loss: Any) -> None:
+    task = task_of(loss=loss)
+    assert set(evaluate(build(task), task, data)) == {"loss"}
+
+
+def test_a_target_that_the_loss_ignores_is_not_counted() -> None:
+    inputs, targets = examples(30).tensors
+    task = task_of()
+    module = build(task)
+    right = int(torch.eq(module(inputs).argmax(1), targets)[10:].sum())
+    ignored = torch.where(torch.arange(30) < 10, -100, targets)
+    assert evaluate(module, task, TensorDataset(inputs, ignored))["accuracy"] == (right, 20.0)
+
+
 def test_the_tasks_own_metrics_are_used() -> None:
     task = task_of(metrics=lambda model, batch: {"hits": (torch.tensor(2.0), len(batch[1]))})
     found = evaluate(build(task), task, examples(30))

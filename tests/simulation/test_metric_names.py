@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.client.small import examples, task_of
 from thinwire import simulate
@@ -29,6 +31,22 @@ def test_a_simulation_and_a_check_name_the_metrics_that_there_are(run: dict[str,
     assert refused.value.exit_code == 3
     with pytest.raises(PlanError, match="is no metric of the task small"):
         rehearse(task, Site(), plan_of(run))
+
+
+@pytest.mark.parametrize("run", [{"metric": "accuracy"}, {"target": {"metric": "accuracy", "value": 0.9}}])
+def test_who_goes_by_an_accuracy_that_is_not_counted_reads_what_to_write(run: dict[str, Any]) -> None:
+    inputs, targets = examples().tensors
+    data = TensorDataset(inputs, targets, targets)
+    task = task_of(
+        data=lambda site: Split(data, data),
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    )
+    for way in (lambda: simulate(task, plan_of(run), clients=2), lambda: rehearse(task, Site(), plan_of(run))):
+        with pytest.raises(PlanError, match="is no metric of the task small") as refused:
+            way()
+        assert "calls the model once and the batch is (inputs, targets)" in refused.value.why
+        assert refused.value.hint.startswith('metrics(model, batch) in the task, with {"accuracy": (correct, ')
+        assert refused.value.hint.endswith("or one of them: loss")
 
 
 def test_a_metric_that_is_no_number_on_the_first_batch_is_one() -> None:

@@ -23,6 +23,12 @@ from thinwire.core.explain import either, explain, place_of
 from thinwire.core.overrides import Overrides
 from thinwire.core.refusal import Refusal
 
+UNCOUNTED = (  # by client/compute/evaluate.py; the aggregator knows names alone, not why one is missing
+    "a task without metrics() has an accuracy only where loss calls the model once and the batch is (inputs, targets), "
+    "with logits (N, C) and N integers below C"
+)
+COUNT_IT = 'metrics(model, batch) in the task, with {"accuracy": (correct, len(targets))}'
+
 
 class RunPlan(Sections):
     """A whole plan. `resolved` fills what depends on other keys; `digest` binds it.
@@ -95,11 +101,10 @@ class RunPlan(Sections):
         """`PlanError` where `metric` or `target` names none of these, which are all that the task's clients report."""
         for key, name in self.unknown_metrics(known).items():
             said = ", ".join(sorted(known))
-            raise PlanError(
-                f'[run] {key} = "{name[:80]}" is no metric of the task {self.run.task}',
-                why=f"its clients report: {said}; one that is no number is left out",
-                hint=f"one of them: {said}",
-            )
+            why, hint = f"its clients report: {said}; one that is no number is left out", f"one of them: {said}"
+            if name == "accuracy":
+                why, hint = f"{why}; {UNCOUNTED}", f"{COUNT_IT}, or {hint}"
+            raise PlanError(f'[run] {key} = "{name[:80]}" is no metric of the task {self.run.task}', why=why, hint=hint)
 
 
 def canonical(resolved: Mapping[str, Any]) -> bytes:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BATCH = 512
 MAX_METRICS, MAX_METRIC_LETTERS = 64, 64  # that an aggregator takes of one task (core/messages.py)
+IGNORED = -100  # torch's default `ignore_index` of a cross entropy
 ROUNDING = 1e-6  # of an accuracy that was made of means in float32
 
 
@@ -44,9 +45,10 @@ def evaluate(
     """{name: (sum, count)} over the data: the task's `metrics`, else loss and, for a classifier, accuracy.
 
     A loss is the mean of its batch. A metric whose sum is NaN or infinite is left out: it says nothing. `most` is the
-    number of batches to stop after.
+    number of batches to stop after. Invariant: where one batch is no classifier's, there is no accuracy of the others.
     """
     totals: dict[str, list[float]] = {}
+    classifies = True
     was_training = module.training
     module.eval()
     try:
@@ -54,13 +56,16 @@ def evaluate(
             for batch in itertools.islice(in_order(data, BATCH), most):
                 if cancelled():
                     raise Cancelled
-                here = moved(batch, device)
-                for name, (value, count) in _measure(module, task, here, output).items():
+                measured = _measure(module, task, moved(batch, device), output)
+                classifies = classifies and "accuracy" in measured
+                for name, (value, count) in measured.items():
                     entry = totals.setdefault(name, [0.0, 0.0])
                     entry[0] += value
                     entry[1] += count
     finally:
         module.train(was_training)
+    if not classifies and task.optional("metrics") is None:
+        totals.pop("accuracy", None)
     return {name: (total, n) for name, (total, n) in totals.items() if math.isfinite(total) and math.isfinite(n)}
 
 
@@ -84,8 +89,8 @@ def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any])
         output.clear()
         examples = examples_in(batch)
         found = {"loss": (float(as_loss(task.module.loss(module, batch))) * examples, float(examples)), **found}
-        if own is None and output:
-            found.update(accuracy(output[-1], batch))
+        if own is None and len(output) == 1:  # of several calls nobody knows which one classifies
+            found.update(accuracy(output[0], batch))
     return found
 
 
@@ -116,14 +121,21 @@ def _instead(value: Any) -> str:
 
 
 def accuracy(output: Any, batch: Any) -> Sums:
-    """Of a classifier: logits (N, C), and as the batch's last tensor N integers from 0 to C - 1; else nothing."""
-    targets = batch[-1] if isinstance(batch, (list, tuple)) and len(batch) > 1 else None
+    """Count the right ones of a classifier, and give nothing where the batch does not show that it is one.
+
+    The output is logits (N, C), the batch two entries, the second one N integers from 0 to C - 1. An `IGNORED` target
+    is not counted.
+    """
+    targets = batch[1] if isinstance(batch, (list, tuple)) and len(batch) == 2 else None
     if not (isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor)):
         return {}
     fits = output.dim() == 2 and output.shape[1] > 1 and output.is_floating_point()
     if not (fits and targets.dtype == torch.int64 and targets.shape == output.shape[:1]):
         return {}
-    return {"accuracy": (float((output.argmax(1) == targets).sum()), float(len(targets)))}
+    counted = targets != IGNORED
+    if bool((counted & ((targets < 0) | (targets >= output.shape[1]))).any()):
+        return {}
+    return {"accuracy": (float((output.argmax(1) == targets).sum()), float(counted.sum()))}
 
 
 def _checked(metrics: Any) -> Sums:

@@ -18,7 +18,7 @@ from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.core.messages import MAX_METRICS, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, Metrics, ReplyHead, UpdateId
-from thinwire.server.model.measured import WIDTH, Robust, bounded, names_in, pooled, robust, units_of
+from thinwire.server.model.measured import WIDTH, Robust, bounded, names_in, pooled, robust, too_few, units_of
 from thinwire.server.recorded.scores import Measured
 
 
@@ -85,6 +85,27 @@ def test_a_count_is_bounded_by_the_examples_and_units_that_clients_showed() -> N
     assert found[3].metrics["eval/m"] == pytest.approx((4 * 640.0 * 3, 4 * 640.0))
     many = Measured("4", "4", 2**40, {"eval/m": (9e20, 3e20)})
     assert bounded([*tokens, many], units, {})[3].metrics["eval/m"][1] == 4 * 6400.0
+
+
+def test_of_fewer_than_three_clients_no_unit_is_learned_and_no_count_is_without_bound() -> None:
+    lies = [Measured(str(n), str(n), 10, {"eval/m": (0.0, 9e99)}) for n in range(2)]
+    assert units_of(lies, {}) == {}
+    assert [reply.metrics["eval/m"][1] for reply in bounded(lies, {}, {})] == [4 * 10 * 2.0**20] * 2
+    assert bounded([lies[0]._replace(examples=0)], {}, {})[0].metrics["eval/m"][1] == 2.0**53
+    assert bounded([lies[0]._replace(examples=2**60)], {}, {})[0].metrics["eval/m"][1] == 2.0**53
+
+
+@pytest.mark.parametrize(
+    ("clients", "replies", "few"), [(1, 1, 0), (1, 2, 0), (1, 3, 1), (2, 4, 0), (2, 5, 1), (3, 99, 0)]
+)
+def test_fewer_than_three_clients_and_than_half_decide_nothing(clients: int, replies: int, few: int) -> None:
+    assert too_few(clients, replies) == bool(few)
+
+
+def test_a_metric_that_nobody_reports_ends_a_run_at_its_end_where_few_measured_by_then(tmp_path: Path) -> None:
+    bench = lying(tmp_path, 2, {"clients": 1}, metric="acuracy")
+    row = bench.drive()
+    assert (row.status, row.exit_code, row.rounds_closed) == ("failed", PlanError.exit_code, 2)
 
 
 def test_names_that_few_carry_are_no_metrics() -> None:

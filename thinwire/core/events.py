@@ -359,8 +359,8 @@ class RoundClosed(Event):
 class Evaluated(Event):
     """The model that round `round` made, measured on the clients' test splits: pooled, with the clients' spread.
 
-    The last model is asked for by itself; what that took in bytes stands here, and is 0 for all others. `few`: of a
-    buffered run, so few clients measured it that it is no best and meets no target.
+    The last model is asked for by itself; what that took in bytes stands here, and is 0 for all others. `few`: so
+    few clients measured it that it is no best and meets no target.
 
     `best` and `target` go by robust means (server/model/measured.py): `robust` are those that differ from `metrics`,
     `clipped` are the metrics that were clipped, by the update_id of their reply. `units` and `widths` are what was

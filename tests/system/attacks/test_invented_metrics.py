@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,16 @@ from tests.fleet_words import answer
 from tests.server.bench import LAYOUT
 from tests.system.attacks.acting import acted
 from tests.system.attacks.places import attacked, device_of
+from thinwire.cli.runs.shown import clipping
 from thinwire.core.event_json import to_json
-from thinwire.core.events import Evaluated, RoundClosed, UpdateAccepted
+from thinwire.core.events import Evaluated, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Ask, Failure, Metrics, ReplyHead
 from thinwire.simulation import MadeUp, Turn
 from thinwire.store import Store
 
 HONEST = 7
+FIRST_SEED = 12  # of a run of one client a round: it draws the liar first
 RIGHT = (3, 5, 6, 4)  # of ten, of the versions 0 to 3: version 2 is the best
 
 
@@ -98,3 +101,44 @@ def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path
     with Store.open(made.home.database) as store:
         shown = store.updates(made.row.run_id)
         assert {name for update in shown for name in update.metrics} == {"eval/loss", "eval/accuracy"}
+
+
+@dataclass
+class Only(Saying):
+    """Says these metrics and no others, of the last model too; without any it has no test data."""
+
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+        head, body = MadeUp.answer(self, delivery, turn)
+        assert isinstance(head, ReplyHead)
+        return replace(head, metrics=self.says(delivery.ask)), body
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_device_that_measures_the_first_version_alone_ends_no_run(tmp_path: Path, tls: bool) -> None:
+    """This seed asks it first: its metric is the only one that the run has heard of by then."""
+    devices: dict[str, MadeUp] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
+    devices["liar"] = Only("liar", LAYOUT, says=lambda ask: {"eval/zzz": (1.0, 1.0)})
+    run = {"rounds": 3, "metric": "accuracy", "seed": FIRST_SEED}
+    made = acted(tmp_path, LAYOUT, devices, tls=tls, run=run, cohort={"clients": 1})
+    assert made.of(RoundOpened)[0].asks.keys() == {"liar"}
+    assert (made.row.status, made.row.version) == ("done", 3), made.row.status_text
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("cohort", [{}, {"mode": "buffered", "buffer": 4}], ids=["sync", "buffered"])
+def test_a_device_that_measures_alone_decides_neither_best_nor_target(
+    tmp_path: Path, cohort: dict[str, Any], tls: bool
+) -> None:
+    devices: dict[str, MadeUp] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT) for n in range(4)}
+    lie: Metrics = {"eval/accuracy": (9e99, 9e99), "eval/loss": (0.0, 9e99)}
+    devices["liar"] = Only("liar", LAYOUT, says=lambda ask: lie)
+    run = {"rounds": 3, "target": {"metric": "accuracy", "value": 0.9}}
+    made = acted(tmp_path, LAYOUT, devices, tls=tls, run=run, cohort=cohort)
+    assert (made.row.status, made.row.version) == ("done", 3), made.row.status_text
+    assert made.row.best_version is None
+    assert "accuracy did not reach 0.9" in made.row.status_text
+    assert "too few devices measured" in made.row.status_text
+    with Store.open(made.home.database) as store:
+        shown = list(clipping(made.row, store.rounds(made.row.run_id)))
+    assert shown[0].startswith("no version is best")
+    assert all(event.few and event.examples <= 2**53 for event in made.of(Evaluated))

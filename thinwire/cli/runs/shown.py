@@ -71,6 +71,8 @@ def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
     if means := row.clipped.get("means"):
         said = ", ".join(f"{name} {row.metrics[name]:g}" for name in means)
         yield f"values of clients were clipped, as for best and target; the plain mean is {said}"
+    if row.best_version is None and row.plan["run"]["metric"] in row.metrics:
+        yield "no version is best or meets a target: fewer than half of those who answer measure, and fewer than three"
     of = Counter(
         (device, name) for r in rounds for device, names in r.clipped.get("clients", {}).items() for name in names
     )

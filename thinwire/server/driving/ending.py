@@ -46,12 +46,14 @@ def end(running: Running) -> None:
         _evaluate_last(running)
     if running.stopped == "service":
         return
-    require_metrics(running)
+    require_metrics(running, over=True)
     said = f"{past.steps_made} rounds"
     if target := plan.run.target:
         version = version_that_reached(running)
         how = "did not reach" if version is None else "reached"
         said += f", {target.metric} {how} {target.value:g}" + ("" if version is None else f" with version {version}")
+        if past.scores.evaluated and past.scores.evaluated.keys() <= past.scores.by_few:
+            said += "; too few devices measured it in every round: fewer than half, and fewer than three"
     close(running, "done", said)
 
 
@@ -112,7 +114,7 @@ def _evaluate_last(running: Running) -> None:
     asks = {device: measuring_id_of(running.run_id, version, device) for device in able}
     running.status("running", f"measuring the last model on {len(asks) + len(heads)} devices")
     running.ask([envelope(running, d, a, "evaluate", running.past.rounds_opened, deadline) for d, a in asks.items()])
-    until, open_asks = running.elapsed + deadline, dict(asks)
+    until, open_asks, asked = running.elapsed + deadline, dict(asks), len(asks) + len(heads)
     while open_asks and running.elapsed < until and not running.stop_ordered():
         for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
             if isinstance(arrival, ReplyHead):
@@ -129,7 +131,7 @@ def _evaluate_last(running: Running) -> None:
         return  # at the next start those who have not answered are asked again
     running.fleet.cancel(list(open_asks.values()))
     heads.sort(key=lambda head: head.update_id.device)
-    if evaluated := evaluation(running, version, heads, running.clock.wall()):
+    if evaluated := evaluation(running, version, heads, running.clock.wall(), asked):
         running.record(evaluated)
     running.fleet.ack([head.update_id for head in heads])
 

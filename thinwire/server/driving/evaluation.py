@@ -9,14 +9,19 @@ from typing import Any
 from thinwire.core.events import Evaluated
 from thinwire.core.types import ReplyHead
 from thinwire.server.driving.running import Running
-from thinwire.server.model.measured import better, bounded, pooled, robust, spread, units_of
-from thinwire.server.recorded.scores import MEASURED, Measured
+from thinwire.server.model.measured import better, bounded, pooled, robust, spread, too_few, units_of
+from thinwire.server.recorded.scores import FEWEST, MEASURED, Measured
 
 
-def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float) -> Evaluated | None:
-    """Pool what devices measured of one version; None when nobody measured anything."""
+def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float, asked: int = 0) -> Evaluated | None:
+    """Pool what devices measured of one version; None when nobody measured anything.
+
+    Where too few of those who replied, or of those `asked`, measured it, it is no best and meets no target.
+    """
     replies = [_reply(head) for head in heads]
     event = _pooled(running, version, replies, now, running.past.scores.best)
+    if event and too_few(event.clients, max(asked, len({reply.device for reply in replies}))):
+        event = replace(event, best=False, few=True)
     return replace(event, **_bytes(running, heads)) if event else None
 
 
@@ -26,6 +31,7 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
     is `over`, for nobody at all.
 
     One that fewer measured than half of those who make a buffer, since hardly anybody was asked from it, is no best.
+    Neither is one that too few measured of those who make a buffer, whether these ever measure or not.
     """
     past, best, most = running.past, running.past.scores.best, running.past.scores.most
     owing = [(ask_id, asked) for d, (ask_id, asked) in past.owed.busy.items() if running.elapsed < past.owed.due[d]]
@@ -36,18 +42,24 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
             break
         if event := _pooled(running, version, past.scores.measured[version], now, best):
             most = max(most, event.clients)
-            if 2 * event.clients < min(running.plan.cohort.buffer, most):
+            buffer = running.plan.cohort.buffer
+            if 2 * event.clients < min(buffer, most) or too_few(event.clients, min(buffer, len(past.scores.examples))):
                 event = replace(event, best=False, few=True)
             best = event if event.best else best
             found.append(event)
     return found
 
 
-def require_metrics(running: Running) -> None:
-    """`PlanError` where the plan goes by a metric that no version was measured by: nobody would ever report it."""
+def require_metrics(running: Running, over: bool = False) -> None:
+    """`PlanError` where the plan goes by a metric that no version was measured by: nobody would ever report it.
+
+    It is decided once FEWEST devices have measured, or all that are there, so that no device says alone which metrics
+    there are; at the latest when the run is `over`.
+    """
     scores = running.past.scores
     known = [name.removeprefix(MEASURED) for name in scores.names if name.startswith(MEASURED)]
-    if known and not scores.evaluated.keys() <= scores.by_few:
+    enough = len(scores.measurers) >= FEWEST or running.past.there <= scores.measurers
+    if known and (over or enough):
         running.plan.require_metrics(known)
 
 
@@ -59,7 +71,8 @@ def _reply(head: ReplyHead) -> Measured:
 def _pooled(
     running: Running, version: int, replies: Sequence[Measured], now: float, best_yet: Evaluated | None
 ) -> Evaluated | None:
-    measured = [reply for reply in replies if any(name.startswith(MEASURED) for name in reply.metrics)]
+    measuring = [reply for reply in replies if any(name.startswith(MEASURED) for name in reply.metrics)]
+    measured = list({reply.device: reply for reply in reversed(measuring)}.values())[::-1]  # each device's first
     scores = running.past.scores
     units = {n: unit for n, unit in units_of(measured, scores.examples).items() if n not in scores.units}
     measured = bounded(measured, {**scores.units, **units}, scores.examples)

@@ -24,13 +24,14 @@ from statistics import median_low
 
 from thinwire.core.messages import MAX_METRICS
 from thinwire.core.types import Metrics
-from thinwire.server.recorded.scores import MEASURED, Measured, may_be_recorded
+from thinwire.server.recorded.scores import FEWEST, MEASURED, Measured, may_be_recorded
 
-FEWEST = 3  # clients: of two that differ nobody knows which one to believe
 TWO_FROM = 6  # clients: so many make it safe to leave out the two farthest ones
 WIDTH = 5.0  # times d
 LEAST_WIDTH = 0.05  # of the median: where all but a few clients agree, d is 0
 MAX_WEIGHT = 10.0  # times the median count
+MAX_UNITS = 2.0**20  # of one example while fewer than FEWEST clients showed any: a large image's pixels
+MAX_COUNT = 2.0**53  # no client's count is more: whole numbers are exact so far
 UNITS_SLACK = 4.0  # a client of two examples trains on one and measures on one: four times a cut of 80 to 20
 
 
@@ -72,14 +73,17 @@ def spread(all_metrics: Iterable[Metrics], prefix: str) -> dict[str, list[float]
 
 
 def units_of(replies: Sequence[Measured], trained: Mapping[str, int]) -> dict[str, float]:
-    """What one example of training counts in each metric, as the median client says: of a language model its tokens."""
+    """What one example of training counts in each metric, as the median client says: of a language model its tokens.
+
+    Nothing is learned from fewer than FEWEST clients.
+    """
     found: dict[str, list[float]] = {}
     for reply in replies:
         if examples := _examples(reply, trained):
             for name, (_, count) in reply.metrics.items():
                 if name.startswith(MEASURED) and count > 0:
                     found.setdefault(name, []).append(count / examples)
-    return {name: median_low(values) for name, values in sorted(found.items())}
+    return {name: median_low(values) for name, values in sorted(found.items()) if len(values) >= FEWEST}
 
 
 def bounded(replies: Sequence[Measured], units: Mapping[str, float], trained: Mapping[str, int]) -> list[Measured]:
@@ -93,7 +97,7 @@ def bounded(replies: Sequence[Measured], units: Mapping[str, float], trained: Ma
     limits = [UNITS_SLACK * min(found, most) for found in examples]
     return [
         reply._replace(
-            metrics={n: _within(value, units.get(n, math.inf) * limit) for n, value in reply.metrics.items()}
+            metrics={n: _within(value, units.get(n, MAX_UNITS) * limit) for n, value in reply.metrics.items()}
         )
         for reply, limit in zip(replies, limits, strict=True)
     ]
@@ -106,7 +110,13 @@ def _examples(reply: Measured, trained: Mapping[str, int]) -> int:
 
 def _within(value: tuple[float, float], limit: float) -> tuple[float, float]:
     total, count = value
-    return (total * (limit / count), limit) if 0 < limit < count else value
+    limit = min(limit, MAX_COUNT) if limit > 0 else MAX_COUNT
+    return (total * (limit / count), limit) if limit < count else value
+
+
+def too_few(clients: int, replies: int) -> bool:
+    """Whether so few of those who replied measured that a single client could decide alone."""
+    return clients < FEWEST and 2 * clients < replies
 
 
 @dataclass(frozen=True)

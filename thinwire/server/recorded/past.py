@@ -70,6 +70,7 @@ class Past:
     paces: Paces = field(default_factory=Paces)
     owed: Owed = field(default_factory=Owed)
     here: set[str] = field(default_factory=set)  # asked and not seen to leave
+    there: set[str] = field(default_factory=set)  # as the last round opened, whether asked or not
     barred: Barred = field(default_factory=Barred)
     told: Told = field(default_factory=lambda: Told(KEPT))
     deadlines: dict[int, float] = field(default_factory=dict)  # round -> seconds that it opened with
@@ -159,6 +160,7 @@ class Past:
     def _open(self, event: RoundOpened) -> None:
         self.rounds_opened = event.round
         self.line.open(event)
+        self.there = {*event.candidates, *event.asks, *event.later, *event.reasons}
         self.deadlines[event.round] = event.deadline_s
         if event.references_from != self.references_from:
             self.references_from, self.weights = event.references_from, {}

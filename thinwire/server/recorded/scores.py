@@ -9,6 +9,7 @@ from thinwire.core.events import Evaluated, RoundClosed, UpdateAccepted
 from thinwire.core.messages import MAX_METRIC_LETTERS, MAX_METRICS
 from thinwire.core.types import Metrics
 
+FEWEST = 3  # devices: of two that differ nobody knows which one to believe
 MEASURED, TRAINED = "eval/", "train/"  # what a metric's name begins with: of the model that was sent, and of training
 
 
@@ -36,6 +37,7 @@ class Scores:
     best: Evaluated | None = None
     by_few: set[int] = field(default_factory=set)  # versions that too few measured to go by
     most: int = 0  # clients that measured one version
+    measurers: set[str] = field(default_factory=set)  # devices whose measurements of some version were evaluated
     names: set[str] = field(default_factory=set)  # of all metrics that were recorded, with their kind
     units: dict[str, float] = field(default_factory=dict)  # metric -> what one example of training counts in it
     widths: dict[str, float] = field(default_factory=dict)  # metric -> the largest so far of measured.py's w
@@ -54,7 +56,7 @@ class Scores:
 
     def evaluate(self, event: Evaluated) -> None:
         self.evaluated[event.version] = event.decisive
-        self.measured.pop(event.version, None)
+        self.measurers |= {reply.device for reply in self.measured.pop(event.version, ())}
         self.most = max(self.most, event.clients)
         self.names |= {MEASURED + name for name in event.metrics}
         self.units |= event.units
@@ -70,14 +72,15 @@ class Scores:
     def admitted(self, metrics: Metrics) -> Metrics:
         """Select the metrics of a reply that its event holds, before its round can say which names most replies carry.
 
-        These are the names that the run has recorded. While it has recorded none of a kind, all names of this kind
-        within the bounds are held, and the round's end says which of them count.
+        These are the names that the run has recorded. While it has recorded none of a kind, or fewer than FEWEST
+        devices have measured, all names of this kind within the bounds are held: the round's end says which count.
         """
         found = set[str]()
         for kind in (MEASURED, TRAINED):
             said = [name for name in metrics if name.startswith(kind)]
             known = [name for name in said if name in self.names]
-            if not any(name.startswith(kind) for name in self.names):
+            few = kind == MEASURED and len(self.measurers) < FEWEST
+            if few or not any(name.startswith(kind) for name in self.names):
                 known = sorted(name for name in said if may_be_recorded(name, kind))[:MAX_METRICS]
             found.update(known)
         return {name: metrics[name] for name in metrics if name in found}

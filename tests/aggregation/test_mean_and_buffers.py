@@ -119,9 +119,29 @@ def test_variances_follow_the_law_of_total_variance() -> None:
         tally.fold(frame, len(group))
     pooled = np.concatenate(groups)
     mean = tally.close(np.zeros(8, np.float32))
-    assert np.allclose(mean[:3], pooled.mean(0), atol=2e-3)
-    assert np.allclose(mean[3:6], pooled.var(0), rtol=2e-3)
-    assert np.allclose(mean[6:], [1, 2], rtol=1e-3)
+    assert np.allclose(mean[:3], pooled.mean(0), atol=1e-6)
+    assert np.allclose(mean[3:6], pooled.var(0), rtol=1e-6)
+    assert mean[6:].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("offset", [0.0, 293.15, 101_325.0, 1.7e9])
+def test_a_variance_keeps_its_value_beside_a_mean_that_is_large(offset: float) -> None:
+    tally = BufferMean(NORMED)
+    own = np.array([offset] * 3 + [1e-4, 1.0, 2500.0] + [4e8, 1e-8], np.float32)
+    for examples in (40, 64, 200):
+        tally.fold(encode_buffers(NORMED, own), examples)
+    assert tally.close(own).tobytes() == own.tobytes()
+
+
+def test_buffers_that_all_clients_have_alike_keep_their_bits() -> None:
+    layout = Layout.build([Tensor("w", (4,)), Tensor("constant", (8,), "float32", "buffer")])
+    own = np.array([0.485, 0.456, 1 / 3, -0.0, 1e-45, 3.4e38, -1.7e9, 65504.5], np.float32)
+    tally = BufferMean(layout)
+    for weight in (0.1, 1 / 3, 7.0, 1e9 * 0.3):
+        frame = encode_buffers(layout, own)
+        tally.check(frame, weight)
+        tally.fold(frame, weight)
+    assert tally.close(np.zeros(8, np.float32)).tobytes() == own.tobytes()
 
 
 def test_counters_count_by_maximum_and_foreign_names_are_ignored() -> None:

@@ -1,7 +1,8 @@
 """Buffers that are not trained: running means and variances, counters, and those that nothing changes.
 
 Means are averaged by weight; a variance by the law of total variance, with the mean beside it; integers by maximum.
-They travel as one half-precision frame (with a scale a bucket), and their bytes are counted like all others.
+They travel as one frame of float32, whatever the update's codec: a mean of 101,325 with a deviation of 50, or a small
+value beside a large one, would be lost in fewer bits. Their bytes are counted like all others.
 Buffers of several integers or bools, or of complex numbers, are fixed: every client makes them, the layout's digest
 holds their values, and the aggregator keeps one copy beside the run's models for the exported file.
 """
@@ -81,8 +82,9 @@ def buffer_layout(layout: Layout) -> Layout:
     return Layout.of({t.name: t.shape for t in float_buffers(layout)})
 
 
-def buffer_codec(layout: Layout, spec: str = "fp16") -> Bound:
-    return parse(spec).bind(buffer_layout(layout))
+def buffer_codec(layout: Layout) -> Bound:
+    """The codec of all averaged buffers, up and down."""
+    return parse("identity").bind(buffer_layout(layout))
 
 
 def encode_buffers(layout: Layout, values: Vector) -> Payload:
@@ -92,14 +94,19 @@ def encode_buffers(layout: Layout, values: Vector) -> Payload:
 
 
 class BufferMean:
-    """The weighted mean of clients' buffers."""
+    """The weighted mean of clients' buffers.
+
+    Sums are of differences from the first client's values: a buffer that all clients have alike keeps its bits, and
+    the spread of large means does not drown in their squares.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = buffer_layout(layout)
         self.codec = buffer_codec(layout)
         self.counted = {t.name: t.dtype for t in counters(layout)}
+        self.first: NDArray[np.float64] | None = None
         self.total = np.zeros(self.layout.size)
-        self.squares = np.zeros(self.layout.size)  # of the means, where variances stand
+        self.squares = np.zeros(self.layout.size)  # of the means' differences, where variances stand
         self.weight = 0.0
         self.counters: dict[str, int] = {}
         self._pairs = list(self._variances())
@@ -118,7 +125,8 @@ class BufferMean:
         for tensor in self.layout.trained:
             self._require(tensor, values[tensor.offset : tensor.offset + tensor.size])
         with np.errstate(over="ignore", invalid="ignore"):
-            if not np.isfinite(self.total + weight * values).all():
+            apart = values if self.first is None else values - self.first
+            if not np.isfinite(self.total + weight * apart).all():
                 raise BadPayload("buffers too large to be added", why=f"their weight is {weight:g}")
 
     def _require(self, tensor: Tensor, values: NDArray[np.float64]) -> None:
@@ -137,9 +145,12 @@ class BufferMean:
     def fold(self, payload: Arrived, weight: float) -> None:
         """Add what `check` found to be right."""
         values = self.codec.decode(payload).astype(np.float64)
-        self.total += weight * values
+        if self.first is None:
+            self.first = values
+        apart = values - self.first
+        self.total += weight * apart
         for variance, mean in self._pairs:
-            self.squares[variance] += weight * values[mean] ** 2
+            self.squares[variance] += weight * apart[mean] ** 2
         self.weight += weight
 
     def check_counters(self, seen: Mapping[str, int], before: Mapping[str, int]) -> None:
@@ -165,12 +176,13 @@ class BufferMean:
 
     def close(self, before: Vector) -> Vector:
         """The mean; `before` where nothing was folded. Var = E[var + mean^2] - E[mean]^2."""
-        if self.weight == 0:
+        if self.first is None or self.weight == 0:
             return before
-        mean = self.total / self.weight
+        apart = self.total / self.weight
+        mean = np.where(apart == 0, self.first, self.first + apart)  # -0.0 + 0.0 is 0.0
         for variance, place in self._pairs:
-            spread = self.squares[variance] / self.weight - mean[place] ** 2
-            mean[variance] += np.maximum(spread, 0)
+            spread = self.squares[variance] / self.weight - apart[place] ** 2
+            mean[variance] = np.where(spread > 0, mean[variance] + spread, mean[variance])
         return mean.astype(np.float32)
 
 

@@ -57,7 +57,7 @@ def write_model(
                     file.write(block)
                 parts.append(Part(f"{FULL}/{segment.index}", len(head) + len(values), own.hexdigest()))
             if float_buffers(layout):
-                payload = buffer_codec(layout, "identity").encode(buffers, {}, Key(0)).payload
+                payload = buffer_codec(layout).encode(buffers, {}, Key(0)).payload
                 file.write(payload)
                 parts.append(Part(BUFFERS, len(payload), hashlib.sha256(payload).hexdigest()))
             if durable:
@@ -114,7 +114,7 @@ def _read_buffers(file: BinaryIO, path: Path, layout: Layout, part: Part) -> Vec
     if hashlib.sha256(payload).hexdigest() != part.sha256:
         raise _damaged(path, BUFFERS)
     try:
-        return buffer_codec(layout, "identity").decode(payload)
+        return buffer_codec(layout).decode(payload)
     except BadPayload as error:
         raise _damaged(path, BUFFERS) from error
 

@@ -37,7 +37,7 @@ def require_parts(ask: Ask, plan: RunPlan, model: Layout) -> None:
     if ask.layout_digest != model.digest:
         raise CannotAnswer("layout-mismatch", OTHER_TENSORS)
     layout, down = carried(algorithm_of(plan), model), plan.downlink
-    buffers = buffer_codec(model, "identity").max_bytes() if float_buffers(model) else 0
+    buffers = buffer_codec(model).max_bytes() if float_buffers(model) else 0
     full, change = (parse(spec).bind(layout).max_bytes for spec in ("identity", down.codec))
     full_bytes = [full(segment.index) for segment in layout.segments]
     change_bytes = [change(segment.index) for segment in layout.segments] if down.compressed else []
@@ -84,7 +84,7 @@ def take_base(ask: Ask, bundle: Path | None, shadow: Shadow) -> Vector | None:
     def frames() -> Iterator[tuple[str, Payload]]:
         for name, data in parts_of(bundle, ask.parts):
             if name == BUFFERS:
-                buffers.append(buffer_codec(shadow.layout, "identity").decode(data))
+                buffers.append(buffer_codec(shadow.layout).decode(data))
             else:
                 yield name, data
 

@@ -26,7 +26,7 @@ from thinwire.server.driving.running import POLL_S, RETURN_S, Running
 from thinwire.server.model.step import MAX_VALUE, largest
 from thinwire.server.recorded.first_asks import ENOUGH, patient
 
-HALF_BYTES = 2  # of a value of the averaged buffers
+BUFFER_BYTES = 4  # of a value of the averaged buffers
 HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"
 
 
@@ -133,7 +133,7 @@ def _wait(running: Running, waited_s: float) -> float:
 def _deadline(running: Running, device: str) -> Deadline:
     """By the model's size, by what is known of the device's link, and by how often its time was over before."""
     layout = running.task_layout
-    up_bytes = update_bytes("identity", layout, {}) + HALF_BYTES * BufferMean(layout).layout.size
+    up_bytes = update_bytes("identity", layout, {}) + BUFFER_BYTES * BufferMean(layout).layout.size
     up = running.known.device(device, work_of(running.plan, running.layout)).up
     one = first_model_deadline(up_bytes, up.seconds(up_bytes).p90 if up else None)
     return patient(one, running.past.first.late[device])
@@ -198,7 +198,7 @@ def _begin(running: Running, head: ReplyHead) -> None:
 
 
 def _model(running: Running, head: ReplyHead) -> tuple[Vector, Vector, dict[str, int]]:
-    """What an answer holds: parameters, averaged buffers (in half precision, as they always travel), and counters."""
+    """What an answer holds: parameters, averaged buffers, and counters."""
     layout: Layout = running.task_layout
     mean, names = BufferMean(layout), [f"frame/{segment.index}" for segment in layout.segments]
     if [part.name for part in head.parts] != [*names, *([BUFFERS] if mean.layout.size else [])]:

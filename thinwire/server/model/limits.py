@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from thinwire.aggregation.algorithms import algorithm_of, carried
-from thinwire.aggregation.buffers import counters
+from thinwire.aggregation.buffers import counters, float_buffers
 from thinwire.core.errors import NotFound
 from thinwire.core.layout import Layout
 from thinwire.core.messages import FREE_HEADER_BYTES, MAX_HEAD_BYTES, ReplyLimit
@@ -14,6 +14,7 @@ from thinwire.store import Store
 
 BASE_BYTES = 64 * 2**20  # an answer to an ask that nobody knows
 BYTES_A_PARAMETER = 8  # no codec sends more: an index of four bytes and a float32
+BYTES_A_BUFFER = 4  # of a value of the averaged buffers, which are float32
 BYTES_A_PART = 160  # of a header: its name, its length, 64 hex digits
 BYTES_A_COUNTER = 32  # beside its name: 20 digits and what JSON puts around it
 UNKNOWN = ReplyLimit(BASE_BYTES)  # what asks of no run of ours allow
@@ -26,6 +27,7 @@ def limit_of(plan: RunPlan, layout: Layout) -> ReplyLimit:
     header = FREE_HEADER_BYTES + BYTES_A_PART * parts
     header += sum(BYTES_A_COUNTER + len(json.dumps(tensor.name)) for tensor in counted)
     payload = BASE_BYTES + BYTES_A_PARAMETER * layout.size
+    payload += BYTES_A_BUFFER * sum(tensor.size for tensor in float_buffers(layout))
     return ReplyLimit(payload, parts, len(counted), min(header, MAX_HEAD_BYTES))
 
 

@@ -211,6 +211,17 @@ def test_a_run_that_is_over_leaves_its_sequence_only(tmp_path):
     assert aggregator.said[-1] == f"{RUN} is over"
 
 
+def test_the_end_of_runs_that_this_device_has_no_part_in_writes_nothing(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of())
+    session = aggregator.session()
+    declined = aggregator.ask(run="small-8", layout_digest="0" * 64)
+    aggregator.answer(session, declined)
+    for number in range(8, 20):
+        session.stop(aggregator.ask(kind="stop", run=f"small-{number}").ask, aggregator.said.append)
+    assert not (tmp_path / "device" / "runs").exists()
+    assert not [line for line in aggregator.said if line.endswith("is over")]
+
+
 @pytest.mark.parametrize("run", ["../../elsewhere", ""])
 def test_the_end_of_a_run_that_cannot_be_is_said_and_ends_nothing_else(tmp_path, run):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())

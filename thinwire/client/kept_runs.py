@@ -61,8 +61,14 @@ class KeptRuns:
         self._runs[ask.run] = folder, state
 
     def over(self, run: str, say: Say) -> None:
-        """Nobody waits for an answer, and nothing of the run is needed any more but the sequence."""
+        """Nobody waits for an answer, and nothing of the run is needed any more but the sequence.
+
+        A run of which this disk holds nothing is forgotten without a write: its sequence is 0.
+        """
         try:
+            if not self._folders(self._folder, run).folder.exists():
+                self._runs.pop(run, None)
+                return
             folder, state = self.opened(run, say)
             state = outbox.over(state)
             folder.commit(state)

@@ -18,7 +18,17 @@ from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.core.messages import MAX_METRICS, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, Metrics, ReplyHead, UpdateId
-from thinwire.server.model.measured import WIDTH, Robust, bounded, names_in, pooled, robust, too_few, units_of
+from thinwire.server.model.measured import (
+    UNITS_SLACK,
+    WIDTH,
+    Robust,
+    bounded,
+    names_in,
+    pooled,
+    robust,
+    too_few,
+    units_of,
+)
 from thinwire.server.recorded.scores import Measured
 
 
@@ -82,15 +92,28 @@ def test_a_count_is_bounded_by_the_examples_and_units_that_clients_showed() -> N
     lie = Measured("3", "3", 10, {"eval/m": (9e20, 3e20)})
     found = bounded([*tokens, lie], units, {})
     assert found[:3] == tokens
-    assert found[3].metrics["eval/m"] == pytest.approx((4 * 640.0 * 3, 4 * 640.0))
+    assert found[3].metrics["eval/m"] == pytest.approx((UNITS_SLACK * 640.0 * 3, UNITS_SLACK * 640.0))
     many = Measured("4", "4", 2**40, {"eval/m": (9e20, 3e20)})
-    assert bounded([*tokens, many], units, {})[3].metrics["eval/m"][1] == 4 * 6400.0
+    assert bounded([*tokens, many], units, {})[3].metrics["eval/m"][1] == UNITS_SLACK * 6400.0
+
+
+def test_a_bounded_count_weighs_less_and_is_named_as_clipped() -> None:
+    said = replies([0.5, 0.5, 0.5, 0.51], [10, 10, 10, 40])
+    held = replies([0.5, 0.5, 0.5, 0.51], [10, 10, 10, 20])
+    assert not robust(said, {}).clipped
+    found = robust(said, {}, held)
+    assert found.clipped == {"3": ["m"]}
+    assert found.means["m"] == pytest.approx((15 + 20 * 0.51) / 50)
+
+
+def test_of_two_clients_a_bounded_count_decides_nothing() -> None:
+    assert robust(replies([0.5, 0.6]), {}, replies([0.5, 0.6], [10, 5])) == Robust({}, {}, {})
 
 
 def test_of_fewer_than_three_clients_no_unit_is_learned_and_no_count_is_without_bound() -> None:
     lies = [Measured(str(n), str(n), 10, {"eval/m": (0.0, 9e99)}) for n in range(2)]
     assert units_of(lies, {}) == {}
-    assert [reply.metrics["eval/m"][1] for reply in bounded(lies, {}, {})] == [4 * 10 * 2.0**20] * 2
+    assert [reply.metrics["eval/m"][1] for reply in bounded(lies, {}, {})] == [UNITS_SLACK * 10 * 2.0**20] * 2
     assert bounded([lies[0]._replace(examples=0)], {}, {})[0].metrics["eval/m"][1] == 2.0**53
     assert bounded([lies[0]._replace(examples=2**60)], {}, {})[0].metrics["eval/m"][1] == 2.0**53
 
@@ -185,6 +208,37 @@ def test_what_people_are_shown_is_what_decides_and_names_who_was_clipped(tmp_pat
     assert said[0].startswith("values of clients were clipped, as for best and target; the plain mean is loss ")
     assert said[1] == "d: clipped loss after 1 of 2 rounds"
     assert said[2] == "10 metrics were ignored: fewer than half of a round's updates carried them"
+
+
+def honest(folder: Path, tested: Sequence[int], **cohort: Any) -> Bench:
+    """Clients that train on equally much and measure on as much as `tested`; a client's loss is its place."""
+
+    def says(place: int, count: float) -> Any:
+        return lambda ask, head: replace(head, metrics={"eval/loss": (place * count, count)})
+
+    devices = [liar(f"d{n}", says(n, float(count))) for n, count in enumerate(tested)]
+    return Bench(folder, devices, run={"rounds": 2}, cohort=cohort)
+
+
+@pytest.mark.parametrize("tested", [(50, 1000), (50, 50, 50, 1000), (10, 10, 10, 40_000)])
+def test_the_metrics_are_the_plain_mean_of_all_whatever_decides(tmp_path: Path, tested: tuple[int, ...]) -> None:
+    bench = honest(tmp_path, tested)
+    row, (event, *_) = bench.drive(), bench.events(Evaluated)
+    plain = sum(n * count for n, count in enumerate(tested)) / sum(tested)
+    assert event.metrics["loss"] == pytest.approx(plain)
+    assert bench.store.rounds(row.run_id)[0].metrics["loss"] == pytest.approx(plain)
+    assert event.examples == sum(tested)
+    largest = f"d{len(tested) - 1}"
+    assert {update_id.split("/")[1] for update_id in event.clipped} == ({largest} if len(tested) > 2 else set())
+
+
+@pytest.mark.parametrize(("most", "weight"), [(10.0, 500), (2.0, 100), ("none", 1000)])
+def test_max_weight_rules_the_weight_in_a_metric_too(tmp_path: Path, most: Any, weight: int) -> None:
+    bench = honest(tmp_path, (50, 50, 50, 1000), max_weight=most)
+    bench.drive()
+    (event, *_) = bench.events(Evaluated)
+    assert event.decisive["loss"] == pytest.approx((50 * (0 + 1 + 2) + weight * 3) / (150 + weight))
+    assert bool(event.clipped) == (weight < 1000)
 
 
 def test_in_a_buffered_run_one_device_decides_nothing_either(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ class CohortSection(Section):
     )
     max_weight: Literal["none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=10.0,
-        description="most that one client counts, in medians of its round, from three clients on; none: no limit",
+        description="most that one client counts, in medians of its round, from three clients on, in the model and in "
+        "what `best` and `target` go by; none: no limit",
     )
     requires: Requires = Field(default=Requires(), description="what a device must have to be asked")
 

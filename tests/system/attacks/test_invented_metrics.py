@@ -62,7 +62,7 @@ def test_one_devices_metrics_decide_neither_best_nor_target(tmp_path: Path, lie:
     made = acted(tmp_path, LAYOUT, devices, tls=tls, run={"rounds": 3, "target": target, "metric": "loss"})
     assert (made.row.status, made.row.version) == ("done", 3), made.row.status_text
     assert made.row.best_version == 2
-    assert made.row.best_value == pytest.approx(0.4, abs=0.05 * 0.4)
+    assert made.row.best_value == pytest.approx(0.4, abs=0.05 * 0.7)  # the width of version 0, whose loss is 0.7
     assert "did not reach" in made.row.status_text
     for event in made.of(Evaluated):
         assert {update_id.split("/")[1] for update_id in event.clipped} == {"liar"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from thinwire.core.events import Evaluated
 from thinwire.core.types import ReplyHead
 from thinwire.server.driving.running import Running
-from thinwire.server.model.measured import better, bounded, pooled, robust, spread, too_few, units_of
+from thinwire.server.model.measured import MAX_COUNT, better, bounded, pooled, robust, spread, too_few, units_of
 from thinwire.server.recorded.scores import FEWEST, MEASURED, Measured
 
 
@@ -75,16 +76,18 @@ def _pooled(
     measured = list({reply.device: reply for reply in reversed(measuring)}.values())[::-1]  # each device's first
     scores = running.past.scores
     units = {n: unit for n, unit in units_of(measured, scores.examples).items() if n not in scores.units}
-    measured = bounded(measured, {**scores.units, **units}, scores.examples)
     said = [reply.metrics for reply in measured]
     metrics = pooled(said, MEASURED)
     if not metrics:
         return None
-    clipped = robust(measured, scores.widths)
-    metric = running.plan.run.metric
+    most, metric = running.plan.cohort.max_weight, running.plan.run.metric
+    most = math.inf if most == "none" else most
+    weighed = bounded(measured, {**scores.units, **units}, scores.examples, most)
+    clipped = robust(measured, scores.widths, weighed, most)
     decisive, best = {**metrics, **clipped.means}, best_yet.decisive.get(metric) if best_yet else None
-    examples = int(max(n for found in said for name, (_, n) in found.items() if name.startswith(MEASURED)))
-    total = sum(int(found.get("eval/loss", (0.0, 0.0))[1]) for found in said) or examples
+    most_said = max(n for found in said for name, (_, n) in found.items() if name.startswith(MEASURED))
+    losses = [min(found.get("eval/loss", (0.0, 0.0))[1], MAX_COUNT) for found in said]
+    total = sum(map(int, losses)) or int(min(most_said, MAX_COUNT))
     made_by = running.past.bases.made_by.get(version, 0)
     return Evaluated(
         now, made_by, version, metrics, spread(said, MEASURED), total, len(measured),

@@ -7,8 +7,9 @@
     d   distance from m that all clients keep but the farthest one; from six clients on, but the two farthest
     w   the larger of 5 d and |m| / 20, and no less than for any version before: clients differ as much again
 
-Where all but those clients say 0 or more, no value counts as less than 0. A client weighs at most ten times the median
-count. So one client (of six and more: two) moves the mean no farther than five times what honest clients differ by.
+Where all but those clients say 0 or more, no value counts as less than 0. A client weighs at most `[cohort] max_weight`
+times the median count (10 unless the plan says otherwise), and no more than its examples allow. So one client (of six
+and more: two) moves the mean no farther than five times what honest clients differ by.
 
 Five median absolute deviations instead clipped honest clients in 20 to 83 percent of the rounds of runs like our
 benchmarks', the more the more their data differ; docs/explain/what-is-protected.md says how often this does.
@@ -29,10 +30,12 @@ from thinwire.server.recorded.scores import FEWEST, MEASURED, Measured, may_be_r
 TWO_FROM = 6  # clients: so many make it safe to leave out the two farthest ones
 WIDTH = 5.0  # times d
 LEAST_WIDTH = 0.05  # of the median: where all but a few clients agree, d is 0
-MAX_WEIGHT = 10.0  # times the median count
+MAX_WEIGHT = 10.0  # times the median count, as the plan's max_weight says unless it is set
 MAX_UNITS = 2.0**20  # of one example while fewer than FEWEST clients showed any: a large image's pixels
 MAX_COUNT = 2.0**53  # no client's count is more: whole numbers are exact so far
-UNITS_SLACK = 4.0  # a client of two examples trains on one and measures on one: four times a cut of 80 to 20
+# How many times the usual counts of an example are believed: honest documents and test splits differ by tens. A liar
+# who says as much gains little, since no client weighs more than max_weight medians anyway.
+UNITS_SLACK = 64.0
 
 
 def names_in(all_metrics: Iterable[Metrics], prefix: str) -> list[str]:
@@ -86,14 +89,19 @@ def units_of(replies: Sequence[Measured], trained: Mapping[str, int]) -> dict[st
     return {name: median_low(values) for name, values in sorted(found.items()) if len(values) >= FEWEST}
 
 
-def bounded(replies: Sequence[Measured], units: Mapping[str, float], trained: Mapping[str, int]) -> list[Measured]:
-    """The replies, none of whose counts is more than its client's examples allow: one that is weighs as much as they.
+def bounded(
+    replies: Sequence[Measured],
+    units: Mapping[str, float],
+    trained: Mapping[str, int],
+    max_weight: float = MAX_WEIGHT,
+) -> list[Measured]:
+    """The replies as `robust` weighs them: no count is more than its client's examples allow, and its value stays.
 
-    Its value stays. `trained`: the examples that each device trained on; a device that never did counts as the median
-    one. Examples count up to MAX_WEIGHT times the median, from FEWEST clients on.
+    `trained`: the examples that each device trained on; a device that never did counts as the median one. Examples
+    count up to `max_weight` times the median, from FEWEST clients on.
     """
     examples = [_examples(reply, trained) for reply in replies]
-    most = MAX_WEIGHT * median_low(examples) if len(examples) >= FEWEST else math.inf
+    most = max_weight * median_low(examples) if len(examples) >= FEWEST and max_weight < math.inf else math.inf
     limits = [UNITS_SLACK * min(found, most) for found in examples]
     return [
         reply._replace(
@@ -130,23 +138,34 @@ class Robust:
     widths: dict[str, float]
 
 
-def robust(replies: Sequence[Measured], widths: Mapping[str, float]) -> Robust:
-    """Clip what each client says; `widths` are the largest of the versions before."""
+def robust(
+    replies: Sequence[Measured],
+    widths: Mapping[str, float],
+    weighed: Sequence[Measured] | None = None,
+    max_weight: float = MAX_WEIGHT,
+) -> Robust:
+    """Clip what each client says; `widths` are the largest of the versions before.
+
+    `weighed` are the same replies with the counts that they weigh (`bounded`); who weighs less is named as clipped.
+    """
+    both = list(zip(replies, weighed or replies, strict=True))
     found = Robust({}, {}, {})
     for name in names_in([reply.metrics for reply in replies], MEASURED):
-        said = [(reply.update_id, *reply.metrics[name]) for reply in replies if name in reply.metrics]
-        counted = [(update_id, total / count, count) for update_id, total, count in said if count > 0]
+        said = [(one.update_id, *one.metrics[name], held.metrics[name][1]) for one, held in both if name in one.metrics]
+        counted = [(update_id, total / count, weight) for update_id, total, count, weight in said if count > 0]
+        lighter = {update_id for update_id, _, count, weight in said if weight < count}
         if len(counted) < FEWEST:
             continue
         short = name.removeprefix(MEASURED)
         middle, width, usual = _middle([(value, count) for _, value, count in counted])
         if width > widths.get(short, 0.0):
             found.widths[short] = width
-        width, most = max(width, widths.get(short, 0.0)), MAX_WEIGHT * usual
+        width, most = max(width, widths.get(short, 0.0)), max_weight * usual
         low, high = middle - width, middle + width
         if sorted(value for _, value, _ in counted)[_left_out(counted)] >= 0:
             low = max(low, 0.0)
-        cut = [update_id for update_id, value, count in counted if not (low <= value <= high and count <= most)]
+        kept_whole = [low <= value <= high and weight <= most for _, value, weight in counted]
+        cut = [n for (n, *_), whole in zip(counted, kept_whole, strict=True) if n in lighter or not whole]
         for update_id in cut:
             found.clipped.setdefault(update_id, []).append(short)
         if cut:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from tests.client.small import cross_entropy, examples, linear, local_of, normed, plan_of, task_of
 from thinwire.client.compute import batches, tensors
@@ -21,7 +21,10 @@ from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.losses import Losses
 from thinwire.client.compute.normaliser import Normaliser
 from thinwire.client.compute.schedule import Schedule
+from thinwire.client.compute.site import Site, Split
 from thinwire.client.compute.trainer import TorchTrainer
+from thinwire.client.rehearsal import rehearse
+from thinwire.core.errors import TaskError
 
 KEY = Key(7)
 
@@ -176,6 +179,48 @@ def test_a_loader_of_the_task_keeps_its_own_batches_and_its_order_depends_on_the
         TorchTrainer(task_of(loss=loss), Local(lr=0.1)).train(module, loader(), Work(6, 32), KEY)
     assert set(sizes) == {6}
     assert bits(first).tobytes() == bits(second).tobytes()
+
+
+def of_weights(generator: torch.Generator) -> WeightedRandomSampler:
+    return WeightedRandomSampler([1.0] * 24, 24, generator=generator)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda data, own: DataLoader(data, 5, sampler=of_weights(own)),
+        lambda data, own: DataLoader(data, batch_sampler=BatchSampler(of_weights(own), 5, drop_last=False)),
+        lambda data, own: DataLoader(data, 5, shuffle=True, generator=own),
+    ],
+    ids=["sampler", "batch sampler", "loader"],
+)
+@pytest.mark.parametrize("work", [Work(0, 32), Work(7, 32)], ids=["passes", "steps"])
+def test_a_generator_of_the_tasks_own_goes_by_the_key_too(loader, work):
+    def once(key):
+        module = fresh()
+        TorchTrainer(task_of(), Local(lr=0.1, epochs=2)).train(module, data, work, key)
+        return bits(module)
+
+    data = loader(examples(), torch.Generator().manual_seed(1))
+    first, again, other = once(KEY), once(KEY), once(Key(8))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(examples())
+
+
+@pytest.mark.parametrize("data", [Endless(), DataLoader(Endless(), 8)], ids=["data set", "loader"])
+@pytest.mark.parametrize("epochs", [0.5, 1.5])
+def test_a_part_of_a_pass_over_data_without_a_length_is_refused(data, epochs):
+    with pytest.raises(BadTask, match=f"epochs = {epochs}, and data.site. gave data without a length"):
+        trained(f"epochs = {epochs}", Work(0, 8), data=data)
+    plan = plan_of(f"epochs = {epochs}")
+    with pytest.raises(TaskError, match="without a length"):
+        rehearse(task_of(data=lambda site: Split(data, examples())), Site(), plan)
+    assert trained("epochs = 2.0", Work(0, 8), data=data)[1].steps == 6
 
 
 def test_a_batch_that_the_plan_asks_for_and_the_loader_of_the_task_does_not_have_is_refused():

@@ -117,6 +117,8 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
 
 def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Rehearsal:
     task, size, layout, base = bench.task, plan.local.batch, initial.layout, initial.vector
+    if plan.local.epochs is not None and task.optional("train") is None:
+        batches.require_countable(split.train, plan.local.epochs, size)  # the steps below do not count passes
     module = bench.set_up(base.copy(), None, {})
     batch = next(iter(batches.shuffled(split.train, size, derive(KEY, "data"))))  # the first that is trained on below
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")

@@ -117,9 +117,10 @@ def one_pass(data: Any, batch: int, key: Key) -> Iterator[Any]:
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch)
     if isinstance(data, DataLoader):
-        seed_all(derive(key, "order"))  # its sampler draws from the global generator
-        if isinstance(data.generator, torch.Generator):
-            data.generator.manual_seed(seed63(derive(key, "order")))
+        seed_all(derive(key, "order"))  # its sampler draws from the global generator, or from one of its own
+        for owner in (data, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)):
+            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+                generator.manual_seed(seed63(derive(key, "order")))
         yield from data
         return
     fetch = _fetch(data)
@@ -146,6 +147,16 @@ def passes(data: Any, epochs: float, batch: int) -> int | None:
             return None
     size = count(data)
     return None if size is None else max(1, round(epochs * -(-size // batch)))
+
+
+def require_countable(data: Any, epochs: float, batch: int) -> None:
+    """`BadTask` for a part of a pass over data of which nobody knows the length."""
+    if epochs != int(epochs) and passes(data, epochs, batch) is None:
+        raise BadTask(
+            f"[local] epochs = {epochs:g}, and data(site) gave data without a length",
+            why="nobody knows where half a pass over an IterableDataset ends",
+            hint=f"[local] epochs = {max(1, round(epochs))}, or steps; or give the IterableDataset a __len__()",
+        )
 
 
 def moved(batch: Any, device: str) -> Any:

@@ -189,13 +189,13 @@ class TorchTrainer:
         if work.steps:
             return itertools.islice(batches.shuffled(data, size, key), work.steps * accumulate), work.steps
         epochs = self.local.epochs or 1.0
+        batches.require_countable(data, epochs, size)
         wanted = batches.passes(data, epochs, size)
         endless = itertools.chain.from_iterable(
             batches.one_pass(data, size, derive(key, epoch)) for epoch in itertools.count()
         )
         if wanted is None:
-            whole = max(1, round(epochs))
-            found = (batches.one_pass(data, size, derive(key, epoch)) for epoch in range(whole))
+            found = (batches.one_pass(data, size, derive(key, epoch)) for epoch in range(int(epochs)))
             return itertools.chain.from_iterable(found), 0
         return itertools.islice(endless, wanted), -(-wanted // accumulate)
 

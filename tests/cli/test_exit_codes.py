@@ -188,6 +188,27 @@ def test_a_file_that_is_no_store_is_8(thinwire, home):
     refused(thinwire("runs", "list", "--home", home), 8)
 
 
+@pytest.mark.parametrize("left", ["empty", "not there"])
+@pytest.mark.parametrize("beside", ["runs/toy-1/v0.model", "spool/toy-1.pi-01.1"])
+def test_a_store_that_was_lost_beside_what_it_knew_is_8(thinwire, home, left, beside):
+    place = AggregatorHome.under(home)
+    (place.root / beside).parent.mkdir(parents=True)
+    (place.root / beside).touch()
+    if left == "empty":
+        place.database.touch()
+    commands = [
+        ("aggregator", "start", "--no-page", "--listen", "127.0.0.1:0"), ("aggregator", "backup", home / "backup.tar"),
+        ("runs", "list"), ("runs", "show"), ("devices", "list"),
+    ]  # fmt: skip
+    for words in commands:
+        said = refused(thinwire(*words, "--home", home), 8)
+        assert f"the database {place.database} is {left}" in said
+        assert "thinwire aggregator restore" in said
+    assert not place.database.exists() or place.database.stat().st_size == 0
+    doctor = thinwire("aggregator", "doctor", "--json", "--home", home).document
+    assert "aggregator restore" in next(row["try"] for row in doctor["findings"] if row["what"] == "store")
+
+
 @pytest.mark.parametrize("words", [["runs", "show", "nope"], ["runs", "watch", "nope"], ["runs", "stop", "nope"]])
 def test_a_run_that_is_not_there_is_9(thinwire, home, words):
     told(home)

@@ -22,13 +22,21 @@ def aggregator_home(home: Path | None) -> AggregatorHome:
     return AggregatorHome.under(find_home(home))
 
 
+def has_database(place: AggregatorHome) -> bool:
+    """Whether there is one; `DataLost` where runs lie there without it."""
+    from thinwire.core.home import require_its_database
+
+    require_its_database(place.database)
+    return place.database.exists()
+
+
 @contextmanager
 def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
     """The store, for one command; `NotFound` where nothing was ever run."""
     from thinwire.store import Store
 
     place = aggregator_home(home)
-    if read_only and not place.database.exists():
+    if read_only and not has_database(place):
         raise _never_started("runs", place, home)
     store = Store.open(place.database, read_only=read_only)
     try:
@@ -42,7 +50,7 @@ def end_abandoned(home: Path | None) -> None:
     from thinwire.core.errors import ThinwireError
 
     place = aggregator_home(home)
-    if not place.database.exists():
+    if not has_database(place):
         return
     with opened(home) as store:
         if not store.owned():
@@ -57,7 +65,7 @@ def end_abandoned(home: Path | None) -> None:
 def known(home: Path | None, read_only: bool, what: str = "devices") -> Iterator[Store]:
     """The store of an aggregator that was started here before: who only changes what is there makes none."""
     place = aggregator_home(home)
-    if not place.database.exists():
+    if not has_database(place):
         raise _never_started(what, place, home)
     with opened(home, read_only) as store:
         yield store

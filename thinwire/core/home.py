@@ -121,6 +121,21 @@ def keep_private(path: Path) -> None:
         _close(path, path.stat(), OTHERS)
 
 
+def require_its_database(database: Path) -> None:
+    """Raise `DataLost` where a SQLite file is missing or empty beside runs or updates, which only it could list."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if database.stat().st_size:
+            return
+    folders = (database.with_name(name) for name in ("runs", "spool"))
+    found = next((one for folder in folders if folder.is_dir() for one in sorted(folder.iterdir())), None)
+    if found is not None:
+        raise DataLost(
+            f"the database {database} is {'empty' if database.exists() else 'not there'}",
+            why=f"{found} stands beside it: a new one would know neither the runs nor the devices that were here",
+            hint="restore a backup: thinwire aggregator restore FILE --force; or start anew: --home FOLDER",
+        )
+
+
 def private_opener(path: str, flags: int) -> int:
     """For `open(..., opener=private_opener)`: a file that is made has mode 0600, whatever the umask."""
     return os.open(path, flags, 0o600)

@@ -18,7 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from thinwire.core.errors import DataLost, NotFound, UsageError
-from thinwire.core.home import AggregatorHome, disk_error, lock_file, private_folder, private_opener, sync_folder
+from thinwire.core.home import (
+    AggregatorHome,
+    disk_error,
+    lock_file,
+    private_folder,
+    private_opener,
+    require_its_database,
+    sync_folder,
+)
 from thinwire.core.types import UpdateId
 from thinwire.store.archive import DATABASE, FOLDERS, Manifest, files_under, fits, put, put_manifest
 from thinwire.store.copying import copy_file
@@ -31,6 +39,7 @@ LINKED = ("runs", "spool", "sweeps")  # files that are written once, or replaced
 
 def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
     """Write `target` (0600, never over another file): database, models, spool, sweeps, the door's CA and keys."""
+    require_its_database(home.database)
     if home.sweeps.is_dir() and not home.database.exists():
         Store.open(home.database).close()  # nothing but sweeps: a backup has a database all the same
     if not home.database.exists():

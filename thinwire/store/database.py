@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 
 from thinwire.core.errors import DataLost, NotWritten, ThinwireError, Unreachable, UsageError
-from thinwire.core.home import disk_error, keep_private
+from thinwire.core.home import disk_error, keep_private, require_its_database
 from thinwire.store.statements import DRIVER, WORDED
 
 LOG_BYTES = 16 * 2**20  # of the write-ahead log that are kept after a long reader made it grow
@@ -118,6 +118,7 @@ def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
         event.listen(engine, "begin", _begin)
         return engine
     path = str(url.database)
+    require_its_database(Path(path))
     if not read_only:
         _private_file(Path(path))
     mode = {"uri": "true", "mode": "ro" if read_only else "rw"}

@@ -27,9 +27,9 @@ def list_(
 ) -> None:
     """List the devices that this aggregator knows."""
     from thinwire.cli.devices import shown
-    from thinwire.cli.places import absent, aggregator_home, opened, way_back
+    from thinwire.cli.places import absent, aggregator_home, has_database, opened, way_back
 
-    if not aggregator_home(home).database.exists():
+    if not has_database(aggregator_home(home)):
         shown.nothing(json)
         return
     with opened(home) as store:

@@ -16,7 +16,7 @@ from thinwire.cli import say
 from thinwire.cli.doctor.disk import private, room
 from thinwire.cli.doctor.findings import Finding, found, unseen
 from thinwire.cli.doctor.kernels import kernels
-from thinwire.cli.places import again
+from thinwire.cli.places import again, has_database
 from thinwire.core.home import AggregatorHome
 
 if TYPE_CHECKING:
@@ -56,8 +56,10 @@ def _service(about: dict[str, Any] | None, typed: Path | None) -> Finding:
 def _store(place: AggregatorHome, alive: bool) -> Iterator[Finding]:
     from thinwire.store import Store
 
-    if not place.database.exists():
-        yield Finding("store", False, f"{place.database} is not there", "thinwire aggregator start makes it")
+    none = Finding("store", False, f"{place.database} is not there", "thinwire aggregator start makes it")
+    there = found("store", lambda: "" if has_database(place) else none)
+    if not there.ok:
+        yield there
         return
     opened: list[Store] = []
 

@@ -27,12 +27,12 @@ OVER = ("done", "failed", "stopped")
 @app.command(name="list")
 def list_(json: Json = False, home: Home = None) -> None:
     """List all runs, the newest first, and the groups of simulated runs."""
-    from thinwire.cli.places import again, aggregator_home, end_abandoned, opened
+    from thinwire.cli.places import again, aggregator_home, end_abandoned, has_database, opened
     from thinwire.cli.runs.shown import run_summary
     from thinwire.store.groups import groups
 
     end_abandoned(home)
-    if not aggregator_home(home).database.exists():
+    if not has_database(aggregator_home(home)):
         rows: list[RunRow] = []
     else:
         with opened(home) as store:

@@ -299,6 +299,6 @@ def holder(path: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
         return dict(json.loads(path.read_bytes() or b"{}"))
     return {}

@@ -74,5 +74,5 @@ def joined_url(folder: Path) -> str | None:
     """The aggregator that this client has joined; None where it has not."""
     try:
         return str(json.loads((folder / TRUST_FILE).read_bytes())["url"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -39,7 +39,7 @@ def pending(folder: Path) -> int:
     """Answers that are kept until the aggregator has said what became of them."""
     count = 0
     for path in folder.glob("runs/*/state.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             count += len(json.loads(path.read_bytes())["outbox"])
     return count
 

@@ -38,7 +38,7 @@ class Typed:
         try:
             said = json.loads((place / FILE).read_bytes())
             return cls(tuple(str(word) for word in said["words"]), Path(said["folder"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     @classmethod

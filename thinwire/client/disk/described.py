@@ -62,7 +62,7 @@ def last(folder: Path) -> dict[str, Layout]:
     try:
         rows = json.loads((folder / FILE).read_bytes())["tasks"]
         return {str(row["name"]): Layout.from_json(row["layout"]) for row in rows if row["layout"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 

@@ -126,7 +126,7 @@ class RunFolder:
             )  # fmt: skip
         except FileNotFoundError:
             return RunState(), []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, BadPayload) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, BadPayload) as error:
             return RunState(lost="damaged", references_from=NOT_KNOWN), [
                 f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
             ]

@@ -43,7 +43,13 @@ class WaitingFolder(RunFolder):
             below = int(json.loads((self.folder / MARK).read_bytes())["below"])
         except FileNotFoundError:
             return state, said
-        except (OSError, ValueError, KeyError, TypeError):  # the aggregator's hello still says what it has seen
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ):  # the aggregator's hello still says what it has seen
             below = state.sequence + AHEAD
         lost = f"{self.folder.name}: what was not yet sent of it is lost: this client ended before it could save it"
         return RunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]

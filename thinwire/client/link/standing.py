@@ -43,7 +43,7 @@ class Standing:
         try:
             said: dict[str, Any] = json.loads((folder / FILE).read_bytes())
             return cls(**said)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
     def save(self, folder: Path) -> None:

@@ -71,7 +71,7 @@ class DayFile:
             return Day(date.fromisoformat(raw["date"]), at, kept)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataLost(
                 f"{FILE} on this device cannot be read",
                 why=f"{self.path}: {type(error).__name__}",

@@ -52,7 +52,7 @@ class Trust:
                 readable(found.cas)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, BadPayload) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, BadPayload) as error:
             raise DataLost(
                 f"cannot read {path}", why=str(error), hint="restore it, or join anew: thinwire client join URL -"
             ) from error

@@ -9,10 +9,12 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from thinwire.client.answering.job import Say
 from thinwire.client.answering.under_way import Begun
@@ -23,10 +25,12 @@ from thinwire.client.link.calls import BrokenOff, Calls
 from thinwire.client.session import Answer, Session
 from thinwire.client.upkeep import Upkeep
 from thinwire.core.equipment import NOTHING_SAID, Equipment
-from thinwire.core.errors import NotTaken
+from thinwire.core.errors import BadPayload, NotTaken, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
+from thinwire.core.texts import plain
 from thinwire.core.types import Ask, Failure, ReplyHead
 
+T = TypeVar("T")
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
 SAVE_S = 600.0  # how long a plan may have state wait that a kill would cost
 BACK_S = 1.0  # the first pull after an outage: it is over when a call was answered, and a person may be waiting for it
@@ -63,7 +67,7 @@ class Loop:
         self._warn()
         self.say("connecting")
         with contextlib.suppress(BrokenOff):
-            welcome = self.calls.until_done(lambda: self.link.hello(self.hello), patience_s=0.0)
+            welcome = self.calls.until_done(lambda: self._heard(lambda: self.link.hello(self.hello)), patience_s=0.0)
             self.poll_s = welcome.poll_s
             for session in self.sessions.values():
                 session.name = welcome.name  # the row's: an operator may have renamed this device
@@ -113,7 +117,7 @@ class Loop:
         if hello != self.hello:
             self.hello = hello
             self._warn()
-            self._in_turn(lambda: self.calls.until_done(lambda: self.link.hello(hello)))
+            self._in_turn(lambda: self.calls.until_done(lambda: self._heard(lambda: self.link.hello(hello))))
 
     def _in_turn(self, job: Callable[[], object]) -> None:
         """Now, or after the answers that are still being finished: they may be under way all the time."""
@@ -134,13 +138,27 @@ class Loop:
         """Hand on what comes; what ends this thread is raised where the work is done."""
         try:
             while True:
-                delivery = self.calls.until_done(lambda: self.link.pull(self._patience_s()))
+                delivery = self.calls.until_done(lambda: self._heard(lambda: self.link.pull(self._patience_s())))
                 if delivery is not None:
                     self.inbox.put((delivery, time.monotonic()))
         except BrokenOff:
             return
         except Exception as error:  # a defect must end the program, not this thread alone
             self.inbox.put(error)
+
+    def _heard(self, call: Callable[[], T]) -> T:
+        """What the call gave. An error that no check foresaw is a defect: it is said in full, and tried again."""
+        try:
+            return call()
+        except ThinwireError:
+            raise
+        except Exception as error:  # an aggregator must not end this program by what it says
+            said = f"{traceback.format_exc()}a defect of Thinwire: {type(error).__name__}: {error}"
+            if not self.ending.is_set():
+                self.say(
+                    "\n".join(map(plain, said.splitlines())) + "\ntry:   the lines above say where; please report them"
+                )
+            raise BadPayload("cannot read what the aggregator says", why=plain(str(error))) from error
 
     def _patience_s(self) -> float:
         return min(BACK_S, self.poll_s) if self.calls.outage.lasts_s else self.poll_s

@@ -30,8 +30,10 @@ def delay_of(plan: Mapping[str, Any] | str | None) -> int:
     >>> delay_of({"local": {"lr": 0.1, "overlap": {"max_delay": 2}}}), delay_of({"local": {"lr": 0.1}})
     (2, 0)
     """
-    local = plan.get("local", {}) if isinstance(plan, Mapping) else {}
-    return int((local.get("overlap") or {}).get("max_delay", 0))
+    found: Any = plan  # as it came: nothing has checked it yet
+    for name in ("local", "overlap", "max_delay"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, int) else 0
 
 
 def with_one(pending: Pending, head: ReplyHead, change: Vector) -> Pending:

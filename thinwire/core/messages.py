@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ ROUNDING = 1e-6  # of an accuracy: its sum may come from means in float32
 MAX_NORM = 1e100  # its square is finite
 MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
 EVAL = "eval/"
+ASK_ID = re.compile(r"[!\"$-.0->@-~]+")  # it stands in a path: printable ASCII without space, #, / and ?
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,8 @@ def ask_from_bytes(data: bytes) -> Ask:
             _printable(str(value))
         for name in ("ask_id", "run", "task", "kind", "base_digest", "layout_digest"):
             _name(scalars.get(name, ""))
+        if not ASK_ID.fullmatch(scalars["ask_id"]):
+            raise ValueError(f"ask_id = {scalars['ask_id'][:80]!r} is no id")
         work = Work(**_scalars(Work, raw["work"]))
         for name, value in {**scalars, **dataclasses.asdict(work)}.items():
             if isinstance(value, int | float) and value < 0:

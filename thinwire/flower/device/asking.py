@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import ThinwireError
 from thinwire.flower.device.address import Address
-from thinwire.flower.device.call import Call
+from thinwire.flower.device.call import Call, finish
 from thinwire.flower.device.clockwork import Clockwork
 from thinwire.flower.device.connection import Connection
 from thinwire.flower.device.meaning import meaning, silence
@@ -41,7 +41,7 @@ def ask(url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey) -> Stood
     connection = Connection(Address.parse(url), signer, clock, lambda: trust)
     try:
         with connection.made(Call("GET", NO_ASK, whole_key=True)) as answer:
-            answer.read()
+            finish(answer)
         return Stood("ask", signer.fingerprint)
     except Refusal as refusal:
         skew_s = refusal.now - time.time() if refusal.now else None

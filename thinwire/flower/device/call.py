@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from thinwire.core.errors import BadPayload
-from thinwire.flower.wire.framing import LENGTH, inflated
+from thinwire.flower.wire.framing import INLINE_BYTES, LENGTH, inflated
 from thinwire.flower.wire.signing import NOTHING
+
+MAX_REST_BYTES = INLINE_BYTES  # parts that this disk cannot take; nothing else follows what a device reads
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,15 @@ def block_of(answer: http.client.HTTPResponse, most: int) -> bytes:
         return inflated(data, most) if data else b""
     except ValueError as error:
         raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
+
+
+def finish(answer: http.client.HTTPResponse) -> None:
+    """Read what is left of an answer where it is little; of more the connection is dropped, for it stays unread."""
+    if answer.length is not None and answer.length > MAX_REST_BYTES:
+        return
+    rest = len(answer.read(MAX_REST_BYTES + 1))
+    if rest <= MAX_REST_BYTES and answer.length:
+        raise http.client.IncompleteRead(b"", answer.length)
 
 
 def everything(answer: http.client.HTTPResponse, most: int) -> bytes:

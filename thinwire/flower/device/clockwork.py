@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from thinwire.core.errors import Unreachable
+from thinwire.flower.wire.refusals import LATEST
 
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS has no other
 
@@ -30,6 +31,7 @@ class Clockwork:
     def __init__(self, wall: Callable[[], float] = time.time, boot: Callable[[], float] = since_boot) -> None:
         self._wall, self._boot = wall, boot
         self._offset: float | None = None
+        self.doubted = False  # what was learned was forgotten again, and nothing was learned since
         self._lock = threading.Lock()
 
     def wall(self) -> float:
@@ -37,13 +39,13 @@ class Clockwork:
             return self._wall() if self._offset is None else self._boot() + self._offset
 
     def now(self) -> datetime:
-        """What is signed."""
-        return datetime.fromtimestamp(self.wall(), UTC)
+        """What is signed: a time that can be written, whatever was learned."""
+        return datetime.fromtimestamp(min(max(self.wall(), 0.0), LATEST), UTC)
 
     def learn(self, now: float) -> None:
         """The aggregator's clock said `now` a moment ago: half a round trip late is within what it takes."""
         with self._lock:
-            self._offset = now - self._boot()
+            self._offset, self.doubted = now - self._boot(), False
 
     @property
     def known(self) -> bool:
@@ -56,12 +58,17 @@ class Clockwork:
         return self.wall() - self._wall() if self.known else 0.0
 
     def require_valid(self, not_before: float, not_after: float, url: str) -> None:
-        """`Unreachable` for a certificate that is not valid now. TLS did not look: it had no clock to trust."""
+        """`Unreachable` for a certificate that is not valid now. TLS did not look: it had no clock to trust.
+
+        What was learned is then forgotten: it may be the time that is wrong, and the next hello asks for it again.
+        """
         if not self.known:
             return
         now = self.wall()
         if not_before <= now <= not_after:
             return
+        with self._lock:
+            self._offset, self.doubted = None, True
         past = now > not_after
         when = datetime.fromtimestamp(not_after if past else not_before, UTC).strftime("%Y-%m-%d %H:%M")
         raise Unreachable(

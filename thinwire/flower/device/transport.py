@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -23,7 +24,7 @@ from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, Failure, ReplyHead
 from thinwire.flower.device.address import Address
-from thinwire.flower.device.call import Call, block_of
+from thinwire.flower.device.call import Call, block_of, finish
 from thinwire.flower.device.clockwork import Clockwork
 from thinwire.flower.device.connection import LOOK_S, Connection, Moved
 from thinwire.flower.device.greeting import Greeting
@@ -104,6 +105,7 @@ class FlowerLink:
     def pull(self, wait_s: float) -> Delivery | None:
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
         with self._in_words():
+            self._know_the_time(self._pulling)
             try:
                 return self._pull(wait_s)
             except Moved:
@@ -119,6 +121,8 @@ class FlowerLink:
         head = reply_to_bytes(reply)
         length = reply.payload_bytes if isinstance(reply, ReplyHead) else 0
         _require(bundle, length)
+        with self._in_words():
+            self._know_the_time(self._pushing)
         with self._in_words(answer=True):
             if isinstance(reply, ReplyHead) and bundle is not None and length > INLINE_BYTES:
                 self._outgoing.send(reply, head, bundle)
@@ -140,6 +144,12 @@ class FlowerLink:
         self._ending.set()
         self._pulling.close()
         self._pushing.close()
+
+    def _know_the_time(self, connection: Connection) -> None:
+        """Say hello again where what was learned of the time was forgotten: no certificate is judged without it."""
+        if self.clock.doubted:
+            with self._one_hello:
+                self._greeting.say(self._said(), connection, self._pause)
 
     def _said(self) -> Hello:
         if self._hello is None:
@@ -166,7 +176,7 @@ class FlowerLink:
                 bundle = self._incoming.take(ask.parts, answer) if ask and 0 < length <= INLINE_BYTES else None
             except NotWritten as refused:
                 error = refused
-            answer.read()
+            finish(answer)
         self._held.said(held)
         if ask is None:
             return None
@@ -184,7 +194,9 @@ class FlowerLink:
         @contextmanager
         def get(start: int, tag: str) -> Iterator[http.client.HTTPResponse]:
             ranged = {"range": f"bytes={start}-", "if-range": tag} if start else {}
-            with self._pulling.made(Call("GET", f"/tw/v1/asks/{ask.ask_id}/bundle", headers=ranged)) as answer:
+            with self._pulling.made(
+                Call("GET", f"/tw/v1/asks/{quote(ask.ask_id, safe='')}/bundle", headers=ranged)
+            ) as answer:
                 yield answer
 
         while True:
@@ -206,10 +218,10 @@ class FlowerLink:
         """One small request, made again at once when this machine moved in the middle of it."""
         try:
             with connection.made(call) as answer:
-                answer.read()
+                finish(answer)
         except Moved:
             with connection.made(call) as answer:
-                answer.read()
+                finish(answer)
 
     def _pause(self) -> None:
         """Before a cut line is dialled again: the others may have lost it too."""

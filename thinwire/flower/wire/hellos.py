@@ -13,6 +13,7 @@ from thinwire.core.fleet import MAX_TENSORS, Hello, TaskReport, Welcome
 from thinwire.core.json_bounds import read_json
 from thinwire.core.texts import plain
 from thinwire.core.types import DEVICE_NAME
+from thinwire.flower.wire.refusals import LATEST
 
 MAX_BYTES = 256 * 2**10  # of a hello
 MAX_VERSION = 2**31
@@ -22,7 +23,6 @@ MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
 MAX_SEQUENCE = 2**62
 MOST_HAD = 2.0**60  # of cores or bytes
-LATEST = 253_402_300_799.0  # 9999-12-31
 MAX_MEASURED = 1e12  # seconds of a round trip or a clock's skew: sums of them are still shown
 
 

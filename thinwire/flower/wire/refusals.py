@@ -11,7 +11,7 @@ from thinwire.core.texts import plain
 
 UPLOAD_OFFSET = b"upload-offset"
 MOST_LETTERS = 1000  # of a reason
-LATEST = 253_402_300_799.0  # 9999-12-31: the last moment that a clock can show
+LATEST = 221_845_392_000.0  # 9000-01-01: what is learned goes on, and a clock shows nothing after the year 9999
 LONGEST_S = 3600.0  # a device that was sent away for longer would be lost
 
 

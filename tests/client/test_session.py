@@ -211,6 +211,21 @@ def test_a_run_that_is_over_leaves_its_sequence_only(tmp_path):
     assert aggregator.said[-1] == f"{RUN} is over"
 
 
+def test_nothing_of_another_run_with_the_same_id_goes_into_this_one(tmp_path):
+    """Ids are counted, so a new aggregator's first run has the id, and its asks the ids, of another's."""
+    aggregator, clean = (Aggregator(tmp_path / name, task_of(), plan_of(**SPARSE)) for name in ("a", "b"))
+    expected, bundle = clean.answer(clean.session(), clean.ask(identity="b" * 16))
+    session = aggregator.session()
+    for number in (1, 2):
+        aggregator.answer(session, aggregator.ask(number, identity="a" * 16))
+    for device in (session, aggregator.session()):
+        head, sent = aggregator.answer(device, aggregator.ask(identity="b" * 16))
+        assert (head.identity, head.update_id, head.parts) == ("b" * 16, expected.update_id, expected.parts)
+        assert sent.read_bytes() == bundle.read_bytes()
+    assert f"{RUN}: another run of this name; what this disk holds of the earlier one is not sent" in aggregator.said
+    assert [head.identity for head, _ in aggregator.session().unsent()] == ["b" * 16]
+
+
 def test_the_end_of_runs_that_this_device_has_no_part_in_writes_nothing(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
     session = aggregator.session()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 import threading
@@ -259,6 +260,22 @@ def test_an_answer_that_is_too_large_is_said_to_be_so_once(tmp_path: Path) -> No
         link.hello(hello("pi-1"))
         with pytest.raises(NotTaken):
             link.push(head_of(update), update)
+
+
+@PLAIN_AND_TLS
+def test_an_answer_to_another_run_of_the_same_id_is_refused_and_costs_the_device_nothing_else(
+    tmp_path: Path, tls: bool
+) -> None:
+    update = file_of(tmp_path / "update", 16, 900)
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(INLINE_BYTES, identity="b" * 16)), tls=tls) as here:
+        link = here.link("pi-1")
+        link.hello(hello("pi-1"))
+        for identity in ("", "a" * 16):
+            with pytest.raises(NotTaken, match="another run"):
+                link.push(dataclasses.replace(head_of(update), identity=identity), update)
+        assert not here.spool.heads()
+        link.push(dataclasses.replace(head_of(update), identity="b" * 16), update)
+        assert [head.identity for head in here.spool.heads()] == ["b" * 16]
 
 
 @pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])

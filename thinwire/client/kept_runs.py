@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from thinwire.client import outbox
@@ -34,8 +35,11 @@ class KeptRuns:
         """Of all vectors in memory."""
         return sum(state.nbytes for _, state in self._runs.values())
 
-    def opened(self, run: str, say: Say) -> tuple[RunFolder, RunState]:
-        """Its state, from the disk at first; one that is older than what was sent begins anew."""
+    def opened(self, run: str, say: Say, identity: str | None = None) -> tuple[RunFolder, RunState]:
+        """Its state, from the disk at first; one that is older than what was sent begins anew.
+
+        So does one of another run with the same id, whose `identity` differs: nothing of it is sent into this one.
+        """
         if run not in self._runs:
             try:
                 folder = self._folders(self._folder, run)
@@ -49,6 +53,13 @@ class KeptRuns:
             for line in said:
                 say(line)
             self._runs[run] = folder, state
+        folder, state = self._runs[run]
+        if identity is not None and identity != state.identity:
+            if state.sequence and not (state.lost and not state.identity):  # of what was lost it is not known whose
+                say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
+                seen = self.seen.get(run, 0)
+                state = RunState(seen, lost="missing" if seen else "", references_from=NOT_KNOWN if seen else 0)
+            self._runs[run] = folder, replace(state, identity=identity)
         return self._runs[run]
 
     def keep(self, ask: Ask, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:

@@ -76,7 +76,7 @@ def delivered(state: RunState, head: ReplyHead) -> RunState:
 
 def over(state: RunState) -> RunState:
     """The run has ended: only the sequence is kept, so that no id is ever used twice."""
-    return RunState(sequence=state.sequence)
+    return RunState(sequence=state.sequence, identity=state.identity)
 
 
 def next_id(state: RunState, run: str, device: str, seen: int) -> UpdateId:

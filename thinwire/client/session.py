@@ -140,7 +140,10 @@ class Session:
         ask, ahead = delivery.ask, self._ahead[delivery.ask.run]
         if ask.ask_id in ahead.making:  # before the state is read: it leaves this set when it stands there
             raise Cancelled  # it came again: its answer is on its way
-        folder, state = self.kept.opened(ask.run, say)
+        folder, state = self.kept.opened(ask.run, say, ask.identity)
+        if ahead.state is not None and ahead.state.identity != ask.identity:
+            ahead = self._ahead[ask.run] = Ahead()
+            self._afterwards.pop(ask.run, None)
         if (made := outbox.find(state, ask.ask_id)) is not None:
             say(f"round {ask.round}: answered before, sent again")
             return made.head, folder.path(made)
@@ -162,7 +165,7 @@ class Session:
             self.gate.limit(self.clock),
         )  # fmt: skip
         update_id = outbox.next_id(used, ask.run, self.name, self.kept.seen.get(ask.run, 0))
-        head = ReplyHead(ask.ask_id, update_id, ask.base_version, 0)
+        head = ReplyHead(ask.ask_id, update_id, ask.base_version, 0, identity=ask.identity)
         if self.overlaps(ask):
             return self._begin_ahead(job, head, ahead.state or state, folder)
         self._ahead.pop(ask.run, None)  # all that was begun is finished, and the state holds it
@@ -177,7 +180,7 @@ class Session:
         """Train from where the last training led. What fails is told in its turn, after the answers before it."""
         ask, ahead, layout = job.ask, self._ahead[job.ask.run], self.bench.layout
         if state.layout_digest not in ("", layout.digest):
-            state = RunState(sequence=state.sequence)
+            state = RunState(sequence=state.sequence, identity=state.identity)
         going_on, told = overlap.without(state.pending, ahead.void), self._settling(job, folder).verdicts
         pending = overlap.still_pending(going_on, told, ask.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
@@ -195,7 +198,7 @@ class Session:
 
     def _finish(self, begun: Begun) -> Answer:
         job, ask, found = begun.job, begun.job.ask, begun.outcome
-        folder, state = self.kept.opened(ask.run, job.say)
+        folder, state = self.kept.opened(ask.run, job.say, ask.identity)
         state = self._settle(self._settling(job, folder), state)
         if isinstance(found, Failure):
             return found, None

@@ -36,19 +36,20 @@ ASK_ID = re.compile(r"[!\"$-.0->@-~]+")  # it stands in a path: printable ASCII 
 @dataclasses.dataclass(frozen=True)
 class ReplyLimit:
     """How large a reply may be, which follows from the run that it is for: its parts together in bytes, how many parts
-    and counters it has, and its header in bytes, inflated.
+    and counters it has, and its header in bytes, inflated. `identity` is that run's, "" where none is known.
     """
 
     payload_bytes: int
     parts: int = MAX_PARTS
     counters: int = MAX_PARTS
     header_bytes: int = FREE_HEADER_BYTES
+    identity: str = ""
 
 
 def ask_to_bytes(ask: Ask) -> bytes:
     raw = plainly(ask)
     raw["verdicts"] = [{**plainly(v), "update_id": str(v.update_id)} for v in ask.verdicts]
-    for rare in ("references_from", "further", "farewell"):
+    for rare in ("references_from", "further", "farewell", "identity"):
         if not raw[rare]:
             del raw[rare]
     if not ask.work.clip:
@@ -63,7 +64,7 @@ def ask_from_bytes(data: bytes) -> Ask:
         scalars = _scalars(Ask, raw, exclude=("plan", "work", "parts", "vectors", "verdicts"))
         for value in scalars.values():
             _printable(str(value))
-        for name in ("ask_id", "run", "task", "kind", "base_digest", "layout_digest"):
+        for name in ("ask_id", "run", "task", "kind", "base_digest", "layout_digest", "identity"):
             _name(scalars.get(name, ""))
         if not ASK_ID.fullmatch(scalars["ask_id"]):
             raise ValueError(f"ask_id = {scalars['ask_id'][:80]!r} is no id")
@@ -88,7 +89,7 @@ def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
     raw = plainly(reply)
     if isinstance(reply, ReplyHead):
         raw["update_id"] = str(reply.update_id)
-        for rare in ("planned", "lost"):
+        for rare in ("planned", "lost", "identity"):
             if not raw[rare]:
                 del raw[rare]
     raw["type"] = "reply" if isinstance(reply, ReplyHead) else "failure"
@@ -156,7 +157,7 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
         _name(head.ask_id), _name(raw["update_id"])
         if str(head.update_id) != raw["update_id"]:
             raise ValueError(f"{raw['update_id'][:80]!r} is not written as an update's id is")
-        _name(head.lost)
+        _name(head.lost), _name(head.identity)
         _printable(head.codec)
         if min(head.examples, head.steps, head.planned, head.a, head.base_version, head.update_id.sequence) < 0:
             raise ValueError("counts must not be negative")

@@ -108,6 +108,7 @@ class Ask:
     further: bool = False  # after the device has answered another ask of this round: other draws, nothing to measure
     farewell: bool = False  # a stop for who was away when the run ended: it may know nothing of that run
     protocol: int = PROTOCOL
+    identity: str = ""  # of the run: what a device keeps or sends of another run with the same id is not of this one
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ class ReplyHead:
     transfer: Transfer | None = None
     planned: int = 0
     lost: str = ""
+    identity: str = ""  # of the run, as the ask said it
 
     @property
     def payload_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,6 +57,13 @@ class RunRow:
     dense_down: int
     clipped: dict[str, Any] = field(default_factory=dict)  # of `metrics`, as in RoundRow
     notes: list[str] = field(default_factory=list)  # what the plan comes to here, for who follows the run
+
+    @property
+    def identity(self) -> str:
+        """Return what tells a run on devices from others of its id in other state directories; "" for a simulation."""
+        if self.source == "sim":
+            return ""
+        return hashlib.sha256(f"{self.run_id} {self.created_at!r}".encode()).hexdigest()[:16]
 
     @property
     def decisive(self) -> dict[str, float]:

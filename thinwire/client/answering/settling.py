@@ -39,7 +39,7 @@ class Settling:
         ask = self.ask
         if state.layout_digest not in ("", self.layout.digest):
             self.say(f"{ask.run}: the model has changed; what was not yet sent of the old one is lost")
-            state = RunState(sequence=state.sequence)
+            state = RunState(sequence=state.sequence, identity=state.identity)
         settled = outbox.settle(outbox.begun_anew(state, ask.references_from), self.verdicts, self._back)
         if ask.kind != "train" or self.plan.remembered:  # it has to know what became of each of its updates
             return settled

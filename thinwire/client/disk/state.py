@@ -88,6 +88,7 @@ class RunState:
     counted_at: int = 0
     lost: str = ""
     pending: Mapping[str, Vector] = field(default_factory=dict)
+    identity: str = ""  # of the run, as its asks say it
 
     def counted_in(self, version: int) -> bool:
         """Whether the aggregator's mean has anything of `own` in it at a version."""
@@ -122,7 +123,7 @@ class RunFolder:
                 int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
                 encoded_at=int(raw.get("encoded_at", 0)), shadow_version=int(raw.get("shadow_version", 0)),
                 references_from=int(raw.get("references_from", 0)), lost=str(raw.get("lost", "")),
-                counted_at=int(raw.get("counted_at", 0)),
+                counted_at=int(raw.get("counted_at", 0)), identity=str(raw.get("identity", "")),
             )  # fmt: skip
         except FileNotFoundError:
             return RunState(), []
@@ -153,7 +154,7 @@ class RunFolder:
             "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
             "counters": dict(state.counters), "encoded_at": state.encoded_at,
             "shadow_version": state.shadow_version, "references_from": state.references_from, "lost": state.lost,
-            "counted_at": state.counted_at,
+            "counted_at": state.counted_at, "identity": state.identity,
             **dict.fromkeys(FILES),
             "outbox": [
                 {"head": reply_to_json(e.head), "round": e.round, "file": e.file, "first": e.first}

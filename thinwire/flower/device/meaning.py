@@ -18,7 +18,7 @@ from thinwire.core.texts import grouped, plain
 from thinwire.flower.wire.refusals import Refusal
 
 # Of an answer, not of the device that sends it: the same bytes will never be taken.
-NEVER_TAKEN = frozenset({(409, "state-lost"), (409, "protocol"), (413, "too-large"), (403, "device")})
+NEVER_TAKEN = frozenset({(409, "state-lost"), (409, "protocol"), (409, "run"), (413, "too-large"), (403, "device")})
 # The same request may succeed later, also on a plain door.
 PASSING = frozenset({"clock", "replay", "busy", "closing", "disk", "damaged", "hello", "internal", "writer", "offset"})
 
@@ -40,6 +40,7 @@ ABOUT: dict[str, tuple[str, str]] = {
     ),
     "too-large": ("does not take an answer of this size", "ask its operator"),
     "device": ("does not take another device's answer", "was this device renamed? Then its run is over"),
+    "run": ("has another run of this name", "nothing to do: this client begins that run without its old state"),
     "disk": ("cannot write its state", "look at its disk: thinwire aggregator doctor"),
     "closing": ("is closing", "start it again there: thinwire aggregator start"),
     "joins": ("has seen too many joins fail from this address", "wait a minute, and paste the whole invitation"),

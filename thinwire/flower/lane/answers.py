@@ -35,13 +35,16 @@ class Answers:
         self._no_longer_held(device, failure.ask_id)
 
     def require_possible(self, device: str, head: ReplyHead, began_at: float) -> None:
-        """`Refusal` for an answer in another's name, of no possible run, or larger than its ask allows."""
+        """`Refusal` for an answer in another's name, to no run that is here, or larger than its ask allows."""
         update, length = head.update_id, head.payload_bytes
         if update.device != device:
             raise Refusal(403, "device", f"{device} cannot answer for {update.device[:80]!r}")
         if not RUN_ID.fullmatch(update.run) or update.sequence < 0:
             raise Refusal(409, "protocol", "no run can have this name")
         limit = self._limits.of(head.ask_id)
+        if limit.identity and head.identity != limit.identity:
+            said = f"an answer to another run called {update.run!r}, of identity {head.identity[:80]!r}"
+            raise Refusal(409, "run", said)
         for count, most, what in (
             (length, limit.payload_bytes, "bytes"),
             (len(head.parts), limit.parts, "parts"),

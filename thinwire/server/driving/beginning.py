@@ -182,6 +182,7 @@ def _envelope(running: Running, asked: FirstModelAsked) -> Envelope:
         Ask(
             asked.ask_id, running.run_id, running.plan.run.task, "init", plan,
             layout_digest=running.task_layout.digest, deadline_s=asked.deadline_s,
+            identity=running.identity,
         ),
     )  # fmt: skip
 

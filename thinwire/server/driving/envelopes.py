@@ -34,6 +34,7 @@ def envelope(
         references_from=running.past.references_from,
         verdicts=verdicts_of(running, device, ask_id if running.past.delay else ""),
         further=running.past.goes_on(ask_id),
+        identity=running.identity,
     )
     return Envelope(device, ask, running.sending.bundle(parcel))
 

@@ -54,6 +54,7 @@ class Running:
         self.on_event, self._stop = on_event, stop
         self.stopped: StopOrder = None
         row = store.run(run_id)
+        self.identity = row.identity
         self.simulated = row.source == "sim"  # its devices are in nobody's roster, and say nothing of others'
         self.plan, self.report = RunPlan.from_json(row.plan), row.task_report
         self.task_layout = Layout.from_json(row.layout)

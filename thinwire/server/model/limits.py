@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from thinwire.aggregation.algorithms import algorithm_of, carried
 from thinwire.aggregation.buffers import counters, float_buffers
@@ -49,7 +50,9 @@ class RunLimits:
                 row = None
             if row is None or row.run_id != run_id:
                 return UNKNOWN
-            self._of[run_id] = limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout))
+            self._of[run_id] = replace(
+                limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout)), identity=row.identity
+            )
         return self._of[run_id]
 
     def max_header_bytes(self) -> int:

@@ -12,6 +12,7 @@ from torch import nn
 from thinwire.aggregation import counters, float_buffers
 from thinwire.aggregation.buffers import fixed_buffers, pack_fixed, unpack_fixed
 from thinwire.client.compute import tensors
+from thinwire.client.compute.as_built import AsBuilt
 from thinwire.client.compute.errors import BadTask
 from thinwire.client.compute.places import placed
 from thinwire.core.errors import BadPayload
@@ -61,6 +62,31 @@ def test_fixed_buffers_stand_in_the_digest_with_their_values() -> None:
         assert [t.name for t in places.fixed] == ["order", "mask", "turn"]
         digests.add(Layout.from_json(places.to_json()).digest)
     assert len(digests) == 4
+
+
+def test_a_float_buffer_that_is_not_finite_is_fixed() -> None:
+    digests = set()
+    for at in (0, 1):
+        module = normed()
+        mask, short, wide = torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.float64)
+        mask[at], short[at], wide[at] = float("-inf"), float("nan"), 1e300  # no float32 holds it
+        for name, buffer in (("mask", mask), ("short", short), ("wide", wide)):
+            module.register_buffer(name, buffer)
+        module.register_buffer("finite", torch.ones(3))
+        places = tensors.places_of(module)
+        layout = Layout.from_json(places.to_json())
+        digests.add(layout.digest)
+        assert [t.name for t in places.fixed] == [t.name for t in fixed_buffers(layout)] == ["mask", "short", "wide"]
+        assert [t.name for t in float_buffers(layout)] == [t.name for t in places.buffers]
+        assert {t.name for t in places.buffers} == {"1.running_mean", "1.running_var", "finite"}
+        values = tensors.read_fixed(module, places, module)
+        found = unpack_fixed(layout, pack_fixed(values))
+        assert {name: array.tobytes() for name, array in found.items()} == {n: a.tobytes() for n, a in values.items()}
+        assert (found["wide"][at], found["mask"][at]) == (1e300, -np.inf)
+        built = AsBuilt(module, places)
+        mask.fill_(0)
+        assert built.changed() == "float buffer mask was changed"
+    assert len(digests) == 2
 
 
 def test_the_digest_of_a_layout_without_fixed_buffers_is_what_it_always_was() -> None:

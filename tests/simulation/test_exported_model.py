@@ -54,6 +54,39 @@ def data(site):
 def loss(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 """
+MASKED = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thinwire.client import Split
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.out = nn.Linear(8, 16)
+        self.register_buffer("mask", torch.full((5, 5), float("-inf")).triu(1))
+
+    def forward(self, tokens):
+        found = self.embedding(tokens)
+        return self.out(self.attention(found, found, found, attn_mask=self.mask)[0])
+
+
+def model():
+    return Model()
+
+
+def data(site):
+    tokens = torch.randint(0, 16, (20, 6), generator=torch.Generator().manual_seed(site.partition))
+    return Split(TensorDataset(tokens), TensorDataset(tokens))
+
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten())
+"""
 STEPS, ROUNDS = 20, 2
 MIXED = Path(__file__).parents[1] / "system" / "mixed"
 
@@ -79,7 +112,7 @@ def test_the_exported_model_scores_what_the_simulation_recorded(
     assert found["metrics"]["accuracy"] > 0.5
     plain = accuracy(tmp_path / "model.safetensors", 3)
     assert plain == pytest.approx(found["metrics"]["accuracy"], abs=1e-9)
-    assert {"order", "mask", "turn", "features.weight", "norm.running_mean"} <= set(found["tensors"])
+    assert {"order", "mask", "turn", "least", "features.weight", "norm.running_mean"} <= set(found["tensors"])
 
 
 @pytest.mark.parametrize("kept", ["local", "frozen"])
@@ -108,6 +141,20 @@ def test_a_run_goes_on_from_an_exported_model_and_refuses_one_with_other_fixed_t
     words = ["sim", str(MIXED / "plan.toml"), "--clients", "3", "--home", str(tmp_path / "home")]
     assert main([*words, "--set", f"run.init={tmp_path / 'other.safetensors'}"]) == 3
     assert "has another order than the task's model()" in capsys.readouterr().err
+
+
+def test_a_causal_mask_of_minus_infinity_trains_and_is_exported_as_it_was_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "task.py").write_text(MASKED)
+    (tmp_path / "plan.toml").write_text('[run]\ntask = "task"\nrounds = 2\n[local]\nlr = 0.1\n')
+    task = f"task={tmp_path / 'task.py'}"
+    for kept in ("average", "local", "frozen"):
+        words = ["sim", str(tmp_path / "plan.toml"), "--clients", "2", "--set", f"local.buffers={kept}"]
+        assert main([*words, "--home", str(tmp_path / kept), "--task", task]) == 0
+        exported(tmp_path / kept, tmp_path / f"{kept}.safetensors", capsys)
+        made = load_task(task).module.model().mask.numpy()
+        assert load_file(tmp_path / f"{kept}.safetensors")["mask"].tobytes() == made.tobytes()
 
 
 def averaged_plainly(task: Any) -> tuple[torch.Tensor, torch.Tensor]:

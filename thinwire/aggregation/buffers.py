@@ -3,8 +3,9 @@
 Means are averaged by weight; a variance by the law of total variance, with the mean beside it; integers by maximum.
 They travel as one frame of float32, whatever the update's codec: a mean of 101,325 with a deviation of 50, or a small
 value beside a large one, would be lost in fewer bits. Their bytes are counted like all others.
-Buffers of several integers or bools, or of complex numbers, are fixed: every client makes them, the layout's digest
-holds their values, and the aggregator keeps one copy beside the run's models for the exported file.
+Buffers of several integers or bools, of complex numbers, or of floats that are not all finite, are fixed: every client
+makes them, the layout's digest holds their values, and the aggregator keeps one copy beside the run's models for the
+exported file.
 """
 
 from __future__ import annotations
@@ -50,8 +51,13 @@ def counters(layout: Layout) -> tuple[Tensor, ...]:
 
 def fixed_buffers(layout: Layout) -> tuple[Tensor, ...]:
     """All other buffers: training may not change them."""
-    others = {*float_buffers(layout), *counters(layout)}
-    return tuple(t for t in layout.buffers if t not in others)
+    others = {*layout.buffers} - {*float_buffers(layout), *counters(layout)}
+    return tuple(t for t in layout.tensors if t.role == "fixed" or t in others)
+
+
+def kept_type(t: Tensor) -> str:
+    """The numpy type that holds this tensor's values; small floats that numpy lacks become float32."""
+    return "float32" if t.dtype.startswith(("bfloat", "float8", "float4")) else t.dtype
 
 
 def pack_fixed(values: Fixed) -> bytes:
@@ -70,7 +76,7 @@ def unpack_fixed(layout: Layout, data: bytes) -> Fixed:
         raise BadPayload("the fixed tensors are no safetensors", why=str(error)) from error
     fixed, frozen = fixed_buffers(layout), layout.of_role("frozen")
     wrong = [name for name in found if name not in {t.name for t in (*fixed, *frozen)}]
-    wrong += [t.name for t in fixed if t.name not in found or found[t.name].dtype != t.dtype]
+    wrong += [t.name for t in fixed if t.name not in found or found[t.name].dtype != kept_type(t)]
     wrong += [t.name for t in (*fixed, *frozen) if t.name in found and found[t.name].shape != t.shape]
     if wrong:
         raise BadPayload("the fixed tensors are not those of this layout", why=f"{wrong[0][:80]} is missing or another")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation import frame
-from thinwire.aggregation.buffers import buffer_codec, float_buffers, float_values
+from thinwire.aggregation.buffers import buffer_codec, float_buffers, float_values, kept_type
 from thinwire.aggregation.buffers import counters as counted
 from thinwire.aggregation.parse import parse
 from thinwire.aggregation.vectors import BLOCK
@@ -105,8 +105,7 @@ def named_tensors(
 
 
 def _typed(t: Tensor, values: NDArray[Any]) -> NDArray[Any]:
-    lacking = t.dtype.startswith(("bfloat", "float8", "float4"))
-    return np.ascontiguousarray(values, "float32" if lacking else t.dtype).reshape(t.shape)
+    return np.ascontiguousarray(values, kept_type(t)).reshape(t.shape)
 
 
 def _read_buffers(file: BinaryIO, path: Path, layout: Layout, part: Part) -> Vector:

@@ -141,7 +141,8 @@ def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Re
         plan.require_metrics(names(module, task, next(iter(batches.in_order(tested, size)))))
     bench.require_unchanged("training" if task.optional("train") is None else "train()")
     return Rehearsal(
-        layout.size, len(layout.trained), len(layout.buffers), len(layout.of_role("frozen")), layout.digest,
+        layout.size, len(layout.trained), len(layout.buffers) + len(layout.of_role("fixed")),
+        len(layout.of_role("frozen")), layout.digest,
         batches.count(split.train), batches.count(split.test) if split.test is not None else None, shapes(batch),
         before, after, initial.left_out, task.optional("train") is not None,
         {name: total / n for name, (total, n) in sums.items() if n}, step_s, peak_bytes(), spec,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-Role = Literal["trained", "buffer", "frozen"]
+Role = Literal["trained", "buffer", "frozen", "fixed"]  # fixed: a buffer of floats that are not all finite
 
 MAX_NAMED = 5  # differences in one sentence
 MAX_LETTERS = 60  # of a tensor's name, shape or type in it
@@ -240,9 +240,11 @@ def differences(own: Layout, expected: Layout) -> str:
 
 
 def _is_fixed(t: Tensor) -> bool:
-    """Whether `frozen_digest` holds its values: frozen tensors, and buffers that are neither floats nor counts."""
+    """Whether `frozen_digest` holds its values: frozen tensors, buffers neither of finite floats nor counts."""
     counts = t.size == 1 and not t.dtype.startswith("complex")
-    return t.role == "frozen" or (t.role == "buffer" and not t.dtype.startswith(("float", "bfloat")) and not counts)
+    return t.role in ("frozen", "fixed") or (
+        t.role == "buffer" and not t.dtype.startswith(("float", "bfloat")) and not counts
+    )
 
 
 def _kind(t: Tensor) -> tuple[tuple[int, ...], str, Role]:

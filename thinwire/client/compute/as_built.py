@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from . import tensors
+from .places import FLOATS
 
 if TYPE_CHECKING:
     from .places import Places
@@ -130,4 +131,6 @@ def _digest(tensor: torch.Tensor | None) -> str:
 
 
 def _kind(dtype: str) -> str:
+    if dtype.startswith(FLOATS):
+        return "float"
     return dtype if dtype == "bool" else "complex" if dtype.startswith("complex") else "integer"

@@ -107,7 +107,7 @@ class Bench:
             raise BadTask(
                 f"{changed} by {by}",
                 why="it does not travel: every client must keep what model() made",
-                hint="requires_grad = True, a float buffer, or register_buffer(.., persistent=False)",
+                hint="requires_grad = True, a finite float buffer, or register_buffer(.., persistent=False)",
             )
 
     @task_code()

@@ -14,7 +14,7 @@ FLOATS, COMPLEX = ("float", "bfloat"), "complex"
 
 
 class Tensor(NamedTuple):
-    """One tensor; `role` is trained, buffer or frozen."""
+    """One tensor; `role` is trained, buffer, frozen, or fixed: a buffer of floats that are not all finite."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,7 +57,8 @@ class Places:
     @cached_property
     def fixed(self) -> tuple[Tensor, ...]:
         """All other buffers (permutations, masks, complex numbers): training leaves them as `model()` made them."""
-        return tuple(t for t in self._others if t not in self.counters)
+        others = {*self._others} - {*self.counters}
+        return tuple(t for t in self.tensors if t.role == "fixed" or t in others)
 
     @cached_property
     def untrained(self) -> tuple[Tensor, ...]:

@@ -1,7 +1,8 @@
 """A torch module as one flat vector, and back. Tied weights stand once.
 
-Frozen tensors and fixed buffers (integers, bools and complex numbers) do not travel: the layout's digest holds their
-values, so that a client whose code makes others is refused.
+Frozen tensors and fixed buffers (integers, bools, complex numbers, and floats that `model()` makes infinite or NaN, as
+in a mask of -inf) do not travel: the layout's digest holds their values, so that a client whose code makes others is
+refused.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
                     why="a model is exported as safetensors, which has no such type",
                     hint="complex64 instead of complex128; or register_buffer(.., persistent=False)",
                 )
-            yield name, buffer, "buffer"
+            floats = buffer.dtype.is_floating_point
+            yield name, buffer, "buffer" if not floats or bool(np.isfinite(_flat(buffer)).all()) else "fixed"
 
 
 def left_out(module: nn.Module) -> str:
@@ -163,7 +165,8 @@ def _equal(one: nn.Module, other: nn.Module, t: Tensor) -> bool:
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     kept = tensor.detach().cpu()
-    found: NDArray[Any] = (kept.float() if kept.dtype == torch.bfloat16 else kept).numpy().copy()
+    lacking = str(kept.dtype).startswith(("torch.bfloat", "torch.float8"))  # numpy has no such types
+    found: NDArray[Any] = (kept.float() if lacking else kept).numpy().copy()
     return found
 
 

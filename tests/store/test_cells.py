@@ -27,6 +27,16 @@ def test_a_cell_comes_back_as_it_was_kept(tmp_path):
     assert cells.found() == {one.made.digest: one}
 
 
+def test_bytes_down_are_those_of_the_whole_run_with_its_last_measuring(tmp_path):
+    whole = dataclasses.replace(cell(), payload_down=3500)
+    Cells.named(tmp_path, "codecs").keep(whole)
+    (found,) = Cells.named(tmp_path, "codecs").found().values()
+    (row,) = compare([found], "accuracy", None)
+    assert figures(row)["payload_down"] == 3500
+    (older,) = compare([cell()], "accuracy", None)
+    assert figures(older)["payload_down"] == 3000
+
+
 def test_groups_say_how_many_of_all_that_was_asked_for_are_over(tmp_path):
     assert groups(tmp_path / "none") == []
     first, second, third = (cell(seed=seed) for seed in (1, 2, 3))

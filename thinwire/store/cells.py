@@ -68,6 +68,7 @@ class Cell:
     dense_down: int
     rounds: list[CellRound]
     took_s: float = 0.0
+    payload_down: int | None = None  # of the whole run, with the last model's measuring; None in older files
 
     @classmethod
     def of(cls, made: Made, run: RunRow, rounds: list[RoundRow], took_s: float = 0.0) -> Cell:
@@ -77,7 +78,7 @@ class Cell:
         ]
         return cls(
             made, run.status, run.status_text, run.exit_code, run.size, dict(run.metrics), dict(run.metrics0),
-            run.dense_up, run.dense_down, told, took_s,
+            run.dense_up, run.dense_down, told, took_s, run.payload_down,
         )  # fmt: skip
 
     @property

@@ -153,7 +153,7 @@ def figures(row: Row) -> dict[str, Any]:
 def _row(settings: dict[str, str], cells: list[Cell], metric: str, target: float | None, link: Link) -> Row:
     firsts = [reached(cell, metric, target, link) for cell in cells] if target is not None else []
     there = [first for first in firsts if first]
-    sent = [(sum(r.payload_up for r in cell.rounds), sum(r.payload_down for r in cell.rounds)) for cell in cells]
+    sent = [(sum(r.payload_up for r in cell.rounds), _down(cell)) for cell in cells]
     took = [
         sum(r.seconds + link.seconds((r.payload_up + r.payload_down) / max(1, r.asked)) for r in cell.rounds)
         for cell in cells
@@ -175,6 +175,10 @@ def _row(settings: dict[str, str], cells: list[Cell], metric: str, target: float
         seconds_to=Spread.of(first.seconds for first in there),
         cells=tuple(cells),
     )
+
+
+def _down(cell: Cell) -> int:
+    return sum(one.payload_down for one in cell.rounds) if cell.payload_down is None else cell.payload_down
 
 
 def _flat(cell: Cell) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.bench import Bench, drive_through, killed
 from tests.server.test_hostile_devices import liar
-from thinwire.cli.runs.shown import clipping
+from thinwire.cli.runs.shown import capping, clipping
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.core.messages import MAX_METRICS, reply_from_bytes, reply_to_bytes
@@ -239,6 +239,17 @@ def test_max_weight_rules_the_weight_in_a_metric_too(tmp_path: Path, most: Any, 
     (event, *_) = bench.events(Evaluated)
     assert event.decisive["loss"] == pytest.approx((50 * (0 + 1 + 2) + weight * 3) / (150 + weight))
     assert bool(event.clipped) == (weight < 1000)
+
+
+def test_a_run_that_is_shown_says_whose_weight_was_capped(tmp_path: Path) -> None:
+    def large(ask: Ask, head: ReplyHead) -> ReplyHead:
+        return replace(head, examples=100 * head.examples)
+
+    devices = [liar(name, lambda ask, head: head) for name in "abc"] + [liar("d", large)]
+    row = (bench := Bench(tmp_path, devices, run={"rounds": 2})).drive()
+    (said,) = capping(bench.store.updates(row.run_id), bench.store.rounds(row.run_id))
+    assert said.startswith("d: weight capped in 2 of 2 rounds, lastly")
+    assert "times the median" in said
 
 
 def test_in_a_buffered_run_one_device_decides_nothing_either(tmp_path: Path) -> None:

@@ -126,14 +126,14 @@ def _head(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
 
 
 def _show(store: Store, row: RunRow) -> None:
-    from thinwire.cli.runs.shown import clipping, measured_version, on_the_wire
+    from thinwire.cli.runs.shown import capping, clipping, measured_version, on_the_wire
 
     rounds = store.rounds(row.run_id)
     _head(store, row, rounds)
     say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.decisive.items())
     say.line(f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet")
-    for sentence in clipping(row, rounds):
+    for sentence in (*clipping(row, rounds), *capping(store.updates(row.run_id), rounds)):
         say.sentence(sentence, begin="        ")
     for way, payload, wire, dense in (
         ("up", row.payload_up, row.wire_up, row.dense_up),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 
 if TYPE_CHECKING:
-    from thinwire.store import RoundRow, RunRow, Store
+    from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 
 
 def total(up: int | None, down: int | None) -> int | None:
@@ -81,6 +81,18 @@ def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
         yield f"{device}: clipped {named} of {len(rounds)} rounds"
     if ignored := sum(r.ignored for r in rounds):
         yield f"{ignored} metrics were ignored: fewer than half of a round's updates carried them"
+
+
+def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterator[str]:
+    """A sentence on each client whose updates weighed less than they said, by the plan's `max_weight`."""
+    from thinwire.core.events import CAPPED
+
+    of = dict[str, list[str]]()
+    for update in updates:
+        if update.reason.startswith(CAPPED):
+            of.setdefault(update.device, []).append(update.reason.removeprefix(f"{CAPPED}: "))
+    for device, reasons in sorted(of.items()):
+        yield f"{device}: {CAPPED} in {len(reasons)} of {len(rounds)} rounds, lastly {reasons[-1]}"
 
 
 def _round(row: RoundRow) -> dict[str, Any]:

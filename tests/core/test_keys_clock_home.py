@@ -16,7 +16,7 @@ from thinwire.core import Key, Registry, VirtualClock, derive
 from thinwire.core.errors import CodecError, DataLost
 from thinwire.core.event_json import KINDS, from_json, to_json
 from thinwire.core.events import RoundClosed, UpdateDropped
-from thinwire.core.home import Held, disk_error, find_home, hold, holder, write_atomically
+from thinwire.core.home import Held, disk_error, find_home, hold, holder, keep_private, write_atomically
 from thinwire.core.keys import word32
 
 labels = st.lists(st.text(max_size=5) | st.integers(-(2**70), 2**70), max_size=4)
@@ -78,6 +78,17 @@ def test_an_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path, monke
 def test_files_and_folders_are_private(tmp_path: Path) -> None:
     write_atomically(tmp_path / "key", b"x")
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_closing_a_file_follows_no_link(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.touch(mode=0o600)
+    theirs.chmod(0o644)
+    ours.symlink_to(theirs)
+    keep_private(ours)
+    assert theirs.stat().st_mode & 0o777 == 0o644
+    keep_private(theirs)
+    assert theirs.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_read_only_disk_says_so() -> None:

@@ -116,9 +116,13 @@ def private_folder(path: Path) -> Path:
 
 
 def keep_private(path: Path) -> None:
-    """Close a file of ours that other users could read or write, with a warning; a missing one stays missing."""
+    """Close a file of ours that other users could read or write, with a warning; a missing one stays missing.
+
+    A symbolic link is left alone: the file at its end may be no file of ours.
+    """
     with contextlib.suppress(FileNotFoundError):
-        _close(path, path.stat(), OTHERS)
+        if not stat.S_ISLNK((found := path.lstat()).st_mode):
+            _close(path, found, OTHERS)
 
 
 def require_its_database(database: Path) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import math
 import os
 import pty
 import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
+from thinwire.cli import say
 from thinwire.cli.table import lines_of
+from thinwire.core.texts import duration
 
 TEXT = "as long as a sentence is that somebody wrote about it"
 
@@ -109,3 +114,10 @@ def test_a_column_that_holds_nothing_goes_first():
 def test_a_word_that_is_longer_than_the_terminal_stays_whole():
     digest = "0" * 64
     assert f"    {digest}" in lines(("name", "digest", "size"), [("a", digest, "1")], 40)
+
+
+def test_a_measure_that_is_no_number_is_null_in_json_and_unknown_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    say.document({"rtt_s": [math.inf, -math.inf, math.nan, 1.5], "at": Path("here")})
+    assert json.loads(capsys.readouterr().out) == {"rtt_s": [None, None, None, 1.5], "at": "here"}
+    assert [duration(value) for value in (math.inf, -math.inf, math.nan)] == ["unknown"] * 3
+    assert say.seconds(math.inf) == say.NOTHING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,12 @@ NOTHING = tables.NOTHING
 
 def document(data: Any) -> None:
     """One JSON document on stdout."""
-    print(json.dumps(data, indent=2, default=str, allow_nan=False))
+    try:
+        text = json.dumps(data, indent=2, default=str, allow_nan=False)
+    except ValueError:  # a measure that is no number, stored before such were refused: JSON has none, and null says so
+        read = json.loads(json.dumps(data, default=str), parse_constant=lambda _: None)
+        text = json.dumps(read, indent=2)
+    print(text)
 
 
 def line(text: str = "") -> None:
@@ -76,7 +82,7 @@ def seconds(count: float | None) -> str:
     >>> seconds(0.0042), seconds(0.42), seconds(75), seconds(7300)
     ('4.2 ms', '0.42 s', '1 min 15 s', '2 h 1 min')
     """
-    if count is None:
+    if count is None or not math.isfinite(count):
         return NOTHING
     if count < 0.1:
         return f"{count * 1000:.2g} ms"

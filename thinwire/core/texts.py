@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def plain(text: str) -> str:
     """One line without what would move a terminal's cursor, turn a line around, or be no UTF-8.
@@ -31,11 +33,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def duration(count: float) -> str:
-    """Seconds.
+    """Seconds; "unknown" where a measure is no number.
 
-    >>> duration(0.0421), duration(4.13), duration(60), duration(130), duration(7200)
-    ('0.04 s', '4.1 s', '60 s', '2 min 10 s', '2 h')
+    >>> duration(0.0421), duration(4.13), duration(60), duration(130), duration(7200), duration(float("inf"))
+    ('0.04 s', '4.1 s', '60 s', '2 min 10 s', '2 h', 'unknown')
     """
+    if not math.isfinite(count):
+        return "unknown"
     if count < 99.5:
         return f"{count:.2f} s" if count < 0.995 else f"{count:.1f} s" if count < 9.95 else f"{count:.0f} s"
     minutes, rest = divmod(round(count), 60)

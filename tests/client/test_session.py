@@ -226,6 +226,23 @@ def test_nothing_of_another_run_with_the_same_id_goes_into_this_one(tmp_path):
     assert [head.identity for head, _ in aggregator.session().unsent()] == ["b" * 16]
 
 
+def test_runs_that_are_never_over_fill_neither_the_disk_nor_the_memory(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session()
+    runs = [f"small-{number}" for number in range(1, 8)]
+    held = []
+    for run in runs:
+        aggregator.answer(session, aggregator.ask(run=run))
+        held.append(session.held_bytes)
+    kept = {path.name for path in (tmp_path / "device" / "runs").iterdir() if len(list(path.iterdir())) > 1}
+    assert kept == set(runs[-4:])
+    assert held[3:] == held[3:4] * 4
+    assert {head.update_id.run for head, _ in aggregator.session().unsent()} == kept
+    head, _ = aggregator.answer(session, aggregator.ask(run=runs[0]))
+    assert (head.lost, head.update_id.sequence) == ("given-up", 2)
+    assert aggregator.answer(session, aggregator.ask(run="other-1"))[0].kind == "protocol"
+
+
 def test_the_end_of_runs_that_this_device_has_no_part_in_writes_nothing(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
     session = aggregator.session()

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from thinwire.client import outbox
 from thinwire.client.answering.job import Say
-from thinwire.client.disk.state import NOT_KNOWN, RunFolder, RunState
+from thinwire.client.disk.state import NOT_KNOWN, STATE, RunFolder, RunState
 from thinwire.client.disk.until_exit import WaitingFolder
 from thinwire.client.failures import CannotAnswer
 from thinwire.core.errors import DataLost
 from thinwire.core.types import Ask, Failure, ReplyHead
 
 Reply = ReplyHead | Failure
+MAX_OPEN_RUNS = 4  # of a task, not over: an aggregator has devices work on one run at a time
 
 
 class KeptRuns:
@@ -54,6 +55,8 @@ class KeptRuns:
                 say(line)
             self._runs[run] = folder, state
         folder, state = self._runs[run]
+        if identity is not None and not (state.outbox or state.nbytes):  # an ask, by which it may come to hold more
+            self._give_up_oldest(run, say)
         if identity is not None and identity != state.identity:
             if state.sequence and not (state.lost and not state.identity):  # of what was lost it is not known whose
                 say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
@@ -88,6 +91,25 @@ class KeptRuns:
             say(str(error))
         else:
             say(f"{run} is over")
+
+    def _give_up_oldest(self, run: str, say: Say) -> None:
+        """Keep of the task's oldest runs that are not over no more than the sequence, where `run` is one too many."""
+        task = run.rpartition("-")[0]
+        others = [path for path in (self._folder / "runs").glob("*") if path.name.rpartition("-")[0] == task]
+        full = [path for path in others if path.name != run and any(file.name != STATE for file in path.iterdir())]
+        full.sort(key=lambda path: path.stat().st_mtime_ns)
+        for path in full[: max(0, len(full) - MAX_OPEN_RUNS + 1)]:
+            try:
+                if path.name in self._runs:
+                    folder, state = self._runs.pop(path.name)
+                else:
+                    folder = self._folders(self._folder, path.name)
+                    state = folder.load()[0]
+                folder.commit(replace(outbox.over(state), lost="given-up", references_from=NOT_KNOWN))
+            except (DataLost, OSError) as error:
+                say(str(error))
+            else:
+                say(f"{path.name}: {MAX_OPEN_RUNS} newer runs are not over; what was kept of this one is given up")
 
     def save(self, say: Say) -> None:
         """Make durable what plans let wait: at the exit, and from time to time before it."""

@@ -149,6 +149,8 @@ class Session:
             return made.head, folder.path(made)
         if ask.protocol > PROTOCOL:
             raise CannotAnswer("protocol", f"the aggregator speaks protocol {ask.protocol}, this client {PROTOCOL}")
+        if ask.run.rpartition("-")[0] != ask.task:  # or the number of runs that are kept would have no bound
+            raise CannotAnswer("protocol", f"no run of the task {ask.task!r} can be called {ask.run[:80]!r}")
         if delivery.error is not None:
             raise delivery.error
         require_room(self.folder, 0, self.gate.min_free_bytes)

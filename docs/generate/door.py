@@ -71,6 +71,7 @@ KINDS: Mapping[str, str] = {
     "409 writer": "another connection is writing this answer",
     "409 damaged": "bytes that do not fit their digest",
     "409 protocol": "a body that cannot be read",
+    "409 run": "the answer is to another run of this id, whose identity differs",
     "409 state-lost": "this number was used for another answer before",
     "413 too-large": "longer than is taken here, or of unknown length",
     "429 joins": "too many joins failed from this address",

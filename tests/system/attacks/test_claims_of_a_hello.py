@@ -80,7 +80,7 @@ def test_figures_of_a_link_are_finite() -> None:
 
 
 class Naming(MadeUp):
-    """Says that its update is in another codec than it was asked in."""
+    """Names the codec of its update at great length."""
 
     def answer(self, delivery: Any, turn: Turn) -> Any:
         reply, body = super().answer(delivery, turn)

@@ -65,7 +65,8 @@ class Echo:
     def answer(self, ask: Ask, update_id: UpdateId, download_s: float) -> tuple[ReplyHead, Path | None]:
         metrics = {"eval/loss": (1.0 / (1 + ask.base_version) * EXAMPLES, float(EXAMPLES))}
         if ask.kind != "train":
-            return ReplyHead(ask.ask_id, update_id, ask.base_version, EXAMPLES, metrics=metrics), None
+            head = ReplyHead(ask.ask_id, update_id, ask.base_version, EXAMPLES, metrics=metrics, identity=ask.identity)
+            return head, None
         parts = []
         with open(self.bundle, "wb") as file:
             for number, change in enumerate(self.changes):
@@ -75,7 +76,7 @@ class Echo:
                 file.write(frame)
         head = ReplyHead(
             ask.ask_id, update_id, ask.base_version, EXAMPLES, steps=1, a=1.0, norm=1.0, metrics=metrics,
-            parts=tuple(parts), codec=ask.codec,
+            parts=tuple(parts), codec=ask.codec, identity=ask.identity,
         )  # fmt: skip
         return head, self.bundle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -56,14 +56,15 @@ class MadeUp:
         update_id = UpdateId(ask.run, self.name, self.sequence)
         metrics: Metrics = {} if ask.further else {"eval/loss": (self.loss(ask), 1.0)}
         if ask.kind != "train":
-            return ReplyHead(ask.ask_id, update_id, ask.base_version, self.examples, metrics=metrics), b""
+            head = ReplyHead(ask.ask_id, update_id, ask.base_version, self.examples, metrics=metrics)
+            return replace(head, identity=ask.identity), b""
         frames = [self._frame(ask, segment.index) for segment in self.layout.segments]
         if turn.garbage:
             frames = [frame[:-1] + bytes([frame[-1] ^ 0x5A]) + b"?" for frame in frames]
         steps = min(self.steps, ask.work.steps or self.steps)
         head = ReplyHead(
             ask.ask_id, update_id, ask.base_version, self.examples, steps, float(steps), metrics=metrics,
-            parts=parts_of(frames), codec=ask.codec,
+            parts=parts_of(frames), codec=ask.codec, identity=ask.identity,
         )  # fmt: skip
         return head, b"".join(frames)
 

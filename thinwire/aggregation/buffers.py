@@ -67,7 +67,7 @@ def pack_fixed(values: Fixed) -> bytes:
 
 
 def unpack_fixed(layout: Layout, data: bytes) -> Fixed:
-    """What `pack_fixed` packed; BadPayload when it does not hold this layout's fixed buffers, whole."""
+    """Read what `pack_fixed` packed; BadPayload when it does not hold this layout's fixed buffers, whole."""
     if data and hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
         raise BadPayload("the fixed tensors are damaged", why="their digest differs")
     try:
@@ -94,7 +94,7 @@ def buffer_codec(layout: Layout) -> Bound:
 
 
 def encode_buffers(layout: Layout, values: Vector) -> Payload:
-    """One frame of all averaged buffers (they must fit into one segment of 64 MiB)."""
+    """Encode all averaged buffers as one frame (they must fit into one segment of 64 MiB)."""
     codec = buffer_codec(layout)
     return codec.encode(np.ascontiguousarray(values, np.float32), codec.init(), Key(0)).payload
 

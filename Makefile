@@ -70,7 +70,7 @@ $(VENV)/.made:
 $(VENV)/.locked: $(VENV)/.made $(LOCK)
 	@set -eu; : > $@.new; \
 	if $(BIN)/python -c 'import platform as p, sys; raise SystemExit((p.system(), p.machine(), sys.version_info[:2]) != ("Linux", "x86_64", (3, 11)))'; \
-	then $(BIN)/python -m pip install -q --require-hashes --no-deps -r $(LOCK); echo locked > $@.new; fi; \
+	then $(BIN)/python -m pip install -q --force-reinstall --require-hashes --no-deps -r $(LOCK); echo locked > $@.new; fi; \
 	mv $@.new $@
 
 $(VENV)/.ready: $(VENV)/.made pyproject.toml constraints.txt setup.py $(wildcard thinwire/aggregation/native/src/*)

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.aggregation.buckets import buckets
+from thinwire.aggregation.codec import buckets
 from thinwire.aggregation.codec import Unbiased
 from thinwire.aggregation.hashing import uniform
 from thinwire.aggregation.methods.quantizer import Whole

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core.types import UpdateId
+from thinwire.server.choices.selection import floor_of
 from thinwire.server.moves import (
     Action,
     AskNow,
@@ -29,7 +30,7 @@ from thinwire.server.moves import (
     Terms,
     Tick,
 )  # fmt: skip
-from thinwire.server.round import Round, floor_of
+from thinwire.server.round import Round
 
 
 def update(device: str, sequence: int = 1) -> UpdateId:

@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.codec import BUCKET, buckets
 from thinwire.aggregation.native import sums as native
-from thinwire.aggregation.vectors import BUCKET, blocks
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.types import Vector
-
-
-def buckets(size: int) -> int:
-    return -(-size // BUCKET)
 
 
 def maxima(values: Vector) -> Vector:

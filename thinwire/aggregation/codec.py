@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
 from thinwire.core.types import Arrived, Payload, State, Vector
@@ -21,6 +22,34 @@ Symbols: TypeAlias = NDArray[Any]
 Scales: TypeAlias = NDArray[Any]
 
 ALL = slice(None)
+BLOCK = 1 << 16  # elements: a block stays in the second-level cache while it is worked on
+BUCKET = 4096  # elements that share a scale; the first bucket of each segment begins at its first element
+assert BLOCK % BUCKET == 0, "a block must hold whole buckets"
+
+
+def buckets(size: int) -> int:
+    """Return how many buckets hold `size` elements."""
+    return -(-size // BUCKET)
+
+
+def not_finite() -> NonFiniteUpdate:
+    """Return the error for an update that holds NaN or infinity."""
+    return NonFiniteUpdate(
+        "the update holds NaN or infinity",
+        why="training diverged on this device",
+        hint="a smaller [local] lr, or [local] clip_grad = 1.0",
+    )
+
+
+class PackedSymbols(Protocol):
+    """Symbols of fewer than 8 bits, side by side as they stand in a frame."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def bits(self) -> int: ...
 
 
 @dataclass(frozen=True)

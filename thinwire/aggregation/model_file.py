@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from thinwire.aggregation import frame
 from thinwire.aggregation.buffers import buffer_codec, float_buffers, float_values, kept_type
 from thinwire.aggregation.buffers import counters as counted
+from thinwire.aggregation.codec import BLOCK
 from thinwire.aggregation.parse import parse
-from thinwire.aggregation.vectors import BLOCK
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.home import disk_error, private_opener, sync_folder
 from thinwire.core.keys import Key

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from thinwire.aggregation.codec import BLOCK
 from thinwire.aggregation.methods.powersgd import Matrix, PowerSgd
 from thinwire.aggregation.native import parts
-from thinwire.aggregation.vectors import BLOCK
 from thinwire.core.types import Vector
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import buckets
+from thinwire.aggregation.codec import BUCKET, buckets
 from thinwire.aggregation.native import sums as native
-from thinwire.aggregation.vectors import BUCKET, blocks
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.types import Vector
 
 LANES = 8

@@ -8,13 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.codec import BLOCK, not_finite
 from thinwire.aggregation.native import finite as native
-from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.types import Vector
-
-BLOCK = 1 << 16  # elements: what stays in the second-level cache while it is worked on
-BUCKET = 4096  # elements that share a scale; buckets begin anew at each segment
-assert BLOCK % BUCKET == 0, "a block must hold whole buckets"
 
 
 def require_vector(x: Vector, size: int) -> None:
@@ -42,15 +38,6 @@ def require_finite(x: Vector) -> None:
     """NonFiniteUpdate when there is NaN or infinity in it."""
     if not finite(x):
         raise not_finite()
-
-
-def not_finite() -> NonFiniteUpdate:
-    """What is raised for NaN or infinity."""
-    return NonFiniteUpdate(
-        "the update holds NaN or infinity",
-        why="training diverged on this device",
-        hint="a smaller [local] lr, or [local] clip_grad = 1.0",
-    )
 
 
 def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:

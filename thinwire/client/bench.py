@@ -16,8 +16,7 @@ from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
     from thinwire.client.compute import bench
-
-Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, steps in all (0: not known)
+    from thinwire.client.compute.order import Tell
 
 
 class Bench(Protocol):

@@ -12,9 +12,8 @@ from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.layout import Layout, differences
 from thinwire.core.plan import RunPlan
 from thinwire.core.texts import counted, plain
-from thinwire.server.choices.selection import Odds, draw
+from thinwire.server.choices.selection import Odds, draw, floor_of
 from thinwire.server.choices.spares import in_drawn_order
-from thinwire.server.round import floor_of
 
 MAX_REASON = 500  # letters of what a device's own words make: a reason stands in the journal of every round
 

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import buckets, maxima, scaled
-from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols
+from thinwire.aggregation.buckets import maxima, scaled
+from thinwire.aggregation.codec import BUCKET, Contractive, Kind, Scales, Symbols, buckets
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import half as native
 from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import kernel, parts
-from thinwire.aggregation.vectors import BUCKET, blocks, finite
+from thinwire.aggregation.vectors import blocks, finite
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 

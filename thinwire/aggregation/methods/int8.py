@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from thinwire.aggregation.codec import Kind, Unbiased
+from thinwire.aggregation.codec import BUCKET, Kind, Unbiased
 from thinwire.aggregation.methods.levelled import Levelled
-from thinwire.aggregation.vectors import BUCKET
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import buckets, maxima
-from thinwire.aggregation.codec import Kind, Scales, Symbols, Unbiased
+from thinwire.aggregation.buckets import maxima
+from thinwire.aggregation.codec import BUCKET, Kind, Scales, Symbols, Unbiased, buckets
 from thinwire.aggregation.hashing import uniform
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import kernel, parts
 from thinwire.aggregation.native import natural as native
-from thinwire.aggregation.vectors import BUCKET, blocks
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import Vector
 

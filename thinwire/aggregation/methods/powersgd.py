@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.buckets import maxima
-from thinwire.aggregation.codec import Role
+from thinwire.aggregation.codec import Role, not_finite
 from thinwire.aggregation.hashing import lowbias32
 from thinwire.aggregation.methods.arguments import read_whole
-from thinwire.aggregation.vectors import not_finite
 from thinwire.core.types import Vector
 
 Matrix = NDArray[np.float32]

@@ -8,13 +8,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols, Unbiased
+from thinwire.aggregation.codec import BUCKET, Contractive, Kind, Scales, Symbols, Unbiased, not_finite
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_whole
 from thinwire.aggregation.methods.levelled import Levelled
 from thinwire.aggregation.native import levels as native
 from thinwire.aggregation.sums import bucket_sums
-from thinwire.aggregation.vectors import BUCKET, not_finite
 from thinwire.core.errors import CodecError
 from thinwire.core.types import Vector
 

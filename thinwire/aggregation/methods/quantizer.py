@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from thinwire.aggregation.buckets import buckets
-from thinwire.aggregation.codec import Role
+from thinwire.aggregation.codec import Role, buckets
 
 
 @dataclass(frozen=True)

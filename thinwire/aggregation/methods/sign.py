@@ -8,15 +8,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import buckets
-from thinwire.aggregation.codec import Contractive, Kind, Scales, Symbols
+from thinwire.aggregation.codec import BUCKET, Contractive, Kind, Scales, Symbols, buckets
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods.quantizer import Whole
 from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import kernel
 from thinwire.aggregation.native import sums as native
 from thinwire.aggregation.sums import bucket_sums
-from thinwire.aggregation.vectors import BUCKET, blocks
+from thinwire.aggregation.vectors import blocks
 from thinwire.core.errors import BadPayload, CodecError
 from thinwire.core.types import Vector
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import buckets, maxima, scaled
-from thinwire.aggregation.codec import Contractive, Kind, ResidualOnly, Scales, Symbols
+from thinwire.aggregation.buckets import maxima, scaled
+from thinwire.aggregation.codec import BUCKET, Contractive, Kind, ResidualOnly, Scales, Symbols, buckets
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.quantizer import Whole
@@ -18,7 +18,6 @@ from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as levels_native
 from thinwire.aggregation.native import ternary as native
 from thinwire.aggregation.sums import rms
-from thinwire.aggregation.vectors import BUCKET
 from thinwire.core.types import Vector
 
 SIGMAS = 2.5  # root mean squares: beyond, a tensor is clipped

@@ -9,11 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from thinwire.aggregation.buckets import maxima
-from thinwire.aggregation.codec import Contractive, Indices, Kind, Role
+from thinwire.aggregation.codec import Contractive, Indices, Kind, Role, not_finite
 from thinwire.aggregation.methods.arguments import read_number
 from thinwire.aggregation.reaching import reaching
 from thinwire.aggregation.sums import rms
-from thinwire.aggregation.vectors import not_finite
 from thinwire.core.types import Vector
 
 LARGEST_SEGMENT = 1 << 24  # values

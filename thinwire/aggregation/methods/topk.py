@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Contractive, Indices, Kind, Role
+from thinwire.aggregation.codec import Contractive, Indices, Kind, Role, not_finite
 from thinwire.aggregation.methods.arguments import read_ratio
 from thinwire.aggregation.reaching import MAGNITUDE, reaching
-from thinwire.aggregation.vectors import not_finite, require_finite
+from thinwire.aggregation.vectors import require_finite
 from thinwire.core.types import Vector
 
 INFINITE = np.uint32(0x7F800000)  # from here on they are infinity and NaN

@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.buckets import buckets
-from thinwire.aggregation.codec import Kind, ResidualOnly, Scales, Symbols
+from thinwire.aggregation.codec import Kind, ResidualOnly, Scales, Symbols, buckets, not_finite
 from thinwire.aggregation.held import Held
 from thinwire.aggregation.methods import levels
 from thinwire.aggregation.methods.arguments import read_number
@@ -19,7 +18,6 @@ from thinwire.aggregation.native import held as held_native
 from thinwire.aggregation.native import levels as levels_native
 from thinwire.aggregation.native import ternary as native
 from thinwire.aggregation.sums import rms, root_of
-from thinwire.aggregation.vectors import not_finite
 from thinwire.core.types import Vector
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.codec import BUCKET
 from thinwire.aggregation.native import parts
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each
-from thinwire.aggregation.vectors import BUCKET
 from thinwire.core.types import Vector
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.codec import BUCKET, buckets, not_finite
 from thinwire.aggregation.native import parts
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each_of, parts_between
-from thinwire.aggregation.vectors import BUCKET, not_finite
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def bf16(values: Vector, held: Held, halves: NDArray[np.uint8]) -> None:
 
 def squares(values: Vector, held: Held) -> NDArray[np.float64]:
     """Values become p; the sum of each bucket's squares."""
-    sums = np.empty(-(-values.size // BUCKET))
+    sums = np.empty(buckets(values.size))
     to = sums.ctypes.data
     parts.write_held("add_squares", values, held, lambda a: (to + a // BUCKET * 8,))
     return sums

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Symbols
-from thinwire.aggregation.coders.pack import Packed
+from thinwire.aggregation.codec import BUCKET, PackedSymbols, Symbols, buckets
 from thinwire.aggregation.native import parts
 from thinwire.aggregation.native.path import NUMPY, chosen, kernel
 from thinwire.aggregation.native.stored import stored
 from thinwire.aggregation.native.threads import each
-from thinwire.aggregation.vectors import BUCKET
 from thinwire.core.types import Vector
 
 
@@ -25,7 +23,7 @@ def encode(values: Vector, levels: int, most: np.float32, word: int | None) -> t
     run = kernel("levels_encode")
     if run is None:
         return None
-    symbols, scales = np.empty(values.size, np.int8), np.empty(-(-values.size // BUCKET), np.float32)
+    symbols, scales = np.empty(values.size, np.int8), np.empty(buckets(values.size), np.float32)
     write(values, levels, most, word, 8, symbols.view(np.uint8), scales)
     return symbols, scales
 
@@ -68,7 +66,7 @@ def write_rounded(
 
 
 def add(
-    symbols: Symbols | Packed, scales: Vector, span: slice, factor: np.float32, adds: bool, into: Vector,
+    symbols: Symbols | PackedSymbols, scales: Vector, span: slice, factor: np.float32, adds: bool, into: Vector,
     starts: tuple[int, ...] = (0,),
 ) -> bool:  # fmt: skip
     """See `parts.add`; buckets begin anew at each of `starts`."""

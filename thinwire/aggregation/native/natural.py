@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.codec import BUCKET
 from thinwire.aggregation.native import parts
-from thinwire.aggregation.vectors import BUCKET
 from thinwire.core.types import Vector
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.codec import not_finite
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each
-from thinwire.aggregation.vectors import not_finite
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.codec import Symbols
-from thinwire.aggregation.coders.pack import Packed
+from thinwire.aggregation.codec import PackedSymbols, Symbols, not_finite
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.stored import stored
 from thinwire.aggregation.native.threads import GRAIN, each
-from thinwire.aggregation.vectors import not_finite
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
@@ -61,8 +59,8 @@ def write_held(
 
 
 def add(
-    symbols: Symbols | Packed, scales: NDArray[np.uint8], span: slice, word: int, levels: Vector, factor: np.float32,
-    adds: bool, into: Vector,
+    symbols: Symbols | PackedSymbols, scales: NDArray[np.uint8], span: slice, word: int, levels: Vector,
+    factor: np.float32, adds: bool, into: Vector,
 ) -> bool:  # fmt: skip
     """What is rotated of into[0 ..] gets the values in `span` times a factor; the tail is not touched."""
     run = kernel("eden_add")

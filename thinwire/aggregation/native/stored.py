@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from thinwire.aggregation.codec import Symbols
-    from thinwire.aggregation.coders.pack import Packed
+    from thinwire.aggregation.codec import PackedSymbols, Symbols
 
 
-def stored(symbols: Symbols | Packed) -> tuple[int, int]:
+def stored(symbols: Symbols | PackedSymbols) -> tuple[int, int]:
     """Where a kernel finds symbols, and the bits that each has there."""
     if isinstance(symbols, np.ndarray):
         return symbols.ctypes.data, 8 * symbols.itemsize

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.codec import BUCKET, not_finite
 from thinwire.aggregation.native.path import kernel
 from thinwire.aggregation.native.threads import each, each_of, parts_between
-from thinwire.aggregation.vectors import BUCKET, not_finite
 from thinwire.core.types import Vector
 
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .order import Tell
+
     Vector = NDArray[np.float32]
-    Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, steps in all (0: not known)
 
 SMALL = 1 << 20  # trained parameters under which more than one thread costs more than it gains
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .evaluate import Sums
 
     Vector = NDArray[np.float32]
+    Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, steps in all (0: not known)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from thinwire.client.bench import Tell
 from thinwire.client.compute.errors import Cancelled
 from thinwire.client.training.child import Broken, Child
+
+if TYPE_CHECKING:
+    from thinwire.client.compute.order import Tell
 
 LOOK_S = 0.1  # between two looks whether the ask was withdrawn
 LETS_GO_S = 5.0  # from hearing that the ask was withdrawn to the end of the batch

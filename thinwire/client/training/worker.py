@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.aggregation import float_buffers
-from thinwire.client.bench import Tell
 from thinwire.client.compute.errors import BadTask, BadUsage, Cancelled, Wrong
 from thinwire.client.compute.order import Done, Order
 from thinwire.client.compute.site import Site
@@ -22,6 +21,9 @@ from thinwire.core.errors import TaskError
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout, differences
 from thinwire.core.types import Vector
+
+if TYPE_CHECKING:
+    from thinwire.client.compute.order import Tell
 
 IDLE_S = 600.0  # without an ask: its memory is given back
 

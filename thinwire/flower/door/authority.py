@@ -24,6 +24,7 @@ from cryptography import x509
 from thinwire.core.errors import DataLost, UsageError
 from thinwire.core.home import keep_private, private_folder, write_atomically
 from thinwire.flower.wire.certificates import (
+    STATE,
     Issued,
     due,
     make_ca,
@@ -34,7 +35,6 @@ from thinwire.flower.wire.certificates import (
     server_name,
 )
 
-STATE = "state.json"
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 

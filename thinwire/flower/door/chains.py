@@ -12,8 +12,7 @@ from pathlib import Path
 from cryptography import x509
 
 from thinwire.core.errors import DataLost
-from thinwire.flower.door.authority import STATE
-from thinwire.flower.wire.certificates import EARLIER, LEAF_RENEWED
+from thinwire.flower.wire.certificates import EARLIER, LEAF_RENEWED, STATE
 
 
 @dataclass(frozen=True)

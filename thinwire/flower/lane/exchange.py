@@ -7,13 +7,12 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from thinwire.core.fleet import Arrival, Envelope, NodeLeft, TakenUp
 from thinwire.core.messages import ask_to_bytes, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead, UpdateId
-from thinwire.flower.grid import Grid, Message
-from thinwire.flower.lane.outstanding import Outstanding
+from thinwire.flower.lane.outstanding import MessageLog, Outstanding
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,7 +25,7 @@ class Replied:
     read a second time, so a poll cannot fail on them.
     """
 
-    message: Message
+    message: Any
     reply: ReplyHead | Failure
 
 
@@ -36,8 +35,8 @@ class Exchange:
     Law: an ask stays until it is answered or cancelled, whatever becomes of connections and processes.
     """
 
-    def __init__(self, grid: Grid, wake: Callable[[Iterable[str]], None]) -> None:
-        self._grid, self._wake = grid, wake
+    def __init__(self, messages: MessageLog, wake: Callable[[Iterable[str]], None]) -> None:
+        self._messages, self._wake = messages, wake
         self._changed = threading.Condition()
         self._nodes: dict[str, int] = {}
         self._processes: dict[str, str] = {}  # device -> the one that said hello last
@@ -61,7 +60,7 @@ class Exchange:
                 self._settle(ask.ask_id, device)
                 self._withdrawn.pop(ask.ask_id, None)
                 data = ask_to_bytes(ask)
-                message = self._grid.ask(node_id, data, group=f"{ask.run}/{ask.round}")
+                message = self._messages.ask(node_id, data, group=f"{ask.run}/{ask.round}")
                 outstanding = Outstanding(envelope, message, data, self._processes.get(device, ""))
                 self._asks.setdefault(device, {})[ask.ask_id] = outstanding
                 self._asked[ask.ask_id] = device
@@ -84,7 +83,7 @@ class Exchange:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._arrivals), wait_s)
             came, self._arrivals = list(self._arrivals), deque()
-        self._grid.collect([entry.message for entry in came if isinstance(entry, Replied)])
+        self._messages.collect([entry.message for entry in came if isinstance(entry, Replied)])
         return [entry.reply if isinstance(entry, Replied) else entry for entry in came]
 
     def taken_up(self) -> list[TakenUp]:
@@ -126,7 +125,7 @@ class Exchange:
             return [ask_id for ask_id in held if ask_id in self._withdrawn]
 
     def pulled(self, outstanding: Outstanding, at: float) -> None:
-        self._grid.delivered(outstanding.message)
+        self._messages.delivered(outstanding.message)
         outstanding.pulled_at = at
         if outstanding.envelope.ask.kind != "stop":  # it may be lost on the way, and nothing would say so
             with self._changed:
@@ -158,11 +157,11 @@ class Exchange:
             if device not in self._nodes:
                 return False
             outstanding = self._asks.get(device, {}).get(reply.ask_id)
-            message = outstanding.message if outstanding else self._grid.ask(self._nodes[device], b"")
+            message = outstanding.message if outstanding else self._messages.ask(self._nodes[device], b"")
             self._settle(reply.ask_id, device, forget=False)
             if isinstance(reply, ReplyHead):
                 self._remember(reply)
-            self._arrived(Replied(self._grid.reply(message, received or reply_to_bytes(reply)), reply))
+            self._arrived(Replied(self._messages.reply(message, received or reply_to_bytes(reply)), reply))
             return True
 
     def outstanding(self, device: str, ask_id: str) -> Outstanding | None:
@@ -181,7 +180,7 @@ class Exchange:
                 else:
                     taken.append(head.update_id)
                     if isinstance(arrival, Replied):
-                        self._grid.collect([arrival.message])
+                        self._messages.collect([arrival.message])
             self._arrivals = kept
             for ask_id in list(self._asks.get(device, {})):
                 self._settle(ask_id, device)
@@ -226,7 +225,7 @@ class Exchange:
         if outstanding is not None:
             del self._asked[ask_id]
             if forget:
-                self._grid.forget(outstanding.message)
+                self._messages.forget(outstanding.message)
 
 
 def answer_digest(head: ReplyHead) -> bytes:

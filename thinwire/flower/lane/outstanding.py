@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from thinwire.core.fleet import Envelope
 from thinwire.core.messages import ask_to_bytes
-from thinwire.flower.grid import Message
+
+
+class MessageLog(Protocol):
+    """Where the engine keeps its messages. It gives a handle for each one, which only it can read."""
+
+    def ask(self, node_id: int, data: bytes, group: str = "") -> Any: ...
+    def delivered(self, message: Any) -> None: ...
+    def reply(self, ask: Any, data: bytes) -> Any: ...
+    def collect(self, replies: Sequence[Any]) -> list[bytes]: ...
+    def forget(self, message: Any) -> None: ...
 
 
 @dataclass
@@ -16,7 +27,7 @@ class Outstanding:
     """
 
     envelope: Envelope
-    message: Message
+    message: Any  # the handle that a `MessageLog` gave for it
     data: bytes
     process: str
     pulled_at: float = 0.0

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+STATE = "state.json"  # which certificates are in use, beside them
 CA_VALID = timedelta(days=20 * 365)
 LEAF_VALID, LEAF_RENEWED = timedelta(days=90), timedelta(days=60)
 EARLIER = timedelta(days=1)  # clocks of others may be behind

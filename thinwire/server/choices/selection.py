@@ -70,3 +70,12 @@ def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: O
         return -math.log(uniform) / found.each[device]
 
     return tuple(sorted(sorted(candidates, key=waits)[:count]))
+
+
+def floor_of(min_replies: float, asked: int) -> int:
+    """The fewest replies that make a step: a share of those asked (rounded up), or from 1 on a count.
+
+    >>> floor_of(0.5, 7), floor_of(1.0, 7), floor_of(3, 7)
+    (4, 1, 3)
+    """
+    return max(1, math.ceil(min_replies * asked - 1e-9) if min_replies < 1 else int(min_replies))

@@ -12,13 +12,14 @@ from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusCh
 from thinwire.core.plan import RunPlan
 from thinwire.server.buffered import Buffer
 from thinwire.server.choices.forewarned import notes
+from thinwire.server.choices.selection import floor_of
 from thinwire.server.cohort import Cohort, choose, choose_for_buffer
 from thinwire.server.driving.asking import codecs_of, deadline_of, expected, most_common, odds_of, rungs_of
 from thinwire.server.driving.pacing import own_work
 from thinwire.server.driving.running import Running
 from thinwire.server.moves import AtWork, Terms
 from thinwire.server.places import at_work_before, slowest_s
-from thinwire.server.round import Round, floor_of
+from thinwire.server.round import Round
 
 
 def open_round(running: Running) -> RoundOpened | None:

@@ -15,9 +15,13 @@ import pytest
 
 from tests.client.gated import NOON, Device
 from tests.client.small import RUN
-from thinwire.client.owner.day import SLACK
+from thinwire.client.answering.under_way import Begun
+from thinwire.client.compute.errors import Cancelled
+from thinwire.client.compute.site import Split
+from thinwire.client.owner.day import FREE, SLACK, key_of
 from thinwire.client.policy import Kind, Policy
 from thinwire.core.errors import DataLost
+from thinwire.core.home import write_atomically
 from thinwire.core.types import Failure, ReplyHead
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -112,11 +116,85 @@ def test_one_id_does_not_buy_a_second_answer(tmp_path):
     assert device.rule(1, ask_id="a-2") == "rounds_a_day"
 
 
-def test_an_ask_whose_work_failed_is_not_counted_again(tmp_path):
+def test_an_ask_whose_work_failed_is_counted_again(tmp_path):
+    """It cost its owner as much as one that succeeds: else an aggregator repeats what fails after hours, for free."""
+
+    class Failing(Device):
+        def data(self, site: object) -> Split:
+            self.read += 1
+            raise RuntimeError("no such file")
+
+    device = Failing(tmp_path, Policy(rounds_a_day=2))
+    assert [device.kind(1) for _ in range(5)] == ["task-error", "task-error", "declined", "declined", "declined"]
+    assert device.read == 2
+    device.start()
+    assert device.rule(1) == "rounds_a_day"
+
+
+def test_an_ask_that_was_withdrawn_is_counted_again(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1))
-    assert device.kind(1, layout_digest="0" * 64) == "layout-mismatch"
-    assert device.rule(1) == ""
-    assert device.rule(2) == "rounds_a_day"
+    delivery = device.aggregator.ask(1)
+    with pytest.raises(Cancelled):
+        device.session.answer(delivery, lambda: True, print)
+    device.session.withdrawn(delivery.ask)
+    assert device.rule(1) == "rounds_a_day"
+
+
+def test_an_ask_whose_model_led_nowhere_is_not_counted_again_when_it_comes_in_full(tmp_path):
+    """The aggregator sends it again at once, and nothing was read for it; three times at most."""
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    for _ in range(1 + FREE):
+        assert device.kind(1, base_digest="0" * 64) == "base-mismatch"
+    assert device.rule(1) == "rounds_a_day"
+    other = Device(tmp_path / "other", Policy(rounds_a_day=1))
+    assert other.kind(1, base_digest="0" * 64) == "base-mismatch"
+    assert (other.rule(1), other.rule(2)) == ("", "rounds_a_day")
+
+
+def test_a_run_that_changes_its_identity_does_not_buy_attempts(tmp_path):
+    """With another identity the device forgets its replies, and then the first one's assignment is new to it again."""
+    device = Device(tmp_path, Policy(rounds_a_day=3))
+    asked = [device.rule(1, identity=letter * 16) for letter in "abababab"]
+    assert asked == ["", "", "", *["rounds_a_day"] * 5]
+
+
+def test_an_attempt_that_a_restart_cut_off_is_free_three_times_and_then_counts(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=2))
+    ask = device.aggregator.ask(1).ask
+    for _ in range(1 + FREE):
+        device.gate.admit(ask)
+        device.start()
+    kept = json.loads(device.counts.read_text())["let_in"]["train"]
+    assert [key[32:] for key in kept] == ["", *["+"] * FREE]
+    assert device.rule(1) == "", "it counts, and is the second"
+    assert [device.rule(number) for number in (2, 1)] == ["rounds_a_day", ""], "the reply is there, and is sent again"
+
+
+def test_an_overlapping_ask_that_comes_again_while_its_answer_is_made_does_not_end_it(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=1), text="[local.overlap]\nmax_delay = 1\n")
+    delivery = device.aggregator.ask(1)
+    begun = device.session.begin(delivery, lambda: False, print)
+    assert isinstance(begun, Begun)
+    with pytest.raises(Cancelled):
+        device.session.begin(delivery, lambda: False, print)
+    device.session.withdrawn(delivery.ask)
+    assert not any(key.endswith("-") for key in json.loads(device.counts.read_text())["let_in"]["train"])
+    assert isinstance(device.session.finish(begun)[0], ReplyHead)
+    assert json.loads(device.counts.read_text())["let_in"]["train"] == [key_of(delivery.ask) + "-"]
+
+
+def test_a_disk_that_refuses_the_end_of_an_attempt_does_not_cost_its_reply(tmp_path):
+    class Full:
+        writes = 0
+
+        def __call__(self, path: Path, data: bytes) -> None:
+            self.writes += path.name == "policy.json"
+            if self.writes > 1:
+                raise DataLost("the disk is full")
+            write_atomically(path, data)
+
+    device = Device(tmp_path, Policy(rounds_a_day=1), write=Full())
+    assert isinstance(device.ask(1), ReplyHead)
 
 
 def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path):
@@ -215,3 +293,15 @@ def test_runs_do_not_share_an_answers_place(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1))
     assert device.rule(1) == ""
     assert device.rule(1, run=f"{RUN}1") == "rounds_a_day"
+
+
+def test_on_a_day_that_is_used_up_only_an_attempt_that_is_open_is_fetched_for(tmp_path):
+    """Else an aggregator has the same model fetched all day."""
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    asks = [device.aggregator.ask(number).ask for number in (1, 2)]
+    device.gate.admit(asks[0])
+    assert [device.gate.wanted(ask) for ask in asks] == [True, False], "it may have been sent again in full"
+    device.start()
+    assert [device.gate.wanted(ask) for ask in asks] == [True, False], "a new process goes on with it"
+    assert device.rule(1) == ""
+    assert [device.gate.wanted(ask) for ask in asks] == [False, False]

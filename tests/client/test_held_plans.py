@@ -17,7 +17,7 @@ from thinwire.core.types import Failure, ReplyHead
 
 
 def test_an_ask_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
-    device = Device(tmp_path, Policy(rounds_a_day=1))
+    device = Device(tmp_path, Policy(rounds_a_day=2))
     named = device.aggregator.ask(1, plan=device.aggregator.plan.digest).ask
     assert not device.gate.wanted(named)
     assert device.rule(1) == ""

@@ -201,7 +201,11 @@ class Loop:
         try:
             begun = session.begin(delivery, cancelled, self.say, taken_at - came_at)
         except Cancelled:
-            self.say("stopping" if self.ending.is_set() else f"round {ask.round}: withdrawn by the aggregator")
+            if self.ending.is_set():
+                self.say("stopping")
+            else:
+                session.withdrawn(ask)
+                self.say(f"round {ask.round}: withdrawn by the aggregator")
             return
         if overlaps:
             self._behind.put(lambda: self._finish(session, begun, delivery, taken_at))

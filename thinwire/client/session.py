@@ -94,23 +94,33 @@ class Session:
         The next ask may be begun before. One thread finishes, in the order in which asks were begun.
         """
         try:
-            return self._begin(delivery, cancelled, say, queue_s)
+            begun = self._begin(delivery, cancelled, say, queue_s)
         except Cancelled:
             raise
         except Exception as error:  # whatever happens in a task's code is this ask's failure, not this program's end
-            return self._failed(error, delivery.ask, say), None
+            begun = self._failed(error, delivery.ask, say), None
+        if not isinstance(begun, Begun):
+            self._ended(delivery.ask, begun[0])
+        return begun
 
     def finish(self, begun: Begun) -> Answer:
         """The answer, committed. A change that could not be encoded is not gone on with."""
         ask, ahead = begun.job.ask, self._ahead[begun.job.ask.run]
         try:
-            return self._finish(begun)
+            answer = self._finish(begun)
         except Exception as error:
             if isinstance(begun.outcome, Trained):
                 ahead.void |= {begun.outcome.head.update_id.sequence}
-            return self._failed(error, ask, begun.job.say), None
+            answer = self._failed(error, ask, begun.job.say), None
         finally:
             ahead.making.discard(ask.ask_id)
+        self._ended(ask, answer[0])
+        return answer
+
+    def withdrawn(self, ask: Ask) -> None:
+        """Take in that the aggregator withdrew an assignment that was begun: its work ended without a reply."""
+        if ask.ask_id not in self._ahead[ask.run].making:  # else it came twice, and the first one goes on
+            self.gate.ended(ask)
 
     def overlaps(self, ask: Ask) -> bool:
         """Whether the next ask may be begun while the answer to this one is finished."""
@@ -155,7 +165,7 @@ class Session:
             raise delivery.error
         require_room(self.folder, 0, self.gate.min_free_bytes)
         used = replace(state, sequence=max(state.sequence, ahead.sequence))
-        plan = self.gate.admit(ask, used.sequence)  # before anything is loaded
+        plan = self.gate.admit(ask)  # before anything is loaded
         ask = replace(ask, plan=plan)
         if delivery.bundle is None:  # no part was fetched: the link judged them as is done here
             exchange.require_parts(ask, RunPlan.from_json(plan), self.bench.layout)
@@ -213,6 +223,11 @@ class Session:
             shadow_version=new.shadow_version, pending=overlap.without(new.pending, void),
         )  # fmt: skip
         return self._commit(ask, folder, encoded(job, found, onto, self.bench.layout))
+
+    def _ended(self, ask: Ask, reply: Reply) -> None:
+        """Count the assignment as ended, unless it goes on at once: the aggregator sends the model again, in full."""
+        if not (isinstance(reply, Failure) and reply.kind == "base-mismatch"):
+            self.gate.ended(ask)
 
     def _settling(self, job: Job, folder: RunFolder) -> Settling:
         return Settling(job.ask, job.plan, self.bench.layout, self.name, folder, job.say)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.client.small import Aggregator, plan_of, task_of
-from tests.fleet_words import answer, envelope, hello, polled, pulled
+from tests.fleet_words import answer, envelope, hello, polled, pulled, until
 from tests.flower.callers import tls_place
 from tests.flower.doubles import Place, place
 from thinwire.aggregation import write_model
@@ -129,6 +129,27 @@ def test_a_million_million_steps_end_at_the_owners_limit(here: Place) -> None:
         assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
         device.gate.renew(Policy())
         assert isinstance(device.ask(device.honest.ask(2)), ReplyHead)
+
+
+def test_one_assignment_that_is_repeated_is_worked_on_as_often_as_its_owner_allows(here: Place) -> None:
+    with attacked(here, Policy(rounds_a_day=2, max_assignment_minutes=0.003)) as device:
+        endless = device.honest.ask(1, work=Work(10**12, 8))
+        rules = [refused(device.ask(endless))[1].partition(":")[0] for _ in range(5)]
+        assert rules == ["max_assignment_minutes", "max_assignment_minutes", *["rounds_a_day"] * 3]
+
+
+def test_one_assignment_that_is_withdrawn_each_time_is_worked_on_as_often_as_its_owner_allows(here: Place) -> None:
+    with attacked(here, Policy(rounds_a_day=2)) as device:
+        endless, said = device.honest.ask(1, work=Work(10**12, 8)), device.said
+        for times in (1, 2):
+            begun = sum(" steps" in line for line in said)
+            here.fleet.send([Envelope("pi-1", endless.ask, endless.bundle)])
+            until(lambda begun=begun: sum(" steps" in line for line in said) > begun)  # type: ignore[misc]  # a default
+            here.fleet.cancel([endless.ask.ask_id])
+            until(lambda times=times: sum("withdrawn" in line for line in said) == times)  # type: ignore[misc]
+        told = device.ask(endless)
+        assert isinstance(told, Failure)
+        assert told.text.startswith("rounds_a_day: ")
 
 
 def test_so_are_batches_that_no_memory_holds_and_plans_with_more_than_a_device_counts(here: Place) -> None:

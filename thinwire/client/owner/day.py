@@ -1,9 +1,12 @@
-"""How many asks a device let in today, on disk before the work begins: a kill in between counts it all the same.
+"""Count the assignments that a device admitted today, on disk before the work begins: a kill does not undo a count.
 
-One file, `policy.json`: the day, and the keys of what was let in on it. Law: of each kind at most `rounds_a_day`
-answers are made on one day, whatever is killed, sent again or renamed. A key stands for one answer: an ask comes
-again with the same key until it was answered, and with another one after, so that asking twice under one id counts
-twice. A file that cannot be read lets nothing in: it may have been full.
+One file, `policy.json`: the day, and a key for each attempt at an assignment. `KEY` is open: its work may go on.
+`KEY-` has ended: with a reply, with a failure, or withdrawn. The same assignment after that is another attempt, and
+counts. `KEY+` is an open attempt that was begun again, after a restart of this process: that is free, `FREE` times.
+
+Invariant: of each kind at most `rounds_a_day` attempts begin on one day, whatever the aggregator repeats or renames;
+only a restart of the client repeats one for free, and at most `FREE` times. A file that cannot be read admits
+nothing: it may have been full.
 """
 
 from __future__ import annotations
@@ -23,22 +26,31 @@ from thinwire.core.types import Ask
 FILE = "policy.json"
 FORMAT = 1
 RELEASED = datetime(2026, 1, 1).astimezone()  # this program is not older: a clock before it was never set
+FREE = (
+    3  # times that one attempt is begun again: a device with a bad battery finishes its round, a loop of crashes ends
+)
+ENDED, RESUMED = "-", "+"  # after a key
 SLACK = timedelta(hours=1)  # a clock that is set right steps back by less; a day must not come twice
 
 
 @dataclass(frozen=True)
 class Day:
-    """What was let in on a day: kind of ask -> keys. `at` is when this was written, the latest time ever seen."""
+    """What was admitted on a day: kind -> keys with their marks. `at` is when this was written, the latest time ever
+    seen.
+    """
 
     date: date
     at: datetime
     let_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def has(self, kind: str, key: str) -> bool:
-        return key in self.let_in.get(kind, ())
+    def is_free(self, kind: str, key: str) -> bool:
+        """Return whether this key is open and may be begun again without being counted."""
+        keys = self.let_in.get(kind, ())
+        return key in keys and keys.count(key + RESUMED) < FREE
 
     def count(self, kind: str) -> int:
-        return len(self.let_in.get(kind, ()))
+        """Return how many attempts of this kind were counted."""
+        return sum(not key.endswith(RESUMED) for key in self.let_in.get(kind, ()))
 
     def on(self, now: datetime) -> Day:
         """This day, or a new one where one has begun; time never goes back here."""
@@ -47,9 +59,22 @@ class Day:
         return replace(self, at=max(now, self.at))
 
     def with_one(self, kind: str, key: str) -> Day:
-        if self.has(kind, key):
+        """Return the day with one more attempt; an open one is begun again for free as long as `is_free`."""
+        if self.is_free(kind, key):
+            return self._with(kind, (*self.let_in[kind], key + RESUMED))
+        ended = self.with_end(kind, key)
+        return ended._with(kind, (*ended.let_in.get(kind, ()), key))
+
+    def with_end(self, kind: str, key: str) -> Day:
+        """Return the day in which this key's attempt has ended; a key that is not open changes nothing."""
+        keys = self.let_in.get(kind, ())
+        if key not in keys:
             return self
-        return replace(self, let_in={**self.let_in, kind: (*self.let_in.get(kind, ()), key)})
+        left = (other for other in keys if other != key + RESUMED)
+        return self._with(kind, tuple(other + ENDED if other == key else other for other in left))
+
+    def _with(self, kind: str, keys: tuple[str, ...]) -> Day:
+        return replace(self, let_in={**self.let_in, kind: keys})
 
 
 class DayFile:
@@ -98,7 +123,7 @@ def believed(now: datetime, last: Day | None, skew_s: float = 0.0) -> str:
     return ""
 
 
-def key_of(ask: Ask, sequence: int) -> str:
-    """What stands for the one answer that this ask can get: `sequence` is the last that was given in its run."""
-    said = json.dumps([ask.run, ask.ask_id, sequence])
+def key_of(ask: Ask) -> str:
+    """Return what stands for this assignment in the counts."""
+    said = json.dumps([ask.run, ask.identity, ask.ask_id])
     return hashlib.sha256(said.encode()).hexdigest()[:32]

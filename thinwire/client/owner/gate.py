@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -33,9 +34,9 @@ def local_time() -> datetime:
 class Gate:
     """One for a device, shared by its sessions.
 
-    Laws: `admit` raises before the task's data or model are touched; what it counts is on disk when it returns; an ask
-    that comes again because its answer was never made is not counted again. Two threads call it: one that fetches
-    (`wanted`), one that works (`admit`).
+    Laws: `admit` raises before the task's data or model are touched; what it counts is on disk when it returns; an
+    assignment that comes again is counted again, unless this process was restarted in the middle of it (owner/day.py).
+    Three threads call it: one that fetches (`wanted`), one that works (`admit`), one that finishes (`ended`).
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Gate:
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
         self.plans = Plans(folder / "plans" if folder else None, write)
         self._file = DayFile(folder, write) if folder else None
+        self._open: dict[str, str] = {}  # key of an assignment under way that was counted -> its kind
 
     def renew(self, policy: Policy) -> None:
         """From the next ask on; what was let in goes on, and what was counted stays counted."""
@@ -74,39 +76,52 @@ class Gate:
         with self._lock:
             return self.policy.kinds is None or kind in self.policy.kinds
 
-    def admit(self, ask: Ask, sequence: int) -> Mapping[str, Any]:
-        """The ask's resolved plan; CannotAnswer: need-plan or declined. `sequence` is of the run's last answer here."""
+    def admit(self, ask: Ask) -> Mapping[str, Any]:
+        """The ask's resolved plan; CannotAnswer: need-plan or declined."""
         with self._lock:
             plan = self.plans.of(ask)
-            day, facts = self._facts(ask, key_of(ask, sequence))
+            day, facts = self._facts(ask)
             declined = decide(self.policy, ask.task, ask.kind, plan, facts)
             if declined is not None:
                 raise CannotAnswer("declined", declined.text)
             if day is not None and self._file is not None:
-                self._file.keep(day.with_one(ask.kind, key_of(ask, sequence)))
+                self._file.keep(day.with_one(ask.kind, key_of(ask)))
+                self._open[key_of(ask)] = ask.kind
             return plan
+
+    def ended(self, ask: Ask) -> None:
+        """Record that an admitted assignment has ended: with a reply, with a failure, or withdrawn by the aggregator.
+
+        Not called when this process itself ends: then the work is begun again. A disk that refuses leaves the key
+        open, and the aggregator has at most the free attempts of a restart.
+        """
+        with self._lock:
+            kind = self._open.pop(key_of(ask), "")
+            if kind and self._file is not None:
+                with contextlib.suppress(DataLost):
+                    if (day := self._file.read()) is not None:
+                        self._file.keep(day.with_end(kind, key_of(ask)))
 
     def wanted(self, ask: Ask) -> bool:
         """Whether the ask's parts are worth their way here: not where `admit` would say no whatever came.
 
-        Nothing is counted, and a day that is used up does not count: this may be an ask that was let in before.
+        Nothing is counted; a day that is used up keeps out all but an assignment whose attempt is still open.
         """
         with self._lock:
             if (plan := self.plans.known(ask)) is None:
                 return False
-            _, facts = self._facts(ask, "")
-            policy = self.policy.model_copy(update={"rounds_a_day": None})
-            return decide(policy, ask.task, ask.kind, plan, facts) is None
+            _, facts = self._facts(ask)
+            return decide(self.policy, ask.task, ask.kind, plan, facts) is None
 
-    def _facts(self, ask: Ask, key: str) -> tuple[Day | None, Facts]:
+    def _facts(self, ask: Ask) -> tuple[Day | None, Facts]:
         """What the policy has to know, and no more is looked up; with the day, where it is counted."""
         policy = self.policy
         counted = self._file is not None and (policy.rounds_a_day is not None or bool(policy.hours))
-        day, facts = self._today(ask, key) if counted else (None, Facts(self._now(), None))
+        day, facts = self._today(ask) if counted else (None, Facts(self._now(), None))
         price = self._link_is(policy.link) if policy.metered == "refuse" else None
         return day, facts.beside(price, CARRIES)
 
-    def _today(self, ask: Ask, key: str) -> tuple[Day | None, Facts]:
+    def _today(self, ask: Ask) -> tuple[Day | None, Facts]:
         """What was let in today, and what of it and of the clock can be believed."""
         assert self._file is not None
         now = self._now()
@@ -118,4 +133,4 @@ class Gate:
         if doubt := believed(now, last, self._skew_s()):
             return None, Facts(None, None, no_clock=doubt, no_counts=doubt)
         day = (last or Day(now.date(), now)).on(now)
-        return day, Facts(now, day.count(ask.kind) - day.has(ask.kind, key))
+        return day, Facts(now, day.count(ask.kind) - day.is_free(ask.kind, key_of(ask)))

@@ -37,6 +37,7 @@ class Site:
         self.listen, self.page_at = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.example = EXAMPLE  # the folder of the task and its plan
         self.page: tuple[str, ...] = ("--no-page",)
+        self.aggregator_program: Sequence[str] = THINWIRE
         self.processes: list[subprocess.Popen[bytes]] = []
         self.aggregator: subprocess.Popen[bytes] | None = None
 
@@ -48,7 +49,7 @@ class Site:
 
     def begin_aggregator(self, *more: str) -> subprocess.Popen[bytes]:
         words = ("aggregator", "start", "--listen", self.listen, *self.page, *more)
-        self.aggregator = self.start(*words, inside=self.inside)
+        self.aggregator = self.start(*words, inside=self.inside, program=self.aggregator_program)
         return self.aggregator
 
     def serving(self) -> dict[str, Any]:

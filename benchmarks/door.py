@@ -20,6 +20,7 @@ from benchmarks.document import note
 from benchmarks.door_load import Answering, Devices, handshakes, quiet_poll, requests
 from benchmarks.door_process import DoorProcess, door_process
 from benchmarks.entry import run_in_folder
+from thinwire.flower.fleet import POLL_S
 
 PAYLOAD_BYTES = 10_000
 WARM_ROUNDS = 2
@@ -41,7 +42,7 @@ class Preset:
 PRESETS = {
     "tiny": Preset(20, 2, 10, 3, 0.2, 20),  # seconds: for the tests
     "small": Preset(1000, 8, 250, 50, 2.0, 1000),
-    "full": Preset(5000, 8, 1000, 250, 240.0, 1000),
+    "full": Preset(5000, 8, 1000, 250, POLL_S, 1000),
 }
 
 
@@ -72,7 +73,7 @@ def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[st
         one = Devices.let_in(door, 1, folder / "one")
         one.greet()
         poll = quiet_poll(door, one, preset.poll_s)
-        figures["idle_bytes_per_day"] = poll.a_day(preset.poll_s)
+        figures["idle_bytes_per_day"] = poll.a_day()
         found("quiet poll", 1, preset.poll_s, bytes=poll.bytes, segments=poll.segments)
         one.close()
 

@@ -25,6 +25,7 @@ from thinwire.core.types import Part, ReplyHead, Timings, UpdateId
 from thinwire.flower import FlowerLink
 from thinwire.flower.device.joining import trust_of
 from thinwire.flower.device.trust import Trust
+from thinwire.flower.fleet import POLL_S
 from thinwire.flower.wire.framing import packed
 from thinwire.flower.wire.routes import PULL
 from thinwire.flower.wire.signing import Signer, public_der
@@ -32,7 +33,6 @@ from thinwire.flower.wire.signing import Signer, public_der
 T = TypeVar("T")
 R = TypeVar("R")
 AT_ONCE = 24  # the door takes 32 connections of one address that have not signed yet
-POLL_S = 240.0
 DAY_S = 86_400.0
 HEADERS_BYTES = 20 + 32  # of a segment: IPv4, and TCP with timestamps
 KEEPALIVE_S = 60.0  # flower/device/line.py
@@ -183,13 +183,16 @@ class Poll:
 
     bytes: int
     segments: int
+    waited_s: float
 
-    def a_day(self, waited_s: float) -> float:
-        """Bytes on the wire of polls of `POLL_S` one after the other, with the headers of TCP and IPv4, and of the
-        probes that keep the line open and that a poll of `waited_s` had none of.
+    def a_day(self) -> float:
+        """Bytes on the wire of polls of `POLL_S` one after the other, with the headers of TCP and IPv4.
+
+        The probes that keep the line open are as many as polls have on average, whose length a client draws from
+        within a tenth of `POLL_S`: this one may have had more or fewer.
         """
-        probes = max(0.0, POLL_S / KEEPALIVE_S - 1) - max(0.0, waited_s // KEEPALIVE_S)
-        segments = self.segments + 2 * 2 * max(0.0, probes)  # from both ends, and each is answered
+        probes = POLL_S / KEEPALIVE_S - 0.5 - self.waited_s // KEEPALIVE_S
+        segments = self.segments + 2 * 2 * probes  # from both ends, and each is answered
         return (self.bytes + HEADERS_BYTES * segments) * DAY_S / POLL_S
 
 
@@ -200,11 +203,13 @@ def quiet_poll(door: DoorProcess, device: Devices, wait_s: float) -> Poll:
     line = link._pulling._line
     assert line is not None
     before, segments = door.stats(), _segments(line.sock)
+    began = time.monotonic()
     link.pull(wait_s)
+    waited_s = time.monotonic() - began
     after = door.stats()
     spent = sum(after[key] - before[key] for key in ("sent_bytes", "received_bytes"))
     time.sleep(0.2)  # the last acknowledgement
-    return Poll(spent, _segments(line.sock) - segments)
+    return Poll(spent, _segments(line.sock) - segments, waited_s)
 
 
 def _segments(sock: socket.socket) -> int:

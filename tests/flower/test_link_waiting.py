@@ -21,6 +21,7 @@ from tests.system.proxy import proxy
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery
 from thinwire.flower.device.line import moved
+from thinwire.flower.fleet import POLL_S
 
 DAY_S = 86_400.0
 
@@ -45,7 +46,7 @@ def test_pulls_draw_their_wait_anew_from_within_a_tenth(here: Place, monkeypatch
 
 def test_one_idle_day_costs_less_than_a_megabyte(here: Place) -> None:
     """Measured on the wire for one poll; around it TCP/IP of six packets, and two keepalive packets a minute."""
-    header, polls, probes = 66, DAY_S / 240, DAY_S / 60
+    header, polls, probes = 66, DAY_S / POLL_S, DAY_S / 60
     with proxy(here.fleet.address) as line:
         here.link("pi-1").close()
         here.door = line.address

@@ -42,7 +42,7 @@ from thinwire.flower.superlink import TASK_HEARTBEAT_S, SuperLink
 from thinwire.flower.wire.routes import Found
 
 GRACE_S = 4.0  # a device whose connection closed gets so long to come back
-POLL_S = 240.0  # how long a pull waits: it is the heartbeat
+POLL_S = 120.0  # how long a pull waits: the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/door.py)
 MOST = ReplyLimit(4 * 2**30)  # of one answer, where the server sets no limit
 ADDRESSES = "addresses.json"  # beside the ledger: where devices have signed before
 HEARD_S = 5.0  # how often it is written down when each device was heard last

@@ -19,10 +19,9 @@ from thinwire.core.events import DeviceJoined
 from thinwire.core.fleet import NodeJoined, NodeLeft
 from thinwire.core.heartbeat import heard_by
 from thinwire.flower.door.ledger import Ledger
+from thinwire.flower.fleet import GRACE_S, POLL_S
 from thinwire.flower.lane.sessions import Sessions
 from thinwire.store import Store
-
-POLL_S, GRACE_S = 240.0, 4.0
 
 
 @pytest.fixture(params=[place, tls_place])

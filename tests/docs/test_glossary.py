@@ -1,0 +1,64 @@
+"""The glossary's bold words only become fewer, and its table of hashed strings has every one of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from benchmarks.words import GLOSSARY, HASHED, ROOT, banned, bold_words, code_texts, count
+
+PAGE = GLOSSARY.read_text()
+MOST = {  # what each area has today; whoever makes it fewer writes the new number, and 0 is the end of it
+    "docs": 596,
+    "help": 79,
+    "messages": 271,
+    "data": 226,
+    "dashboard": 188,
+    "docstrings": 1025,
+    "identifiers": 280,
+}
+FOUND = banned()
+
+
+@pytest.mark.parametrize("area", MOST)
+def test_banned_words_become_fewer(area: str) -> None:
+    more = f"{FOUND[area].total()} in {area}, at most {MOST[area]}: {dict(FOUND[area].most_common())}"
+    assert FOUND[area].total() <= MOST[area], more
+
+
+def test_every_area_has_a_bound() -> None:
+    assert set(FOUND) == set(MOST)
+
+
+def test_every_bold_word_of_the_table_is_searched() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    assert len(bold_words(PAGE)) == sum(row.count("**") // 2 for row in rows) > 30
+
+
+def test_a_word_with_a_note_counts_only_beside_its_noun() -> None:
+    words = bold_words("| a | b | **head** (of a reply), **door**, **ask_id** |")
+    assert count(["The head of a page. The head of the reply.", "ReplyHead"], words) == {"head": 2}
+    assert count(["indoor doors, DOOR_BYTES and ask ids", "no\nask\nid"], words) == {"door": 2, "ask_id": 2}
+
+
+def test_names_messages_and_docstrings_are_told_apart() -> None:
+    code = 'class Asked:\n    """Doc."""\n    ask_id: str\n    def send(self, to): raise E(f"no {to}", kind="door")'
+    assert set(code_texts(ast.parse(code))) == {
+        ("docstrings", "Doc."), ("identifiers", "Asked"), ("identifiers", "send"), ("identifiers", "to"),
+        ("identifiers", "self"), ("data", "ask_id"), ("messages", "no "), ("data", "door"),
+    }  # fmt: skip
+
+
+def test_labels_that_a_hash_reads_are_in_the_table_and_are_not_searched() -> None:
+    assert list(code_texts(ast.parse('derive(key, "spare", of("spare"))'))) == []
+    labels = set[str]()
+    for path in (ROOT / "thinwire").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in HASHED:
+                given = [each.value for each in call.args if isinstance(each, ast.Constant)]
+                labels |= {each for each in given if isinstance(each, str)}
+    table = PAGE.partition("## What a hash reads")[2].partition("\n## ")[0]
+    assert labels - set(re.findall(r'`"(\w+)"`', table)) == set()
+    assert len(labels) > 10

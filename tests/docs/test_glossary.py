@@ -11,7 +11,7 @@ from benchmarks.words import GLOSSARY, HASHED, ROOT, banned, bold_words, code_te
 
 PAGE = GLOSSARY.read_text()
 MOST = {  # what each area has today; whoever makes it fewer writes the new number, and 0 is the end of it
-    "docs": 596,
+    "docs": 594,
     "help": 79,
     "messages": 271,
     "data": 226,

@@ -1,0 +1,69 @@
+"""`benchmarks.house` runs, and counts what its docstring says. How much it was is not asserted."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.house import docstrings, in_most_periods, sizes, undocumented
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_runs_and_the_document_has_its_shape() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.house", "--preset", "tiny", "--json"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["benchmark"], made["preset"]) == ("house", "tiny")
+    figures, rows = made["figures"], made["rows"]
+    assert {
+        "python_files", "files_under_60", "files_over_400", "lines", "closure_encode", "files_per_update",
+        "files_per_assignment", "undocumented_public", "banned_words", "riddles",
+    } <= set(figures)  # fmt: skip
+    files = {what: {row["file"] for row in rows if row["what"] == f"file of one {what}"} for what in WAYS}
+    assert len(files["update"]) == figures["files_per_update"]
+    assert all((ROOT / name).is_file() for found in files.values() for name in found)
+    for what, parts in WAYS.items():
+        assert parts <= {name.split("/")[1] for name in files[what]}, f"a step of one {what} was not noted"
+    undocumented_rows = [row for row in rows if row["what"] == "without a docstring"]
+    assert len(undocumented_rows) == figures["undocumented_public"]
+
+
+WAYS = {"update": {"server", "store", "aggregation"}, "assignment": {"client", "aggregation"}}
+
+
+def test_a_file_that_is_called_from_time_to_time_is_not_counted() -> None:
+    starts = [float(second) for second in range(8)]
+    always = "".join(f"{second}.5 always.py\n" for second in range(8))
+    at_first = "0.5 first.py\n1.5 first.py\n2.5 first.py\n"
+    assert in_most_periods(f"{always}{at_first}4.5 seldom.py\n7.5 after.py\n", starts) == ["always.py"]
+
+
+def test_a_method_has_the_docstring_that_it_inherits() -> None:
+    trees = {
+        "a.py": ast.parse('"""A module."""\nclass Base:\n    """Law."""\n    def said(self):\n        """Say."""'),
+        "b.py": ast.parse(
+            "class Own(a.Base[int]):\n    def said(self): ...\n    def silent(self): ...\ndef _own(): ..."
+        ),
+        "c.py": ast.parse(""),
+    }
+    assert list(undocumented(trees)) == ["b.py:", "b.py:Own", "b.py:Own.silent"]
+
+
+def test_private_docstrings_are_read_too() -> None:
+    assert list(docstrings(ast.parse('def _own():\n    """Send."""'))) == ["Send."]
+
+
+def test_files_of_one_codec_may_be_short(tmp_path: Path) -> None:
+    for name, lines in (("a.py", 59), ("b.py", 60), ("__init__.py", 1), ("codecs/int8.py", 3), ("c.py", 401)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("1\n" * lines)
+    assert sizes(tmp_path) == {"python_files": 5, "files_under_60": 1, "files_over_400": 1, "lines": 524}

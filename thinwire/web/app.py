@@ -30,11 +30,12 @@ from thinwire.web.pages import STATIC, shell
 from thinwire.web.reading import Reader
 from thinwire.web.service import aggregator
 from thinwire.web.settings import Settings
+from thinwire.web.typed import with_home
 
 
 def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> Guard:
     """`closing` says that the server is about to end: streams end then, for a server waits for them."""
-    reader = Reader(store)
+    reader = Reader(store, settings.home_option)
     devices = Devices(store, settings.lock)
     live = Live(lambda: look(store, settings.lock), closing)
 
@@ -53,7 +54,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
         title="Thinwire", version=thinwire.__version__, lifespan=lifespan,
         docs_url=None, redoc_url=None, openapi_url="/api/openapi.json",
     )  # fmt: skip
-    app.add_exception_handler(ThinwireError, _refused)
+    app.add_exception_handler(ThinwireError, _refused(settings.home_option))
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.include_router(login_routes(settings, store))
@@ -97,10 +98,13 @@ def _pages(app: FastAPI, home: str) -> None:
         return shell(1, home)
 
 
-def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ThinwireError)
-    status = 404 if isinstance(error, NotFound) else 409 if isinstance(error, Refused) else 503
-    return JSONResponse({"error": error.what, "why": error.why, "try": error.hint}, status)
+def _refused(home: str) -> Callable[[Request, Exception], Response]:
+    def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ThinwireError)
+        status = 404 if isinstance(error, NotFound) else 409 if isinstance(error, Refused) else 503
+        return JSONResponse({"error": error.what, "why": error.why, "try": with_home(error.hint, home)}, status)
+
+    return refused
 
 
 def _http(_: Request, error: Exception) -> Response:

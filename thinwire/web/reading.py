@@ -21,6 +21,7 @@ from thinwire.web import models
 from thinwire.web.reasons import Reasons, earlier
 from thinwire.web.sentences import buffered, closing, open_round, overlaps, run_sentence
 from thinwire.web.timeline import stretches
+from thinwire.web.typed import with_home
 from thinwire.web.working import client_states
 
 Shown = TypeVar("Shown", bound=models.Run)
@@ -31,17 +32,20 @@ KEPT_RUNS = 8
 
 
 class Reader:
-    """All reads of the page. A run's rounds are kept until the journal has news of it: tabs ask for them often."""
+    """All reads of the page. A run's rounds are kept until the journal has news of it: tabs ask for them often.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    `home` is what the commands in recorded sentences need to find our state directory.
+    """
+
+    def __init__(self, store: Store, home: str = "") -> None:
+        self._store, self._home = store, home
         self._kept: dict[str, tuple[int, list[RoundRow]]] = {}
         self._reasons = Reasons(store)
 
     def runs(self) -> list[models.Run]:
         """Newest first; one that goes on says how far its round is."""
         rows, line = self._store.runs(), self._store.line()
-        return [_run(models.Run, row, self._open_round(row), line) for row in rows]
+        return [_run(models.Run, row, self._open_round(row), line, self._home) for row in rows]
 
     def run(self, name: str) -> models.RunPage:
         store = self._store
@@ -52,10 +56,11 @@ class Reader:
         clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
         reasons = self._reasons.of(row, rounds)
         return _run(
-            models.RunPage, row, self._open_round(row), store.line() if row.status == "queued" else (),
+            models.RunPage, row, self._open_round(row), store.line() if row.status == "queued" else (), self._home,
             plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
             task_version=row.task_report.version, seconds=sum(found.seconds or 0.0 for found in rounds),
-            notes=row.notes, clients=clients, seq=seq, now=time.time(), **_went(in_all(reasons) if reasons else None),
+            notes=[with_home(note, self._home) for note in row.notes], clients=clients, seq=seq, now=time.time(),
+            **_went(in_all(reasons) if reasons else None),
         )  # fmt: skip
 
     def rounds(self, name: str, first: int = 1) -> list[models.Round]:
@@ -142,9 +147,13 @@ def _absences(found: RoundRow, begin: float) -> list[models.Absence]:
     ]
 
 
-def _run(kind: type[Shown], row: RunRow, open_round: RoundRow | None, line: Sequence[RunRow], **more: Any) -> Shown:
+def _run(
+    kind: type[Shown], row: RunRow, open_round: RoundRow | None, line: Sequence[RunRow], home: str, **more: Any
+) -> Shown:  # fmt: skip
     values = {name: getattr(row, name) for name in models.Run.model_fields if name != "sentence"}
-    return kind(**values, sentence=run_sentence(row, open_round, behind(row, line)), **more)
+    values["status_text"] = with_home(row.status_text, home)
+    said = with_home(run_sentence(row, open_round, behind(row, line)), home)
+    return kind(**values, sentence=said, **more)
 
 
 def _with_sums(rows: Sequence[RoundRow], first: int, reasons: Mapping[int, str]) -> list[models.Round]:

@@ -156,6 +156,7 @@ def test_one_slow_upload_makes_nobody_late_for_rounds(tmp_path):
 
 def test_what_came_before_the_training_is_taken_off(tmp_path):
     aggregator, session, delivery = answered(tmp_path, PARTIAL)
+    session._afterwards["small-1"] = Afterwards()
     session._afterwards["small-1"].sending["identity"].append(0.0)
     head, _ = session.answer(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
     assert head.steps == 3

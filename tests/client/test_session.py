@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,17 +13,21 @@ import torch
 from tests.client.small import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean, parse
 from thinwire.aggregation.native import threads
+from thinwire.client import kept_runs
 from thinwire.client.answering import work
 from thinwire.client.answering.encoding import encode
 from thinwire.client.answering.exchange import parts_of
 from thinwire.client.answering.job import Job
 from thinwire.client.compute import tensors
 from thinwire.client.compute.clock import Clock
+from thinwire.client.compute.errors import Cancelled
 from thinwire.client.compute.initial import build
 from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Work as Steps
 from thinwire.client.compute.site import Split
 from thinwire.client.compute.trainer import TorchTrainer
+from thinwire.client.owner.gate import Gate
+from thinwire.client.policy import Policy
 from thinwire.client.session import Session
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost
@@ -241,6 +247,73 @@ def test_runs_that_are_never_over_fill_neither_the_disk_nor_the_memory(tmp_path)
     head, _ = aggregator.answer(session, aggregator.ask(run=runs[0]))
     assert (head.lost, head.update_id.sequence) == ("given-up", 2)
     assert aggregator.answer(session, aggregator.ask(run="other-1"))[0].kind == "protocol"
+
+
+def of_runs(session):
+    """How many runs this process keeps anything of, in each place."""
+    return [len(session.kept._runs), len(session._afterwards), len(session._ahead)]
+
+
+@pytest.mark.parametrize("ended", ["over", "never over"])
+def test_of_many_runs_that_owe_nothing_only_the_latest_numbers_are_kept(tmp_path, monkeypatch, ended):
+    """An aggregator names as many as it likes, and need not end them."""
+    monkeypatch.setattr(kept_runs, "MAX_ENDED_RUNS", 3)
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session, runs, asked = aggregator.session(), tmp_path / "device" / "runs", [f"small-{n}" for n in range(1, 13)]
+    for run in asked:
+        head, _ = aggregator.answer(session, aggregator.ask(kind="train" if ended == "over" else "evaluate", run=run))
+        session.delivered(head, 0.1)
+        if ended == "over":
+            session.stop(aggregator.ask(kind="stop", run=run).ask, aggregator.said.append)
+    assert {path.name for path in runs.iterdir()} == set(asked[-4:])
+    assert max(of_runs(session)) <= 4
+    assert aggregator.answer(session, aggregator.ask(2, run=asked[-2]))[0].update_id.sequence == 2
+
+
+def test_a_run_that_still_owes_a_reply_is_kept_though_newer_ones_are_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_runs, "MAX_ENDED_RUNS", 1)
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session()
+    owed, _ = aggregator.answer(session, aggregator.ask(kind="evaluate", run="small-1"))
+    for run in ("small-2", "small-3", "small-4"):
+        aggregator.answer(session, aggregator.ask(run=run))
+        session.stop(aggregator.ask(kind="stop", run=run).ask, aggregator.said.append)
+    assert [head for head, _ in aggregator.session().unsent()] == [owed]
+
+
+def test_nothing_stays_in_memory_of_runs_that_were_refused_or_given_up(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of("[local.overlap]\nmax_delay = 1\n", **SPARSE))
+    session = aggregator.session()
+    for number in range(20):
+        aggregator.answer(session, aggregator.ask(run=f"small-{number}", layout_digest="0" * 64))
+        with pytest.raises(Cancelled):
+            session.answer(aggregator.ask(run=f"small-{number}"), lambda: True, aggregator.said.append)
+    assert max(of_runs(session)) <= 1
+    for number in range(20):
+        session.delivered(aggregator.answer(session, aggregator.ask(run=f"small-{number}"))[0], 0.1)
+    assert of_runs(session) == [4, 4, 4]
+    for number in range(20):
+        session.stop(aggregator.ask(kind="stop", run=f"small-{number}").ask, aggregator.said.append)
+    assert of_runs(session)[1:] == [0, 0]
+
+
+def test_a_run_whose_vectors_do_not_fit_on_the_disk_is_refused_before_the_data_are_read(tmp_path, monkeypatch):
+    read = []
+
+    def data(site):
+        read.append(site)
+        return Split(examples(), examples(6, 4))
+
+    aggregator = Aggregator(tmp_path, task_of(data=data), plan_of(**SPARSE))
+    session = aggregator.session(gate=Gate(Policy(min_free_disk_mb=1)))
+    residual_bytes, free = 4 * aggregator.first.vector.size, [0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    free[0] = 10**6 + residual_bytes - 1
+    failure, _ = aggregator.answer(session, aggregator.ask())
+    assert (failure.kind, failure.text.partition(":")[0], read) == ("disk", "min_free_disk_mb = 1", [])
+    assert not (tmp_path / "device" / "runs").exists()
+    free[0] += 10**4
+    assert isinstance(aggregator.answer(session, aggregator.ask())[0], ReplyHead)
 
 
 def test_the_end_of_runs_that_this_device_has_no_part_in_writes_nothing(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +18,28 @@ from thinwire.core.types import Ask, Failure, ReplyHead
 
 Reply = ReplyHead | Failure
 MAX_OPEN_RUNS = 4  # of a task, not over: an aggregator has devices work on one run at a time
+MAX_ENDED_RUNS = 64  # of a task, of which the disk keeps the sequence: who comes back to an older one says hello first
 
 
 class KeptRuns:
-    """Runs by id, in `folders(FOLDER, RUN)` each. `seen`: the highest sequence of each that the aggregator has seen."""
+    """Runs by id, in `folders(FOLDER, RUN)` each. `seen`: the highest sequence of each that the aggregator has seen.
+
+    Invariant: however many runs an aggregator names, disk and memory hold `MAX_OPEN_RUNS` of a task with all that they
+    keep, and of `MAX_ENDED_RUNS` others the sequence. Two threads may call it.
+    """
 
     def __init__(self, folder: Path, folders: Callable[[Path, str], RunFolder]) -> None:
         self.seen: dict[str, int] = {}
         self._folder, self._folders = folder, folders
         self._runs: dict[str, tuple[RunFolder, RunState]] = {}
+        self._lock = threading.RLock()
 
     def __getitem__(self, run: str) -> tuple[RunFolder, RunState]:
         """What was opened or kept before; KeyError where nothing was."""
         return self._runs[run]
+
+    def __contains__(self, run: str) -> bool:
+        return run in self._runs
 
     @property
     def held_bytes(self) -> int:
@@ -41,6 +51,10 @@ class KeptRuns:
 
         So does one of another run with the same id, whose `identity` differs: nothing of it is sent into this one.
         """
+        with self._lock:
+            return self._opened(run, say, identity)
+
+    def _opened(self, run: str, say: Say, identity: str | None) -> tuple[RunFolder, RunState]:
         if run not in self._runs:
             try:
                 folder = self._folders(self._folder, run)
@@ -57,6 +71,7 @@ class KeptRuns:
         folder, state = self._runs[run]
         if identity is not None and not (state.outbox or state.nbytes):  # an ask, by which it may come to hold more
             self._give_up_oldest(run, say)
+            self._forget_ended(run, say)
         if identity is not None and identity != state.identity:
             if state.sequence and not (state.lost and not state.identity):  # of what was lost it is not known whose
                 say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
@@ -91,13 +106,11 @@ class KeptRuns:
             say(str(error))
         else:
             say(f"{run} is over")
+            self._forget_ended(run, say)
 
     def _give_up_oldest(self, run: str, say: Say) -> None:
         """Keep of the task's oldest runs that are not over no more than the sequence, where `run` is one too many."""
-        task = run.rpartition("-")[0]
-        others = [path for path in (self._folder / "runs").glob("*") if path.name.rpartition("-")[0] == task]
-        full = [path for path in others if path.name != run and any(file.name != STATE for file in path.iterdir())]
-        full.sort(key=lambda path: path.stat().st_mtime_ns)
+        full = [path for path in self._others(run) if any(file.name != STATE for file in path.iterdir())]
         for path in full[: max(0, len(full) - MAX_OPEN_RUNS + 1)]:
             try:
                 if path.name in self._runs:
@@ -110,6 +123,36 @@ class KeptRuns:
                 say(str(error))
             else:
                 say(f"{path.name}: {MAX_OPEN_RUNS} newer runs are not over; what was kept of this one is given up")
+
+    def _forget_ended(self, run: str, say: Say) -> None:
+        """Remove what is left of the task's oldest runs that keep a sequence and owe nothing, but for the newest, and
+        forget those of which nothing is kept at all.
+        """
+        with self._lock:
+            for name, (_, state) in list(self._runs.items()):
+                if name != run and not state.nbytes and replace(state, identity="") == RunState():
+                    del self._runs[name]
+            ended = [path for path in self._others(run) if all(file.name == STATE for file in path.iterdir())]
+            for path in ended[: max(0, len(ended) - MAX_ENDED_RUNS)]:
+                try:
+                    if path.name in self._runs:
+                        _, state = self._runs[path.name]
+                    else:
+                        state = self._folders(self._folder, path.name).load()[0]
+                    if state.outbox or state.nbytes:
+                        continue
+                    (path / STATE).unlink(missing_ok=True)
+                    path.rmdir()
+                except (DataLost, OSError) as error:  # it does no harm, and is tried again
+                    say(f"{path.name} cannot be removed: {error}")
+                else:
+                    self._runs.pop(path.name, None)
+
+    def _others(self, run: str) -> list[Path]:
+        """Return the folders of the task's other runs, the one that was written longest ago first."""
+        task = run.rpartition("-")[0]
+        folders = [path for path in (self._folder / "runs").glob("*") if path.name.rpartition("-")[0] == task]
+        return sorted((path for path in folders if path.name != run), key=lambda path: path.stat().st_mtime_ns)
 
     def save(self, say: Say) -> None:
         """Make durable what plans let wait: at the exit, and from time to time before it."""
@@ -132,11 +175,14 @@ class KeptRuns:
 
     def delivered(self, reply: Reply) -> None:
         """The other end has it. What no verdict will come on goes, and from the disk at once where it is large."""
-        if not isinstance(reply, ReplyHead) or reply.update_id.run not in self._runs:
+        if not isinstance(reply, ReplyHead):
             return
-        folder, state = self._runs[reply.update_id.run]
-        after = outbox.delivered(state, reply)
-        self._runs[reply.update_id.run] = folder, after
+        with self._lock:
+            if reply.update_id.run not in self._runs:
+                return
+            folder, state = self._runs[reply.update_id.run]
+            after = outbox.delivered(state, reply)
+            self._runs[reply.update_id.run] = folder, after
         if after is not state and reply.parts:
             with contextlib.suppress(DataLost):  # a full disk: it goes with the next commit
                 folder.settle(after)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from thinwire.client.answering.first import first_model
 from thinwire.client.answering.job import Job, Say, TakeBase
 from thinwire.client.answering.settling import Settling
 from thinwire.client.answering.under_way import Ahead, Begun
-from thinwire.client.answering.work import Result, Trained, encoded, trained, work
+from thinwire.client.answering.work import Result, Trained, encoded, least_kept_bytes, trained, work
 from thinwire.client.bench import Bench, Here
 from thinwire.client.compute.clock import REAL, Clock
 from thinwire.client.compute.errors import Cancelled
@@ -69,8 +68,8 @@ class Session:
             folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
         )
         self._take_base = take_base
-        self._afterwards: defaultdict[str, Afterwards] = defaultdict(Afterwards)
-        self._ahead: defaultdict[str, Ahead] = defaultdict(Ahead)
+        self._afterwards: dict[str, Afterwards] = {}  # of runs that are kept, and so are these
+        self._ahead: dict[str, Ahead] = {}
 
     @property
     def held_bytes(self) -> int:
@@ -105,7 +104,7 @@ class Session:
 
     def finish(self, begun: Begun) -> Answer:
         """The answer, committed. A change that could not be encoded is not gone on with."""
-        ask, ahead = begun.job.ask, self._ahead[begun.job.ask.run]
+        ask, ahead = begun.job.ask, self._ahead_of(begun.job.ask.run)
         try:
             answer = self._finish(begun)
         except Exception as error:
@@ -119,7 +118,7 @@ class Session:
 
     def withdrawn(self, ask: Ask) -> None:
         """Take in that the aggregator withdrew an assignment that was begun: its work ended without a reply."""
-        if ask.ask_id not in self._ahead[ask.run].making:  # else it came twice, and the first one goes on
+        if ask.ask_id not in self._ahead_of(ask.run).making:  # else it came twice, and the first one goes on
             self.gate.ended(ask)
 
     def overlaps(self, ask: Ask) -> bool:
@@ -142,15 +141,16 @@ class Session:
 
     def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
         """The other end has it; `upload_s` where it went there in one go."""
-        if isinstance(reply, ReplyHead) and reply.parts and upload_s is not None:
-            self._afterwards[reply.update_id.run].sent(reply, upload_s)
+        if isinstance(reply, ReplyHead) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
+            self._afterwards.setdefault(reply.update_id.run, Afterwards()).sent(reply, upload_s)
         self.kept.delivered(reply)
 
     def _begin(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer | Begun:
-        ask, ahead = delivery.ask, self._ahead[delivery.ask.run]
+        ask, ahead = delivery.ask, self._ahead_of(delivery.ask.run)
         if ask.ask_id in ahead.making:  # before the state is read: it leaves this set when it stands there
             raise Cancelled  # it came again: its answer is on its way
         folder, state = self.kept.opened(ask.run, say, ask.identity)
+        self._forget_gone()
         if ahead.state is not None and ahead.state.identity != ask.identity:
             ahead = self._ahead[ask.run] = Ahead()
             self._afterwards.pop(ask.run, None)
@@ -171,10 +171,14 @@ class Session:
             exchange.require_parts(ask, RunPlan.from_json(plan), self.bench.layout)
         if ask.kind not in ("init", "train", "evaluate"):
             raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
+        resolved = RunPlan.from_json(plan)
+        if ask.kind == "train":  # rather than when all is trained, and its state is written
+            more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
+            require_room(self.folder, more_bytes, self.gate.min_free_bytes)
         job = Job(
-            replace(delivery, ask=ask), RunPlan.from_json(plan), self.name, cancelled, say, queue_s, self.slow_step_s,
-            self.gate.allows("evaluate"), self._take_base, self.may_stop, self._afterwards[ask.run], self.clock,
-            self.gate.limit(self.clock),
+            replace(delivery, ask=ask), resolved, self.name, cancelled, say, queue_s, self.slow_step_s,
+            self.gate.allows("evaluate"), self._take_base, self.may_stop,
+            self._afterwards.setdefault(ask.run, Afterwards()), self.clock, self.gate.limit(self.clock),
         )  # fmt: skip
         update_id = outbox.next_id(used, ask.run, self.name, self.kept.seen.get(ask.run, 0))
         head = ReplyHead(ask.ask_id, update_id, ask.base_version, 0, identity=ask.identity)
@@ -190,7 +194,8 @@ class Session:
 
     def _begin_ahead(self, job: Job, head: ReplyHead, state: RunState, folder: RunFolder) -> Begun:
         """Train from where the last training led. What fails is told in its turn, after the answers before it."""
-        ask, ahead, layout = job.ask, self._ahead[job.ask.run], self.bench.layout
+        ask, layout = job.ask, self.bench.layout
+        ahead = self._ahead.setdefault(ask.run, Ahead())
         if state.layout_digest not in ("", layout.digest):
             state = RunState(sequence=state.sequence, identity=state.identity)
         going_on, told = overlap.without(state.pending, ahead.void), self._settling(job, folder).verdicts
@@ -217,12 +222,23 @@ class Session:
         spent = found.head.timings
         spent = replace(spent, queue_s=spent.queue_s + self.clock.now() - begun.at)
         found = replace(found, head=replace(found.head, timings=spent))
-        new, void = found.carried, self._ahead[ask.run].void
+        new, void = found.carried, self._ahead_of(ask.run).void
         onto = replace(
             state, layout_digest=new.layout_digest, counters=new.counters, buffers=new.buffers, shadow=new.shadow,
             shadow_version=new.shadow_version, pending=overlap.without(new.pending, void),
         )  # fmt: skip
         return self._commit(ask, folder, encoded(job, found, onto, self.bench.layout))
+
+    def _ahead_of(self, run: str) -> Ahead:
+        """Return what was begun of a run; where nothing was, an empty one that is not kept."""
+        return self._ahead.get(run) or Ahead()
+
+    def _forget_gone(self) -> None:
+        """Keep nothing in memory of runs that were given up, or in which nothing was done."""
+        for run in {*self._afterwards, *self._ahead}:
+            if run not in self.kept and not self._ahead_of(run).making:
+                self._afterwards.pop(run, None)
+                self._ahead.pop(run, None)
 
     def _ended(self, ask: Ask, reply: Reply) -> None:
         """Count the assignment as ended, unless it goes on at once: the aggregator sends the model again, in full."""
@@ -248,7 +264,7 @@ class Session:
         state = outbox.append(state, entry)
         self.kept.keep(ask, folder, state, {entry.file: result.body} if entry.file else {})
         if head.parts:
-            self._afterwards[ask.run].encoded(head, self.clock.now() - begun)
+            self._afterwards.setdefault(ask.run, Afterwards()).encoded(head, self.clock.now() - begun)
         return head, folder.path(entry)
 
     def _failed(self, error: Exception, ask: Ask, say: Say) -> Failure:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -265,3 +266,35 @@ def test_an_answer_that_would_fill_the_disk_is_not_kept_and_what_makes_room_is(t
     assert not (tmp_path / "2.parts").exists()
     kept.settle(none)
     assert not (tmp_path / "1.parts").exists()
+
+
+@pytest.mark.parametrize("folder", [RunFolder, WaitingFolder])
+def test_a_residual_that_would_fill_the_disk_is_refused_before_anything_is_written(
+    tmp_path: Path, folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, free = folder(tmp_path / "runs" / "small-1", min_free=lambda: 10**6), [10**6 + 3999]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    write = kept.hold if folder is WaitingFolder else kept.commit
+    with pytest.raises(NotWritten, match="min_free_disk_mb"):
+        write(RunState(1, residual=np.ones(1000, np.float32)))
+    assert not (tmp_path / "runs").exists()
+    free[0] += 1
+    write(RunState(1, residual=np.ones(1000, np.float32)))
+    assert (tmp_path / "runs" / "small-1").exists()
+
+
+def test_what_replaces_a_residual_fits_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are on the disk until the commit; a state that is smaller than the one before is always written."""
+    kept, free = RunFolder(tmp_path, min_free=lambda: 10**6), [10**8]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    one = RunState(1, residual=np.ones(1000, np.float32))
+    kept.commit(one)
+    files = {path.name for path in tmp_path.iterdir()}
+    free[0] = 10**6 + 5000
+    with pytest.raises(NotWritten, match="min_free_disk_mb"):
+        kept.commit(RunState(2, residual=np.ones(1000, np.float32), buffers=np.ones(1000, np.float32)))
+    assert {path.name for path in tmp_path.iterdir()} == files
+    kept.commit(RunState(2, residual=one.residual, buffers=np.ones(1000, np.float32)))
+    free[0] = 0
+    kept.commit(RunState(3, residual=np.zeros(1000, np.float32)))
+    assert kept.load()[0].sequence == 3

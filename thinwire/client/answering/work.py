@@ -56,6 +56,12 @@ class Result:
     body: bytes = b""
 
 
+def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
+    """Return the bytes of the vectors that a run keeps at least on a device that trains in it: residual and replica."""
+    vectors = (plan.uplink.feedback != "none") + plan.downlink.compressed
+    return 4 * vectors * carried(algorithm_of(plan), model).size
+
+
 def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
     """Fill the head."""
     found = trained(job, head, state, bench, site)

@@ -146,8 +146,8 @@ class RunFolder:
 
     def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Make the state durable, with the bytes of new outbox files; `DataLost` leaves the commit before."""
+        self.require_room(state, parts or {})
         private_folder(self.folder)
-        self._require_room(sent_bytes(state) + state.nbytes)
         for file, data in (parts or {}).items():
             self._write(self.folder / file, data)
         raw: dict[str, Any] = {
@@ -170,17 +170,32 @@ class RunFolder:
         """Make a state with fewer answers as durable as the one before it."""
         self.commit(state)
 
-    def _require_room(self, bytes_after: int) -> None:
-        if min_free := self._min_free():
-            held = sum(path.stat().st_size for path in self.folder.iterdir())
-            if bytes_after > held:
-                require_room(self.folder, bytes_after - held, min_free)
+    def require_room(self, state: RunState, parts: Mapping[str, bytes]) -> None:
+        """Raise `NotWritten` where a state that needs more than before does not fit; nothing is written until then.
 
-    def _file(self, name: str, sequence: int, arrays: Arrays) -> dict[str, str]:
-        """Write arrays to a file of their own, unless they are there already."""
+        Files that it replaces stay until its commit: what has to fit is every new file.
+        """
+        if not (min_free := self._min_free()):
+            return
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        held = {path.name: path.stat().st_size for path in self.folder.iterdir()} if there == self.folder else {}
+        if sent_bytes(state) + state.nbytes > sum(held.values()):
+            arrays = [arrays for name, arrays in _arrays(state).items() if self._stored(name, arrays) is None]
+            more = sum(array.nbytes for group in arrays for array in group.values())
+            more += sum(len(data) for file, data in parts.items() if file not in held)
+            require_room(there, more, min_free)
+
+    def _stored(self, name: str, arrays: Arrays) -> dict[str, str] | None:
+        """Return the file that holds these very arrays already."""
         for file, (held, digest) in self._kept.items():
             if file.startswith(name) and held.keys() == arrays.keys() and all(held[k] is arrays[k] for k in held):
                 return {"file": file, "sha256": digest}
+        return None
+
+    def _file(self, name: str, sequence: int, arrays: Arrays) -> dict[str, str]:
+        """Write arrays to a file of their own, unless they are there already."""
+        if (stored := self._stored(name, arrays)) is not None:
+            return stored
         names = (f"{name}-{sequence}-{n}.safetensors" for n in itertools.count())
         file = next(name for name in names if not (self.folder / name).exists())  # never over one that may count
         data = save(dict(arrays))

@@ -20,7 +20,6 @@ from thinwire.client.disk.state import (
     Write,
     no_bytes,
     run_folder,
-    sent_bytes,
     write_unsynced,
 )
 from thinwire.core.home import private_folder, write_atomically
@@ -56,12 +55,12 @@ class WaitingFolder(RunFolder):
 
     def hold(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Keep the state until `save`. Parts are files at once, to be sent from, but not synced."""
+        self.require_room(state, parts or {})  # also for what is written at the exit
         private_folder(self.folder)
         if state.sequence > self._below:
             below = state.sequence + AHEAD
             self._write(self.folder / MARK, json.dumps({"below": below}).encode())
             self._below = below
-        self._require_room(sent_bytes(state))
         for file, data in (parts or {}).items():
             write_unsynced(self.folder / file, data)
         settled = _files(self._held.outbox if self._held else ()) - _files(state.outbox)

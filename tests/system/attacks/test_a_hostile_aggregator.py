@@ -288,3 +288,19 @@ def test_no_time_that_is_said_is_too_late_to_be_signed(now: float) -> None:
     if now > LATEST:
         with pytest.raises(BadPayload):
             hellos.welcome_from_bytes(dumped(welcome))
+
+
+@pytest.mark.parametrize("attack", ["it fails each time", "its run has another identity each time"])
+def test_one_assignment_that_is_repeated_is_worked_on_as_often_as_its_owner_allows(
+    device: Attacked, attack: str
+) -> None:
+    """The aggregator need not look at what the device says it holds, and gives the same id again and again."""
+    device.gate.renew(Policy(rounds_a_day=2))
+    answered = list[str]()
+    for letter in "ababab":
+        fails = attack == "it fails each time"
+        changed = {"layout_digest": "0" * 64} if fails else {"kind": "init", "identity": letter * 16}
+        device.server.asks.put(device.ask(1, **changed))
+        pushed = device.server.pushes.get(timeout=PATIENCE_S)
+        answered.append(pushed.get("text", "").partition(":")[0] if pushed.get("kind") == "declined" else "")
+    assert answered == ["", "", *["rounds_a_day"] * 4]

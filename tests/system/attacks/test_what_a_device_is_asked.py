@@ -132,13 +132,6 @@ def test_a_million_million_steps_end_at_the_owners_limit(here: Place) -> None:
         assert isinstance(device.ask(device.honest.ask(2)), ReplyHead)
 
 
-def test_one_assignment_that_is_repeated_is_worked_on_as_often_as_its_owner_allows(here: Place) -> None:
-    with attacked(here, Policy(rounds_a_day=2, max_assignment_minutes=0.003)) as device:
-        endless = device.honest.ask(1, work=Work(10**12, 8))
-        rules = [refused(device.ask(endless))[1].partition(":")[0] for _ in range(5)]
-        assert rules == ["max_assignment_minutes", "max_assignment_minutes", *["rounds_a_day"] * 3]
-
-
 def test_one_assignment_that_is_withdrawn_each_time_is_worked_on_as_often_as_its_owner_allows(here: Place) -> None:
     with attacked(here, Policy(rounds_a_day=2)) as device:
         endless, said = device.honest.ask(1, work=Work(10**12, 8)), device.said

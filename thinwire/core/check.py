@@ -11,6 +11,7 @@ from thinwire.core.all_sections import Sections
 from thinwire.core.check_algorithm import algorithm_refusals
 from thinwire.core.check_codecs import CodecBook, codec_refusals
 from thinwire.core.check_overlap import overlap_refusals
+from thinwire.core.check_unused import unused_refusals
 from thinwire.core.refusal import Refusal
 from thinwire.core.unbuilt import unbuilt
 
@@ -39,6 +40,7 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
         *_in_groups(plan),
         *algorithm_refusals(plan, codecs),
         *overlap_refusals(plan),
+        *unused_refusals(plan),
         *_deadline(plan, measured),
     ]
 

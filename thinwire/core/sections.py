@@ -44,7 +44,7 @@ class RunSection(Section):
         default="",
         description="the first model: a .safetensors file, run:ID, device (one is drawn, and asked); else the task's",
     )
-    keep: str = Field(default="last,best", description="versions kept when the run ends: last, best, all")
+    keep: str = Field(default="last,best", description="versions kept when the run ends: last,best or all")
     target: Target | None = Field(default=None, description="stop when a metric reaches a value")
     metric: str = Field(default="loss", description="what `best` goes by; loss is minimised, others are maximised")
     evaluate: Literal["clients", "holdout", "off"] = Field(default="clients", description="where the model is measured")

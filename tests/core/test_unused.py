@@ -1,0 +1,102 @@
+"""Each key of a plan does something, or is refused where it would do nothing."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from thinwire.aggregation import codecs
+from thinwire.core import RunPlan
+from thinwire.core.all_sections import Sections
+
+OFF = '[run]\nevaluate = "off"\n'
+ALWAYS, NOT_BUILT = "it has an effect in every run", "core/unbuilt.py refuses all but the default"
+UNUSED: dict[str, str] = {
+    "run.task": ALWAYS, "run.algorithm": ALWAYS, "run.rounds": ALWAYS, "run.seed": ALWAYS, "run.init": ALWAYS,
+    "run.alpha": "[run]\nalpha = 0.2",
+    "run.keep": '[run]\nkeep = "last"',
+    "run.target": '[run]\nevaluate = "off"\ntarget = { value = 0.9 }',
+    "run.metric": f'{OFF}metric = "accuracy"',
+    "run.evaluate": ALWAYS, "run.evaluate_every": f"{OFF}evaluate_every = 2",
+    "run.eval_cohort": NOT_BUILT, "run.task_match": ALWAYS,
+    "cohort.clients": '[cohort]\nmode = "buffered"\nclients = 3',
+    "cohort.wait_for": ALWAYS, "cohort.wait_s": ALWAYS, "cohort.min_replies": ALWAYS,
+    "cohort.over_select": "[cohort]\nover_select = 0.5",
+    "cohort.deadline_s": ALWAYS,
+    "cohort.late": '[cohort]\nmode = "buffered"\nlate = "drop"',
+    "cohort.staleness_exponent": '[cohort]\nlate = "drop"\nstaleness_exponent = 0',
+    "cohort.max_staleness": ALWAYS,  # also of late = "drop": for how many rounds a silent device is not asked again
+    "cohort.retry_limit": ALWAYS, "cohort.mode": ALWAYS,
+    "cohort.buffer": "[cohort]\nbuffer = 3",
+    "cohort.max_concurrency": ALWAYS,
+    "cohort.selection": '[cohort]\nselection = "speed"',
+    "cohort.max_weight": ALWAYS, "cohort.requires": ALWAYS,
+    "local.lr": ALWAYS, "local.steps": "[local]\nsteps = 2\nepochs = 1",
+    "local.epochs": "[local]\nsteps = 2\nepochs = 1",
+    "local.min_steps": "[local]\nmin_steps = 4",
+    "local.codec_threads": ALWAYS, "local.batch": ALWAYS, "local.accumulate": ALWAYS, "local.optimizer": ALWAYS,
+    "local.momentum": '[local]\noptimizer = "adam"\nmomentum = 0.9',
+    "local.weight_decay": ALWAYS, "local.schedule": ALWAYS, "local.lr_warmup": ALWAYS,
+    "local.lr_end": "[local]\nlr_end = 0.1",
+    "local.clip_grad": ALWAYS, "local.prox": ALWAYS, "local.buffers": ALWAYS, "local.partial": ALWAYS,
+    "local.overlap": ALWAYS, "local.durability": ALWAYS,
+    "uplink.codec": "[uplink]\ncodec = 'int8'\nladder = ['fp16', 'topk(0.01) > int8']",
+    "uplink.layers": ALWAYS, "uplink.feedback": ALWAYS,
+    "uplink.feedback_decay": "[uplink]\ncodec = 'identity'\nfeedback_decay = 0.9",
+    "uplink.momentum": "[uplink]\nmomentum = 0.9\nfeedback = 'none'\n[local]\nsteps = 1",
+    "uplink.warmup": "[uplink]\ncodec = 'int8'\nwarmup = { rounds = 2, ratios = [0.5] }",
+    "uplink.ladder": ALWAYS,
+    "downlink.codec": ALWAYS, "downlink.feedback": "it has one value",
+    "downlink.full_every": "[downlink]\nfull_every = 5",
+    "downlink.log_rounds": "[downlink]\nlog_rounds = 5",
+    "server.threads": ALWAYS, "server.optimizer": ALWAYS, "server.lr": ALWAYS,
+    "server.momentum": "[server]\nmomentum = 0.5",
+    "server.beta2": '[server]\noptimizer = "fedavgm"\nbeta2 = 0.5',
+    "server.tau": '[server]\noptimizer = "fedavgm"\ntau = 0.1',
+    "server.reduce": NOT_BUILT,
+    **{f"secure.{key}": NOT_BUILT for key in Sections.model_fields["secure"].annotation.model_fields},  # type: ignore[union-attr]  # it is a section
+    **{f"privacy.{key}": NOT_BUILT for key in Sections.model_fields["privacy"].annotation.model_fields},  # type: ignore[union-attr]  # it is a section
+}  # fmt: skip
+"""What each key needs: a plan in which it would do nothing."""
+
+PLANS = {key: plan for key, plan in UNUSED.items() if plan.startswith("[")}
+
+
+def refusals(more: str) -> list[str]:
+    """What is refused of a plan; tables that the two keys without a default need are filled in."""
+    text = more
+    for table, needed in (("run", 'task = "digits"'), ("local", "lr = 0.5")):
+        text = text if f"[{table}]" in text else f"{text}\n[{table}]\n"
+        text = text.replace(f"[{table}]\n", f"[{table}]\n{needed}\n")
+    return [refusal.what for refusal in RunPlan.parse(text).check(codecs)]
+
+
+def test_it_is_known_of_every_key_where_it_would_do_nothing() -> None:
+    keys = set[str]()
+    for name, field in Sections.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys |= {f"{name}.{key}" for key in field.annotation.model_fields}
+    assert keys == UNUSED.keys()
+
+
+@pytest.mark.parametrize("key", PLANS)
+def test_a_key_that_would_do_nothing_is_refused(key: str) -> None:
+    word = key.partition(".")[2]
+    assert any(word in what.replace("warm-up", "warmup") for what in refusals(PLANS[key])), refusals(PLANS[key])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '[cohort]\nlate = "drop"\nstaleness_exponent = 0.5\nmax_staleness = 9',
+        f'{OFF}metric = "loss"\nevaluate_every = 1',
+        "[downlink]\nfull_every = 0\nlog_rounds = 20",
+        "[downlink]\ncodec = 'int8'\nfull_every = 5\nlog_rounds = 5",
+        "[cohort]\nclients = 4\nover_select = 0.5",
+        "[uplink]\ncodec = 'identity'\nfeedback_decay = 0.9\nlayers = { a = 'int8' }",
+        '[run]\nkeep = "best,last"',
+        '[run]\nkeep = "all"',
+    ],
+)
+def test_a_key_that_does_something_or_says_its_default_is_not(more: str) -> None:
+    assert refusals(more) == []

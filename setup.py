@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -17,7 +16,6 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = "thinwire/aggregation/native/src"
-SIGNATURES = "thinwire/aggregation/native/library.py"
 HEADERS = sorted(path.name for path in Path(FOLDER).glob("*.hpp"))
 OPTIMIZED = os.environ.get("THINWIRE_OPTIMIZED", "-O3")  # under sanitizers -O3 takes minutes a path, -O1 seconds
 FLAGS = [
@@ -50,8 +48,6 @@ class BuildPaths(build_ext):
                     raise
             else:
                 ext.define_macros.append((f"TW_HAS_{path.upper()}", "1"))
-        # Python calls it by these signatures: a library that was built for others is not used.
-        ext.define_macros.append(("TW_SIGNATURES", f"{zlib.crc32(Path(SIGNATURES).read_bytes())}u"))
         super().build_extension(ext)
 
 
@@ -60,7 +56,7 @@ setup(
         Extension(
             "thinwire.aggregation.native.kernels",
             [f"{FOLDER}/paths.cpp"],
-            depends=[f"{FOLDER}/path.cpp", *(f"{FOLDER}/{name}" for name in HEADERS), SIGNATURES],
+            depends=[f"{FOLDER}/path.cpp", *(f"{FOLDER}/{name}" for name in HEADERS)],
             extra_compile_args=FLAGS,
             language="c++",
             optional=True,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-import zlib
 
 import numpy as np
 import pytest
@@ -156,10 +156,22 @@ def test_tensors_of_odd_sizes_have_their_own_scales_and_share_bytes(fed: bool, p
             assert result() == expected
 
 
-def test_a_library_that_was_built_for_other_signatures_is_not_used(monkeypatch) -> None:
-    assert (library.library.__wrapped__() is None) == (not KERNELS)
-    monkeypatch.setattr(zlib, "crc32", lambda _: 0)
-    assert library.library.__wrapped__() is None
+@pytest.mark.skipif(not KERNELS, reason="no kernels were built here")
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_library_with_another_abi_number_is_not_used_and_a_warning_tells_of_it(monkeypatch, number: int) -> None:
+    assert library.library.__wrapped__() is not None
+    monkeypatch.setattr(library, "abi_of", lambda _: number)
+    with pytest.warns(RuntimeWarning, match=f"ABI {number}, this version of Thinwire needs {library.ABI}"):
+        assert library.library.__wrapped__() is None
+
+
+def test_the_abi_number_changes_with_the_signatures() -> None:
+    """Change the number here, in library.py and in paths.cpp, and the hash here, when a signature changes."""
+    told = ";".join(
+        f"{name} {result and result.__name__} {[argument.__name__ for argument in arguments]}"
+        for name, (result, arguments) in sorted(library.SIGNATURES.items())
+    )
+    assert (library.ABI, hashlib.sha256(told.encode()).hexdigest()[:16]) == (1, "4043f88037c17156")
 
 
 def test_a_path_that_is_not_here_is_refused(monkeypatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import zlib
+import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 # Pointers are c_void_p: arrays give theirs as integers, and whoever calls has checked dtype, order and size.
 P, I64, I32, U32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32
 F32, F64 = ctypes.c_float, ctypes.c_double
+ABI = 1  # the number of these signatures: change it here and in paths.cpp whenever one of them changes
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "finite": (I32, [P, I64]),
     "add_finite": (I32, [P, P, I64, F32]),
@@ -58,17 +59,36 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """None where it was not built, was built for other signatures than these, or cannot be opened here."""
+    """Return the library; None where it was not built, has another ABI number, or the system cannot open it.
+
+    A RuntimeWarning tells of a library with another number: numpy then does all the work, and it is slower.
+    """
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"kernels{suffix}")
         if path.exists():
             try:
                 found = ctypes.CDLL(str(path))
-                found.tw_signatures.restype = ctypes.c_uint32
-                return found if found.tw_signatures() == zlib.crc32(Path(__file__).read_bytes()) else None
-            except (OSError, AttributeError):  # of another processor or another C library; older than that check sum
+            except OSError:  # it was built for another processor or another C library
                 return None
+            number = abi_of(found)
+            if number == ABI:
+                return found
+            warnings.warn(
+                f"the native kernels in {path.name} have ABI {number}, this version of Thinwire needs {ABI}: codecs "
+                "run in numpy, with the same bytes and slower; pip install -e . (or make setup) builds them again",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
     return None
+
+
+def abi_of(found: ctypes.CDLL) -> int:
+    """Return the ABI number that a library says it has; 0 where it says none."""
+    try:
+        return int(found.tw_abi())
+    except AttributeError:
+        return 0
 
 
 def runs(path: str) -> bool:

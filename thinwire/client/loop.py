@@ -33,6 +33,7 @@ from thinwire.core.types import Ask, Failure, ReplyHead
 T = TypeVar("T")
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
 SAVE_S = 600.0  # how long a plan may have state wait that a kill would cost
+MAX_WAITING, MAX_WAITING_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
 BACK_S = 1.0  # the first pull after an outage: it is over when a call was answered, and a person may be waiting for it
 
 
@@ -138,6 +139,7 @@ class Loop:
         """Hand on what comes; what ends this thread is raised where the work is done."""
         try:
             while True:
+                self._wait_for_room()
                 delivery = self.calls.until_done(lambda: self._heard(lambda: self.link.pull(self._patience_s())))
                 if delivery is not None:
                     self.inbox.put((delivery, time.monotonic()))
@@ -145,6 +147,15 @@ class Loop:
             return
         except Exception as error:  # a defect must end the program, not this thread alone
             self.inbox.put(error)
+
+    def _wait_for_room(self) -> None:
+        """Pull no more while much waits: an assignment that is withdrawn stands there too until its turn has come."""
+        while not self.ending.is_set():
+            with self.inbox.mutex:
+                waiting = [item[0].head_bytes for item in self.inbox.queue if isinstance(item, tuple)]
+            if len(waiting) < MAX_WAITING and sum(waiting) < MAX_WAITING_BYTES:
+                return
+            self.ending.wait(LOOK_S)
 
     def _heard(self, call: Callable[[], T]) -> T:
         """What the call gave. An error that no check foresaw is a defect: it is said in full, and tried again."""
@@ -230,7 +241,7 @@ class Loop:
 
         taken = True
         try:
-            self.calls.until_done(push)
+            self.calls.until_done(lambda: self._heard(push))
         except NotTaken as error:  # this answer is lost, the device is not
             taken = False
             self.say(error.text())

@@ -88,7 +88,8 @@ class Delivery:
     """An ask as a device gets it, with the file that its parts were streamed to (digests already checked).
 
     `error`: why there is none, where this device's disk could not take it. `device`: what the aggregator calls this
-    device, which it may have renamed since the hello; "" where it does not say.
+    device, which it may have renamed since the hello; "" where it does not say. `head_bytes`: the length of the ask's
+    JSON, by which its memory is counted while it waits.
     """
 
     ask: Ask
@@ -96,6 +97,7 @@ class Delivery:
     download_s: float = 0.0
     error: DataLost | None = None
     device: str = ""
+    head_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

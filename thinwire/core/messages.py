@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.core.errors import BadPayload
-from thinwire.core.json_bounds import read_json
+from thinwire.core.json_bounds import BYTES_A_TOKEN, read_json, require_small
 from thinwire.core.plainly import plainly
 from thinwire.core.texts import plain
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
@@ -58,7 +58,10 @@ def ask_to_bytes(ask: Ask) -> bytes:
 
 
 def ask_from_bytes(data: bytes) -> Ask:
-    """Read an ask; `BadPayload` says which field is wrong. Fields that a newer aggregator added are ignored."""
+    """Read an ask; `BadPayload` says which field is wrong. Fields that a newer aggregator added are ignored.
+
+    Nothing of it is made before `require_small` has bounded it: 4 kB on the wire could be a million lists.
+    """
     with _Reading("ask"):
         raw = _load(data)
         scalars = _scalars(Ask, raw, exclude=("plan", "work", "parts", "vectors", "verdicts"))
@@ -190,6 +193,7 @@ def _dump(raw: Mapping[str, Any]) -> bytes:
 def _load(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_HEAD_BYTES:
         raise BadPayload(f"a head of {len(data)} bytes", why=f"at most {MAX_HEAD_BYTES} are read")
+    require_small(data, MAX_HEAD_BYTES // BYTES_A_TOKEN)
     raw = json.loads(data)
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")

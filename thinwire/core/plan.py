@@ -23,6 +23,7 @@ from thinwire.core.explain import either, explain, place_of
 from thinwire.core.overrides import Overrides
 from thinwire.core.refusal import Refusal
 
+MAX_VALUES = 2**14  # tables, lists and what they hold: judging a wrong one takes 30 us and 1 kB each
 UNCOUNTED = (  # by client/compute/evaluate.py; the aggregator knows names alone, not why one is missing
     "a task without metrics() has an accuracy only where loss calls the model once and the batch is (inputs, targets), "
     "with logits (N, C) and N integers below C"
@@ -69,6 +70,7 @@ class RunPlan(Sections):
 
     @classmethod
     def _valid(cls, raw: Mapping[str, Any], source: str, overrides: Overrides) -> RunPlan:
+        _require_small(raw, source)
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
@@ -105,6 +107,20 @@ class RunPlan(Sections):
             if name == "accuracy":
                 why, hint = f"{why}; {UNCOUNTED}", f"{COUNT_IT}, or {hint}"
             raise PlanError(f'[run] {key} = "{name[:80]}" is no metric of the task {self.run.task}', why=why, hint=hint)
+
+
+def _require_small(raw: Any, source: str) -> None:
+    """`PlanError` for more than MAX_VALUES values, before any of them is judged: a device is sent plans by others."""
+    left, found = [raw], 0
+    while left:
+        inner = left.pop()
+        if isinstance(inner, (Mapping, list, tuple)):
+            found += len(inner)
+            if found > MAX_VALUES:
+                raise PlanError(
+                    f"{source} holds more than {MAX_VALUES:,} values", why="that many are read", hint="shorter lists"
+                )
+            left += inner.values() if isinstance(inner, Mapping) else inner
 
 
 def canonical(resolved: Mapping[str, Any]) -> bytes:

@@ -20,6 +20,7 @@ from thinwire.client.bench import Here
 from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import Policy
 from thinwire.client.service import serve, wanted
+from thinwire.client.task import LoadedTask
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Welcome
 from thinwire.core.messages import ask_from_bytes
@@ -106,17 +107,19 @@ class Hostile(ThreadingHTTPServer):
 class Attacked:
     """A client that serves in a thread."""
 
-    def __init__(self, folder: Path, server: Hostile) -> None:
-        self.server, self.told, self.stop = server, list[str](), threading.Event()
+    def __init__(
+        self, folder: Path, server: Hostile, task: LoadedTask | None = None, stop: threading.Event | None = None
+    ) -> None:
+        self.server, self.told, self.stop = server, list[str](), stop or threading.Event()
         own = folder / "pi-1"
         own.mkdir()
         authority = server.authority
         trust = Trust(server.url, authority.cas(), authority.server_name(), name="pi-1") if authority else None
-        self.gate, task = Gate(Policy(), own), Here(task_of())
-        is_wanted = wanted(self.gate, [task])
+        self.gate, bench = Gate(Policy(), own), Here(task or task_of())
+        is_wanted = wanted(self.gate, [bench])
         self.link = FlowerLink(server.url, device_key(own), "pi-1", own, trust, is_wanted=is_wanted)
         options: dict[str, Any] = {"say": self.told.append, "stop": self.stop, "gate": self.gate}
-        self.thread = threading.Thread(target=serve, args=(self.link, [task], own, "pi-1"), kwargs=options)
+        self.thread = threading.Thread(target=serve, args=(self.link, [bench], own, "pi-1"), kwargs=options)
         self.thread.start()
         self.layout = server.hellos.get(timeout=PATIENCE_S)["tasks"][0]["layout_digest"]
 

@@ -18,11 +18,12 @@ from thinwire.client.disk.state import Write
 from thinwire.client.failures import CannotAnswer
 from thinwire.core.errors import ThinwireError
 from thinwire.core.home import private_folder, write_atomically
+from thinwire.core.json_bounds import BYTES_A_TOKEN, require_small
 from thinwire.core.plan import canonical, digest_of
 from thinwire.core.types import Ask
 
 KEPT = 32
-MOST_BYTES = 2**20  # of one plan; a larger one is used and not kept
+MOST_BYTES = 2**16  # of one plan, and its values are few; a larger one is used and not kept
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -73,7 +74,7 @@ class Plans:
         """A disk that refuses costs a plan sent again, no more."""
         known = self._held.pop(digest, None)
         data = canonical(plan)
-        if len(data) > MOST_BYTES:
+        if not _is_small(data):
             return
         self._held[digest] = dict(plan)
         if known is not None:
@@ -93,7 +94,9 @@ class Plans:
     def _load(self, path: Path) -> None:
         """A file that is not what its name says is thrown away."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            plan = json.loads(path.read_bytes())
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            plan = json.loads(data) if _is_small(data) else None
             if DIGEST.fullmatch(path.stem) and isinstance(plan, dict) and digest_of(plan) == path.stem:
                 self._held[path.stem] = plan
                 while len(self._held) > KEPT:
@@ -113,3 +116,12 @@ class Plans:
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 (self.folder / f"{digest}.json").unlink()
+
+
+def _is_small(data: bytes) -> bool:
+    """Whether a plan's JSON, and what it is in memory, is little enough for KEPT of them."""
+    try:
+        require_small(data, MOST_BYTES // BYTES_A_TOKEN)
+    except ValueError:
+        return False
+    return len(data) <= MOST_BYTES

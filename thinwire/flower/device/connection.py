@@ -112,9 +112,12 @@ class Connection:
         assert self._http is not None
         self._wait_s = call.wait_s
         answer = self._http.getresponse()
+        if answer.chunked and answer.status < 400:
+            raise http.client.HTTPException("an answer in chunks, which no door gives")
         if answer.status < 400:
             return answer
-        said = answer.read(MAX_REFUSAL_BYTES)
+        # http.client reads a chunk of -1 bytes without end; what stays unread, the connection is dropped for.
+        said = b"" if answer.chunked else answer.read(MAX_REFUSAL_BYTES)
         refusal = Refusal.read(answer.status, said, {name.lower(): value for name, value in answer.getheaders()})
         if not whole or not answer.isclosed() or answer.will_close:
             self._drop()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire.core.fleet import Hello, Welcome
-from thinwire.core.messages import MAX_HEAD_BYTES
 from thinwire.flower.device.call import Call, block_of, finish
 from thinwire.flower.device.clockwork import Clockwork
 from thinwire.flower.device.connection import Connection
@@ -58,7 +57,7 @@ class Greeting:
         rtt_s = round(connection.open(), 6)
         said = replace(hello, link={**hello.link, "rtt_s": rtt_s, "skew_s": self.skew_s}, holds=self.holds)
         with connection.made(Call("POST", HELLO, packed(hellos.to_bytes(said)), whole_key=True)) as answer:
-            welcome = hellos.welcome_from_bytes(block_of(answer, MAX_HEAD_BYTES))
+            welcome = hellos.welcome_from_bytes(block_of(answer, hellos.MAX_WELCOME_BYTES))
             finish(answer)
         self._clock.learn(welcome.server_time)
         connection.require_dates()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from thinwire.core.errors import BadPayload, Unreachable
+from thinwire.core.json_bounds import read_json
 from thinwire.core.types import Part, ReplyHead
 from thinwire.flower.device.call import Call, Slice, everything
 from thinwire.flower.device.connection import Connection
@@ -18,6 +19,7 @@ from thinwire.flower.wire.refusals import UPLOAD_OFFSET, Refusal
 from thinwire.flower.wire.routes import PUSH
 
 FRUITLESS = 2  # tries in a row after which nothing more is there; then whoever calls decides when to try again
+DIGITS = re.compile("[0-9]{1,18}")  # of an offset; str.isdigit takes what int does not
 MAX_ANSWER_BYTES = 2 * 2**20  # an offset for each of 65 536 parts
 
 
@@ -84,7 +86,7 @@ class Outgoing:
                 said = answer.headers.get(UPLOAD_OFFSET.decode(), "")
         except Refusal:
             return []
-        offset = _within(int(said) if said.isdigit() else said, head.parts[index])
+        offset = _within(int(said) if DIGITS.fullmatch(said) else said[:80], head.parts[index])
         return [*offsets[:index], offset, *offsets[index + 1 :]]
 
 
@@ -120,7 +122,7 @@ def _target(head: ReplyHead, index: int) -> str:
 
 def _read(answer: http.client.HTTPResponse) -> dict[str, Any]:
     try:
-        told = json.loads(everything(answer, MAX_ANSWER_BYTES))
+        told = read_json(everything(answer, MAX_ANSWER_BYTES), MAX_ANSWER_BYTES)
         return dict(told)
     except (ValueError, TypeError, RecursionError) as error:
         raise Unreachable("cannot read the aggregator's answer", why=str(error)) from error

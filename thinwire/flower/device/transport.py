@@ -186,7 +186,7 @@ class FlowerLink:
         except NotWritten as refused:
             error = refused
         self._held.arrived(ask.ask_id, ask.kind == "stop")
-        return Delivery(ask, bundle, time.monotonic() - began, error, self._greeting.name)
+        return Delivery(ask, bundle, time.monotonic() - began, error, self._greeting.name, len(data))
 
     def _fetched(self, ask: Ask) -> Path | None:
         """A large ask's parts, whole; None when it was withdrawn meanwhile. As long as each try gains something."""

@@ -16,6 +16,7 @@ from thinwire.core.types import DEVICE_NAME
 from thinwire.flower.wire.refusals import LATEST
 
 MAX_BYTES = 256 * 2**10  # of a hello
+MAX_WELCOME_BYTES = 2**20  # of its answer: a sequence of each run that goes on, and the CAs
 MAX_VERSION = 2**31
 MAX_TASKS = 256
 MAX_PLANS = 64
@@ -62,7 +63,7 @@ def hello_from_bytes(data: bytes) -> Hello:
 def welcome_from_bytes(data: bytes) -> Welcome:
     """Read an aggregator's answer: a device must be able to wait, count and tell the time by it."""
     try:
-        raw: Any = json.loads(data)
+        raw: Any = read_json(data, MAX_WELCOME_BYTES)
         if not DEVICE_NAME.fullmatch(name := str(raw["name"])):
             raise ValueError("it is no device's name")
         sequences = {str(run): int(sequence) for run, sequence in raw["sequences"].items()}

@@ -1,0 +1,266 @@
+"""What a hostile aggregator answers costs a device neither its client, nor its memory, nor its processor."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from tests.client.small import task_of
+from tests.system.attacks.test_a_hostile_aggregator import (
+    PATIENCE_S,
+    PIECE,
+    PIECES,
+    Answering,
+    Attacked,
+    Hostile,
+    dumped,
+    said,
+)
+from thinwire.client.failures import CannotAnswer
+from thinwire.client.loop import LOOK_S, MAX_WAITING, MAX_WAITING_BYTES
+from thinwire.client.owner.gate import Gate
+from thinwire.client.task import LoadedTask
+from thinwire.core.errors import BadPayload
+from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes
+from thinwire.core.plan import MAX_VALUES, RunPlan
+from thinwire.flower.wire import hellos
+from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.routes import PUSH
+
+MB = 1e6
+MOST_S, MOST_MB = 3.0, 64.0  # of one message
+WIDE = 30_000  # features: an update of 360 kB, which is uploaded in parts
+Answer = Callable[["Uploading"], None]
+
+
+class Uploading(Answering):
+    """Takes uploads as well; `answers` are given to the next requests of a method."""
+
+    server: Watched
+
+    def do_POST(self) -> None:
+        if self.path == PUSH and self._lied("POST"):
+            return
+        if self.path == PUSH and self.headers["content-length"] is not None:
+            head = said(self.rfile.read(int(self.headers["content-length"])))
+            self.server.pushes.put(head)
+            large = sum(part["length"] for part in head.get("parts", ())) > 2**18
+            self.answer(dumped({"offsets": [0] * len(head["parts"])} if large else {"done": True}))
+            return
+        super().do_POST()
+
+    def do_PUT(self) -> None:
+        self.server.uploads.append("PUT")
+        if not self._lied("PUT"):
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(b'{"offset":0,"done":true}')
+
+    def do_HEAD(self) -> None:
+        self.server.uploads.append("HEAD")
+        if not self._lied("HEAD"):
+            self.answer(b"", 404)
+
+    def _lied(self, method: str) -> bool:
+        found = self.server.answers.get(method)
+        if not found:
+            return False
+        found.pop(0)(self)
+        return True
+
+
+class Watched(Hostile):
+    def __init__(self, folder: Path, tls: bool = False) -> None:
+        super().__init__(folder, tls)
+        self.RequestHandlerClass = Uploading
+        self.answers: dict[str, list[Answer]] = {}
+        self.uploads: list[str] = []
+
+
+@contextlib.contextmanager
+def attacked(folder: Path, task: LoadedTask | None = None, stop: threading.Event | None = None) -> Iterator[Attacked]:
+    server = Watched(folder)
+    serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+    serving.start()
+    try:
+        made = Attacked(folder, server, task, stop)
+        try:
+            yield made
+        finally:
+            made.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()
+
+
+def hang_up(connection: Uploading) -> None:
+    connection.rfile.read(1000)
+    connection.close_connection = True
+
+
+def offset(text: str) -> Answer:
+    def answer(connection: Uploading) -> None:
+        connection.send_response(200)
+        connection.send_header("content-length", "0")
+        connection.send_header("upload-offset", text)
+        connection.end_headers()
+
+    return answer
+
+
+@pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "-1", "1_0", ""])
+def test_an_offset_that_is_no_number_ends_no_client(tmp_path: Path, text: str) -> None:
+    with attacked(tmp_path, task_of(lambda: nn.Linear(WIDE, 3))) as device:
+        server = device.server
+        assert isinstance(server, Watched)
+        server.answers = {"PUT": [hang_up], "HEAD": [offset(text)]}
+        server.asks.put(device.ask(1, kind="init", ask_id="small-1.init.pi-1"))
+        device.require_alive(2)
+        assert server.uploads[:2] == ["PUT", "HEAD"]
+
+
+def endless(first: bytes, status: int = 200) -> Answer:
+    """Chunks of which one has -1 bytes: http.client reads them until the other end hangs up."""
+
+    def answer(connection: Answering) -> None:
+        connection.send_response(status)
+        connection.send_header("transfer-encoding", "chunked")
+        connection.end_headers()
+        connection.wfile.write(first + b"-1\r\n")
+        for _ in range(PIECES):
+            connection.wfile.write(bytes(PIECE))
+            connection.server.sent += 1
+
+    return answer
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_chunk_of_less_than_no_bytes_is_not_read_without_end(tmp_path: Path, status: int) -> None:
+    with attacked(tmp_path) as device:
+        device.server.lies.put(endless(b"", status))  # type: ignore[arg-type]  # a lie to a pull
+        device.require_alive(1)
+        assert device.server.sent < PIECES / 2, "of what the device does not read, buffers hold little"
+
+
+def test_nor_is_one_in_the_answer_to_a_reply(tmp_path: Path) -> None:
+    with attacked(tmp_path) as device:
+        server = device.server
+        assert isinstance(server, Watched)
+        server.answers = {"POST": [endless(b""), endless(b"", 503)]}
+        device.require_alive(1)
+        assert server.sent < PIECES / 2
+
+
+def numbered(count: int, value: str) -> str:
+    return ",".join(f'"k{nth}":{value}' for nth in range(count))
+
+
+PLANS = {
+    "lists": '{"run":[' + "[]," * 1_300_000 + "[]]}",
+    "tables": '{"run":[' + '{"":0},' * 580_000 + "{}]}",
+    "waited for": '{"run":{"task":"small"},"cohort":{"wait_for":[' + "[]," * 1_300_000 + '[]]},"local":{"lr":1}}',
+    "unknown keys": '{"run":{' + numbered(170_000, "0") + '},"local":{"lr":1}}',
+    "numbers waited for": '{"run":{"task":"small"},"cohort":{"wait_for":[' + "0," * 500_000 + '0]},"local":{"lr":1}}',
+    "rules": '{"run":{"task":"small"},"uplink":{"layers":{' + numbered(170_000, '"int8"') + '}},"local":{"lr":1}}',
+    "as many as are read": '{"run":{"task":"small"},"cohort":{"wait_for":['
+    + "[]," * (MAX_VALUES - 100)
+    + '[]]},"local":{"lr":1}}',
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_no_plan_costs_a_device_more_than_a_moment_and_little_memory(tmp_path: Path, name: str) -> None:
+    """Some kB on the wire: a million values, which a device parses, judges twice and explains."""
+    raw = {
+        "ask_id": "small-1.1.pi-1", "run": "small-1", "task": "small", "kind": "train", "plan": "@", "verdicts": [],
+        "work": {"steps": 1, "batch": 8}, "parts": [],
+    }  # fmt: skip
+    data = dumped(raw).replace(b'"@"', PLANS[name].encode())
+    assert len(data) <= MAX_HEAD_BYTES
+    gate = Gate(None, tmp_path)
+
+    def take() -> None:
+        with contextlib.suppress(BadPayload, CannotAnswer):  # the message is refused, or the assignment
+            ask = ask_from_bytes(data)
+            assert not gate.wanted(ask)
+            gate.admit(ask)
+
+    began = time.process_time()
+    take()
+    assert time.process_time() - began < MOST_S
+    tracemalloc.start()
+    try:
+        take()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MOST_MB * MB, f"{peak / MB:.0f} MB"
+    assert not gate.plans.digests and not list(tmp_path.glob("plans/*")), "none is kept for good"
+
+
+def test_honest_plans_of_many_devices_are_read() -> None:
+    names = [f"a-device-in-the-field-{nth:05}" for nth in range(MAX_VALUES - 200)]
+    plan = {"run": {"task": "small"}, "cohort": {"wait_for": names}, "local": {"lr": 1}}
+    assert RunPlan.from_json(plan).cohort.wait_for == names
+    asked = {"ask_id": "a", "run": "small-1", "task": "small", "kind": "train", "work": {}, "parts": [], "verdicts": []}
+    assert ask_from_bytes(dumped({**asked, "plan": RunPlan.from_json(plan).to_json()})).run == "small-1"
+
+
+def test_a_welcome_is_bounded_before_it_is_parsed() -> None:
+    welcome: dict[str, Any] = {"name": "pi-1", "sequences": {}, "poll_s": 1, "server_time": 1, "protocol": 1}
+    assert hellos.welcome_from_bytes(dumped(welcome)).name == "pi-1"
+    many = {f"small-{nth}": nth for nth in range(20_000)}
+    assert hellos.welcome_from_bytes(dumped({**welcome, "sequences": many})).sequences == many
+    with pytest.raises(BadPayload):
+        hellos.welcome_from_bytes(dumped({**welcome, "more": [[]] * 250_000}))
+
+
+class Watching(threading.Event):
+    """A client's end, and `full`: its thread that pulls has stopped pulling for a look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if threading.current_thread().name == "pull" and timeout == LOOK_S:
+            self.full.set()
+        return super().wait(timeout)
+
+
+def test_what_waits_while_a_device_works_is_bounded_also_where_it_is_withdrawn(tmp_path: Path) -> None:
+    """The aggregator withdraws each assignment and sends another: none of them counts as held, and all of them wait."""
+    armed, begun, go_on, stop = threading.Event(), threading.Event(), threading.Event(), Watching()
+    given = list[int]()
+
+    def model() -> nn.Module:
+        if armed.is_set():
+            begun.set()
+            go_on.wait(PATIENCE_S)
+        return nn.Linear(4, 3)
+
+    with attacked(tmp_path, task_of(model), stop) as device:
+
+        def another(connection: Answering) -> None:
+            given.append(100 + len(given))
+            ask = packed(dumped(device.ask(given[-1], more="x" * (MAX_WAITING_BYTES // 8))))
+            connection.answer(packed(dumped({"cancelled": [f"small-1.{given[-1] - 1}.pi-1"]})) + ask)
+
+        armed.set()
+        device.server.asks.put(device.ask(1, kind="init"))
+        assert begun.wait(PATIENCE_S)
+        for _ in range(2 * MAX_WAITING):
+            device.server.lies.put(another)
+        assert stop.full.wait(PATIENCE_S)
+        assert len(given) == 8
+        armed.clear()
+        go_on.set()
+        device.require_alive(2)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from thinwire.cli.addresses import Address
 
@@ -64,14 +64,15 @@ class Page:
         self._logging.join(END_S)
 
     def _begin(self) -> subprocess.Popen[bytes]:
+        from thinwire.client.disk.logbook import append_all
+
         process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=self._environment, start_new_session=True,
         )  # fmt: skip
         assert process.stderr is not None
-        self._logging = threading.Thread(
-            target=_keep_log, args=(process.stderr, self._log), name="page.log", daemon=True
-        )
+        said = (process.stderr, self._log, MAX_LOG_BYTES)
+        self._logging = threading.Thread(target=append_all, args=said, name="page.log", daemon=True)
         self._logging.start()
         return process
 
@@ -95,16 +96,6 @@ class Page:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def _keep_log(said: IO[bytes], log: Path) -> None:
-    """Append what the page prints to its log, which stays within `MAX_LOG_BYTES`, until the page has ended."""
-    from thinwire.client.disk.logbook import append
-
-    with said:
-        while text := os.read(said.fileno(), 1 << 16):
-            with contextlib.suppress(OSError):  # a full disk must not stop the page
-                append(log, text, MAX_LOG_BYTES)
 
 
 def _ready(process: subprocess.Popen[bytes], within_s: float) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import say
 from thinwire.cli.addresses import Address
+from thinwire.cli.aggregator import own_log
 from thinwire.cli.aggregator.authority import Certificates, urls, write_invite
 from thinwire.cli.places import again, aggregator_home, alive, opened
 from thinwire.cli.service.typed import Typed
@@ -61,6 +62,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_alone(place.lock, home))
         ending = stack.enter_context(_ended_by_signals())
+        stack.enter_context(own_log.bounded(place.root / own_log.FILE))
         stack.callback(os.umask, os.umask(0o077))  # also for what Flower and the page write
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
@@ -112,7 +114,7 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
     if place.lock.exists():
         with _alone(place.lock, home):
             pass
-    log = place.root / "service.log"
+    log = place.root / own_log.FILE
     command = [
         sys.executable,
         "-m",
@@ -123,7 +125,9 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
         "--home",
         str(place.root.parent),
     ]
-    with open(log, "wb", opener=private_opener) as file:
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(log, log.with_name(f"{log.name}.1"))  # why the one before ended
+    with open(log, "ab", opener=private_opener) as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )

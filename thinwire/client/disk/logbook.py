@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 FILE = "client.log"  # and client.log.1, the one before
 MOST_BYTES = 500_000  # of each of the two: some thousand rounds
@@ -48,6 +48,14 @@ def append(path: Path, text: bytes, most: int) -> None:
         os.write(descriptor, text)
     finally:
         os.close(descriptor)
+
+
+def append_all(said: IO[bytes], path: Path, most: int) -> None:
+    """Append what another process prints, until it and all that it started have ended; a full disk stops nobody."""
+    with said:
+        while text := os.read(said.fileno(), min(most, 1 << 16)):
+            with contextlib.suppress(OSError):
+                append(path, text, most)
 
 
 def last_lines(folder: Path, count: int, file_name: str = FILE) -> list[str]:

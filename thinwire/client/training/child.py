@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.client.compute.wire import BadFrame, Wire
-from thinwire.client.disk.logbook import append
+from thinwire.client.disk.logbook import append_all
 from thinwire.client.failures import CannotAnswer
 from thinwire.client.training.interpreter import Interpreter
 from thinwire.core.types import Vector
@@ -109,10 +109,7 @@ class Child:
 
     def _keep_log(self) -> None:
         assert self.process.stdout is not None
-        with self.process.stdout as out:
-            while text := os.read(out.fileno(), 1 << 16):
-                with contextlib.suppress(OSError):  # a full disk must not stop who prints
-                    append(self._folder / LOG, text, MOST_LOG)
+        append_all(self.process.stdout, self._folder / LOG, MOST_LOG)
 
 
 def died(code: int) -> str:

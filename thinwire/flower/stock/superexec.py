@@ -7,15 +7,17 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from thinwire.core.home import private_opener
+from thinwire.client.disk.logbook import append_all
 
 FIRST_S, MOST_S = 1.0, 60.0  # between two starts of one that ends by itself
 STEADY_S = 30.0  # one that ran so long is begun again at once
 END_S = 3.0
+MAX_LOG_BYTES = 1 << 20  # of the log, and of the one before: whoever runs a foreign app makes it print
 
 log = logging.getLogger("thinwire.stock")
 
@@ -47,14 +49,18 @@ class SuperExec:
             await asyncio.sleep(wait_s)
 
     async def _once(self, address: str) -> int | str:
-        with open(self._said, "ab", opener=private_opener) as said:  # noqa: ASYNC230 - a local file, opened once a start
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *_command(address), stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said,
-                    env=_environment(), start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
-                return error.strerror or str(error)
+        here, there = os.pipe()
+        said = (os.fdopen(here, "rb", 0), self._said, MAX_LOG_BYTES)
+        threading.Thread(target=append_all, args=said, name="stock.log", daemon=True).start()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_command(address), stdin=asyncio.subprocess.DEVNULL, stdout=there, stderr=there,
+                env=_environment(), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return error.strerror or str(error)
+        finally:
+            os.close(there)
         self.pid = process.pid
         try:
             return await process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ def top(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; whatever goes wrong is said as error / why / try on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # what others said may have letters that no terminal has
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         answer = app(args=words, obj=words, standalone_mode=False)

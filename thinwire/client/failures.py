@@ -17,6 +17,7 @@ from thinwire.client.compute import failures
 from thinwire.client.compute.errors import NotFinite
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate, ThinwireError
 from thinwire.core.home import write_atomically
+from thinwire.core.texts import plain
 from thinwire.core.types import Ask, Failure
 
 LAST_ERROR = "last-error.txt"
@@ -62,6 +63,6 @@ def place(error: BaseException, file: str) -> str:
 
 def remember(folder: Path, error: BaseException, what: str) -> None:
     """Keep the traceback of the newest error where only this device's owner reads it."""
-    lines = traceback.format_exception(error)
-    text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n\n{''.join(lines)}"
+    lines = [plain(line.expandtabs()) for line in "".join(traceback.format_exception(error)).split("\n")]
+    text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n\n" + "\n".join(lines)
     write_atomically(folder / LAST_ERROR, text.encode(errors="replace"))

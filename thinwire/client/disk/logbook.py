@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TextIO
 
+from thinwire.core.texts import plain
+
 FILE = "client.log"  # and client.log.1, the one before
 MOST_BYTES = 500_000  # of each of the two: some thousand rounds
 LOOK_S = 0.25
@@ -19,7 +21,7 @@ LOOK_S = 0.25
 class Logbook:
     """`say` with a memory: each line goes to the file and then on. A disk that takes nothing ends nothing.
 
-    Any thread may call it.
+    What is said may quote an aggregator: nothing in it moves a terminal's cursor. Any thread may call it.
     """
 
     def __init__(
@@ -30,10 +32,11 @@ class Logbook:
 
     def __call__(self, line: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall()))
-        text = "".join(f"{stamp} {one}\n" for one in line.splitlines() or [""]).encode(errors="replace")
+        lines = [plain(one) for one in line.splitlines()] or [""]
+        text = "".join(f"{stamp} {one}\n" for one in lines).encode(errors="replace")
         with self._lock, contextlib.suppress(OSError):
             append(self._folder / FILE, text[: self._most], self._most)
-        self._say(line)
+        self._say("\n".join(lines))
 
 
 def append(path: Path, text: bytes, most: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any, get_args
 from thinwire.client.policy import Kind, Policy
 from thinwire.core.errors import PlanError
 from thinwire.core.plan import RunPlan
+from thinwire.core.texts import plain
 
 MOST_LETTERS = 300  # of a reason: a plan that cannot be read may have long keys
 
@@ -70,7 +71,7 @@ def decide(policy: Policy, task: str, kind: str, plan: Mapping[str, Any], facts:
     try:
         known = RunPlan.from_json(plan)
     except PlanError as error:
-        return Declined("plan", f"this version cannot judge it: {error.what}"[:MOST_LETTERS])
+        return Declined("plan", plain(f"this version cannot judge it: {error.what}"[:MOST_LETTERS]))
     ask = _Ask(policy, task, kind, known, facts)
     return next((declined for rule in RULES if (declined := rule(ask)) is not None), None)
 

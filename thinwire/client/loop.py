@@ -34,6 +34,8 @@ T = TypeVar("T")
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
 SAVE_S = 600.0  # how long a plan may have state wait that a kill would cost
 MAX_WAITING, MAX_WAITING_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
+# An honest aggregator answers a pull at once with an assignment, or with one that is withdrawn: of the latter few.
+QUICK_S, MAX_QUICK, PAUSE_S = 0.05, 16, 1.0
 BACK_S = 1.0  # the first pull after an outage: it is over when a call was answered, and a person may be waiting for it
 
 
@@ -137,12 +139,17 @@ class Loop:
 
     def _pull(self) -> None:
         """Hand on what comes; what ends this thread is raised where the work is done."""
+        quick = 0  # pulls in a row that were answered at once with nothing
         try:
             while True:
                 self._wait_for_room()
+                began = time.monotonic()
                 delivery = self.calls.until_done(lambda: self._heard(lambda: self.link.pull(self._patience_s())))
                 if delivery is not None:
                     self.inbox.put((delivery, time.monotonic()))
+                quick = quick + 1 if delivery is None and time.monotonic() - began < QUICK_S else 0
+                if quick > MAX_QUICK:
+                    self.ending.wait(PAUSE_S)
         except BrokenOff:
             return
         except Exception as error:  # a defect must end the program, not this thread alone

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 SHOULD = "it should be "
+MAX_COMPARED = 80  # letters of an unknown key that known ones are compared with: difflib takes 40 bytes for each
 TABLE = ("model_type", "model_attributes_type", "dict_type")
 WANTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
@@ -38,7 +39,7 @@ def explain(
     kind = details["type"]
     if kind == "extra_forbidden":
         known = _keys(plan, place[:-1])
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(place[-1][:MAX_COMPARED], known, n=1, cutoff=0.5)
         where = f"[{place[0]}]" if len(place) > 1 else f"a {noun}"
         hint = f"{_shown((*place[:-1], near[0]))}" if near else keys.format(place[0])
         return f"unknown key {name}", f"{where} has the keys {', '.join(known)}", hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 import tracemalloc
@@ -25,14 +26,14 @@ from tests.system.attacks.test_a_hostile_aggregator import (
     said,
 )
 from thinwire.client.failures import CannotAnswer
-from thinwire.client.loop import LOOK_S, MAX_WAITING, MAX_WAITING_BYTES
+from thinwire.client.loop import LOOK_S, MAX_QUICK, MAX_WAITING, MAX_WAITING_BYTES, PAUSE_S
 from thinwire.client.owner.gate import Gate
 from thinwire.client.task import LoadedTask
 from thinwire.core.errors import BadPayload
 from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes
 from thinwire.core.plan import MAX_VALUES, RunPlan
 from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
+from thinwire.flower.wire.framing import block, packed
 from thinwire.flower.wire.routes import PUSH
 
 MB = 1e6
@@ -169,6 +170,7 @@ PLANS = {
     "waited for": '{"run":{"task":"small"},"cohort":{"wait_for":[' + "[]," * 1_300_000 + '[]]},"local":{"lr":1}}',
     "unknown keys": '{"run":{' + numbered(170_000, "0") + '},"local":{"lr":1}}',
     "numbers waited for": '{"run":{"task":"small"},"cohort":{"wait_for":[' + "0," * 500_000 + '0]},"local":{"lr":1}}',
+    "one long key": '{"run":{"task":"small","' + "x" * 4_000_000 + '":0},"local":{"lr":1}}',
     "rules": '{"run":{"task":"small"},"uplink":{"layers":{' + numbered(170_000, '"int8"') + '}},"local":{"lr":1}}',
     "as many as are read": '{"run":{"task":"small"},"cohort":{"wait_for":['
     + "[]," * (MAX_VALUES - 100)
@@ -217,6 +219,7 @@ def test_honest_plans_of_many_devices_are_read() -> None:
 def test_a_welcome_is_bounded_before_it_is_parsed() -> None:
     welcome: dict[str, Any] = {"name": "pi-1", "sequences": {}, "poll_s": 1, "server_time": 1, "protocol": 1}
     assert hellos.welcome_from_bytes(dumped(welcome)).name == "pi-1"
+    assert hellos.welcome_from_bytes(dumped({**welcome, "spread_s": 86_400.0})).spread_s == 3600.0, "kept for years"
     many = {f"small-{nth}": nth for nth in range(20_000)}
     assert hellos.welcome_from_bytes(dumped({**welcome, "sequences": many})).sequences == many
     with pytest.raises(BadPayload):
@@ -224,15 +227,17 @@ def test_a_welcome_is_bounded_before_it_is_parsed() -> None:
 
 
 class Watching(threading.Event):
-    """A client's end, and `full`: its thread that pulls has stopped pulling for a look."""
+    """A client's end; `full`: its thread that pulls has stopped for a look, `paused`: for a pause."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.full = threading.Event()
+        self.full, self.paused = threading.Event(), threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
         if threading.current_thread().name == "pull" and timeout == LOOK_S:
             self.full.set()
+        if threading.current_thread().name == "pull" and timeout == PAUSE_S:
+            self.paused.set()
         return super().wait(timeout)
 
 
@@ -264,3 +269,20 @@ def test_what_waits_while_a_device_works_is_bounded_also_where_it_is_withdrawn(t
         armed.clear()
         go_on.set()
         device.require_alive(2)
+
+
+def test_who_answers_each_pull_at_once_keeps_no_processor_busy(tmp_path: Path) -> None:
+    """A pull is signed: an aggregator that says nothing a thousand times a second took a core."""
+    stop, empty = Watching(), list[int]()
+
+    def nothing(connection: Answering) -> None:
+        empty.append(1)
+        connection.answer(packed(dumped({})) + block(b""))
+
+    with attacked(tmp_path, stop=stop) as device:
+        for _ in range(1000):
+            device.server.lies.put(nothing)
+        assert stop.paused.wait(PATIENCE_S)
+        assert len(empty) <= 4 * MAX_QUICK, "a few more where this machine was too busy to be quick"
+        device.server.lies = queue.Queue()
+        device.require_alive(1)

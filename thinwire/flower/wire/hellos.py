@@ -22,6 +22,7 @@ MAX_TASKS = 256
 MAX_PLANS = 64
 MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
+LONGEST_SPREAD_S = 3600.0  # that a device keeps: at its next start, and after each outage, it waits as long
 MAX_SEQUENCE = 2**62
 MOST_HAD = 2.0**60  # of cores or bytes
 MAX_MEASURED = 1e12  # seconds of a round trip or a clock's skew: sums of them are still shown
@@ -70,9 +71,10 @@ def welcome_from_bytes(data: bytes) -> Welcome:
         if any(not 0 <= sequence <= MAX_SEQUENCE for sequence in sequences.values()):
             raise ValueError("no answer has such a number")
         cas = tuple(str(pem) for pem in raw.get("cas", ())[:8])
+        spread_s = min(_within(raw.get("spread_s", 0.0), MAX_SPREAD_S), LONGEST_SPREAD_S)
         return Welcome(
             name, sequences, _within(raw["poll_s"], MAX_POLL_S), _within(raw["server_time"], LATEST),
-            int(raw["protocol"]), _within(raw.get("spread_s", 0.0), MAX_SPREAD_S), cas,
+            int(raw["protocol"]), spread_s, cas,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error

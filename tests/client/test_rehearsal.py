@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.client.small import Aggregator, cross_entropy, examples, plan_of, task_of
+from thinwire.cli.checked import lines
 from thinwire.client.compute.site import Site, Split
 from thinwire.client.rehearsal import STEPS, rehearse
 from thinwire.core.errors import TaskError
@@ -217,3 +219,19 @@ def test_a_count_may_be_numpys_or_torchs(count: Any) -> None:
 
 def test_a_list_of_examples_is_data() -> None:
     assert rehearse(task_of(data=lambda site: [EXAMPLES[i] for i in range(24)]), Site(), plan_of()).train_examples == 24
+
+
+@pytest.mark.parametrize(("count", "examples_there", "told"), [(1, 24, ["spread"]), (24, 24, []), (1, 1, [])])
+def test_a_mean_with_a_count_of_one_is_told_where_the_batch_has_more_examples(
+    count: int, examples_there: int, told: list[str]
+) -> None:
+    def metrics(model: nn.Module, batch: Any) -> dict[str, tuple[float, int]]:
+        return {"loss": (float(cross_entropy(model, batch)) * 24, 24), "spread": (0.5, count)}
+
+    split = Split(examples(), examples(examples_there))
+    found = rehearse(task_of(metrics=metrics, data=lambda site: split), Site(), plan_of())
+    assert found.counted_once == told
+    if told:
+        shown = dataclasses.asdict(found) | {"task": "t", "upload_s_at_mbit": {"1": 1.0}}
+        (line,) = [line for line in lines(shown) if "count of 1" in line]
+        assert line.strip().startswith("spread has a count of 1 over 24 examples, as a mean has: ")

@@ -41,6 +41,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"batch      {', '.join(found['batch'])}"
     yield f"loss       {found['loss_before']:.4f} before one step, {found['loss_after']:.4f} after it"
     yield "metrics    " + ", ".join(f"{name} {value:.4f}" for name, value in found["metrics"].items())
+    for name in found["counted_once"]:
+        yield f"           {name} has a count of 1 over {found['measured']} examples, as a mean has: small batches and"
+        yield "           small clients then count as much as large ones; return the sum and the number of examples"
     whose = " of train()" if found["own_train"] else ""
     held = size(found["peak_bytes"])
     yield f"step       {found['step_s'] * 1000:.2f} ms{whose}; this process held {held} at most"

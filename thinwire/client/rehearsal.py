@@ -30,7 +30,7 @@ from thinwire.client.compute import batches, tensors
 from thinwire.client.compute.bench import Bench, require_alike
 from thinwire.client.compute.ending import task_code
 from thinwire.client.compute.errors import Wrong
-from thinwire.client.compute.evaluate import as_loss, evaluate, names
+from thinwire.client.compute.evaluate import BATCH, as_loss, evaluate, names
 from thinwire.client.compute.keys import Key, derive
 from thinwire.client.compute.local import Local, Work
 from thinwire.client.compute.trainer import TorchTrainer
@@ -57,7 +57,8 @@ class Rehearsal:
     """What was seen. Bytes are a round's payload; `peak_bytes` is this process's memory at its highest.
 
     `own_train`: the task has its own train(); `step_s` is then the time of a call that was assigned `STEPS` steps,
-    divided by them. `left_out` says what of the model's state does not travel.
+    divided by them. `left_out` says what of the model's state does not travel. `counted_once`: metrics with a count of
+    1 over a batch of `measured` examples.
     """
 
     parameters: int
@@ -73,6 +74,8 @@ class Rehearsal:
     left_out: str
     own_train: bool
     metrics: dict[str, float]
+    counted_once: list[str]
+    measured: int
     step_s: float
     peak_bytes: int
     codec: str
@@ -139,13 +142,16 @@ def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Re
     sums = evaluate(module, task, tested, most=1)
     if plan.unknown_metrics(sums):  # unless it is no number on this batch
         plan.require_metrics(names(module, task, next(iter(batches.in_order(tested, size)))))
+    counted_once = [name for name, (_, count) in sums.items() if count == 1]
+    measured = batches.examples_in(next(iter(batches.in_order(tested, BATCH)))) if counted_once else 0
     bench.require_unchanged("training" if task.optional("train") is None else "train()")
     return Rehearsal(
         layout.size, len(layout.trained), len(layout.buffers) + len(layout.of_role("fixed")),
         len(layout.of_role("frozen")), layout.digest,
         batches.count(split.train), batches.count(split.test) if split.test is not None else None, shapes(batch),
         before, after, initial.left_out, task.optional("train") is not None,
-        {name: total / n for name, (total, n) in sums.items() if n}, step_s, peak_bytes(), spec,
+        {name: total / n for name, (total, n) in sums.items() if n}, counted_once if measured > 1 else [], measured,
+        step_s, peak_bytes(), spec,
         sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, layout.size * 4,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from thinwire.client.compute.as_built import AsBuilt
 from thinwire.client.compute.errors import BadTask
 from thinwire.client.compute.places import placed
 from thinwire.core.errors import BadPayload
-from thinwire.core.layout import Layout
+from thinwire.core.layout import Layout, differences
 
 
 class Tied(nn.Module):
@@ -48,6 +49,24 @@ def test_frozen_tensors_stand_in_the_digest_alone() -> None:
         base.weight += 1
     assert tensors.places_of(module).frozen_digest != places.frozen_digest
     assert tensors.places_of(module).trained == places.trained
+
+
+def test_the_frozen_tensor_or_fixed_buffer_that_is_another_is_named() -> None:
+    def made(change: Callable[[nn.Module], object] = lambda module: None) -> Layout:
+        module = nn.Sequential(*(nn.Linear(2, 2).requires_grad_(False) for _ in range(9)), nn.Linear(2, 2))
+        module.register_buffer("order", torch.tensor([1, 0]))
+        for parameter in module.parameters():
+            nn.init.ones_(parameter)
+        with torch.no_grad():
+            change(module)
+        return Layout.from_json(tensors.places_of(module).to_json())
+
+    assert differences(made(), made()) == ""
+    assert (
+        differences(made(lambda module: module.get_parameter("7.weight").mul_(2)), made())
+        == "7.weight has other values"
+    )
+    assert differences(made(lambda module: module.get_buffer("order").add_(1)), made()) == "order has other values"
 
 
 def test_fixed_buffers_stand_in_the_digest_with_their_values() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -96,3 +97,20 @@ def test_differences_name_what_is_other_missing_added_frozen_tied_or_in_another_
     many = Layout.of({f"{'n' * 100}{n}": (1,) for n in range(40)})
     assert differences(many, one).endswith("; and 38 more")
     assert len(differences(many, one)) < 400
+
+
+def test_of_many_frozen_tensors_those_whose_values_differ_are_named_and_no_digest_changes() -> None:
+    tensors = [Tensor("w", (2,)), *(Tensor(f"f{n}", (4,), role="frozen") for n in range(9)),
+               Tensor("order", (3,), "int64", "buffer")]  # fmt: skip
+
+    def made(digest: str, *values: str) -> Layout:
+        return Layout.build(tensors, frozen_digest=digest, frozen_values=values)
+
+    sums = [f"{n:08x}" for n in range(10)]
+    one, other = made("1", *sums), made("2", *sums[:7], "ff", sums[8], "fe")
+    assert differences(other, one) == "f7 has other values; order has other values"
+    assert one.digest == made("1").digest, "they name what the digest has found, and are no part of it"
+    assert Layout.from_json(json.loads(one.text)) == one
+    unknown = "values that training leaves alone differ in one or more of f0, f1, f2, f3, f4 and 5 more"
+    assert {differences(*pair) for pair in [(made("2"), one), (other, made("1")), (made("2", "a"), one)]} == {unknown}
+    assert differences(made("2", *sums), one) == unknown, "checksums that agree name nothing"

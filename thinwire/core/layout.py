@@ -87,6 +87,7 @@ class Layout:
     tensors: tuple[Tensor, ...]
     aliases: tuple[tuple[str, str], ...] = ()  # (other name, name in `tensors`)
     frozen_digest: str = ""  # SHA-256 over the frozen tensors' bytes: they are never sent
+    frozen_values: tuple[str, ...] = ()  # a checksum of each, which names the one that differs; no part of the digest
     control_from: int = 0  # the first trained tensor that is a control variate; 0: there are none
 
     @classmethod
@@ -96,7 +97,11 @@ class Layout:
 
     @classmethod
     def build(
-        cls, tensors: Sequence[Tensor], aliases: Sequence[tuple[str, str]] = (), frozen_digest: str = ""
+        cls,
+        tensors: Sequence[Tensor],
+        aliases: Sequence[tuple[str, str]] = (),
+        frozen_digest: str = "",
+        frozen_values: Sequence[str] = (),
     ) -> Layout:
         """Lay tensors one after the other within their roles; raises ValueError for a name that stands twice."""
         ends: dict[str, int] = {}
@@ -108,7 +113,7 @@ class Layout:
         names = [t.name for t in placed] + [other for other, _ in aliases]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"tensor names stand twice in the layout: {', '.join(sorted(twice))}")
-        return cls(tuple(placed), tuple(aliases), frozen_digest)
+        return cls(tuple(placed), tuple(aliases), frozen_digest, tuple(frozen_values))
 
     @cached_property
     def with_control(self) -> Layout:
@@ -118,7 +123,7 @@ class Layout:
         ['w', 'control/w']
         """
         beside = [Tensor(f"{CONTROL}/{t.name}", t.shape, t.dtype) for t in self.trained]
-        made = Layout.build([*self.tensors, *beside], self.aliases, self.frozen_digest)
+        made = Layout.build([*self.tensors, *beside], self.aliases, self.frozen_digest, self.frozen_values)
         return replace(made, control_from=len(self.trained))
 
     def of_role(self, role: Role) -> tuple[Tensor, ...]:
@@ -182,11 +187,15 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """SHA-256 in hex over names, shapes, dtypes, roles, aliases and the frozen tensors' digest."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._hashed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def _hashed(self) -> dict[str, Any]:
         rows = [[t.name, list(t.shape), t.dtype, t.role] for t in self.tensors]
         return {"tensors": rows, "aliases": [list(pair) for pair in self.aliases], "frozen": self.frozen_digest}
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self._hashed, **({"values": list(self.frozen_values)} if self.frozen_values else {})}
 
     @property
     def text(self) -> str:
@@ -199,7 +208,8 @@ class Layout:
         tensors = [
             Tensor(str(name), _dims(shape), str(dtype), _role(role)) for name, shape, dtype, role in raw["tensors"]
         ]
-        return cls.build(tensors, [(a, b) for a, b in raw["aliases"]], raw["frozen"])
+        values = [str(value) for value in raw.get("values", ())]
+        return cls.build(tensors, [(a, b) for a, b in raw["aliases"]], raw["frozen"], values)
 
 
 def _dims(shape: Sequence[Any]) -> tuple[int, ...]:
@@ -233,10 +243,26 @@ def differences(own: Layout, expected: Layout) -> str:
         pairs = sorted({*own.aliases} ^ {*expected.aliases})
         found.append(f"tied otherwise: {_listed([name for name, _ in pairs])}")
     if not found or (own.frozen_digest != expected.frozen_digest and own.frozen_digest and expected.frozen_digest):
-        fixed = [t.name for t in expected.tensors if _is_fixed(t)]
-        found.append(f"values that training leaves alone differ in one or more of {_listed(fixed)}")
+        found += _other_values(own, expected)
     more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     return "; ".join(found[:MAX_NAMED]) + more
+
+
+def _other_values(own: Layout, expected: Layout) -> list[str]:
+    """Name the tensors that training leaves alone and whose values differ; all of them where one side tells none."""
+    mine, theirs = _valued(own), _valued(expected)
+    if mine and theirs:
+        told = {(t.name, _kind(t)): value for t, value in mine}
+        if others := [t.name for t, value in theirs if told.get((t.name, _kind(t)), value) != value]:
+            return [f"{_short(name)} has other values" for name in others]
+    fixed = [t.name for t in expected.tensors if _is_fixed(t)]
+    return [f"values that training leaves alone differ in one or more of {_listed(fixed)}"]
+
+
+def _valued(layout: Layout) -> list[tuple[Tensor, str]]:
+    """Each tensor of `frozen_digest` with its checksum; none where there is not one for each."""
+    fixed = [t for t in layout.tensors if _is_fixed(t)]
+    return list(zip(fixed, layout.frozen_values, strict=True)) if len(fixed) == len(layout.frozen_values) else []
 
 
 def _is_fixed(t: Tensor) -> bool:

@@ -33,12 +33,14 @@ class Tensor(NamedTuple):
 class Places:
     """All tensors in the module's order. Tied ones stand once, their other names in `aliases`.
 
-    `frozen_digest` is over the values of frozen tensors and fixed buffers, which every client makes for itself.
+    `frozen_digest` is over the values of frozen tensors and fixed buffers, which every client makes for itself;
+    `frozen_values` is a checksum of each of them, in this order.
     """
 
     tensors: tuple[Tensor, ...]
     aliases: tuple[tuple[str, str], ...] = ()
     frozen_digest: str = ""
+    frozen_values: tuple[str, ...] = ()
 
     @cached_property
     def trained(self) -> tuple[Tensor, ...]:
@@ -79,7 +81,11 @@ class Places:
 
     def to_json(self) -> dict[str, Any]:
         rows = [[t.name, list(t.shape), t.dtype, t.role] for t in self.tensors]
-        return {"tensors": rows, "aliases": [list(pair) for pair in self.aliases], "frozen": self.frozen_digest}
+        told: dict[str, Any] = {"tensors": rows, "aliases": [list(pair) for pair in self.aliases]}
+        told["frozen"] = self.frozen_digest
+        if self.frozen_values:
+            told["values"] = list(self.frozen_values)
+        return told
 
 
 def placed(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:

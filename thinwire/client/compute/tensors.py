@@ -8,6 +8,7 @@ refused.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,11 +49,13 @@ def places_of(module: nn.Module) -> Places:
     if not any(t.role == "trained" and t.size for t in tensors):
         raise BadTask("model() has nothing to train", why="no parameter has requires_grad", hint="unfreeze some")
     places, whole = Places(tuple(tensors), tuple(aliases)), hashlib.sha256()
-    untrained = {t.name for t in places.untrained}
+    untrained, checksums = {t.name for t in places.untrained}, []
     for t, tensor in zip(tensors, values):
         if t.name in untrained:
-            hash_values(tensor, whole)
-    return replace(places, frozen_digest=whole.hexdigest()) if untrained else places
+            data = _bytes(tensor).data
+            whole.update(data)
+            checksums.append(f"{zlib.crc32(data):08x}")
+    return replace(places, frozen_digest=whole.hexdigest(), frozen_values=tuple(checksums)) if untrained else places
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:

@@ -174,12 +174,15 @@ class ReplyHead:
         return replace(self, transfer=transfer)
 
 
+AGGREGATOR_KINDS = ("refused", "stale", "left", "over")  # of a failure: no device says them
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a device did not answer an ask: a kind of docs/reference/failures.md, and a text that holds no data.
 
     Kinds: task-error, task-missing, task-mismatch, layout-mismatch, base-mismatch, non-finite, need-plan, declined,
-    state-lost, protocol, worker, disk, refused, stale, left, over (the aggregator says the last four itself).
+    state-lost, protocol, worker, disk, and of the aggregator alone AGGREGATOR_KINDS.
     """
 
     kind: str

@@ -6,13 +6,14 @@ import asyncio
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import ReplyLimits, Spool
 from thinwire.core.home import private_opener
 from thinwire.core.messages import FREE_HEADER_BYTES, reply_from_bytes
-from thinwire.core.types import Failure, ReplyHead, UpdateId
+from thinwire.core.types import AGGREGATOR_KINDS, Failure, ReplyHead, UpdateId
 from thinwire.flower.door.requests import Request
 from thinwire.flower.lane.answers import Answers
 from thinwire.flower.lane.sessions import Sessions
@@ -49,7 +50,7 @@ class PushRoute:
             if isinstance(reply, Failure):
                 if parts:
                     raise Refusal(409, "protocol", "a failure has no parts")
-                self._answers.failed(device, reply, began_at)
+                self._answers.failed(device, _of_a_device(reply), began_at)
                 await request.answer(200)
                 return
             await self._updated(request, reply, head, bytes(parts), began_at)
@@ -105,6 +106,14 @@ class PushRoute:
             await self._answers.keep(draft, head, received, began_at)
         finally:
             self._storing.discard(update)
+
+
+def _of_a_device(failure: Failure) -> Failure:
+    """Turn a kind that only the aggregator gives into "protocol": no device says that it left, or was revoked."""
+    if failure.kind not in AGGREGATOR_KINDS:
+        return failure
+    said = f"it says {failure.kind!r}, which is not for a device to say: {failure.text}"
+    return replace(failure, kind="protocol", text=said)
 
 
 def _write(path: str, data: bytes) -> None:

@@ -180,3 +180,15 @@ def test_nothing_of_a_batch_is_kept_when_one_event_cannot_be(store: Store) -> No
     with pytest.raises(IntegrityError):
         store.record(run_id, [*opened(run_id, 1), *opened(run_id, 1)])
     assert (shown(store, run_id), store.last_seq()) == (before, seq)
+
+
+def test_events_of_another_run_keep_its_id_while_one_run_gathers(store: Store) -> None:
+    gathers, other = new_run(store), new_run(store)
+    with store.gathering(gathers):
+        store.record(gathers, [RunNoted(1.0, "of the one")])
+        store.record(other, [RunNoted(2.0, "of the other")])
+        store.record(gathers, [RunNoted(3.0, "of the one again")])
+    texts = {
+        run_id: [e.text for _, e in store.events(run_id) if isinstance(e, RunNoted)] for run_id in (gathers, other)
+    }
+    assert texts == {gathers: ["of the one", "of the one again"], other: ["of the other"]}

@@ -27,19 +27,19 @@ class Recorder:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._facts: dict[str, Facts] = {}
-        self._gathered: list[Event] | None = None  # of `gathering`
+        self._gathered: dict[str, list[Event]] = {}  # run -> its events that `gathering` has not written yet
         self._noted: dict[str, list[Event]] = {}  # run -> what waits for its next record
-        self._written_at = 0.0
+        self._written_at: dict[str, float] = {}  # run -> when its gathered events were written last
 
     @contextlib.contextmanager
     def gathering(self, run_id: str) -> Iterator[None]:
-        """Meanwhile what happens in a round of this run is written together: nobody resumes it after a crash."""
-        self._gathered = []
+        """Write this run's events together, every GATHERED_S seconds: nobody resumes it after a crash."""
+        self._gathered[run_id] = []
         try:
             yield
         finally:
-            rest, self._gathered = self._gathered, None
-            self.record(run_id, rest)
+            self._written_at.pop(run_id, None)
+            self.record(run_id, self._gathered.pop(run_id))
 
     def note(self, run_id: str, events: Sequence[Event]) -> None:
         """Keep what decides nothing until `record` writes it with something that does, or with nothing."""
@@ -55,12 +55,12 @@ class Recorder:
 
         Raises `DataLost`.
         """
-        if self._gathered is not None:
-            self._gathered += events
-            if not _ends(events) and time.monotonic() - self._written_at < GATHERED_S:
+        if (gathered := self._gathered.get(run_id)) is not None:
+            gathered += events
+            if not _ends(events) and time.monotonic() - self._written_at.get(run_id, 0.0) < GATHERED_S:
                 return
-            events, self._gathered = self._gathered, []
-            self._written_at = time.monotonic()
+            events, self._gathered[run_id] = gathered, []
+            self._written_at[run_id] = time.monotonic()
         events = [*self._noted.get(run_id, ()), *events]
         if not events:
             return

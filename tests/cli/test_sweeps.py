@@ -132,7 +132,24 @@ def test_stored_runs_that_are_no_sample_of_one_setting_stand_apart(thinwire, hom
     assert [(row["runs"], row["failed"]) for row in rows(one, other)] == [(2, 0)]  # the same plan with other seeds
     apart = rows(one, stopped)
     assert [(row["run"], row["runs"]) for row in apart] == [(one, 1), (f"{stopped} (stopped)", 1)]
+    assert [(row["failed"], row["stopped"]) for row in apart] == [(0, 0), (0, 1)]
     assert [row["run"] for row in rows(one, told(home))] == ["toy-1", "toy-4"]  # of one seed: nothing is averaged
     assert [row["runs"] for row in rows(one, one)] == [1]
     shown = thinwire("runs", "compare", one, stopped, "--home", home).out
     assert f"{stopped} (stopped)" in shown
+    assert "1 (1 stopped)" in shown
+    assert "failed" not in shown
+
+
+def test_stored_simulations_of_other_seeds_are_no_sample_since_nothing_says_how_their_data_were_split(
+    thinwire, plan, home
+):
+    for clients, seed, split in ((2, 1, "iid"), (3, 2, "iid"), (2, 3, "shards(1)")):
+        words = ("--clients", clients, "--split", split, "--set", f"run.seed={seed}")
+        thinwire("sim", plan, *words, "--home", home)
+    ask = ("runs", "compare", "tiny-1", "tiny-2", "tiny-3", "--home", home)
+    rows = thinwire(*ask, "--json").document["rows"]
+    assert {row["run"]: (row["clients"], row["runs"]) for row in rows} == {
+        "tiny-1": ("2", 1), "tiny-2": ("3", 1), "tiny-3": ("2", 1)
+    }  # fmt: skip
+    assert "±" not in thinwire(*ask).out

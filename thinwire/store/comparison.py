@@ -13,6 +13,7 @@ from thinwire.store.cells import Cell
 
 SEED, RUN = "run.seed", "run"
 NONE = "none"
+SIM = "sim"  # what a stored simulation has in place of its split, which its row does not keep
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Row:
     settings: dict[str, str]
     runs: int
     failed: int
+    stopped: int
     value: Spread | None
     payload_up: Spread | None
     payload_down: Spread | None
@@ -87,7 +89,7 @@ def compare(
     """One row for each setting, in the order in which they stand in the plans' values.
 
     `names` are those of stored runs, one a cell: runs that are not all done, or that share a seed, are no sample of one
-    setting, and each has a row of its own.
+    setting, and each has a row of its own. So has each stored simulation: nothing says how its data were split.
     """
     told = [(cell, dict(_flat(cell))) for cell in cells]
     keys = dict.fromkeys(key for _, flat in told for key in flat)
@@ -97,7 +99,7 @@ def compare(
         groups.setdefault(tuple(flat.get(key, NONE) for key in differ), []).append(cell)
     settings = {values: dict(zip(differ, values, strict=True)) for values in sorted(groups)}
     called = {id(cell): name for cell, name in zip(cells, names, strict=bool(names))}
-    if all(_is_one_sample(groups[values]) for values in settings) or not names:
+    if not names:
         return [_row(settings[values], groups[values], metric, target, link) for values in settings]
     rows = list[Row]()
     for values, of in settings.items():
@@ -108,8 +110,10 @@ def compare(
 
 
 def _is_one_sample(cells: Sequence[Cell]) -> bool:
+    """Return whether stored runs differ in the seed alone, as far as is known of them."""
     seeds = [cell.made.plan["run"]["seed"] for cell in cells]
-    return len(cells) == 1 or (len(set(seeds)) == len(seeds) and all(cell.status == "done" for cell in cells))
+    alike = len(set(seeds)) == len(seeds) and all(cell.status == "done" and cell.made.split != SIM for cell in cells)
+    return len(cells) == 1 or alike
 
 
 def _called(cell: Cell, name: str) -> str:
@@ -143,7 +147,8 @@ def curve(row: Row, metric: str) -> list[tuple[float, Spread]]:
 
 def figures(row: Row) -> dict[str, Any]:
     """A row as plain values: one level, for JSON and CSV."""
-    flat: dict[str, Any] = {**row.settings, "runs": row.runs, "failed": row.failed, "reached": row.reached}
+    flat: dict[str, Any] = {**row.settings, "runs": row.runs, "failed": row.failed}
+    flat |= {"stopped": row.stopped, "reached": row.reached}
     for name in ("value", "payload_up", "payload_down", "seconds", "rounds_to", "up_to", "down_to", "seconds_to"):
         spread: Spread | None = getattr(row, name)
         flat |= {name: spread.mean if spread else None, f"{name}_sd": spread.sd if spread else None}
@@ -162,7 +167,8 @@ def _row(settings: dict[str, str], cells: list[Cell], metric: str, target: float
     return Row(
         settings=settings,
         runs=len(cells),
-        failed=sum(cell.status != "done" for cell in cells),
+        failed=sum(cell.status == "failed" for cell in cells),
+        stopped=sum(cell.status == "stopped" for cell in cells),
         value=Spread.of(cell.metrics[metric] for cell in cells if metric in cell.metrics),
         payload_up=Spread.of(one for one, _ in sent),
         payload_down=Spread.of(other for _, other in sent),

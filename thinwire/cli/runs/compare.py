@@ -17,6 +17,7 @@ from thinwire.cli.options import Home, Json
 if TYPE_CHECKING:
     from thinwire.store.cells import Cell
     from thinwire.store.comparison import Row, Spread
+    from thinwire.store.rows import RoundRow, RunRow
 
 TO = "the metric to be reached: bytes and seconds until then"
 
@@ -34,9 +35,10 @@ def compare(
 ) -> None:
     """Compare runs: mean and spread over seeds, bytes and seconds to a target.
 
-    Runs that differ in nothing but the seed are one row; stored runs only when all of them are done. Bytes are payload
-    of all clients together; seconds are those of clients that work side by side, without a wire unless --mbps and
-    --rtt-ms say how one is.
+    Runs of a group that differ in nothing but the seed are one row, and so are stored runs of devices that are done. A
+    stored simulation has a row of its own: how its data were split is not stored. Bytes are payload of all clients
+    together; seconds are those of clients that work side by side, without a wire unless --mbps and --rtt-ms say how one
+    is.
     """
     from thinwire.store.comparison import Link, figures
     from thinwire.store.comparison import compare as compared
@@ -89,9 +91,14 @@ def _cells(ids: list[str], group: str | None, home: Path | None) -> tuple[list[s
     with opened(home) as store:
         rows = list({row.run_id: row for row in map(store.run, ids)}.values())
         return [row.run_id for row in rows], [
-            Cell.of(Made(row.plan, 0, row.source, "", row.task_report.source_digest), row, store.rounds(row.run_id))
-            for row in rows
+            Cell.of(Made(row.plan, _clients(row, rounds), row.source, "", row.task_report.source_digest), row, rounds)
+            for row, rounds in ((row, store.rounds(row.run_id)) for row in rows)
         ]
+
+
+def _clients(row: RunRow, rounds: Sequence[RoundRow]) -> int:
+    """Return how many clients a simulation had; 0 of devices, which come and go."""
+    return len({name for each in rounds for name in each.candidates}) if row.source == "sim" else 0
 
 
 def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
@@ -104,7 +111,7 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     for row in rows:
         settings = [_brief(key, value) for key, value in row.settings.items()]
         shown = [
-            *settings, f"{row.runs}" + (f" ({row.failed} failed)" if row.failed else ""),
+            *settings, _runs(row),
             _pair(row.value, ".4f"), _size(row.payload_up), f"{row.ratio_up:.1f}" if row.ratio_up else "",
             _size(row.payload_down), _seconds(row.seconds),
         ]  # fmt: skip
@@ -116,6 +123,18 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     if wanted:
         say.note(f"reached, and what follows it: {wanted}; mean and standard deviation over seeds")
     say.table(header, cells, right=header[len(keys) :])
+
+
+def _runs(row: Row) -> str:
+    """How many runs, and how many of them are not done.
+
+    >>> from types import SimpleNamespace
+    >>> _runs(SimpleNamespace(runs=3, failed=1, stopped=1))
+    '3 (1 failed, 1 stopped)'
+    """
+    counted = ((row.failed, "failed"), (row.stopped, "stopped"))
+    said = ", ".join(f"{count} {status}" for count, status in counted if count)
+    return f"{row.runs} ({said})" if said else f"{row.runs}"
 
 
 def _brief(key: str, value: str) -> str:

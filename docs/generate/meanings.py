@@ -16,7 +16,7 @@ from docs.generate.table import table
 from thinwire.core import errors
 from thinwire.core.errors import ThinwireError
 from thinwire.core.events import CloseReason, DropReason
-from thinwire.core.types import Failure
+from thinwire.core.types import AGGREGATOR_KINDS, Failure
 
 EXIT_CODES = {
     0: "done",
@@ -106,7 +106,7 @@ def exit_codes_page() -> str:
 
 
 def failures_page() -> str:
-    _same("failure kinds", _told(Failure, "Kinds: ") | _raised(), FAILURES)
+    _same("failure kinds", _told(Failure, "Kinds: ") | {*AGGREGATOR_KINDS} | _raised(), FAILURES)
     _same("reasons of drops", set(get_args(DropReason)) | _dropping(), DROPS)
     failed = (
         "Why a device did not answer an ask. A failure says its kind and a text that holds no data of the device: for "

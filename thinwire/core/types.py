@@ -182,7 +182,7 @@ class Failure:
     """Why a device did not answer an ask: a kind of docs/reference/failures.md, and a text that holds no data.
 
     Kinds: task-error, task-missing, task-mismatch, layout-mismatch, base-mismatch, non-finite, need-plan, declined,
-    state-lost, protocol, worker, disk, and of the aggregator alone AGGREGATOR_KINDS.
+    state-lost, protocol, worker, disk. The aggregator alone says AGGREGATOR_KINDS.
     """
 
     kind: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -138,13 +140,43 @@ def test_who_has_not_joined_is_told_to_join_first(thinwire, home, more):
 
 def test_leaving_marks_the_row_and_then_deletes_the_key(thinwire, home, door):
     join(thinwire, door, home, "pi-03")
+    folder = home / "clients" / "pi-03"
+    for file in ("runs/digits-1/state.json", "runs/digits-1/1.parts", "downloads/a", "plans/b", "client.toml",
+                 "client.log", "client.log.1", "worker.log", "last-error.txt"):  # fmt: skip
+        (folder / file).parent.mkdir(exist_ok=True, parents=True)
+        (folder / file).write_text("kept")
+    (home / "data").mkdir()
+    (home / "data" / "patients").write_text("local")
+    (folder / "plans" / "b").unlink()
+    (folder / "plans").rmdir()
+    (folder / "plans").symlink_to(home / "data")
     said = thinwire("client", "leave", "--home", home)
     assert said.code == 0, said.err
     assert door.roster.devices["pi-03"].state == "revoked"
-    folder = home / "clients" / "pi-03"
+    assert sorted(path.name for path in folder.iterdir()) == ["client.toml", "lock"], "what it learned is deleted"
+    assert (home / "data" / "patients").read_text() == "local"
+    assert "updates, residuals, models, plans and logs" in said.out
+    assert f"its settings stay in {folder}" in said.out
     assert not (folder / "key.pem").exists()
     assert not (folder / "aggregator.json").exists()
     assert thinwire("client", "leave", "--name", "pi-03", "--home", home).code == 9
+
+
+def test_a_device_whose_disk_deletes_nothing_keeps_its_key_and_may_leave_again(thinwire, home, door, monkeypatch):
+    join(thinwire, door, home, "pi-03")
+    folder = home / "clients" / "pi-03"
+    (folder / "runs").mkdir()
+
+    def refused(path):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", refused)
+        said = thinwire("client", "leave", "--home", home)
+    assert (said.code, f"cannot delete {folder / 'runs'}" in said.err) == (8, True), said.err
+    assert (folder / "key.pem").exists()
+    assert thinwire("client", "leave", "--home", home).code == 0
+    assert not (folder / "runs").exists()
 
 
 def test_who_was_shut_out_may_delete_its_key_too(thinwire, home, door):

@@ -89,10 +89,13 @@ def join(
 @app.command()
 def leave(
     name: ClientName = None,
-    force: Annotated[bool, typer.Option("--force", help="delete the key even if nobody could be told")] = False,
+    force: Annotated[bool, typer.Option("--force", help="delete even if nobody could be told")] = False,
     home: Home = None,
 ) -> None:
-    """Shut this device out at its aggregator, then delete its key."""
+    """Shut this device out at its aggregator, then delete its key and what it learned from local data.
+
+    Updates, residuals, models, plans and logs in its state folder go. The local data themselves are never touched.
+    """
     from thinwire.cli.client import leaving
     from thinwire.core.home import find_home
 

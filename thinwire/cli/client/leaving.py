@@ -1,4 +1,4 @@
-"""`thinwire client leave`: the row is marked at the aggregator first, and only then is the key deleted."""
+"""`thinwire client leave`: the row is marked at the aggregator first; only then the key goes, and what was learned."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from thinwire.cli.places import again
 
 
 def leave(name: str, home: Path | None, force: bool) -> None:
-    """Mark the row at the aggregator, then delete the key. `force`: also where nobody there could be told."""
+    """Mark the row at the aggregator, then delete the key and all that was made from local data.
+
+    `force`: also where nobody there could be told.
+    """
     from thinwire.cli.service.client import service
+    from thinwire.client.disk.learned import delete_learned
     from thinwire.core.errors import NotFound, Refused, ThinwireError
     from thinwire.core.home import find_home, hold, holder, sync_folder
     from thinwire.flower import FlowerLink, device_key
@@ -46,10 +50,12 @@ def leave(name: str, home: Path | None, force: bool) -> None:
                 raise _not_told(error, name, home) from error
             say.note(error.text())
             say.line(f"{url} does not know it yet; its operator can: thinwire devices revoke {name}")
+        delete_learned(folder)  # the key last: while it is here this command can be typed again
         for file in (KEY_FILE, TRUST_FILE):
             (folder / file).unlink(missing_ok=True)
         sync_folder(folder)
-    say.line(f"its key is deleted; what else was kept lies in {folder}")
+    say.line("its key is deleted, and with it what it learned here: updates, residuals, models, plans and logs")
+    say.line(f"the data that it trained on were not touched; its settings stay in {folder}")
 
 
 def aggregator_of(folder: Path) -> str | None:

@@ -78,7 +78,7 @@ def assert_is_replayed(store: Store, run_id: str) -> None:
 
 
 def shown(store: Store, run_id: str) -> dict[str, Any]:
-    run = dataclasses.replace(store.run(run_id), created_at=0.0)
+    run = dataclasses.replace(store.run(run_id), created_at=0.0, identity="")  # neither is in the journal
     return {
         "run": run,
         "rounds": store.rounds(run_id),

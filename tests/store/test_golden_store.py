@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -91,6 +92,8 @@ def test_it_is_upgraded_with_all_that_it_held(home: AggregatorHome) -> None:
         assert [(row.round, row.reason) for row in store.rounds(RUN)] == [(1, "all"), (2, "")]
         assert_sums_agree(store, RUN)
         assert store.run(RUN).metrics0 == {"accuracy": 0.5, "loss": 0.0}
+        known = hashlib.sha256(f"{RUN} {store.run(RUN).created_at!r}".encode()).hexdigest()[:16]
+        assert store.run(RUN).identity == known, "its devices have kept that one with what they hold of the run"
         assert (store.invitations.all(), store.device_actions(), store.door_notes()) == ([], [], [])
     assert dump(home.root / f"store.sqlite3.before-{schema.revisions()[-1]}") == before
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.store.story import accepted, closed, dropped, head, new_run, opened, status
@@ -144,6 +146,32 @@ def test_a_device_goes_on_above_the_highest_sequence_of_runs_that_go_on(store: S
     store.record(over, [closed(1, []), status("done")])
     assert store.roster.sequences("pi-01") == {run_id: 9}
     assert store.roster.sequences("pi-02") == {}
+
+
+def test_nobody_can_tell_a_runs_identity_from_its_id_and_the_time(tmp_path: Path) -> None:
+    """Ids are counted: a new state directory's first run has the id of another's, and clocks can be set."""
+    found = []
+    for name in "ab":
+        with Store.open(tmp_path / name, clock=VirtualClock(origin=5.0)) as opened:
+            row = opened.run(new_run(opened))
+        with Store.open(tmp_path / name, read_only=True) as again:
+            assert again.run(row.run_id).identity == row.identity
+        found.append((row.run_id, row.created_at, row.identity))
+    (one, other), told = zip(*((row[:2], row[2]) for row in found), strict=True)
+    assert one == other
+    assert len({*told, ""}) == 3
+
+
+def test_devices_hear_the_identities_of_runs_on_devices_that_have_begun_and_are_not_over(store: Store) -> None:
+    begun, waits, over, queued, simulated = (new_run(store, source=source) for source in [*["devices"] * 4, "sim"])
+    for run, statuses in {begun: ["running"], waits: ["running", "waiting"], over: ["running", "done"],
+                          queued: ["queued"], simulated: ["running"]}.items():  # fmt: skip
+        store.record(run, [status(one) for one in statuses])
+    found = store.roster.runs()
+    assert found == {run: store.run(run).identity for run in (begun, waits)}
+    assert all(len(identity) == 16 for identity in found.values())
+    assert len(set(found.values())) == 2
+    assert store.run(simulated).identity == ""
 
 
 # Devices as they are shown.

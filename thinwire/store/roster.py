@@ -114,6 +114,13 @@ class StoredRoster:
             rows = connection.execute(wanted.where(Client.device == name, Client.sequence > 0, going)).all()
         return {row.run_id: row.sequence for row in rows}
 
+    def runs(self) -> Mapping[str, str]:
+        """Return the identity of each run on devices that has begun and is not over."""
+        begun = Run.status.in_(("running", "waiting")) | ((Run.status == "queued") & Run.started_at.is_not(None))
+        wanted = select(Run.run_id, Run.identity).where(begun, Run.source == "devices")
+        with self._database.reading() as connection:
+            return {row.run_id: row.identity for row in connection.execute(wanted)}
+
     def note(self, kind: str, address: str, why: str, name: str = "") -> None:
         """Keep a refusal of the door for the operator; the newest thousand stay."""
         audit.note(self._database, self._clock.wall(), kind, address, why, name)

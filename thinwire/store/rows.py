@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +17,9 @@ AT_ONCE_BYTES = 14_600  # TCP's first window (RFC 6928): so little takes as long
 @dataclass(frozen=True)
 class RunRow:
     """A run as it is now. Times are wall-clock seconds; `wire_*` is None where no wire is (simulation).
+
+    `identity`: 64 random bits in hex, by which a device tells a run from others of the same id in other state
+    directories; "" for a simulation.
 
     `dense_*`: bytes of the same exchange in plain float32. `late`, `dropped`, `failed`: asks that ended so.
     """
@@ -57,13 +59,7 @@ class RunRow:
     dense_down: int
     clipped: dict[str, Any] = field(default_factory=dict)  # of `metrics`, as in RoundRow
     notes: list[str] = field(default_factory=list)  # what the plan comes to here, for who follows the run
-
-    @property
-    def identity(self) -> str:
-        """Return what tells a run on devices from others of its id in other state directories; "" for a simulation."""
-        if self.source == "sim":
-            return ""
-        return hashlib.sha256(f"{self.run_id} {self.created_at!r}".encode()).hexdigest()[:16]
+    identity: str = ""
 
     @property
     def decisive(self) -> dict[str, float]:

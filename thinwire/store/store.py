@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -33,6 +34,8 @@ from thinwire.store.rows import (
 )
 from thinwire.store.tables import Run
 from thinwire.store.untold import untold
+
+IDENTITY_BYTES = 8  # random: of a million runs two share one with a probability of 3e-8
 
 
 class Store:
@@ -99,6 +102,7 @@ class Store:
                 "plan": plan.to_json(), "layout": layout.to_json(), "size": layout.size,
                 "task_report": dataclasses.asdict(task_report), "created_at": self._clock.wall(),
                 "rounds_total": plan.run.rounds,
+                "identity": secrets.token_hex(IDENTITY_BYTES) if source == "devices" else "",
             }  # fmt: skip
             connection.execute(insert(Run), row)
         return run_id

@@ -70,6 +70,7 @@ class Run(Traffic, Outcomes, Base):
     dense_up: Mapped[int] = mapped_column(default=0)  # what the same exchange takes in plain float32
     dense_down: Mapped[int] = mapped_column(default=0)
     notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # sentences for who follows it
+    identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
 
 
 class Round(Traffic, Outcomes, Base):

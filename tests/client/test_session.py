@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -230,6 +231,32 @@ def test_nothing_of_another_run_with_the_same_id_goes_into_this_one(tmp_path):
         assert sent.read_bytes() == bundle.read_bytes()
     assert f"{RUN}: another run of this name; what this disk holds of the earlier one is not sent" in aggregator.said
     assert [head.identity for head, _ in aggregator.session().unsent()] == ["b" * 16]
+
+
+def test_the_end_of_another_run_with_the_same_id_ends_nothing_here(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    session = aggregator.session()
+    aggregator.answer(session, aggregator.ask(identity="a" * 16))
+    stop = aggregator.ask(2, kind="stop").ask
+    for identity in ("b" * 16, ""):
+        session.stop(replace(stop, identity=identity), aggregator.said.append)
+        assert "another run of this name is over" in aggregator.said[-1]
+        assert [head.identity for head, _ in aggregator.session().unsent()] == ["a" * 16]
+    session.stop(replace(stop, identity="a" * 16), aggregator.said.append)
+    assert (aggregator.said[-1], aggregator.session().unsent()) == (f"{RUN} is over", [])
+
+
+def test_how_far_another_run_with_the_same_id_came_takes_nothing_away(tmp_path):
+    """What it has seen of this device under this name says nothing of what this disk holds of its own run."""
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    aggregator.answer(aggregator.session(), aggregator.ask(identity="a" * 16))
+    other, same = aggregator.session(), aggregator.session()
+    other.welcomed({RUN: 7}, {RUN: "b" * 16})
+    assert [head.identity for head, _ in other.unsent()] == ["a" * 16]
+    same.welcomed({RUN: 7}, {RUN: "a" * 16})
+    assert same.unsent() == []
+    head, _ = aggregator.answer(other, aggregator.ask(2, identity="b" * 16))
+    assert (head.update_id.sequence, head.lost) == (8, "missing")
 
 
 def test_runs_that_are_never_over_fill_neither_the_disk_nor_the_memory(tmp_path):

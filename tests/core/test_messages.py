@@ -66,7 +66,7 @@ def test_a_reply_head_comes_back_equal(head: ReplyHead) -> None:
 
 @given(names, names)
 def test_a_failure_comes_back_equal(kind: str, ask_id: str) -> None:
-    failure = Failure(kind, "in task.py:3", ask_id, device="pi-03")
+    failure = Failure(kind, "in task.py:3", ask_id, device="pi-03", identity=kind)
     assert reply_from_bytes(reply_to_bytes(failure)) == failure
 
 

@@ -30,6 +30,7 @@ class MemoryRoster:
     hellos: list[Hello] = field(default_factory=list)
     invitations: dict[str, str] = field(default_factory=dict)
     notes: list[tuple[str, str, str, str]] = field(default_factory=list)  # kind, address, why, name
+    identities: dict[str, str] = field(default_factory=dict)  # of runs that go on
 
     def rows(self) -> Sequence[DeviceRow]:
         return list(self.devices.values())
@@ -62,6 +63,9 @@ class MemoryRoster:
 
     def sequences(self, name: str) -> Mapping[str, int]:
         return {}
+
+    def runs(self) -> Mapping[str, str]:
+        return self.identities
 
     def note(self, kind: str, address: str, why: str, name: str = "") -> None:
         self.notes.append((kind, address, why, name))

@@ -283,11 +283,17 @@ def test_an_answer_to_another_run_of_the_same_id_is_refused_and_costs_the_device
     update = file_of(tmp_path / "update", 16, 900)
     with place(tmp_path, limits=FixedLimits(ReplyLimit(INLINE_BYTES, identity="b" * 16)), tls=tls) as here:
         link = here.link("pi-1")
+        here.roster.identities = {"digits-1": "b" * 16, "digits-2": "a" * 16}  # or the device would send none of it
         link.hello(hello("pi-1"))
+        polled(here.fleet, NodeJoined)
+        here.fleet.send([Envelope("pi-1", Ask("ask-1", "digits-1", "digits", "train", {}))])
+        assert link.pull(0.0) is not None
         for identity in ("", "a" * 16):
             with pytest.raises(NotTaken, match="another run"):
                 link.push(dataclasses.replace(head_of(update), identity=identity), update)
-        assert not here.spool.heads()
+            with pytest.raises(NotTaken, match="another run"):
+                link.push(Failure("task-error", "", "ask-1", "pi-1", identity=identity))
+        assert (here.spool.heads(), here.fleet.poll(0.0)) == ([], []), "the ask goes on"
         link.push(dataclasses.replace(head_of(update), identity="b" * 16), update)
         assert [head.identity for head in here.spool.heads()] == ["b" * 16]
 

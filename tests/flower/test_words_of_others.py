@@ -80,6 +80,7 @@ def test_nobody_sends_a_device_away_for_longer_than_an_hour(after: str) -> None:
     [
         {"poll_s": 1e300}, {"poll_s": -1.0}, {"spread_s": 1e300}, {"spread_s": -1.0}, {"server_time": 1e300},
         {"name": "../x"}, {"name": BAD}, {"sequences": {"digits-1": 2**80}}, {"sequences": {"digits-1": -1}},
+        {"runs": 5}, {"runs": ["digits-1"]},
         {"poll_s": 10**400}, {"protocol": None},
     ],
 )  # fmt: skip

@@ -56,6 +56,8 @@ def test_who_has_heard_it_is_not_told_again_after_a_restart(tmp_path: Path) -> N
     bench = two_rounds(tmp_path)
     assert serves(bench, 100.0) == ["a", "b", "c"] == told(bench)
     assert serves(bench, 100.0) == []
+    stops = [envelope.ask for envelope in bench.fleet.sent if envelope.ask.kind == "stop"]
+    assert {stop.identity for stop in stops} == {bench.store.run(bench.run_id).identity}
 
 
 @pytest.mark.parametrize("rounds", ["done", "failed"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.server.bench import LAYOUT, Bench, scripted
+from tests.server.bench import LAYOUT, REPORT, Bench, scripted
+from thinwire.core import RunPlan
 from thinwire.server.model.limits import BASE_BYTES, RunLimits
 
 
@@ -20,3 +21,12 @@ def test_a_reply_has_to_name_the_identity_of_its_run_also_after_a_restart(tmp_pa
     """Ids are counted: a new state directory's first run has the id of another's first run."""
     bench = Bench(tmp_path, [scripted("a")])
     assert RunLimits(bench.store).of(f"{bench.run_id}.1.a").identity == bench.store.run(bench.run_id).identity
+
+
+def test_no_reply_is_taken_to_an_ask_of_no_run_that_asks_devices(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [scripted("a")])
+    simulated = bench.store.create_run(
+        "other", RunPlan.parse('[run]\ntask = "other"\n[local]\nlr = 0.1'), LAYOUT, REPORT, source="sim"
+    )
+    limits = RunLimits(bench.store)
+    assert [limits.of(f"{run}.1.a").identity for run in (simulated, "unknown-9", "")] == [None, None, None]

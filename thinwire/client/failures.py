@@ -50,7 +50,7 @@ def told(error: Exception, ask: Ask, device: str, file: str, folder: Path) -> Fa
     if kind not in NOT_WRONG:
         with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
             remember(folder, error, f"{ask.run}, round {ask.round}: {kind}")
-    return Failure(kind, text, ask.ask_id, device)
+    return Failure(kind, text, ask.ask_id, device, identity=ask.identity)
 
 
 def place(error: BaseException, file: str) -> str:

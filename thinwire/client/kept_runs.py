@@ -22,7 +22,8 @@ MAX_ENDED_RUNS = 64  # of a task, of which the disk keeps the sequence: who come
 
 
 class KeptRuns:
-    """Runs by id, in `folders(FOLDER, RUN)` each. `seen`: the highest sequence of each that the aggregator has seen.
+    """Runs by id, in `folders(FOLDER, RUN)` each. `seen`: the highest sequence of each that the aggregator has seen;
+    `identities`: of the runs that it counted them in.
 
     Invariant: however many runs an aggregator names, disk and memory hold `MAX_OPEN_RUNS` of a task with all that they
     keep, and of `MAX_ENDED_RUNS` others the sequence. Two threads may call it.
@@ -30,6 +31,7 @@ class KeptRuns:
 
     def __init__(self, folder: Path, folders: Callable[[Path, str], RunFolder]) -> None:
         self.seen: dict[str, int] = {}
+        self.identities: dict[str, str] = {}
         self._folder, self._folders = folder, folders
         self._runs: dict[str, tuple[RunFolder, RunState]] = {}
         self._lock = threading.RLock()
@@ -61,7 +63,8 @@ class KeptRuns:
             except DataLost as error:
                 raise CannotAnswer("protocol", error.what) from error
             state, said = folder.load()
-            if (seen := self.seen.get(run, 0)) > state.sequence:
+            is_same = not state.identity or self.identities.get(run, state.identity) == state.identity
+            if (seen := self.seen.get(run, 0)) > state.sequence and is_same:
                 said.append(f"{run}: {seen} answers were sent, and this disk knows of {state.sequence}; it begins anew")
                 why = state.lost or ("older" if state.sequence else "missing")
                 state = RunState(seen, lost=why, references_from=NOT_KNOWN)
@@ -89,16 +92,19 @@ class KeptRuns:
             folder.commit(state, parts)
         self._runs[ask.run] = folder, state
 
-    def over(self, run: str, say: Say) -> None:
-        """Nobody waits for an answer, and nothing of the run is needed any more but the sequence.
+    def over(self, run: str, say: Say, identity: str = "") -> bool:
+        """Keep no more than the sequence of a run that has ended; False where another run is kept under this id.
 
         A run of which this disk holds nothing is forgotten without a write: its sequence is 0.
         """
         try:
             if not self._folders(self._folder, run).folder.exists():
                 self._runs.pop(run, None)
-                return
+                return True
             folder, state = self.opened(run, say)
+            if state.identity and identity != state.identity:
+                say(f"{run}: another run of this name is over; what this disk holds of its own one is kept")
+                return False
             state = outbox.over(state)
             folder.commit(state)
             self._runs[run] = folder, state
@@ -107,6 +113,7 @@ class KeptRuns:
         else:
             say(f"{run} is over")
             self._forget_ended(run, say)
+        return True
 
     def _give_up_oldest(self, run: str, say: Say) -> None:
         """Keep of the task's oldest runs that are not over no more than the sequence, where `run` is one too many."""

@@ -25,7 +25,7 @@ from thinwire.client.link.calls import BrokenOff, Calls
 from thinwire.client.session import Answer, Session
 from thinwire.client.upkeep import Upkeep
 from thinwire.core.equipment import NOTHING_SAID, Equipment
-from thinwire.core.errors import BadPayload, NotTaken, ThinwireError
+from thinwire.core.errors import BadPayload, NotOffered, NotTaken, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
 from thinwire.core.texts import plain
 from thinwire.core.types import Ask, Failure, ReplyHead
@@ -74,7 +74,7 @@ class Loop:
             self.poll_s = welcome.poll_s
             for session in self.sessions.values():
                 session.name = welcome.name  # the row's: an operator may have renamed this device
-                session.welcomed(welcome.sequences)
+                session.welcomed(welcome.sequences, welcome.runs)
                 for head, bundle in session.unsent(self.say):
                     self._push(session, head, bundle)
             self._puller.start()
@@ -209,7 +209,8 @@ class Loop:
             return
         if session is None:
             self.say(f"{ask.run}: asks for the task {ask.task!r}; here is {', '.join(self.sessions)}")
-            self._push(None, Failure("task-missing", "no such task on this device", ask.ask_id, self.name))
+            text, identity = "no such task on this device", ask.identity
+            self._push(None, Failure("task-missing", text, ask.ask_id, self.name, identity=identity))
             return
 
         def cancelled() -> bool:
@@ -249,6 +250,9 @@ class Loop:
         taken = True
         try:
             self.calls.until_done(lambda: self._heard(push))
+        except NotOffered as error:  # it stays on disk, and other replies go on
+            self.say(error.text())
+            return False
         except NotTaken as error:  # this answer is lost, the device is not
             taken = False
             self.say(error.text())

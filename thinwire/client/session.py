@@ -76,9 +76,10 @@ class Session:
         """Of all vectors in memory."""
         return self.kept.held_bytes
 
-    def welcomed(self, sequences: Mapping[str, int]) -> None:
-        """Go on above what the aggregator has seen of this device."""
+    def welcomed(self, sequences: Mapping[str, int], identities: Mapping[str, str] | None = None) -> None:
+        """Go on above what the aggregator has seen of this device in its runs, which have these identities."""
         self.kept.seen |= sequences
+        self.kept.identities = dict(identities or {})
 
     def answer(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0) -> Answer:
         """The answer to an ask, committed. `Cancelled` when the ask was withdrawn meanwhile."""
@@ -126,10 +127,10 @@ class Session:
         return ask.kind == "train" and overlap.delay_of(self.gate.plans.known(ask)) > 0
 
     def stop(self, ask: Ask, say: Say) -> None:
-        """The run is over: nobody waits for an answer, and nothing of it is needed any more but the sequence."""
-        self._afterwards.pop(ask.run, None)
-        self._ahead.pop(ask.run, None)
-        self.kept.over(ask.run, say)
+        """Give up all of a run that is over but the sequence; what is kept of another run with its id stays."""
+        if self.kept.over(ask.run, say, ask.identity):
+            self._afterwards.pop(ask.run, None)
+            self._ahead.pop(ask.run, None)
 
     def save(self, say: Say) -> None:
         """Make durable what plans let wait: at the exit, and from time to time before it."""

@@ -70,6 +70,10 @@ class NotTaken(Refused):
     """The other end will never take this answer: it is of no use to send it again. The device itself may go on."""
 
 
+class NotOffered(NotTaken):
+    """This device does not send the reply: whoever answers at the aggregator's address has no such run."""
+
+
 class NotInvited(Refused):
     """No invitation that can be used; `why` (unknown, used, expired, withdrawn) is for the operator alone."""
 

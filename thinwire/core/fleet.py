@@ -61,8 +61,9 @@ class Hello:
 class Welcome:
     """The answer: the highest sequence seen from this device for each run that goes on (it goes on above it).
 
-    `name` is the row's: a device that was renamed learns it here. After a lost aggregator devices come back within
-    `spread_s` of each other. `cas` are the certificates (PEM) to hold from now on, none on a door without TLS.
+    `name` is the row's: a device that was renamed learns it here. `runs` are the identities of the runs that go on: a
+    device sends what it made for them, and nothing that it made for others. After a lost aggregator devices come back
+    within `spread_s` of each other. `cas` are the certificates (PEM) to hold from now on, none on a door without TLS.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Welcome:
     protocol: int = PROTOCOL  # the one that both speak from here on
     spread_s: float = 0.0
     cas: tuple[str, ...] = ()
+    runs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Link(Protocol):
 
     `pull` waits until an ask is there and returns None after `wait_s` without one. `push` returns when the other
     end holds everything durably; a push of what it has already is answered as the first was. All three raise
-    `Unreachable` (try again later) or `Refused` (stop).
+    `Unreachable` (try again later) or `Refused` (stop); `NotTaken` is of one reply alone.
     """
 
     def hello(self, hello: Hello) -> Welcome: ...
@@ -211,6 +213,7 @@ class Roster(Protocol):
     def leave(self, name: str) -> None: ...  # the device shuts itself out
     def seen(self, hello: Hello, at: float) -> None: ...
     def sequences(self, name: str) -> Mapping[str, int]: ...
+    def runs(self) -> Mapping[str, str]: ...  # those that go on -> their identities
     def note(self, kind: str, address: str, why: str, name: str = "") -> None: ...  # for the operator's log and page
 
 

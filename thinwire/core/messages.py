@@ -36,14 +36,15 @@ ASK_ID = re.compile(r"[!\"$-.0->@-~]+")  # it stands in a path: printable ASCII 
 @dataclasses.dataclass(frozen=True)
 class ReplyLimit:
     """How large a reply may be, which follows from the run that it is for: its parts together in bytes, how many parts
-    and counters it has, and its header in bytes, inflated. `identity` is that run's, "" where none is known.
+    and counters it has, and its header in bytes, inflated. `identity` is that run's, "" where its replies need not say
+    one, None where no run of this aggregator can have asked: no reply is taken.
     """
 
     payload_bytes: int
     parts: int = MAX_PARTS
     counters: int = MAX_PARTS
     header_bytes: int = FREE_HEADER_BYTES
-    identity: str = ""
+    identity: str | None = ""
 
 
 def ask_to_bytes(ask: Ask) -> bytes:
@@ -92,9 +93,9 @@ def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
     raw = plainly(reply)
     if isinstance(reply, ReplyHead):
         raw["update_id"] = str(reply.update_id)
-        for rare in ("planned", "lost", "identity"):
-            if not raw[rare]:
-                del raw[rare]
+    for rare in ("planned", "lost", "identity"):
+        if rare in raw and not raw[rare]:
+            del raw[rare]
     raw["type"] = "reply" if isinstance(reply, ReplyHead) else "failure"
     return raw
 
@@ -146,7 +147,7 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
         transfer = Transfer(**_scalars(Transfer, raw["transfer"])) if raw.get("transfer") else None
         if raw["type"] == "failure":
             failure = Failure(**_scalars(Failure, raw, exclude=("transfer",)), transfer=transfer)
-            _name(failure.ask_id), _name(failure.kind), _name(failure.device)
+            _name(failure.ask_id), _name(failure.kind), _name(failure.device), _name(failure.identity)
             return dataclasses.replace(failure, text=plain(failure.text))
         head = ReplyHead(
             **_scalars(ReplyHead, raw, exclude=("update_id", "metrics", "timings", "parts", "counters", "transfer")),

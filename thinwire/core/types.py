@@ -191,6 +191,7 @@ class Failure:
     device: str = ""
     protocol: int = PROTOCOL
     transfer: Transfer | None = None
+    identity: str = ""  # of the run, as the ask said it
 
 
 def finite(value: float, what: str) -> float:

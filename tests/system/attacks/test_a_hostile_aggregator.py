@@ -54,7 +54,16 @@ class Answering(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", "0")))
         if self.path == HELLO:
             self.server.hellos.put(said(body))
-            welcome = {"name": "pi-1", "sequences": {}, "poll_s": 0.2, "protocol": 1, "spread_s": 0.0, "cas": []}
+            runs = {f"small-{number}": letter * 16 for number, letter in enumerate("ab", 1)}
+            welcome = {
+                "name": "pi-1",
+                "sequences": {},
+                "runs": runs,
+                "poll_s": 0.2,
+                "protocol": 1,
+                "spread_s": 0.0,
+                "cas": [],
+            }
             self.answer(packed(dumped({**welcome, "server_time": time.time(), **self.server.welcome})))
             self.server.welcome = {}
         elif self.path == PULL:

@@ -54,6 +54,7 @@ class Connection:
         self._inlet: Inlet | None = None
         self._wait_s = 0.0
         self.closed = False
+        self._is_known = False  # whether the aggregator of this line is the one that the last hello was said to
 
     @contextmanager
     def made(self, call: Call) -> Iterator[http.client.HTTPResponse]:
@@ -82,6 +83,20 @@ class Connection:
         """`Unreachable` when the certificate of this connection is not valid now, as far as the time is known."""
         if self._line is not None and self._line.dates is not None:
             self._clock.require_valid(*self._line.dates, str(self.address))
+
+    def known(self) -> None:
+        """Note that the aggregator at the other end of this line knows this process by its hello."""
+        self._is_known = self._line is not None
+
+    def is_known(self) -> bool:
+        """Whether this line is open, and its other end knows this process; of a line in use as far as its user saw."""
+        if self._busy.acquire(blocking=False):
+            try:
+                if self._inlet is not None and self._inlet.came():
+                    self._drop()
+            finally:
+                self._busy.release()
+        return self._is_known
 
     def close(self) -> None:
         """From any thread and for good: whoever waits on it stops waiting."""
@@ -180,6 +195,7 @@ class Connection:
 
     def _drop(self) -> None:
         line, self._line, self._inlet = self._line, None, None
+        self._is_known = False
         if self._http is not None:
             self._http.close()
             self._http = None

@@ -1,25 +1,32 @@
-"""Which asks a device holds and which were withdrawn: what one of its threads pulls, another one answers."""
+"""Which asks a device holds and which were withdrawn: what one of its threads pulls, another one answers.
+
+Also which runs are the aggregator's that was greeted last: another one at the same address has runs of the same ids.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from thinwire.core.errors import BadPayload
+from thinwire.core.types import Ask, Failure, ReplyHead
 
-REMEMBERED = 1024  # withdrawn asks
+REMEMBERED = 1024  # withdrawn asks, and identities of runs
 
 
 class Held:
     """Law: an ask is held from its whole arrival until it is answered or withdrawn; only others are given. Nobody
-    answers a stop: it is held until a pull that names it is answered.
+    answers a stop: it is held until a pull that names it is answered. No ask is held, and no reply is let out, of a run
+    whose identity neither the last welcome nor an ask since has said; those without an identity are anybody's.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, bool] = {}  # ask_id -> whether it is a stop
+        self._held: dict[str, tuple[bool, str]] = {}  # ask_id -> whether it is a stop, and of which run
+        self._runs: OrderedDict[str, None] = OrderedDict()  # identities
+        self._greetings = 0
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
 
     def now(self) -> list[str]:
@@ -30,11 +37,34 @@ class Held:
         with self._lock:
             return frozenset(self._withdrawn)
 
-    def arrived(self, ask_id: str, is_stop: bool) -> None:
-        """Also one that was withdrawn before: it was sent anew."""
+    @property
+    def greetings(self) -> int:
+        """How many welcomes there were."""
+        return self._greetings
+
+    def greeted(self, identities: Iterable[str]) -> None:
+        """An aggregator said which runs go on there: asks of others are withdrawn, nobody waits for their answers."""
         with self._lock:
-            self._held[ask_id] = is_stop
-            self._withdrawn.pop(ask_id, None)
+            self._greetings += 1
+            self._runs = OrderedDict.fromkeys(("", *identities))
+            self._withdraw([ask_id for ask_id, (_, identity) in self._held.items() if identity not in self._runs])
+
+    def is_of(self, reply: ReplyHead | Failure) -> bool:
+        """Whether the reply is to a run of the aggregator that was greeted last."""
+        with self._lock:
+            return not self._greetings or reply.identity in self._runs
+
+    def arrived(self, ask: Ask, greetings: int) -> None:
+        """Hold an ask, also one that was withdrawn before: it was sent anew. `greetings`: when it was asked for."""
+        with self._lock:
+            if greetings == self._greetings:
+                self._runs[ask.identity] = None
+                if len(self._runs) > REMEMBERED:
+                    self._runs.popitem(last=False)
+            self._held[ask.ask_id] = ask.kind == "stop", ask.identity
+            self._withdrawn.pop(ask.ask_id, None)
+            if ask.identity not in self._runs:  # somebody else was greeted while it was on its way
+                self._withdraw([ask.ask_id])
 
     def answered(self, ask_id: str) -> None:
         with self._lock:
@@ -43,7 +73,7 @@ class Held:
     def said(self, ask_ids: Sequence[str]) -> None:
         """A pull that named these was answered: the aggregator knows of the stops among them."""
         with self._lock:
-            for ask_id in [one for one in ask_ids if self._held.get(one)]:
+            for ask_id in [one for one in ask_ids if self._held.get(one, (False, ""))[0]]:
                 del self._held[ask_id]
 
     def forget(self) -> None:
@@ -58,8 +88,11 @@ class Held:
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
         with self._lock:
-            for ask_id in ask_ids:
-                if self._held.pop(ask_id, None) is not None:  # of others an aggregator has nothing to say
-                    self._withdrawn[ask_id] = None
-            while len(self._withdrawn) > REMEMBERED:
-                self._withdrawn.popitem(last=False)
+            self._withdraw(ask_ids)
+
+    def _withdraw(self, ask_ids: Iterable[str]) -> None:
+        for ask_id in ask_ids:
+            if self._held.pop(ask_id, None) is not None:  # of others an aggregator has nothing to say
+                self._withdrawn[ask_id] = None
+        while len(self._withdrawn) > REMEMBERED:
+            self._withdrawn.popitem(last=False)

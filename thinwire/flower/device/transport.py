@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from thinwire.core.errors import BadPayload, NotWritten, Refused, Unreachable, UsageError
+from thinwire.core.errors import BadPayload, NotOffered, NotWritten, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, Failure, ReplyHead
@@ -51,7 +51,9 @@ class FlowerLink:
     link tells the aggregator which asks it holds: one is given again until it arrived whole, and not after. After the
     aggregator was restarted it says hello again by itself. A large ask that is not wanted is delivered without its
     parts: it will be declined, and they would have come for nothing. One that this disk cannot take is delivered so
-    too, with the error: nobody need wait for an answer to it. `min_free`: bytes of the disk that downloads leave free.
+    too, with the error: nobody need wait for an answer to it. A reply leaves only for an aggregator that has its run
+    (`Held`); where another process than before may answer, a hello asks for that. `min_free`: bytes of the disk that
+    downloads leave free.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class FlowerLink:
             self._held.forget()
         with self._in_words(), self._one_hello:
             free = self._pulling if self._hello is None else self._pushing  # a pull may be waiting on the other one
-            welcome = self._greeting.say(hello, free, self._pause)
+            welcome = self._greet(hello, free)
             self._hello = hello
         return welcome
 
@@ -114,7 +116,7 @@ class FlowerLink:
                 if refusal.kind != "hello":
                     raise
             with self._one_hello:  # the aggregator was restarted, had given us up, or has news for everybody
-                self._greeting.say(self._said(), self._pulling, self._pause)
+                self._greet(self._said(), self._pulling)
             return self._pull(wait_s)
 
     def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
@@ -123,6 +125,9 @@ class FlowerLink:
         _require(bundle, length)
         with self._in_words():
             self._know_the_time(self._pushing)
+            self._know_the_aggregator()
+        if not self._held.is_of(reply):
+            raise self._not_offered(reply)
         with self._in_words(answer=True):
             if isinstance(reply, ReplyHead) and bundle is not None and length > INLINE_BYTES:
                 self._outgoing.send(reply, head, bundle)
@@ -149,7 +154,27 @@ class FlowerLink:
         """Say hello again where what was learned of the time was forgotten: no certificate is judged without it."""
         if self.clock.doubted:
             with self._one_hello:
-                self._greeting.say(self._said(), connection, self._pause)
+                self._greet(self._said(), connection)
+
+    def _know_the_aggregator(self) -> None:
+        """Say hello again where no line is left to the process that heard the last one: who answers may be another."""
+        if self._hello is not None and not (self._pushing.is_known() or self._pulling.is_known()):
+            with self._one_hello:
+                self._greet(self._said(), self._pushing)
+
+    def _greet(self, hello: Hello, connection: Connection) -> Welcome:
+        welcome = self._greeting.say(hello, connection, self._pause)
+        self._held.greeted(welcome.runs.values())
+        connection.known()
+        return welcome
+
+    def _not_offered(self, reply: ReplyHead | Failure) -> NotOffered:
+        run = reply.update_id.run if isinstance(reply, ReplyHead) else reply.ask_id.partition(".")[0]
+        return NotOffered(
+            f"what was made for {run} is not sent to the aggregator at {self.url}",
+            why="the run is over, or is another aggregator's: here none that goes on has its name and its identity",
+            hint="it is kept on this device, until a new run has its name; thinwire client leave deletes it",
+        )
 
     def _said(self) -> Hello:
         if self._hello is None:
@@ -157,7 +182,7 @@ class FlowerLink:
         return self._hello
 
     def _pull(self, wait_s: float) -> Delivery | None:
-        held = self._held.now()
+        held, greetings = self._held.now(), self._held.greetings
         said = {"process": self._said().process, "wait_s": wait_s, "held": held}
         wanted = json.dumps(said, separators=(",", ":"))
         with self._pulling.made(Call("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
@@ -177,6 +202,7 @@ class FlowerLink:
             except NotWritten as refused:
                 error = refused
             finish(answer)
+        self._pulling.known()  # only who heard its hello answers a pull
         self._held.said(held)
         if ask is None:
             return None
@@ -185,7 +211,7 @@ class FlowerLink:
                 return None
         except NotWritten as refused:
             error = refused
-        self._held.arrived(ask.ask_id, ask.kind == "stop")
+        self._held.arrived(ask, greetings)
         return Delivery(ask, bundle, time.monotonic() - began, error, self._greeting.name, len(data))
 
     def _fetched(self, ask: Ask) -> Path | None:
@@ -198,6 +224,7 @@ class FlowerLink:
                 Call("GET", f"/tw/v1/asks/{quote(ask.ask_id, safe='')}/bundle", headers=ranged)
             ) as answer:
                 yield answer
+                finish(answer)  # or this line would be dropped, and with it who is known to be at its other end
 
         while True:
             before = self._incoming.size(ask.parts)

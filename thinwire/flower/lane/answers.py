@@ -34,6 +34,14 @@ class Answers:
         self._sessions.told(device, transfer)
         self._no_longer_held(device, failure.ask_id)
 
+    def require_run(self, reply: ReplyHead | Failure) -> None:
+        """Raise `Refusal` for a reply to an ask of no run that is here: another aggregator's may have the same id."""
+        identity = self._limits.of(reply.ask_id).identity
+        if identity is None or identity not in ("", reply.identity):
+            raise Refusal(
+                409, "run", f"{reply.ask_id[:80]!r} is an ask of another run, of identity {reply.identity[:80]!r}"
+            )
+
     def require_possible(self, device: str, head: ReplyHead, began_at: float) -> None:
         """`Refusal` for an answer in another's name, to no run that is here, or larger than its ask allows."""
         update, length = head.update_id, head.payload_bytes
@@ -42,9 +50,6 @@ class Answers:
         if not RUN_ID.fullmatch(update.run) or update.sequence < 0:
             raise Refusal(409, "protocol", "no run can have this name")
         limit = self._limits.of(head.ask_id)
-        if limit.identity and head.identity != limit.identity:
-            said = f"an answer to another run called {update.run!r}, of identity {head.identity[:80]!r}"
-            raise Refusal(409, "run", said)
         for count, most, what in (
             (length, limit.payload_bytes, "bytes"),
             (len(head.parts), limit.parts, "parts"),

@@ -79,8 +79,8 @@ class HelloRoute:
             self._exchange.arrived(NodeJoined(row.name, said))
         await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
         sequences = await asyncio.to_thread(self._sequences, row.name)
-        spread_s = len(self._roster.rows()) / SPREAD_PER_S
-        welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas())
+        runs, spread_s = await asyncio.to_thread(self._roster.runs), len(self._roster.rows()) / SPREAD_PER_S
+        welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas(), runs)
         await request.answer(200, packed(hellos.to_bytes(welcome)))
 
     async def _write_down(self, request: Request, called: str, why: str) -> None:

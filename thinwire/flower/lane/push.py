@@ -47,6 +47,7 @@ class PushRoute:
         with self._sessions.call(device):
             head, parts = await request.head(self._limits.max_header_bytes())
             reply = await self._read(device, head)
+            self._answers.require_run(reply)
             if isinstance(reply, Failure):
                 if parts:
                     raise Refusal(409, "protocol", "a failure has no parts")

@@ -71,10 +71,11 @@ def welcome_from_bytes(data: bytes) -> Welcome:
         if any(not 0 <= sequence <= MAX_SEQUENCE for sequence in sequences.values()):
             raise ValueError("no answer has such a number")
         cas = tuple(str(pem) for pem in raw.get("cas", ())[:8])
+        runs = {str(run): str(identity) for run, identity in raw.get("runs", {}).items()}
         spread_s = min(_within(raw.get("spread_s", 0.0), MAX_SPREAD_S), LONGEST_SPREAD_S)
         return Welcome(
             name, sequences, _within(raw["poll_s"], MAX_POLL_S), _within(raw["server_time"], LATEST),
-            int(raw["protocol"]), spread_s, cas,
+            int(raw["protocol"]), spread_s, cas, runs,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error

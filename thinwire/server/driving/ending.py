@@ -13,7 +13,7 @@ from thinwire.server.driving.ahead import dissolve
 from thinwire.server.driving.between import come_back
 from thinwire.server.driving.envelopes import envelope, verdicts_of
 from thinwire.server.driving.evaluation import evaluation, require_metrics, settled
-from thinwire.server.driving.farewells import stop_of
+from thinwire.server.driving.farewells import Over, stop_of
 from thinwire.server.driving.running import POLL_S, Running
 from thinwire.server.model.measured import reached
 from thinwire.server.recorded.outcomes import Outcomes
@@ -155,8 +155,8 @@ def dismiss(running: Running) -> None:
     running.fleet.ack([head.update_id for head in running.deferred.values()])
     while running.returning() and not running.closing():
         running.fleet.ack([a.update_id for a in running.poll(POLL_S) if isinstance(a, ReplyHead)])
-    run_id, task, digest = running.run_id, running.plan.run.task, running.holders.digest
+    over = Over(running.run_id, running.plan.run.task, running.holders.digest, running.identity)
     here, begun = running.presence.devices, running.past.bases.model is not None
     heard_of_it = here if begun else [device for device in here if device in running.past.first.times]
     told = {device: verdicts_of(running, device) for device in heard_of_it}
-    running.fleet.send([stop_of(run_id, task, digest, device, verdicts) for device, verdicts in told.items()])
+    running.fleet.send([stop_of(over, device, verdicts) for device, verdicts in told.items()])

@@ -18,24 +18,25 @@ from thinwire.store import RunRow, Store
 UNTOLD_S = 86_400.0  # who has not come back by then is told no more
 
 
-def stop_of(
-    run_id: str, task: str, digest: str, device: str, verdicts: Sequence[Verdict] = (), farewell: bool = False
-) -> Envelope:
-    """What tells a device that a run is over. `digest`: of the run's plan; `verdicts`: the last on its updates, which
-    are settled with the run whether they are told or not; `farewell`: to one that was away at the end.
-    """
-    ask_id = f"{run_id}.stop.{device}"
-    ask = Ask(ask_id, run_id, task, "stop", digest, verdicts=tuple(verdicts), farewell=farewell)
-    return Envelope(device, ask)
-
-
 class Over(NamedTuple):
-    """A run that is over; `at` is wall-clock."""
+    """A run that is over. `digest`: of its plan; `at` is wall-clock."""
 
     run_id: str
     task: str
     digest: str
-    at: float
+    identity: str
+    at: float = 0.0
+
+
+def stop_of(over: Over, device: str, verdicts: Sequence[Verdict] = (), farewell: bool = False) -> Envelope:
+    """Tell a device that a run is over. `verdicts`: the last on its updates, which are settled with the run whether
+    they are told or not; `farewell`: to one that was away at the end.
+    """
+    ask = Ask(
+        f"{over.run_id}.stop.{device}", over.run_id, over.task, "stop", over.digest,
+        verdicts=tuple(verdicts), farewell=farewell, identity=over.identity,
+    )  # fmt: skip
+    return Envelope(device, ask)
 
 
 class Farewells:
@@ -60,7 +61,7 @@ class Farewells:
             self._look()  # by today's names, also for who was sent a stop by another, which it cannot take any more
         since = self._clock.wall() - UNTOLD_S
         due = [over for over in self._due.pop(device, ()) if over.at >= since]
-        self._fleet.send([stop_of(over.run_id, over.task, over.digest, device, farewell=True) for over in due])
+        self._fleet.send([stop_of(over, device, farewell=True) for over in due])
 
     def _look(self) -> None:
         self._due.clear()
@@ -68,7 +69,7 @@ class Farewells:
             self._add(row, ())
 
     def _add(self, row: RunRow, sent: Collection[str]) -> None:
-        over = Over(row.run_id, row.task, digest_of(row.plan), row.finished_at or self._clock.wall())
+        over = Over(row.run_id, row.task, digest_of(row.plan), row.identity, row.finished_at or self._clock.wall())
         for device in self._store.untold(row.run_id):
             if device not in sent:
                 self._due[device].append(over)

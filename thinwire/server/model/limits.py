@@ -18,7 +18,7 @@ BYTES_A_PARAMETER = 8  # no codec sends more: an index of four bytes and a float
 BYTES_A_BUFFER = 4  # of a value of the averaged buffers, which are float32
 BYTES_A_PART = 160  # of a header: its name, its length, 64 hex digits
 BYTES_A_COUNTER = 32  # beside its name: 20 digits and what JSON puts around it
-UNKNOWN = ReplyLimit(BASE_BYTES)  # what asks of no run of ours allow
+UNKNOWN = ReplyLimit(BASE_BYTES, identity=None)  # of asks of no run of ours
 
 
 def limit_of(plan: RunPlan, layout: Layout) -> ReplyLimit:
@@ -50,9 +50,8 @@ class RunLimits:
                 row = None
             if row is None or row.run_id != run_id:
                 return UNKNOWN
-            self._of[run_id] = replace(
-                limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout)), identity=row.identity
-            )
+            limit = limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout))
+            self._of[run_id] = replace(limit, identity=row.identity or None)  # a simulation asks no device
         return self._of[run_id]
 
     def max_header_bytes(self) -> int:

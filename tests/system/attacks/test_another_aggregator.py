@@ -1,0 +1,241 @@
+"""Another aggregator answers at the address of the one that a device worked for, with a run of the same id.
+
+What the device made for the old run never leaves it, and nothing of that run goes into the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.client.small import Aggregator, plan_of, task_of
+from tests.fleet_words import hello, polled
+from tests.flower.doubles import Place, place
+from tests.system.attacks.places import attacked
+from thinwire.client.bench import Here
+from thinwire.client.compute.site import Site
+from thinwire.client.service import serve
+from thinwire.client.session import Session
+from thinwire.core.errors import NotOffered, Unreachable
+from thinwire.core.fleet import Delivery, Envelope, NodeJoined
+from thinwire.core.home import AggregatorHome, private_folder
+from thinwire.core.types import Ask, Failure, Part, ReplyHead
+from thinwire.flower import FlowerLink, device_key
+from thinwire.flower.device.call import Call, Slice
+from thinwire.flower.device.connection import Connection
+from thinwire.flower.device.joining import join
+from thinwire.flower.device.line import Line
+from thinwire.flower.device.trust import Trust
+from thinwire.flower.wire.framing import INLINE_BYTES, inflated, unblock
+from thinwire.flower.wire.routes import PUSH
+from thinwire.flower.wire.signing import public_der
+from thinwire.server.model.limits import RunLimits
+from thinwire.server.run import drive
+from thinwire.server.submit import submit
+from thinwire.store import RunRow, Store
+
+DEVICE, RUN, OLD = "pi-1", "small-1", "a" * 16
+PATIENCE_S = 60.0
+PLAIN_AND_TLS = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+PLAN = plan_of("[cohort]\nwait_for = 1", run="rounds = 1")
+
+
+class Sent:
+    """All that a device sends from now on, as it is before TLS."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self.bodies, self.heads = list[bytes](), list[bytes]()
+        send = Connection._send
+
+        def recorded(connection: Connection, call: Call, line: Line) -> bool:
+            body = call.body
+            if isinstance(body, Slice):
+                body = body.path.read_bytes()[body.start : body.start + body.length]
+            self.bodies.append(body)
+            if call.target == PUSH:
+                self.heads.append(inflated(unblock(body)[0], 2**20))
+            return send(connection, call, line)
+
+        patched.setattr(Connection, "_send", recorded)
+
+    def require_nothing_of(self, update: bytes) -> None:
+        assert len(update) > 32
+        assert not any(update[at : at + 32] in body for body in self.bodies for at in range(0, len(update) - 32, 16))
+        assert not any(OLD.encode() in head for head in self.heads)
+
+
+class Device:
+    """A folder that outlives the processes of its device, and links to whoever is at the address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.task, self.said = private_folder(folder), task_of(), list[str]()
+        self.der = public_der(device_key(folder).public_key())
+
+    def link(self, here: Place) -> FlowerLink:
+        if here.authority is not None and Trust.load(self.folder) is None:
+            join(here.url, here.invite(), device_key(self.folder), DEVICE, {}).trust.save(self.folder)
+        return FlowerLink(here.url, device_key(self.folder), DEVICE, self.folder, Trust.load(self.folder))
+
+    def trained(self, here: Place, asks: Path) -> tuple[FlowerLink, Delivery, ReplyHead, Path]:
+        """Be asked for an update and commit it; its process did not come to send it."""
+        link, aggregator = self.link(here), Aggregator(asks, self.task, PLAN)
+        link.hello(hello(DEVICE))
+        polled(here.fleet, NodeJoined)
+        asked = aggregator.ask(identity=OLD, ask_id=f"{RUN}.1.{DEVICE}")
+        here.roster.identities = {RUN: OLD}
+        here.fleet.send([Envelope(DEVICE, asked.ask, asked.bundle)])
+        delivery = link.pull(PATIENCE_S)
+        assert delivery is not None
+        head, body = self.session().answer(delivery, lambda: False, self.said.append)
+        assert isinstance(head, ReplyHead)
+        assert body is not None
+        return link, delivery, head, body
+
+    def session(self) -> Session:
+        return Session(DEVICE, self.task, self.folder, Site(DEVICE))
+
+    @contextlib.contextmanager
+    def running(self, here: Place) -> Iterator[None]:
+        stop = threading.Event()
+        link = self.link(here)
+        thread = threading.Thread(
+            target=lambda: serve(link, [self.task], self.folder, DEVICE, say=self.said.append, stop=stop)
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+def run_on_a_new_aggregator(root: Path, device: Device, tls: bool, port: int = 0, ca: Path | None = None) -> RunRow:
+    """A whole run of a new state directory, which has the id that each first run has."""
+    home = AggregatorHome.under(root)
+    if ca is not None:
+        shutil.copytree(ca, home.root / "ca")
+    with (
+        Store.open(home.database) as store,
+        attacked(home.root, tls=tls, port=port, limits=RunLimits(store)) as here,
+    ):
+        if tls and Trust.load(device.folder) is not None:
+            store.roster.add(DEVICE, device.der, "manual")
+        bench = Here(device.task, "cpu")
+        layout = bench.layout
+        first = np.full(layout.size, 0.25, np.float32)
+        run_id = submit(store, home, PLAN, layout, first, np.zeros(0, np.float32), {}, bench.report())
+        assert run_id == RUN
+        with device.running(here):
+            return drive(run_id, store=store, fleet=here.fleet, home=home)
+
+
+def port_of(here: Place) -> int:
+    return int(here.fleet.address.rpartition(":")[2])
+
+
+@PLAIN_AND_TLS
+def test_what_was_made_for_the_old_run_is_not_sent_to_the_new_one_and_not_aggregated(
+    tmp_path: Path, tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(tmp_path / "device")
+    with place(tmp_path, tls=tls) as old:
+        link, _, _, body = device.trained(old, tmp_path / "asks")
+        update, port = body.read_bytes(), port_of(old)
+        link.close()
+    sent = Sent(monkeypatch)
+    row = run_on_a_new_aggregator(tmp_path / "new", device, tls, port, tmp_path / "ca" if tls else None)
+    sent.require_nothing_of(update)
+    refused = [line for line in device.said if f"what was made for {RUN} is not sent" in line]
+    assert len(refused) == 1
+    assert "thinwire client leave deletes it" in refused[0]
+    clean = run_on_a_new_aggregator(tmp_path / "clean", Device(tmp_path / "another"), tls)
+    assert (row.status, row.folded_count, row.model_digest) == ("done", 1, clean.model_digest)
+
+
+@pytest.mark.parametrize("size", [900, INLINE_BYTES + 1])
+@PLAIN_AND_TLS
+def test_an_aggregator_that_is_replaced_while_a_device_trains_gets_no_update_and_no_failure(
+    tmp_path: Path, tls: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(tmp_path / "device")
+    with place(tmp_path, tls=tls) as old:
+        link, delivery, head, body = device.trained(old, tmp_path / "asks")
+        port = port_of(old)
+    sent, update = Sent(monkeypatch), np.random.default_rng(1).bytes(size)
+    body.write_bytes(update)
+    head = replace(head, parts=(replace(head.parts[0], length=size, sha256=hashlib.sha256(update).hexdigest()),))
+    (tmp_path / "new").mkdir()
+    if tls:
+        shutil.copytree(tmp_path / "ca", tmp_path / "new" / "ca")
+    with place(tmp_path / "new", tls=tls, port=port) as new:
+        new.roster.enrol(DEVICE, link.fingerprint, device.der, "manual")
+        new.roster.identities = {RUN: "b" * 16}
+        for reply, bundle in (
+            (head, body),
+            (Failure("task-error", "", delivery.ask.ask_id, DEVICE, identity=OLD), None),
+        ):
+            with pytest.raises(NotOffered, match="another aggregator's"):
+                link.push(reply, bundle)
+        sent.require_nothing_of(update)
+        assert not sent.heads
+        assert delivery.ask.ask_id in link.cancelled(), "nobody waits for it any more"
+        polled(new.fleet, NodeJoined)
+        asked = Ask(delivery.ask.ask_id, RUN, "small", "train", {}, round=1, identity="b" * 16)
+        new.fleet.send([Envelope(DEVICE, asked)])
+        given = link.pull(PATIENCE_S)
+        assert given is not None, "the ask of the same id is the new aggregator's: the device does not hold it yet"
+        assert given.ask.identity == "b" * 16
+        link.push(Failure("task-error", "", asked.ask_id, DEVICE, identity="b" * 16))
+        assert polled(new.fleet, Failure).kind == "task-error"
+        link.close()
+
+
+def test_an_aggregator_with_another_ca_hears_nothing_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(tmp_path / "device")
+    with place(tmp_path, tls=True) as old:
+        link, _, head, body = device.trained(old, tmp_path / "asks")
+        port = port_of(old)
+    sent = Sent(monkeypatch)
+    (tmp_path / "new").mkdir()
+    with place(tmp_path / "new", tls=True, port=port) as new:
+        new.roster.enrol(DEVICE, link.fingerprint, device.der, "manual")
+        with pytest.raises(Unreachable, match="shows a certificate that this device does not trust"):
+            link.push(head, body)
+        link.close()
+    assert not sent.bodies
+
+
+@PLAIN_AND_TLS
+def test_the_same_aggregator_gets_after_a_restart_what_a_device_made_for_its_run(tmp_path: Path, tls: bool) -> None:
+    device = Device(tmp_path / "device")
+    with place(tmp_path, tls=tls) as here:
+        link, _, head, body = device.trained(here, tmp_path / "asks")
+        here.restart()
+        link.push(head, body)
+        assert [arrived.identity for arrived in here.spool.heads()] == [OLD]
+        link.close()
+
+
+@PLAIN_AND_TLS
+def test_an_aggregator_that_stays_is_said_hello_to_once(tmp_path: Path, tls: bool) -> None:
+    """What tells one aggregator from another costs nothing where there is one, with large models too."""
+    device = Device(tmp_path / "device")
+    model = tmp_path / "model"
+    model.write_bytes(bytes(INLINE_BYTES + 1))
+    part = Part("full/0", INLINE_BYTES + 1, hashlib.sha256(model.read_bytes()).hexdigest())
+    with place(tmp_path, tls=tls) as here:
+        link, _, head, body = device.trained(here, tmp_path / "asks")
+        before = len(here.roster.hellos)
+        here.fleet.send([Envelope(DEVICE, Ask(f"{RUN}.2.{DEVICE}", RUN, "small", "train", {}, parts=(part,)), model)])
+        assert link.pull(PATIENCE_S) is not None
+        link.push(head, body)
+        assert len(here.roster.hellos) == before
+        link.close()

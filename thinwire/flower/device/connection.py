@@ -128,7 +128,7 @@ class Connection:
         self._wait_s = call.wait_s
         answer = self._http.getresponse()
         if answer.chunked and answer.status < 400:
-            raise http.client.HTTPException("an answer in chunks, which no door gives")
+            raise http.client.HTTPException("an answer in chunks, which no aggregator gives")
         if answer.status < 400:
             return answer
         # http.client reads a chunk of -1 bytes without end; what stays unread, the connection is dropped for.

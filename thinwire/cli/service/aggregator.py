@@ -18,7 +18,7 @@ Rest = Annotated[
 ]
 
 
-@app.command(context_settings=TAKES_REST)
+@app.command("install", context_settings=TAKES_REST)
 def install(options: Rest = None, printed: Print = False, system: System = False, home: Home = None) -> None:
     """Keep `aggregator start` going with the words that it was last started with, or those given here."""
     from thinwire.cli.addresses import Address
@@ -40,7 +40,7 @@ def install(options: Rest = None, printed: Print = False, system: System = False
     installing.install(unit, manager, state / "lock", printed)
 
 
-@app.command()
+@app.command("uninstall")
 def uninstall(system: System = False) -> None:
     """Stop the service and take its unit away; runs, devices and keys stay."""
     from thinwire.cli.service import installing

@@ -17,7 +17,7 @@ Rest = Annotated[
 ]
 
 
-@app.command(context_settings=TAKES_REST)
+@app.command("install", context_settings=TAKES_REST)
 def install(
     options: Rest = None, name: ClientName = None, printed: Print = False, system: System = False, home: Home = None
 ) -> None:
@@ -44,7 +44,7 @@ def install(
     installing.install(unit, Systemd(system), state / "lock", printed)
 
 
-@app.command()
+@app.command("uninstall")
 def uninstall(name: ClientName = None, system: System = False, home: Home = None) -> None:
     """Stop the service and take its unit away; key, residuals and outbox stay."""
     from thinwire.cli.client.joined import chosen

@@ -17,12 +17,10 @@ from .places import Places
 from .seeding import seeded
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .task import LoadedTask
-
-    Vector = NDArray[np.float32]
+    from .tensors import Vector
 
 
 class First(NamedTuple):

@@ -15,10 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Vector = NDArray[np.float32]
+    from .order import Vector
 
 MOST_HEAD = 16 << 20  # a model of some hundred thousand tensors
 LENGTH = struct.Struct("<I")

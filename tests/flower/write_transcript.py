@@ -28,6 +28,7 @@ from thinwire.flower.wire.invitation import Invitation
 
 FOLDER = GOLDEN / f"protocol-{PROTOCOL}"
 PATIENCE_S = 20.0
+RECORDED_POLL_S = 240.0  # what a door said when the session was recorded
 
 
 @contextlib.contextmanager
@@ -38,7 +39,7 @@ def recorded_place(folder: Path, wall: float) -> Iterator[Place]:
     stopped = VirtualClock(origin=wall)
     with (
         patch("thinwire.flower.lane.uploads.STREAM_BYTES", session.CUT_AT),
-        place(folder, tls=True, clock=stopped) as here,
+        place(folder, tls=True, clock=stopped, poll_s=RECORDED_POLL_S) as here,
     ):
         here.roster.invitations[session.SECRET] = ""
         yield here

@@ -249,7 +249,7 @@ def device_load_part() -> str:
         "transport", "memory MB", "idle p95 ms", "flooded p95 ms", "longest ms", "ratio", "refused signature ms",
         "requests of the flood",
     )  # fmt: skip
-    how = "with other work on the same cores and a priority above it (`nice -n -10`)"
+    how = "with nothing else running"
     return "\n\n".join((measured(document, how), told, table(head, lines)))
 
 

@@ -20,7 +20,7 @@ def stories(draw: st.DrawFn) -> Story:
         "wait_for": 2,
         "wait_s": 100.0,
         "min_replies": draw(st.sampled_from([0.5, 1, 1, 2])),
-        "over_select": 0.0 if most else draw(st.sampled_from([0.0, 0.5])),
+        "over_select": 0.0 if most or clients == "all" else draw(st.sampled_from([0.0, 0.5])),
         "deadline_s": DEADLINE_S,
         "late": draw(st.sampled_from(["fold", "drop"])),
         "max_staleness": draw(st.integers(1, 3)),

@@ -73,7 +73,7 @@ $(VENV)/.locked: $(VENV)/.made $(LOCK)
 	then $(BIN)/python -m pip install -q --force-reinstall --require-hashes --no-deps -r $(LOCK); echo locked > $@.new; fi; \
 	mv $@.new $@
 
-$(VENV)/.ready: $(VENV)/.made pyproject.toml constraints.txt setup.py $(wildcard thinwire/aggregation/native/src/*)
+$(VENV)/.ready: $(VENV)/.made pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 	@set -eu; \
 	isolated=; if [ -s $(VENV)/.locked ]; then isolated=--no-build-isolation; fi; \
 	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q '$(TORCH)' --index-url '$(TORCH_INDEX)'; fi; \

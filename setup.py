@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-FOLDER = "thinwire/aggregation/native/src"
+FOLDER = "csrc"
 HEADERS = sorted(path.name for path in Path(FOLDER).glob("*.hpp"))
 OPTIMIZED = os.environ.get("THINWIRE_OPTIMIZED", "-O3")  # under sanitizers -O3 takes minutes a path, -O1 seconds
 FLAGS = [
@@ -54,7 +54,7 @@ class BuildPaths(build_ext):
 setup(
     ext_modules=[
         Extension(
-            "thinwire.aggregation.native.kernels",
+            "thinwire.compression.native.kernels",
             [f"{FOLDER}/paths.cpp"],
             depends=[f"{FOLDER}/path.cpp", *(f"{FOLDER}/{name}" for name in HEADERS)],
             extra_compile_args=FLAGS,

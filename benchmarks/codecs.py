@@ -25,8 +25,8 @@ from benchmarks.entry import arguments
 from benchmarks.limited import limited
 from benchmarks.places import place_bits
 from benchmarks.resnet50 import shapes
-from thinwire.aggregation import feedback, native, parse
-from thinwire.aggregation.codec import BoundCodec
+from thinwire.compression import feedback, native, parse
+from thinwire.compression.base import BoundCodec
 from thinwire.core import Key, Layout
 from thinwire.core.types import State, Vector
 

@@ -15,7 +15,7 @@ from thinwire.client import Site
 from thinwire.client.task import load_task
 from thinwire.core import RunPlan
 from thinwire.core.events import Event, UpdateAccepted
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import run_sim
 from thinwire.store import Store
 

@@ -9,15 +9,14 @@ from pathlib import Path
 from statistics import fmean
 
 from thinwire.client import Site
-from thinwire.client.compute.evaluate import evaluate
-from thinwire.client.initial import initial_model
-from thinwire.client.task import LoadedTask
+from thinwire.client.task import LoadedTask, initial_model
+from thinwire.client.train.evaluate import evaluate
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, ModelStored, RoundClosed
-from thinwire.core.home import AggregatorHome
-from thinwire.server.model.versions import Versions
+from thinwire.core.statedir import AggregatorHome
+from thinwire.server.model_store import Versions
 from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, Training, reported, run_scripted
-from thinwire.simulation.sessions import Crowd
+from thinwire.simulation.client_pool import Crowd
 from thinwire.store import Store
 
 LAST = 0.25  # share of the last updates whose versions' metrics are averaged: one version alone is too noisy

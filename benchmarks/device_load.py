@@ -37,16 +37,15 @@ from benchmarks.door_process import CODEC, RUN, DoorProcess, door_process
 from benchmarks.entry import run_in_folder
 from benchmarks.processes import status_bytes
 from thinwire.core.fleet import Hello, TaskReport
-from thinwire.core.messages import MAX_HEAD_BYTES, reply_to_bytes
+from thinwire.core.serialization import MAX_HEAD_BYTES, reply_to_bytes
 from thinwire.core.types import Part, ReplyHead, UpdateId
-from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.device.joining import trust_of
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.door.limits import CONNECTIONS_OF_ONE
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO, JOIN, PUSH
-from thinwire.flower.wire.signing import SIGNATURE_HEADER, Signer, public_der
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.enroll import trust_of
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, JOIN, PUSH, packed
+from thinwire.transport.protocol.signing import SIGNATURE_HEADER, Signer, public_der
+from thinwire.transport.server.limits import CONNECTIONS_OF_ONE
 
 POLLS_PER_S = 50.0
 LARGE_JSON_BYTES = MAX_HEAD_BYTES - 2**16  # the most that any run's header may have is more than this
@@ -254,7 +253,7 @@ def _turn(signer: Signer, number: int) -> list[Request]:
         return [_posted(signer, "large reply", PUSH, LARGE)]
     if number % 3 == 1:
         said = Hello("flood", "1" * 32, (TASK,))
-        return [_posted(signer, "hello", HELLO, packed(hellos.to_bytes(said)))]
+        return [_posted(signer, "hello", HELLO, packed(registration.to_bytes(said)))]
     update = UpdateId(RUN, "flood", number)
     head = ReplyHead(f"ask-{number}", update, 0, 1, 1, 1.0, 1.0, {}, parts=(WRONG,), codec=CODEC)
     path = f"/tw/v1/parts/{RUN}/{number}/0?offset=0"

@@ -22,20 +22,19 @@ from benchmarks.door_process import CODEC, RUN, DoorProcess
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.types import Part, ReplyHead, Timings, UpdateId
-from thinwire.flower import FlowerLink
-from thinwire.flower.device.joining import trust_of
-from thinwire.flower.device.trust import Trust
 from thinwire.flower.fleet import POLL_S
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import PULL
-from thinwire.flower.wire.signing import Signer, public_der
+from thinwire.transport import FlowerLink
+from thinwire.transport.device.enroll import trust_of
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.http import PULL, packed
+from thinwire.transport.protocol.signing import Signer, public_der
 
 T = TypeVar("T")
 R = TypeVar("R")
 AT_ONCE = 24  # the door takes 32 connections of one address that have not signed yet
 DAY_S = 86_400.0
 HEADERS_BYTES = 20 + 32  # of a segment: IPv4, and TCP with timestamps
-KEEPALIVE_S = 60.0  # flower/device/line.py
+KEEPALIVE_S = 60.0  # transport/device/connect.py
 SEGMENTS = struct.Struct("<II")  # segs_out and segs_in, linux/tcp.h
 SEGMENTS_AT = 136  # in struct tcp_info
 

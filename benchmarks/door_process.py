@@ -24,9 +24,9 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Ask, Part, ReplyHead, UpdateId, Verdict, Work
 from thinwire.flower import FlowerFleet
-from thinwire.flower.door.authority import PrivateAuthority
-from thinwire.server.model.limits import limit_of
+from thinwire.server.submit import limit_of
 from thinwire.store import FileSpool, Store
+from thinwire.transport.server.tls import PrivateAuthority
 
 RUN, CODEC = "digits-1", "topk(0.01) > int8 > zstd"
 START = "from benchmarks.door_process import main; main()"

@@ -28,10 +28,11 @@ import numpy as np
 
 from benchmarks.document import note
 from benchmarks.entry import run_in_folder
-from thinwire.aggregation import WeightedMean, parse
-from thinwire.aggregation.bound import Bound
-from thinwire.aggregation.native import path
-from thinwire.aggregation.native.threads import using_threads
+from thinwire.aggregation import WeightedMean
+from thinwire.compression import parse
+from thinwire.compression.native import library
+from thinwire.compression.native.threads import using_threads
+from thinwire.compression.segmented import Bound
 from thinwire.core import Key, Layout
 from thinwire.core.types import Arrived, Part, ReplyHead, UpdateId, Vector
 from thinwire.store import FileSpool
@@ -141,7 +142,7 @@ def _folded(spool: FileSpool, heads: list[ReplyHead], spec: str, layout: Layout)
         "memcpy_ms": 1000 * median(copy_s),
         "memcpy_gb_per_s": moved / median(copy_s) / 1e9,
         "bandwidth_share": (payload + moved) / median(add_s) / (moved / median(copy_s)),
-        "path": path.chosen(),
+        "path": library.chosen(),
         "threads": 1,
     }
 

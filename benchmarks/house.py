@@ -64,7 +64,7 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 ENCODE = """
 import sys
 import numpy as np
-from thinwire.aggregation import feedback, parse
+from thinwire.compression import feedback, parse
 from thinwire.core import Key, Layout
 codec = feedback(parse("int8")).bind(Layout.of({"w": (1000,)}))
 codec.encode(np.ones(1000, np.float32), codec.init(), Key(1))

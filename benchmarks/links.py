@@ -29,7 +29,7 @@ from benchmarks.stragglers import PARAMETERS, SHARE, SPLIT, TASK
 from thinwire.client.task import load_task
 from thinwire.core import Key, RunPlan
 from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted
-from thinwire.core.keys import derive
+from thinwire.core.prng import derive
 from thinwire.core.types import Ask
 from thinwire.simulation import LogNormal, ScriptedDevice, Training, Turn
 

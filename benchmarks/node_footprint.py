@@ -24,7 +24,7 @@ from benchmarks.document import note
 from benchmarks.entry import run_in_folder
 from benchmarks.installed import installed_bytes, required
 from benchmarks.processes import Processes, cpu_seconds, descendants, free_port, status_bytes
-from thinwire.client.link.standing import Standing
+from thinwire.client.status import Standing
 
 WITHIN_S = 120.0
 NAME = "pi-01"

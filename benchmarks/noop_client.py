@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from thinwire.aggregation import parse
+from thinwire.compression import parse
 from thinwire.core import Key, Layout
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, Hello, TaskReport
 from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
-from thinwire.flower import FlowerLink, device_key
+from thinwire.transport import FlowerLink, device_key
 
 CODEC = "identity"
 EXAMPLES = 100

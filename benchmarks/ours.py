@@ -13,7 +13,7 @@ from benchmarks.noop_client import CODEC, Shape
 from benchmarks.processes import Processes, cpu_seconds, free_port, status_bytes
 from thinwire.core import RunPlan
 from thinwire.core.fleet import TaskReport
-from thinwire.core.home import AggregatorHome, holder
+from thinwire.core.statedir import AggregatorHome, holder
 from thinwire.server.submit import submit
 from thinwire.store import Store
 

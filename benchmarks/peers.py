@@ -26,7 +26,7 @@ from benchmarks.limited import limited
 from benchmarks.peers_in_torch import casts, eight_bit, powersgd, rotated, rounded, signs, sparse
 from benchmarks.peers_in_torch.peer import Parts, Peer, sent_bytes
 from benchmarks.resnet50 import shapes
-from thinwire.aggregation import native, parse
+from thinwire.compression import native, parse
 from thinwire.core import Key, Layout
 from thinwire.core.layout import Segment
 from thinwire.core.types import Vector

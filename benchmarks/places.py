@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from math import lgamma, log
 
-from thinwire.aggregation.coders.delta import Delta
-from thinwire.aggregation.coders.rice import Rice
-from thinwire.aggregation.methods.topk import TopK
+from thinwire.compression.codecs.integers import Delta, Rice
+from thinwire.compression.codecs.sparsify import TopK
 from thinwire.core.types import Vector
 
 RATIO = "0.01"

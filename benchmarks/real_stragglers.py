@@ -15,14 +15,13 @@ from pathlib import Path
 from benchmarks.curve import Curve, points_of
 from benchmarks.processes import Processes, free_port
 from thinwire.client import Site
-from thinwire.client.initial import initial_model
-from thinwire.client.task import load_task, report
+from thinwire.client.task import initial_model, load_task, report
 from thinwire.core import RunPlan
-from thinwire.core.home import AggregatorHome, holder
-from thinwire.server.model.versions import Versions
+from thinwire.core.statedir import AggregatorHome, holder
+from thinwire.server.model_store import Versions
 from thinwire.server.submit import submit
 from thinwire.simulation import Training
-from thinwire.simulation.sessions import Crowd
+from thinwire.simulation.client_pool import Crowd
 from thinwire.store import Store
 
 CLIENTS, SLOW, KILLED = 6, 0, 5

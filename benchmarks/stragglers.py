@@ -33,7 +33,7 @@ from benchmarks.entry import arguments, end_what_we_started
 from thinwire.client.task import load_task
 from thinwire.core import Key, RunPlan, VirtualClock
 from thinwire.core.events import ClientAsked, Event, RoundClosed, UpdateAccepted
-from thinwire.core.keys import derive
+from thinwire.core.prng import derive
 from thinwire.core.types import Ask
 from thinwire.simulation import LogNormal, ScriptedDevice, Training, Turn
 

@@ -25,14 +25,14 @@ def without_torch(code: str, *arguments: str) -> subprocess.CompletedProcess[str
 def test_the_aggregators_parts_import_no_torch():
     done = without_torch(
         "import thinwire, thinwire.core, thinwire.aggregation, thinwire.store, thinwire.server.service\n"
-        "import thinwire.web.app, thinwire.cli.app, thinwire.client\n"
-        "from thinwire.flower import FlowerFleet, FlowerLink\n"
+        "import thinwire.web.app, thinwire.cli.main, thinwire.client\n"
+        "from thinwire.flower import FlowerFleet; from thinwire.transport import FlowerLink\n"
         "print('torch' in sys.modules)"
     )
     assert done.stdout == "False\n", done.stderr
 
 
-CLI = "from thinwire.cli.app import main; raise SystemExit(main(sys.argv[1:]))"
+CLI = "from thinwire.cli.main import main; raise SystemExit(main(sys.argv[1:]))"
 
 
 @pytest.mark.parametrize("words", [["runs", "list"], ["devices", "list"], ["codecs"], ["plan", "keys"], ["--help"]])

@@ -122,7 +122,7 @@ def names(wheel: Path) -> set[str]:
 def said_by_the_doctor(wheel: Path, folder: Path) -> str:
     """Of the kernels, by what the wheel installs and nothing else of ours."""
     zipfile.ZipFile(wheel).extractall(folder)
-    ask = "import thinwire.cli.doctor.kernels as asked; print(asked.__file__); print(asked.kernels())"
+    ask = "import thinwire.cli.doctor.checks as asked; print(asked.__file__); print(asked.kernels())"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("THINWIRE_")}
     done = subprocess.run(
         [sys.executable, "-P", "-c", ask], capture_output=True, text=True, timeout=300, cwd=folder, check=True,
@@ -134,7 +134,7 @@ def said_by_the_doctor(wheel: Path, folder: Path) -> str:
 
 
 def kernels(inside: set[str]) -> list[str]:
-    return [name for name in inside if name.startswith("thinwire/aggregation/native/kernels.")]
+    return [name for name in inside if name.startswith("thinwire/compression/native/kernels.")]
 
 
 @pytest.mark.network
@@ -158,7 +158,7 @@ def test_all_that_is_not_code_is_packaged(tmp_path, sdist):
 @pytest.mark.network
 def test_without_a_compiler_it_installs_all_the_same_and_the_doctor_says_why(tmp_path, sdist):
     made = wheel(tmp_path, sdist, CC="/bin/false", CXX="/bin/false")
-    assert "thinwire/aggregation/native/path.py" in names(made)
+    assert "thinwire/compression/native/library.py" in names(made)
     assert kernels(names(made)) == []
     said = said_by_the_doctor(made, tmp_path / "installed")
     assert said.startswith("numpy, ")

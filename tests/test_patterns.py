@@ -31,9 +31,9 @@ LETTERS = 'a1 .-_/"(=,;>:\n'
 
 # Patterns that no stranger's text reaches, each with the reason.
 OWN = {
-    ("cli/sim/axes.py", "COMMA"): "an option that the operator types; a command line is short",
-    ("aggregation/described.py", "PAPER"): "docstrings of installed codecs",
-    ("aggregation/parse.py", "search"): "examples of installed codecs, for a name that is registered",
+    ("cli/sim.py", "COMMA"): "an option that the operator types; a command line is short",
+    ("compression/catalog.py", "PAPER"): "docstrings of installed codecs",
+    ("compression/spec.py", "search"): "examples of installed codecs, for a name that is registered",
 }
 
 
@@ -189,7 +189,7 @@ def written() -> dict[tuple[str, str], tuple[str, int, str]]:
             if not isinstance(function.value, ast.Name) or function.value.id != "re":
                 continue
             name = named.get(id(call), function.attr if function.attr != "compile" else f"line {call.lineno}")
-            if (where, name) in OWN or where == "flower/wire/routes.py":
+            if (where, name) in OWN or where == "transport/protocol/http.py":
                 continue
             if function.attr == "compile":
                 made = getattr(importlib.import_module(f"thinwire.{where[:-3].replace('/', '.')}"), name)
@@ -198,9 +198,9 @@ def written() -> dict[tuple[str, str], tuple[str, int, str]]:
             else:
                 assert isinstance(call.args[0], ast.Constant), f"{where}:{call.lineno} is not a constant"
                 found[where, name] = str(call.args[0].value), 0, function.attr
-    from thinwire.flower.wire.routes import ROUTES
+    from thinwire.transport.protocol.http import ROUTES
 
-    return found | {("flower/wire/routes.py", each.name): (each.path.pattern, 0, "fullmatch") for each in ROUTES}
+    return found | {("transport/protocol/http.py", each.name): (each.path.pattern, 0, "fullmatch") for each in ROUTES}
 
 
 PATTERNS = written()
@@ -225,7 +225,7 @@ def test_the_count_of_steps_tells_a_cubic_pattern_from_a_linear_one() -> None:
 
 @pytest.mark.parametrize("spec", ["layers(" + " " * 4000 + ")", "a" + " " * 4000 + "!", "layers(a" + " " * 4000 + ")"])
 def test_a_codec_of_blanks_is_refused_at_once(spec: str) -> None:
-    from thinwire.aggregation import parse
+    from thinwire.compression import parse
 
     with pytest.raises(CodecError, match="cannot read"):
         parse(spec)

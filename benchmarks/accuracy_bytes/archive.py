@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.accuracy_bytes.reading import METRIC
 from benchmarks.document import note
-from thinwire.core.home import private_folder, write_atomically
-from thinwire.store.cells import Cell, CellRound, Cells, Made
+from thinwire.core.statedir import private_folder, write_atomically
+from thinwire.reports.sweep_results import Cell, CellRound, Cells, Made
 
 KEPT = Path(__file__).parents[2] / "docs" / "evidence" / "cells"
 DIGITS = 10  # of an accuracy: far more than decisions look at

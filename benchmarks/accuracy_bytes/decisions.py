@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.accuracy_bytes.trials import Chain
 from benchmarks.document import commit
 from thinwire.core.errors import DataLost
-from thinwire.core.home import private_folder, write_atomically
+from thinwire.core.statedir import private_folder, write_atomically
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Where cells are made and kept: a folder for each model, each cell found again by all that it was made of.
 
-What was killed goes on where it was: `thinwire.store.cells` names a cell by its plan, clients, split and task.
+What was killed goes on where it was: `thinwire.reports.sweep_results` names a cell by its plan, clients, split and
+task.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pathlib import Path
 from benchmarks.accuracy_bytes.trials import Trial, Work
 from benchmarks.document import note
 from thinwire.client.task import load_task
+from thinwire.reports.sweep_results import Cell, Cells, Made
 from thinwire.simulation.sweep import Estimate, Sweep, run_sweep
-from thinwire.store.cells import Cell, Cells, Made
 
 Found = dict[Trial, list[Cell]]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.accuracy_bytes.reading import METRIC, POINTS
-from thinwire.store.cells import Cell
-from thinwire.store.comparison import Link, Reached, reached
+from thinwire.reports.comparison import Link, Reached, reached
+from thinwire.reports.sweep_results import Cell
 
 LINKS = tuple(Link(mbps, rtt_ms) for mbps in (1.0, 10.0, 100.0) for rtt_ms in (20.0, 200.0))
 

@@ -8,8 +8,8 @@ from benchmarks.accuracy_bytes.rounds import MOST
 from benchmarks.accuracy_bytes.selection import FINALISTS, STAY
 from benchmarks.accuracy_bytes.trials import FP32, PARTICIPATION, Trial
 from thinwire.client.task import load_task
+from thinwire.reports.sweep_results import Cells
 from thinwire.simulation.sweep import trial_s
-from thinwire.store.cells import Cells
 
 
 def rounds_planned(model: Model, rounds: int) -> int:

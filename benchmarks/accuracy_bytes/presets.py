@@ -17,7 +17,7 @@ from benchmarks.accuracy_bytes.protocol import Protocol, Rates
 from benchmarks.accuracy_bytes.times import round_seconds
 from benchmarks.accuracy_bytes.trials import Chain
 from benchmarks.document import note
-from thinwire.core.home import private_folder, write_atomically
+from thinwire.core.statedir import private_folder, write_atomically
 
 SMALL = {
     "digits": smaller(FULL["digits"], Seeds(rounds=1, rates=1, early=2, a=4, b=10, sweep=0), 3, 2, most=50),

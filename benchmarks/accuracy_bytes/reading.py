@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from thinwire.store.cells import Cell
+from thinwire.reports.sweep_results import Cell
 
 METRIC = "accuracy"
 POINTS = 100.0

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.plan import RunPlan
+from thinwire.reports.sweep_results import Made
 from thinwire.simulation.sweep import plan_of
-from thinwire.store.cells import Made
 
 TASKS = Path(__file__).parent / "tasks"
 CLIENTS = 20

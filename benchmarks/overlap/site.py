@@ -12,11 +12,10 @@ from typing import Any
 
 from benchmarks.overlap.ways import ONE_THREAD, Inside, Way, thinwire
 from benchmarks.processes import Processes, cpu_seconds, descendants
-from thinwire.client.initial import initial_model
-from thinwire.client.task import load_task, report
+from thinwire.client.task import initial_model, load_task, report
 from thinwire.core import RunPlan
 from thinwire.core.events import Evaluated, RoundClosed, UpdateAccepted
-from thinwire.core.home import AggregatorHome, holder
+from thinwire.core.statedir import AggregatorHome, holder
 from thinwire.server.submit import submit
 from thinwire.store import Store
 

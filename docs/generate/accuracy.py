@@ -17,7 +17,7 @@ from docs.generate.evidence import paragraph
 from docs.generate.names import code, count, key, name_of, or_never, signed
 from docs.generate.shortfalls import edge
 from docs.generate.table import table
-from thinwire.cli.runs.curves import Curve, svg
+from thinwire.cli.runs.compare import Curve, svg
 
 Part = Mapping[str, Any]
 STOPS = 6  # rounds at which the gap is told

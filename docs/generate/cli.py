@@ -10,7 +10,7 @@ import click
 import typer
 
 from docs.generate.table import table
-from thinwire.cli.app import app
+from thinwire.cli.main import app
 
 
 def cli_page() -> str:

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 import thinwire
 from docs.generate.table import table
-from thinwire.flower.door import limits
-from thinwire.flower.wire.routes import ROUTES, Route
+from thinwire.transport.protocol.http import ROUTES, Route
+from thinwire.transport.server import limits
+
+OURS = Path(thinwire.__file__).parent
 
 CALLERS: Mapping[str, str] = {
     "nothing": "a request without a signature",
@@ -135,7 +138,7 @@ def _answers(found: Mapping[str, tuple[str, ...]]) -> str:
 def _answered() -> set[str]:
     """Every status and kind that the code refuses with."""
     made = re.compile(r'Refusal\(\s*(\d{3}), "([a-z-]*)"')
-    texts = [path.read_text() for path in (Path(thinwire.__file__).parent / "flower").rglob("*.py")]
+    texts = [path.read_text() for path in chain(OURS.glob("transport/**/*.py"), OURS.glob("flower/*.py"))]
     found = {f"{status} {kind}".strip() for text in texts for status, kind in made.findall(text)}
     return found | {"503 disk"}  # its word is chosen where it is made
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, get_args, get_origin
 
 from docs.generate.table import table
-from thinwire.client.compute.local import CARRIED, THINWIRE
-from thinwire.core.check import refusals
+from thinwire.client.train.protocol import CARRIED, THINWIRE
 from thinwire.core.errors import PlanError
 from thinwire.core.plan import RunPlan
+from thinwire.core.plan_rules import refusals
 
 Refused = Callable[[str, Any], str]
 
@@ -132,7 +132,7 @@ class _AnyCodec:
 
 
 def _refused(place: str, name: str, field: Any) -> str:
-    """What of a key's values `core/unbuilt.py` refuses, found by trying some."""
+    """What of a key's values `core/plan_schema.py` refuses, found by trying some."""
     tried = {
         _toml(value): _unbuilt(place, name, value) for value in _samples(field.annotation) if value != field.default
     }

@@ -11,7 +11,7 @@ from benchmarks.accuracy_bytes.bound import MARGIN
 from benchmarks.accuracy_bytes.selection import FALLBACK
 from benchmarks.accuracy_bytes.trials import Chain
 from docs.generate.names import code
-from thinwire.core.sections import UplinkSection
+from thinwire.core.plan_schema import UplinkSection
 
 Part = Mapping[str, Any]
 DEFAULT = Chain(UplinkSection().codec, UplinkSection().feedback)

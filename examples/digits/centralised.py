@@ -11,12 +11,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from thinwire.client import Site
-from thinwire.client.compute.evaluate import evaluate
-from thinwire.client.compute.initial import build
-from thinwire.client.compute.keys import Key, derive
-from thinwire.client.compute.local import Local, Work
-from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.task import load_task
+from thinwire.client.train.evaluate import evaluate
+from thinwire.client.train.layout import Key, derive
+from thinwire.client.train.module import build
+from thinwire.client.train.protocol import Local, Work
+from thinwire.client.train.trainer import TorchTrainer
 from thinwire.core import RunPlan
 
 HERE = Path(__file__).parent

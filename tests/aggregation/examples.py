@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.aggregation import codecs, parse
-from thinwire.aggregation.hashing import lowbias32
-from thinwire.conformance.vectors import dense, layout_of, made, rotates, vectors
+from thinwire.aggregation import codecs
+from thinwire.compression import parse
+from thinwire.conformance.strategies import dense, layout_of, made, rotates, vectors
 from thinwire.core import Key
+from thinwire.core.prng import lowbias32
 from thinwire.core.types import Vector
 
 __all__ = ["CHAINS", "SPECS", "decoded", "dense", "fixed_vector", "layout_of", "made", "rotates", "vectors"]

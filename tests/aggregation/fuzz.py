@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.aggregation.examples import SPECS
 from tests.aggregation.hostile import bombs, refused, target
-from thinwire.aggregation import native
+from thinwire.compression import native
 
 SIZES = (300, 300, 300, 300, 300, 300, 1, 64, 2000, 5000)  # of the vector: most are small, since that is quick
 SEED = 20_261_121

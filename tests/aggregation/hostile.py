@@ -16,9 +16,9 @@ import numpy as np
 import zstandard
 
 from tests.aggregation.examples import layout_of, made
-from thinwire.aggregation import frame, parse
-from thinwire.aggregation.codec import BoundCodec
-from thinwire.aggregation.frame import Stream
+from thinwire.compression import frame, parse
+from thinwire.compression.base import BoundCodec
+from thinwire.compression.frame import Stream
 from thinwire.core import Key, Layout
 
 Streams = list[Stream]

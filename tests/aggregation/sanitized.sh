@@ -6,12 +6,12 @@ cd "$(dirname "$0")/../.."
 python=$1; shift
 at=build/sanitized
 san="-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
-rm -f "$at"/lib/thinwire/aggregation/native/kernels.*  # a build that fails leaves none of an earlier one
+rm -f "$at"/lib/thinwire/compression/native/kernels.*  # a build that fails leaves none of an earlier one
 mkdir -p build
 export THINWIRE_OPTIMIZED="${THINWIRE_OPTIMIZED:--O1}"
 CXX=${CXX:-g++}; export CXX CC="$CXX"
 if ! CFLAGS="$san" CXXFLAGS="$san" LDFLAGS="$san" "$python" setup.py -q build --build-base "$at" --build-lib "$at/lib" \
-    --build-temp "$at/temp" >"$at.log" 2>&1 || ! ls "$at"/lib/thinwire/aggregation/native/kernels.* >/dev/null 2>&1; then
+    --build-temp "$at/temp" >"$at.log" 2>&1 || ! ls "$at"/lib/thinwire/compression/native/kernels.* >/dev/null 2>&1; then
   cat "$at.log" >&2
   echo "error: the kernels could not be built under the sanitizers" >&2
   echo "try:   apt-get install g++ (libasan and libubsan come with it)" >&2

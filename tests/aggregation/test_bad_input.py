@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import SPECS, layout_of, made
-from thinwire.aggregation import feedback, native, parse
-from thinwire.aggregation.codec import BoundCodec
-from thinwire.aggregation.ef21 import ef21
+from thinwire.compression import feedback, native, parse
+from thinwire.compression.base import BoundCodec
+from thinwire.compression.feedback import ef21
 from thinwire.core import Key, Layout
 from thinwire.core.errors import CodecError, NonFiniteUpdate
 from thinwire.core.types import State, Vector

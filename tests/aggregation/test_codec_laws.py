@@ -6,8 +6,7 @@ import pytest
 
 from tests.aggregation.examples import SPECS
 from thinwire.aggregation import codecs
-from thinwire.conformance.frame_laws import *  # noqa: F403
-from thinwire.conformance.laws import *  # noqa: F403
+from thinwire.conformance.codec_suite import *  # noqa: F403  # noqa: F403
 
 pytestmark = pytest.mark.parametrize("spec", SPECS)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.aggregation.coders.pack import packed, packed_bytes, unpacked
-from thinwire.aggregation.coders.rice import Rice
+from thinwire.compression.codecs.bitpack import packed, packed_bytes, unpacked
+from thinwire.compression.codecs.integers import Rice
 from thinwire.core.errors import BadPayload
 
 

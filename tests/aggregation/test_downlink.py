@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import made
-from thinwire.aggregation import Contractive, Downlink, Shadow, digest, parse, read_model, write_model
+from thinwire.aggregation import Downlink, Shadow, digest, read_model, write_model
 from thinwire.aggregation.downlink import Announcement, require_downlink, way
+from thinwire.compression import Contractive, parse
 from thinwire.core import Key, Layout, Part, Tensor
 from thinwire.core.errors import BadPayload, CodecError, DataLost
 from thinwire.core.types import Vector
@@ -25,7 +26,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sender:
-    """A server's end with its log, as server/driving/sending.py keeps it in files."""
+    """A server's end with its log, as server/distribution.py keeps it in files."""
 
     def __init__(self, spec: str, params: Vector, keep: int = 20) -> None:
         self.down, self.keep, self.log = Downlink(LAYOUT, spec, params), keep, dict[int, tuple[bytes, ...]]()
@@ -144,7 +145,7 @@ def test_what_cannot_carry_it_is_refused_with_the_reason(spec: str, why: str) ->
 
 
 def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.aggregation.methods.int8.Int8.kind", lambda self: Contractive(0.0))
+    monkeypatch.setattr("thinwire.compression.codecs.uniform.Int8.kind", lambda self: Contractive(0.0))
     with pytest.raises(CodecError, match="cannot carry the downlink"):
         Downlink(LAYOUT, "int8", made(1000, 0, "normal", 0))
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import made
-from thinwire.aggregation import frame, parse
-from thinwire.aggregation.coders.pack import packed_bytes
-from thinwire.aggregation.coders.rice import BLOCK, Rice
+from thinwire.compression import frame, parse
+from thinwire.compression.codecs.bitpack import packed_bytes
+from thinwire.compression.codecs.integers import BLOCK, Rice
 from thinwire.core import Key, Layout
 
 SIZE, ROOM = 1 << 20, 8  # bytes that a stream may be over its share of the entropy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from thinwire.aggregation import BoundCodec, Contractive, Encoded, Everything, feedback, parse
+from thinwire.compression import BoundCodec, Contractive, Encoded, Everything, feedback, parse
 from thinwire.core import Key, Layout
 from thinwire.core.errors import BadPayload, NonFiniteUpdate
 from thinwire.core.types import State, Vector

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.aggregation.examples import SPECS, layout_of, made, vectors
-from thinwire.aggregation import BoundCodec, Contractive, Encoded, Everything, ResidualOnly, Unbiased, feedback, parse
-from thinwire.aggregation.codec import contraction
-from thinwire.aggregation.ef21 import ef21
+from thinwire.compression import BoundCodec, Contractive, Encoded, Everything, ResidualOnly, Unbiased, feedback, parse
+from thinwire.compression.base import contraction
+from thinwire.compression.feedback import ef21
 from thinwire.core import Key, Layout
 from thinwire.core.errors import CodecError, NonFiniteUpdate
 from thinwire.core.types import State, Vector

@@ -16,7 +16,8 @@ import pytest
 from tests.aggregation.examples import SPECS, made
 from tests.aggregation.fuzz import fuzz
 from tests.aggregation.hostile import ONE, WHOLE, bombs, target
-from thinwire.aggregation import Shadow, digest, parse, read_model, write_model
+from thinwire.aggregation import Shadow, digest, read_model, write_model
+from thinwire.compression import parse
 from thinwire.core import Key, Layout, Tensor
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.types import Vector
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 FRAMES = 1000
 PAST_THE_END = """
 import numpy as np
-from thinwire.aggregation.native.library import symbol
+from thinwire.compression.native.library import symbol
 out = np.empty(3, np.int8)
 symbol("unpack", "scalar")(np.zeros(9, np.uint8).ctypes.data, 30, 2, out.ctypes.data)
 print("went on")
@@ -144,6 +145,6 @@ def test_the_sanitizers_end_a_kernel_that_writes_past_an_array() -> None:
 
 def test_no_kernel_allocates() -> None:
     """So nothing can leak, and `make fuzz` need not look for leaks."""
-    for path in (ROOT / "thinwire/aggregation/native/src").iterdir():
+    for path in (ROOT / "csrc").iterdir():
         text = path.read_text()
         assert not re.search(r"\b(malloc|calloc|realloc|new|std::vector|std::string)\b", text), path.name

@@ -8,7 +8,7 @@ import pytest
 
 from tests.aggregation.examples import SPECS, fixed_vector, layout_of
 from tests.aggregation.write_golden import FOLDER, name_of
-from thinwire.aggregation import parse
+from thinwire.compression import parse
 from thinwire.core import Key
 
 OURS = [spec for spec in SPECS if "zstd" not in spec and "powersgd" not in spec]  # zstd's and BLAS's are theirs

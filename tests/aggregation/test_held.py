@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.aggregation.examples import SPECS, layout_of, made
-from thinwire.aggregation import feedback, native, parse
-from thinwire.aggregation.ef21 import ef21
-from thinwire.aggregation.feedback import inside
-from thinwire.aggregation.native.threads import using_threads
-from thinwire.aggregation.straight import CACHED
+from thinwire.compression import feedback, native, parse
+from thinwire.compression.chain import CACHED
+from thinwire.compression.feedback import ef21, inside
+from thinwire.compression.native.threads import using_threads
 from thinwire.core import Key
 from thinwire.core.types import Vector
 

@@ -10,9 +10,9 @@ import pytest
 import zstandard
 
 from tests.aggregation.examples import layout_of, made
-from thinwire.aggregation import frame, native, parse
-from thinwire.aggregation.coders.delta import Delta
-from thinwire.aggregation.frame import Stream
+from thinwire.compression import frame, native, parse
+from thinwire.compression.codecs.integers import Delta
+from thinwire.compression.frame import Stream
 from thinwire.core import Key, Layout
 from thinwire.core.errors import BadPayload
 

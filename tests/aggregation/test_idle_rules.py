@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.aggregation.idle_rules import require_rules
+from thinwire.aggregation.plan_codecs import require_rules
 from thinwire.core import Layout, RunPlan
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Tensor

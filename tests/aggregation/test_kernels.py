@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from tests.aggregation.examples import SPECS, fixed_vector, layout_of, made
 from tests.aggregation.write_golden import FOLDER, name_of
-from thinwire.aggregation import feedback, native, parse
-from thinwire.aggregation.coders.delta import Delta
-from thinwire.aggregation.coders.rice import Rice
-from thinwire.aggregation.native import library, threads
-from thinwire.aggregation.straight import CACHED
+from thinwire.compression import feedback, native, parse
+from thinwire.compression.chain import CACHED
+from thinwire.compression.codecs.integers import Delta, Rice
+from thinwire.compression.native import library, threads
 from thinwire.core import Key, Layout
 from thinwire.core.errors import BadPayload, NonFiniteUpdate, UsageError
 from thinwire.core.types import Vector

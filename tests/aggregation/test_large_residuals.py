@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinwire.aggregation import feedback, parse
-from thinwire.core.keys import Key
+from thinwire.compression import feedback, parse
 from thinwire.core.layout import Layout
+from thinwire.core.prng import Key
 
 SIZE, ROUNDS = 4096, 300
 DRAW = np.random.default_rng(7)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import made
-from thinwire.aggregation import BufferMean, WeightedMean, encode_buffers, feedback, optimizers, parse
-from thinwire.aggregation.buffers import counters
+from thinwire.aggregation import BufferMean, WeightedMean, encode_buffers, optimizers
+from thinwire.aggregation.mean import counters
+from thinwire.compression import feedback, parse
 from thinwire.core import Key, Layout, Tensor
 from thinwire.core.errors import BadPayload, CodecError
 

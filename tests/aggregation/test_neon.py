@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.aggregation.write_golden import FOLDER
-from thinwire.aggregation import frame
+from thinwire.compression import frame
 from thinwire.core import Key
-from thinwire.core.keys import word32
+from thinwire.core.prng import word32
 
 ROOT = Path(__file__).parents[2]
 HARNESS = ROOT / "tests/aggregation/same.cpp"
@@ -27,7 +27,7 @@ HERE, ARM, QEMU = "g++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 def printed(compiler: str, path: str, optimized: str, into: Path, *run: str) -> list[str]:
     """What the harness prints on this path."""
     program = into / path
-    sources = ["-I", str(ROOT / "thinwire/aggregation/native/src"), str(HARNESS)]
+    sources = ["-I", str(ROOT / "csrc"), str(HARNESS)]
     said = [optimized, "-static", f"-DTW_PATH={path}", f"-DTW_WORD={WORD}u"]
     subprocess.run([compiler, *FLAGS, *said, *sources, "-o", program], check=True)
     return subprocess.run([*run, program], check=True, capture_output=True, text=True).stdout.splitlines()
@@ -64,7 +64,7 @@ def test_neon_gives_what_the_scalar_path_gives(tmp_path: Path) -> None:
 
 def test_the_harness_calls_every_kernel_of_values() -> None:
     """Those of places and streams work on whole numbers, one after the other, in the same code on every path."""
-    sources = "".join(path.read_text() for path in (ROOT / "thinwire/aggregation/native/src").glob("*.hpp"))
+    sources = "".join(path.read_text() for path in (ROOT / "csrc").glob("*.hpp"))
     kernels = set(re.findall(r"TW_EXPORT \w+ TW\((\w+)\)", sources))
     called = set(re.findall(r"TW\((\w+)\)\(", HARNESS.read_text()))
     assert {name for name in kernels - called if not name.startswith(("delta", "rice"))} == set()

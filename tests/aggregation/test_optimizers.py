@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.aggregation.examples import made
 from thinwire.aggregation import optimizers
-from thinwire.aggregation.optimizers import server_optimizer
+from thinwire.aggregation.server_optimizers import server_optimizer
 from thinwire.core.errors import CodecError
-from thinwire.core.sections import ServerSection
+from thinwire.core.plan_schema import ServerSection
 from thinwire.core.types import State
 
 SECONDS = {

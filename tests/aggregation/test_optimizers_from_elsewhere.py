@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.aggregation.elsewhere import install
-from thinwire.aggregation.optimizers import optimizers, server_optimizer, stepped
+from thinwire.aggregation.server_optimizers import optimizers, server_optimizer, stepped
 from thinwire.core.errors import CodecError
-from thinwire.core.sections import ServerSection
+from thinwire.core.plan_schema import ServerSection
 
 ROOT = Path(__file__).parents[2]
 LION = (ROOT / "docs" / "how" / "your-own-codec.md").read_text().split("## A server optimizer")[1]

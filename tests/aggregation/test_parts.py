@@ -8,9 +8,9 @@ import pytest
 
 from tests.aggregation.examples import SPECS, fixed_vector, layout_of
 from tests.aggregation.write_golden import FOLDER, name_of
-from thinwire.aggregation import feedback, native, parse
-from thinwire.aggregation.codec import BoundCodec
-from thinwire.aggregation.native import threads
+from thinwire.compression import feedback, native, parse
+from thinwire.compression.base import BoundCodec
+from thinwire.compression.native import threads
 from thinwire.core import Key
 from thinwire.core.types import Vector
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinwire.aggregation import feedback, native, parse
 from thinwire.aggregation.downlink import Downlink
+from thinwire.compression import feedback, native, parse
 from thinwire.core import Key, Layout
 from thinwire.core.errors import CodecError
 

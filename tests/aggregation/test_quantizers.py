@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import decoded, layout_of, made
-from thinwire.aggregation import parse
-from thinwire.aggregation.methods.qsgd import Qsgd
-from thinwire.aggregation.methods.sign import Sign
-from thinwire.aggregation.methods.ternary import Ternary
-from thinwire.aggregation.methods.twobit import TwoBit
+from thinwire.compression import parse
+from thinwire.compression.codecs.low_bit import Sign, Ternary, TwoBit
+from thinwire.compression.codecs.uniform import Qsgd
 from thinwire.core import Key
 
 

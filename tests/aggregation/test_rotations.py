@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import decoded, layout_of, made
-from thinwire.aggregation import Unbiased, parse
-from thinwire.aggregation.methods.eden import ERRORS, LEVELS, Drive, Eden
-from thinwire.aggregation.rotation import block_sizes, hadamard, rotate, rotate_back, signs
+from thinwire.compression import Unbiased, parse
+from thinwire.compression.codecs.eden import (
+    ERRORS,
+    LEVELS,
+    Drive,
+    Eden,
+    block_sizes,
+    hadamard,
+    rotate,
+    rotate_back,
+    signs,
+)
 
 
 def test_the_transform_is_hadamards() -> None:

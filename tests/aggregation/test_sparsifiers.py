@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import made
-from thinwire.aggregation import native, parse
-from thinwire.aggregation.methods.randk import RandK
-from thinwire.aggregation.methods.threshold import Threshold
-from thinwire.aggregation.methods.topk import TopK
+from thinwire.compression import native, parse
+from thinwire.compression.codecs.sparsify import RandK, Threshold, TopK
 from thinwire.core import Key, Layout
 
 

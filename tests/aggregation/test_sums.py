@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.aggregation.examples import made
-from thinwire.aggregation.sums import bucket_sums, in_order
+from thinwire.compression.vector_ops import bucket_sums, in_order
 
 
 def test_sums_are_added_in_the_stated_order() -> None:

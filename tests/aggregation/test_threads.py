@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from thinwire.aggregation.native import threads
+from thinwire.compression.native import threads
 from thinwire.core.errors import UsageError
 
 

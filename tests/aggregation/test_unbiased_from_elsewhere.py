@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from tests.aggregation.elsewhere import install
-from thinwire.aggregation import Contractive, parse
-from thinwire.aggregation.ef21 import ef21
-from thinwire.aggregation.feedback import feedback
-from thinwire.aggregation.registry import steps
-from thinwire.conformance.vectors import made
+from thinwire.compression import Contractive, parse
+from thinwire.compression.feedback import ef21, feedback
+from thinwire.compression.registry import steps
+from thinwire.conformance.strategies import made
 from thinwire.core import Key, Layout
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +27,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.aggregation.codec import buckets
-from thinwire.aggregation.codec import Unbiased
-from thinwire.aggregation.hashing import uniform
-from thinwire.aggregation.methods.quantizer import Whole
+from thinwire.compression.base import buckets
+from thinwire.compression.base import Unbiased
+from thinwire.core.prng import uniform
+from thinwire.compression.codecs.uniform import Whole
 from thinwire.core.errors import BadPayload
 
 

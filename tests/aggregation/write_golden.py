@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from tests.aggregation.examples import SPECS, fixed_vector, layout_of
-from thinwire.aggregation import parse
+from thinwire.compression import parse
 from thinwire.core import Key
 
 FOLDER = Path(__file__).parent / "golden"

@@ -23,7 +23,7 @@ from benchmarks.accuracy_bytes.protocol import Protocol
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Trial
 from tests.benchmarks.made_up import BESIDE, BOLD, MILD, MODEL, MadeUp
 from thinwire.aggregation import codecs
-from thinwire.store.cells import Cells
+from thinwire.reports.sweep_results import Cells
 
 ROOT = Path(__file__).parents[2]
 

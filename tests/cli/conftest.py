@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cli.story import KEY
-from thinwire.cli.app import main
-from thinwire.core.home import AggregatorHome
+from thinwire.cli.main import main
+from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 
 

@@ -19,11 +19,11 @@ from thinwire.core.events import (
     UpdateFolded,
 )
 from thinwire.core.fleet import TaskReport
-from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Tensor
-from thinwire.core.messages import reply_to_json
+from thinwire.core.serialization import reply_to_json
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part, ReplyHead, UpdateId
-from thinwire.server.model.versions import Versions
+from thinwire.server.model_store import Versions
 from thinwire.server.submit import submit
 from thinwire.store import Store
 

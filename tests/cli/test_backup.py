@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.story import told
-from thinwire.cli.service.typed import Typed
-from thinwire.core.home import AggregatorHome, hold
+from thinwire.cli.local_state import Typed
+from thinwire.core.statedir import AggregatorHome, hold
 
 
 def test_a_backup_becomes_another_home(thinwire, home, tmp_path):

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.flower.doubles import place
-from thinwire.cli.service.typed import Typed
+from thinwire.cli.local_state import Typed
 from thinwire.core.clock import RealClock
-from thinwire.core.home import client_home, hold
 from thinwire.core.layout import Layout
-from thinwire.flower import device_key
+from thinwire.core.statedir import client_home, hold
+from thinwire.transport import device_key
 
 TASK = ["--task", "digits=examples/digits/task.py"]
 WAY = ["name", "tcp", "pin", "clock", "row"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
-from thinwire.client.link.standing import Standing
-from thinwire.core.home import client_home, hold
+from thinwire.client.status import Standing
+from thinwire.core.statedir import client_home, hold
 
 
 def test_a_client_that_runs_says_since_when_and_what_it_keeps(thinwire, home):

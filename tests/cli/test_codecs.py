@@ -9,10 +9,10 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from thinwire.aggregation import codecs
-from thinwire.aggregation.aliases import ALIASES
-from thinwire.aggregation.described import described
-from thinwire.aggregation.methods.fp16 import Fp16
-from thinwire.aggregation.registry import steps
+from thinwire.compression.catalog import described
+from thinwire.compression.codecs.casts import Fp16
+from thinwire.compression.registry import steps
+from thinwire.compression.spec import ALIASES
 from thinwire.core import RunPlan
 
 
@@ -113,7 +113,7 @@ def test_what_the_code_of_another_package_raises_is_not_called_ours(thinwire, mo
 
 def test_what_our_own_code_raises_is_called_ours_though_another_package_is_there(thinwire, monkeypatch):
     monkeypatch.setattr(steps, "_installed", {"boom": EntryPoint("boom", f"{__name__}:Boom", "thinwire.codecs")})
-    monkeypatch.setattr("thinwire.aggregation.trial.trials", partial(int, "not a number"))
+    monkeypatch.setattr("thinwire.compression.catalog.trials", partial(int, "not a number"))
     answer = thinwire("codecs", "try", "int8")
     assert answer.code == 1
     assert "a defect of Thinwire: TypeError" in answer.err

@@ -21,9 +21,9 @@ from tests.server.test_farewells import serves
 from thinwire.cli.runs import commands
 from thinwire.core import RunPlan
 from thinwire.core.fleet import TaskReport
-from thinwire.core.home import AggregatorHome, holder, own, private_folder
+from thinwire.core.statedir import AggregatorHome, holder, own, private_folder
 from thinwire.store import Store
-from thinwire.store.rows import Source
+from thinwire.store.read_models import Source
 
 TASK = """
 import time

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
-from thinwire.cli.live.disturbance import roles
-from thinwire.cli.live.show import folder
+from thinwire.cli.demo.commands import folder
+from thinwire.cli.demo.processes import roles
 from thinwire.core.errors import ThinwireError
 
 KEYS = {

@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from tests.cli.story import KEY, T, told
-from thinwire.cli.places import operator
-from thinwire.cli.say import moment
-from thinwire.core.equipment import Equipment
+from thinwire.cli.console import moment
+from thinwire.cli.local_state import operator
 from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
 from thinwire.core.fleet import Hello
-from thinwire.core.home import AggregatorHome, hold
+from thinwire.core.statedir import AggregatorHome, hold
+from thinwire.core.types import Equipment
 from thinwire.store import MeasureRow
 
 PIN = "ab" * 32
@@ -103,7 +103,7 @@ def test_a_running_aggregator_confirms_that_a_device_is_shut_out(thinwire, home,
 
 
 def test_an_aggregator_that_does_not_confirm_is_said(thinwire, home, store, device, monkeypatch):
-    monkeypatch.setattr("thinwire.cli.devices.shutting_out.CONFIRMED_S", 0.0)
+    monkeypatch.setattr("thinwire.cli.devices.commands.CONFIRMED_S", 0.0)
     with hold(AggregatorHome.under(home).lock, {"pid": os.getpid()}):
         said = thinwire("devices", "revoke", "pi-01", "--home", home)
     assert (said.code, "has not confirmed" in said.err) == (124, True)
@@ -167,7 +167,7 @@ def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, st
 def test_a_device_is_shown_no_wider_than_the_terminal(thinwire, home, store, device, monkeypatch):
     row = MeasureRow("pi-01", "rtt", "", [[1.0, 0.05]] * 3, 0.048, 0.061, 9.0)
     store.record(told(home), [RunNoted(9.0, "")], [row])
-    monkeypatch.setattr("thinwire.cli.table.terminal_columns", lambda: 50)
+    monkeypatch.setattr("thinwire.cli.console.terminal_columns", lambda: 50)
     lines = thinwire("devices", "show", "pi-01", "--home", home).out.splitlines()
     assert max(map(len, lines)) <= 50
     at = lines.index("  round trip   48 ms, nine of ten at most 61 ms")

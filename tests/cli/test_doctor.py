@@ -16,9 +16,9 @@ import pytest
 from tests.flower import doubles
 from thinwire.cli.doctor import aggregator as aggregator_doctor
 from thinwire.core.fleet import Hello, Joining
-from thinwire.core.home import AggregatorHome, hold
-from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store
+from thinwire.transport.server.tls import PrivateAuthority
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cli.story import T, told
-from thinwire.cli.places import absent, alive, way_back
-from thinwire.cli.runs import follow
-from thinwire.cli.say import moment
+from thinwire.cli.console import moment
+from thinwire.cli.local_state import absent, alive, way_back
+from thinwire.cli.runs import progress
+from thinwire.core.clock import starting
 from thinwire.core.errors import Unreachable
 from thinwire.core.events import RunStatusChanged
-from thinwire.core.heartbeat import starting
-from thinwire.core.home import AggregatorHome, hold
+from thinwire.core.statedir import AggregatorHome, hold
 
 
 class Followed:
@@ -25,9 +25,9 @@ class Followed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> None:
         self.alive, self.told, self.shown = True, list[str](), list[str]()
         self._happens, self._elapsed_s = iter(happens), 0.0
-        monkeypatch.setattr(follow, "screen", self._screen)
-        monkeypatch.setattr(follow, "alive", lambda home: {"pid": 1} if self.alive else None)
-        monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: self._elapsed_s, sleep=self._next))
+        monkeypatch.setattr(progress, "screen", self._screen)
+        monkeypatch.setattr(progress, "alive", lambda home: {"pid": 1} if self.alive else None)
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: self._elapsed_s, sleep=self._next))
 
     @contextmanager
     def _screen(self):
@@ -56,7 +56,7 @@ def test_a_run_that_waits_for_its_turn_says_behind_which(monkeypatch, home, stor
     first, second = told(home, "running"), told(home, "queued")
     store.record(first, [RunStatusChanged(T + 10, "waiting", "waiting: 1 of 2 devices (missing pi-02)")])
     said = Followed(monkeypatch, lambda: ends(first), lambda: ends(second))
-    assert follow.follow(store, second, home) == 0
+    assert progress.follow(store, second, home) == 0
     assert said.shown == [
         "toy-2: waiting in the queue behind toy-1, which is waiting: 1 of 2 devices (missing pi-02)",
         "toy-2: 2 rounds",
@@ -68,7 +68,7 @@ def test_while_no_aggregator_runs_that_is_said_and_since_when(monkeypatch, home,
     lock.touch()
     os.utime(lock, (T, T))
     said = Followed(monkeypatch, lambda: said.goes(), lambda: None, lambda: said.comes(), lambda: ends(run_id))
-    assert follow.follow(store, run_id, home) == 0
+    assert progress.follow(store, run_id, home) == 0
     gone = f"no aggregator has been running since {moment(T)}"
     assert said.shown == ["toy-1: 2 rounds", f"toy-1: {gone}", f"toy-1: {gone}", "toy-1: 2 rounds"]
     assert said.told[-3:] == [
@@ -82,7 +82,7 @@ def test_who_begins_to_watch_while_none_runs_is_told_at_once(monkeypatch, home, 
     run_id = told(home, "running")
     said = Followed(monkeypatch, lambda: ends(run_id))
     said.goes()
-    assert follow.follow(store, run_id, home) == 0
+    assert progress.follow(store, run_id, home) == 0
     assert said.shown == ["toy-1: no aggregator is running"]
 
 
@@ -101,7 +101,7 @@ def test_while_a_new_one_starts_the_absence_is_the_same_and_nobody_is_told_to_st
         assert thinwire("devices", "list", "--home", home).err == f"{gone}: nobody can tell who is online; {comes}\n"
         refused = thinwire("aggregator", "status", "--home", home)
         assert (refused.code, "try again in a moment" in refused.err) == (4, True)
-        assert follow.follow(store, run_id, home) == 0
+        assert progress.follow(store, run_id, home) == 0
     assert said.shown == [f"toy-1: {gone}"]
     assert f"{gone}; the run goes on when one does: {comes}" in said.told
 

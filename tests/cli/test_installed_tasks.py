@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli.client.device import Device, begin
-from thinwire.cli.task_code import task_spec
+from thinwire.cli.client.start import Device, begin
+from thinwire.cli.task import task_spec
 from thinwire.client import task as tasks
 from thinwire.core.errors import UsageError
 

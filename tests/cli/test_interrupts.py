@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from thinwire.cli.interrupts import remembered
+from thinwire.cli.signals import remembered
 
 
 class Interrupted:

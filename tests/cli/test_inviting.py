@@ -9,10 +9,10 @@ import os
 import pytest
 
 from tests.cli.story import KEY
-from thinwire.cli.devices import inviting
-from thinwire.cli.places import operator
+from thinwire.cli.devices import invitations
+from thinwire.cli.local_state import operator
 from thinwire.core.fleet import Joining
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 
 PIN = "ab" * 32
@@ -67,7 +67,7 @@ def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(th
     assert out.stat().st_mode & 0o777 == 0o600
     with out.open() as file:
         one, two = csv.DictReader(file)
-    assert tuple(one) == inviting.COLUMNS
+    assert tuple(one) == invitations.COLUMNS
     assert (one["id"], one["name"], one["url"], two["name"]) == ("1", "pi-01", URLS[0], "pi-02")
     assert two["command"] == f"thinwire client join {URLS[0]} - --name pi-02"
     assert join(store, two["invitation"], "pi-02") == "approved"

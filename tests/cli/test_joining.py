@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.flower.doubles import Place, place
-from thinwire.core.home import client_home, hold
-from thinwire.flower.wire.invitation import Invitation
+from thinwire.core.statedir import client_home, hold
+from thinwire.transport.protocol.registration import Invitation
 
 TASK = ["--task", "digits=examples/digits/task.py"]
 
@@ -99,7 +99,7 @@ def test_an_address_that_cannot_be_joined_is_2(thinwire, home, door, url):
 
 
 def test_a_door_that_is_not_there_is_4_and_one_that_refuses_is_5(thinwire, home, door, monkeypatch):
-    monkeypatch.setattr("thinwire.flower.device.joining.AGAIN_S", 0.0)
+    monkeypatch.setattr("thinwire.transport.device.enroll.AGAIN_S", 0.0)
     text = door.invite().text()
     assert thinwire("client", "join", nobody(), text, "--name", "pi-03", "--home", home).code == 4
     assert join(thinwire, door, home, "pi-03", Invitation.draw(door.authority.pin)).code == 5
@@ -119,7 +119,7 @@ def test_a_start_takes_the_aggregator_that_was_joined(thinwire, home, door, monk
         started.append(link)
         return 0
 
-    monkeypatch.setattr("thinwire.client.service.serve", serve)
+    monkeypatch.setattr("thinwire.client.agent.serve", serve)
     assert thinwire("client", "start", *TASK, "--home", home).code == 0
     remembered = json.loads((home / "clients" / "pi-03" / "start.json").read_text())
     assert remembered["words"] == [*TASK, "--home", str(home)]
@@ -208,7 +208,7 @@ def test_a_client_that_runs_does_not_lose_its_key_under_its_hands(thinwire, home
 
 
 def test_a_join_that_was_refused_leaves_no_client_behind(thinwire, home, door, monkeypatch):
-    monkeypatch.setattr("thinwire.flower.device.joining.AGAIN_S", 0.0)
+    monkeypatch.setattr("thinwire.transport.device.enroll.AGAIN_S", 0.0)
     assert join(thinwire, door, home, "pi-03", Invitation.draw(door.authority.pin)).code == 5
     assert not (home / "clients" / "pi-03" / "key.pem").exists()
     text = door.invite().text()

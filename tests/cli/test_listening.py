@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.cli.story import told
-from thinwire.cli.addresses import Address
-from thinwire.cli.aggregator.authority import Certificates
+from thinwire.cli.aggregator.tls import Certificates
+from thinwire.cli.params import Address
 from thinwire.core.errors import UsageError
-from thinwire.core.home import AggregatorHome, hold
-from thinwire.flower.wire.certificates import make_ca, make_leaf
+from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store
+from thinwire.transport.protocol.certificates import make_ca, make_leaf
 
 
 def start(thinwire, home, *words: str):

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store, schema
 from thinwire.store.database import Database, database_url
 

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from tests.cli.test_aggregator import background, until
-from thinwire.cli.aggregator.own_log import FILE, MAX_LOG_BYTES
+from thinwire.cli.aggregator.dashboard import FILE, MAX_LOG_BYTES
 
 __all__ = ["background"]
 MOST, LINE, LINES = 20_000, 100, 1000
 PRINTING = f"""
 import os, sys
 from pathlib import Path
-from thinwire.cli.aggregator.own_log import turn_over
+from thinwire.cli.aggregator.dashboard import turn_over
 log = Path(sys.argv[1])
 for number in range({LINES}):
     os.write(1 + number % 2, f"{{number:0{LINE - 1}}}\\n".encode())

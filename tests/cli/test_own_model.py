@@ -10,11 +10,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from thinwire.cli.runs.model_file import read_model_file
+from thinwire.cli.runs.export import read_model_file
 from thinwire.client import load_task
 from thinwire.core.errors import TaskError
-from thinwire.core.home import AggregatorHome, hold
 from thinwire.core.layout import Layout, Tensor
+from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.simulation import simulate
 
 OTHER_EACH_TIME = """

@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.cli.story import PARAMS, PLAN, T, evaluated, round_events, told
-from thinwire.cli.runs.shown import on_the_wire
+from thinwire.cli.runs.render import on_the_wire
 from thinwire.core.events import (
     ClientAsked,
     ClientFailed,
@@ -21,7 +21,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateFolded,
 )
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.store import MeasureRow, Store
 
 
@@ -204,7 +204,7 @@ def test_long_sentences_are_no_wider_than_the_terminal(thinwire, home, monkeypat
     run_id = told(home)
     with Store.open(AggregatorHome.under(home).database) as store:
         store.record(run_id, [RunNoted(T, "a note of many words " * 5)])
-    monkeypatch.setattr("thinwire.cli.table.terminal_columns", lambda: 60)
+    monkeypatch.setattr("thinwire.cli.console.terminal_columns", lambda: 60)
     for more in ((), ("--why",)):
         lines = thinwire("runs", "show", *more, "--home", home).out.splitlines()
         assert max(map(len, lines)) <= 60

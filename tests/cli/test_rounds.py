@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cli.story import T, evaluated, round_events
-from thinwire.cli.runs.follow import screen
-from thinwire.cli.runs.rounds import Teller
+from thinwire.cli.runs.progress import Teller, screen
 from thinwire.core.events import (
     ClientAsked,
     ClientBack,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli.service import aggregator as aggregator_service
+from thinwire.cli.local_state import Typed
+from thinwire.cli.service import commands as aggregator_service
 from thinwire.cli.service import systemd
-from thinwire.cli.service.typed import Typed
-from thinwire.cli.service.unit import NO_USE, Unit, quoted
-from thinwire.core.home import AggregatorHome, client_home, hold
+from thinwire.cli.service.systemd import NO_USE, Unit, quoted
+from thinwire.core.statedir import AggregatorHome, client_home, hold
 
 START = ["--aggregator", "http://127.0.0.1:9090", "--task", "digits=digits/task.py", "--split", "dirichlet(0.3)"]
 

@@ -11,8 +11,8 @@ import typer
 from tests.cli.story import PLAN as STORY
 from tests.cli.story import told
 from tests.simulation.test_sweep import TASK
-from thinwire.cli.runs.curves import Curve, svg
-from thinwire.cli.sim.axes import axes
+from thinwire.cli.runs.compare import Curve, svg
+from thinwire.cli.sim import axes
 
 PLAN = '[run]\ntask = "tiny"\nrounds = 2\nmetric = "accuracy"\n[local]\nlr = 0.1\nsteps = 1\n'
 

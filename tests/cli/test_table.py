@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli import say
-from thinwire.cli.table import lines_of
-from thinwire.core.texts import duration
+from thinwire.cli import console
+from thinwire.cli.console import lines_of
+from thinwire.core.formatting import duration
 
 TEXT = "as long as a sentence is that somebody wrote about it"
 
@@ -117,7 +117,7 @@ def test_a_word_that_is_longer_than_the_terminal_stays_whole():
 
 
 def test_a_measure_that_is_no_number_is_null_in_json_and_unknown_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    say.document({"rtt_s": [math.inf, -math.inf, math.nan, 1.5], "at": Path("here")})
+    console.document({"rtt_s": [math.inf, -math.inf, math.nan, 1.5], "at": Path("here")})
     assert json.loads(capsys.readouterr().out) == {"rtt_s": [None, None, None, 1.5], "at": "here"}
     assert [duration(value) for value in (math.inf, -math.inf, math.nan)] == ["unknown"] * 3
-    assert say.seconds(math.inf) == say.NOTHING
+    assert console.seconds(math.inf) == console.NOTHING

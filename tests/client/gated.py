@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.client.small import Aggregator, examples, plan_of, task_of
-from thinwire.client.compute.site import Split
-from thinwire.client.owner.gate import Gate
+from thinwire.client.admission import Gate
+from thinwire.client.handler import Session
 from thinwire.client.policy import Policy
-from thinwire.client.session import Session
+from thinwire.client.train.protocol import Split
 from thinwire.core.types import Failure, ReplyHead
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))

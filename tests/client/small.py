@@ -13,14 +13,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from thinwire.aggregation import write_model
-from thinwire.client.compute.local import Local
-from thinwire.client.compute.site import Site, Split
-from thinwire.client.initial import Initial, initial_model
-from thinwire.client.session import Session
-from thinwire.client.task import LoadedTask, as_task
+from thinwire.client.handler import Session
+from thinwire.client.task import Initial, LoadedTask, as_task, initial_model
+from thinwire.client.train.protocol import Local, Site, Split
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Delivery
-from thinwire.core.home import private_folder
+from thinwire.core.statedir import private_folder
 from thinwire.core.types import Ask, UpdateId, Verdict, Work
 
 RUN = "small-1"

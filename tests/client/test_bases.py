@@ -10,8 +10,7 @@ import pytest
 
 from thinwire.aggregation import Shadow, write_model
 from thinwire.aggregation.downlink import Downlink
-from thinwire.client.answering.bases import Bases
-from thinwire.client.answering.exchange import take_base
+from thinwire.client.payload import Bases, take_base
 from thinwire.core.errors import BadPayload
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.types import Ask, Part

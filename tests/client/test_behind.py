@@ -12,14 +12,14 @@ import pytest
 
 from tests.client.small import Aggregator, plan_of
 from tests.client.test_service import DEVICE, Running
-from thinwire.client import session
-from thinwire.client.answering.job import Job
-from thinwire.client.answering.work import Trained, trained
-from thinwire.client.behind import Behind
+from thinwire.client import handler
+from thinwire.client.context import Job
+from thinwire.client.execute import Trained, trained
+from thinwire.client.retry import Behind
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import ReplyHead
-from thinwire.simulation.local import LocalLink
+from thinwire.simulation.local_fleet import LocalLink
 
 WAIT_S = 60.0  # nothing takes that long: it only ends a test that would hang
 
@@ -62,7 +62,7 @@ def test_the_next_training_begins_while_an_answer_is_being_sent(
         push(link, reply, bundle)
 
     monkeypatch.setattr(LocalLink, "push", slow)
-    monkeypatch.setattr(session, "trained", train)
+    monkeypatch.setattr(handler, "trained", train)
     running = Running(tmp_path)
     overlapped(running)
     thread = running.start()

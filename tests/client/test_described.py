@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.client.trained_elsewhere import TASK
-from thinwire.client.bench import Here
+from thinwire.client.executor import Here, Worker
 from thinwire.client.task import load_task
-from thinwire.client.training.interpreter import Interpreter
-from thinwire.client.training.worker import Worker
-from thinwire.core.home import private_folder
+from thinwire.client.worker_process import Interpreter
+from thinwire.core.statedir import private_folder
 
 
 def started(folder: Path) -> tuple[list[str], str]:

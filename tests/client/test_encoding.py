@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
-from thinwire.client.answering.encoding import encode
-from thinwire.client.disk.state import RunFolder, RunState
+from thinwire.client.payload import encode
+from thinwire.client.run_state import RunFolder, RunState
 from thinwire.core import Key, Layout
-from thinwire.core.sections import UplinkSection
+from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.types import Failure, ReplyHead
 
 LAYOUT = Layout.of({"w": (6,)})

@@ -14,16 +14,16 @@ import pytest
 
 from tests.client.small import plan_of, task_of
 from thinwire.client import load_task
-from thinwire.client.compute.errors import Exited
-from thinwire.client.compute.site import Site
-from thinwire.client.rehearsal import rehearse
 from thinwire.client.task import LoadedTask
+from thinwire.client.task_check import rehearse
+from thinwire.client.train.errors import Exited
+from thinwire.client.train.protocol import Site
 from thinwire.core.errors import TaskError
 from thinwire.simulation import simulate
 
 BEGIN = """
 import atexit, sys, threading, time
-from thinwire.client.compute.ending import Ending
+from thinwire.client.train.errors import Ending
 ending = Ending()
 
 class TakenApart:
@@ -62,7 +62,7 @@ def test_a_process_whose_end_was_not_foreseen_ends_as_any_other(code: str, retur
 def test_what_is_imported_for_good_is_left_alone_by_the_collector() -> None:
     code = """
 import gc
-from thinwire.client.compute.importing import imported_for_good
+from thinwire.client.train.worker import imported_for_good
 with imported_for_good():
     inside = gc.isenabled()
     many = [[number] for number in range(1000)]
@@ -127,7 +127,7 @@ def test_a_task_that_would_end_the_process_at_its_import_is_refused_with_its_pla
 
 SIGNALLED = """
 import os, signal, sys
-from thinwire.client.compute.ending import task_code
+from thinwire.client.train.errors import task_code
 before = signal.getsignal(signal.SIGINT)
 def told(make):
     try:

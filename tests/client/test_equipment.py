@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.client.owner import equipment
-from thinwire.client.owner.equipment import AGAIN_S, Having, memory, on_mains, usable_cores
+from thinwire.client import device_info
+from thinwire.client.device_info import AGAIN_S, Having, memory, on_mains, usable_cores
 from thinwire.client.policy import Policy
 from thinwire.core.clock import VirtualClock
 
@@ -75,7 +75,7 @@ def test_a_control_group_that_has_less_is_what_counts(tmp_path):
      ("50000 100000", "max 100000", 1), ("1600000 100000", "max 100000", 8), ("", "", 8), ("junk", "3 0", 8)],
 )  # fmt: skip
 def test_cores_that_a_control_group_gives_no_time_for_do_not_count(tmp_path, monkeypatch, quota, above, cores):
-    monkeypatch.setattr(equipment, "cores", lambda: 8)
+    monkeypatch.setattr(device_info, "cores", lambda: 8)
     groups = {
         "proc/self/cgroup": "0::/system.slice/thinwire.service\n", "sys/fs/cgroup/system.slice/cpu.max": f"{above}\n",
         "sys/fs/cgroup/system.slice/thinwire.service/cpu.max": f"{quota}\n",

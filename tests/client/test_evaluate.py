@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.client.small import examples, task_of
-from thinwire.client.compute.errors import BadTask
-from thinwire.client.compute.evaluate import evaluate
-from thinwire.client.compute.initial import build
+from thinwire.client.train.errors import BadTask
+from thinwire.client.train.evaluate import evaluate
+from thinwire.client.train.module import build
 
 
 def test_a_classifier_is_measured_by_loss_and_accuracy() -> None:

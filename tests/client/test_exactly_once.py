@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from thinwire.client import outbox
-from thinwire.client.answering.encoding import encode
-from thinwire.client.answering.exchange import packed, refund
-from thinwire.client.disk.state import NOT_KNOWN, Entry, RunFolder, RunState, write_unsynced
+from thinwire.client.payload import encode, packed, refund
+from thinwire.client.run_state import NOT_KNOWN, Entry, RunFolder, RunState, write_unsynced
 from thinwire.core import Key, Layout
 from thinwire.core.errors import DataLost
-from thinwire.core.sections import UplinkSection
+from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.types import ReplyHead, UpdateId, Vector, Verdict
 
 LAYOUT = Layout.of({"w": (6,)})

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
-from thinwire.client.session import Session
+from thinwire.client.handler import Session
 from thinwire.core.errors import DataLost
-from thinwire.core.home import write_atomically
+from thinwire.core.statedir import write_atomically
 from thinwire.core.types import ReplyHead
 
 

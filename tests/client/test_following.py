@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
-from thinwire.aggregation import parse
-from thinwire.aggregation.algorithms import algorithm_of, carried, followed
-from thinwire.aggregation.algorithms.scaffold import Scaffold
-from thinwire.aggregation.model_file import write_model
-from thinwire.client.answering.exchange import parts_of
-from thinwire.client.disk.until_exit import waiting_folder
-from thinwire.client.session import Session
+from thinwire.aggregation.control_variates import Scaffold, algorithm_of, carried, followed
+from thinwire.aggregation.downlink import write_model
+from thinwire.client.handler import Session
+from thinwire.client.payload import parts_of
+from thinwire.client.run_state import waiting_folder
+from thinwire.compression import parse
 from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Delivery
-from thinwire.core.home import write_atomically
+from thinwire.core.statedir import write_atomically
 from thinwire.core.types import ReplyHead, Vector
 
 CODECS = ("identity", "topk(0.2) > int8")

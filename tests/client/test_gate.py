@@ -15,13 +15,13 @@ import pytest
 
 from tests.client.gated import NOON, Device
 from tests.client.small import RUN
-from thinwire.client.answering.under_way import Begun
-from thinwire.client.compute.errors import Cancelled
-from thinwire.client.compute.site import Split
-from thinwire.client.owner.day import FREE, SLACK, key_of
+from thinwire.client.admission import FREE, SLACK, key_of
+from thinwire.client.handler import Begun
 from thinwire.client.policy import Kind, Policy
+from thinwire.client.train.errors import Cancelled
+from thinwire.client.train.protocol import Split
 from thinwire.core.errors import DataLost
-from thinwire.core.home import write_atomically
+from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Failure, ReplyHead
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.client.gated import Device
 from tests.client.small import Aggregator, plan_of, task_of
-from thinwire.client.disk.plans import KEPT, Plans
 from thinwire.client.policy import Policy
+from thinwire.client.run_store import KEPT, Plans
 from thinwire.core.errors import DataLost
 from thinwire.core.plan import digest_of
 from thinwire.core.types import Failure, ReplyHead

@@ -10,9 +10,9 @@ import pytest
 
 from tests.client.gated import NOON, Device
 from tests.client.small import cross_entropy
-from thinwire.client.compute.clock import Clock
-from thinwire.client.owner.limit import Limit
+from thinwire.client.admission import Limit
 from thinwire.client.policy import Policy
+from thinwire.client.train.schedule import Clock
 from thinwire.core.types import Failure, ReplyHead, Work
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.client.small import Aggregator, plan_of, task_of
-from thinwire.client.compute.errors import BadTask
-from thinwire.client.compute.local import CARRIED, REFUSED, Local, ignored
-from thinwire.client.compute.trainer import TorchTrainer
 from thinwire.client.task import require_own_loop
+from thinwire.client.train.errors import BadTask
+from thinwire.client.train.protocol import CARRIED, REFUSED, Local, ignored
+from thinwire.client.train.trainer import TorchTrainer
 from thinwire.core.errors import PlanError
-from thinwire.core.sections import LocalSection
+from thinwire.core.plan_schema import LocalSection
 from thinwire.core.types import Failure
 from thinwire.simulation import simulate
 

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
-from thinwire.client.disk import described
-from thinwire.client.disk.state import RunFolder
-from thinwire.client.disk.until_exit import MARK, WaitingFolder
-from thinwire.client.link import standing
-from thinwire.client.session import Session
+from thinwire.client import status, task
+from thinwire.client.handler import Session
+from thinwire.client.run_state import MARK, RunFolder, WaitingFolder
 from thinwire.core.errors import DataLost
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.device.trust import TRUST_FILE, Trust
+from thinwire.transport.device.identity import TRUST_FILE, Trust
 
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
 
@@ -105,12 +103,12 @@ def test_with_ef21_a_device_whose_state_is_older_does_not_take_part(tmp_path):
 @pytest.mark.parametrize("folder", [RunFolder, WaitingFolder])
 def test_files_that_are_nested_without_end_are_damaged_like_others(tmp_path: Path, folder: type[RunFolder]) -> None:
     """One of them would else end the client at each start."""
-    for name in ("state.json", MARK, described.FILE, standing.FILE, TRUST_FILE):
+    for name in ("state.json", MARK, task.FILE, status.STATUS_FILE, TRUST_FILE):
         (tmp_path / name).write_bytes(b"[" * 100_000)
     state, said = folder(tmp_path).load()
     assert state.lost
     assert said
-    assert described.last(tmp_path) == {}
-    assert standing.Standing.load(tmp_path) is None
+    assert task.last(tmp_path) == {}
+    assert status.Standing.load(tmp_path) is None
     with pytest.raises(DataLost):
         Trust.load(tmp_path)

@@ -6,7 +6,7 @@ import shutil
 
 from tests.client.small import RUN, task_of
 from tests.client.test_following import BOTH, Other, of, rounds
-from thinwire.client.session import Session
+from thinwire.client.handler import Session
 from thinwire.core.types import Failure
 
 

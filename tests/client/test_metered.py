@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from thinwire.client.owner.metered import as_told, metered
+from thinwire.client.device_info import as_told, metered
 
 
 def test_the_owner_knows_best_what_a_link_costs():

@@ -12,12 +12,10 @@ import torch
 from torch import nn
 
 from tests.client.small import cross_entropy, local_of, plan_of, task_of
-from thinwire.client.compute.bench import Bench
-from thinwire.client.compute.errors import BadTask, Cancelled
-from thinwire.client.compute.keys import Key
-from thinwire.client.compute.local import Work
-from thinwire.client.compute.order import Done, Order
-from thinwire.client.compute.site import Site
+from thinwire.client.train.errors import BadTask, Cancelled
+from thinwire.client.train.layout import Key
+from thinwire.client.train.protocol import Done, Order, Site, Work
+from thinwire.client.train.runtime import Bench
 
 A, B = Site("a"), Site("b")
 

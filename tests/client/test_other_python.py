@@ -14,11 +14,11 @@ import pytest
 from tests.client.small import Aggregator
 from tests.client.trained_elsewhere import TASK, Elsewhere
 from thinwire.client import load_task
-from thinwire.client.training.interpreter import OLDEST, OURS, Interpreter
+from thinwire.client.worker_process import OLDEST, OURS, Interpreter
 from thinwire.core.errors import UsageError
 from thinwire.core.types import ReplyHead
 
-COMPUTE = sorted((OURS / "client" / "compute").glob("*.py"))
+COMPUTE = sorted((OURS / "client" / "train").glob("*.py"))
 ABOVE = [OURS / "__init__.py", OURS / "client" / "__init__.py"]
 NOT_THERE = ("thinwire.core", "pydantic", "cryptography", "flwr", "zstandard", "safetensors")
 LOOKS = f"""

@@ -9,8 +9,7 @@ from collections import Counter
 
 import pytest
 
-from thinwire.client.link.calls import Calls
-from thinwire.client.link.outage import Outage
+from thinwire.client.retry import Calls, Outage
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.client.small import RUN, Aggregator, cross_entropy, plan_of, task_of
 from tests.client.test_session import decoded, residual
-from thinwire.client.answering.under_way import Begun
-from thinwire.client.overlap import start, still_pending
+from thinwire.client.handler import Begun
+from thinwire.client.outbox import start, still_pending
 from thinwire.core.types import Failure, UpdateId, Verdict
 
 OVERLAP = "[local.overlap]\nmax_delay = {}\n"
@@ -137,7 +137,7 @@ def test_a_change_that_cannot_be_encoded_is_not_gone_on_with(tmp_path, monkeypat
     session, first = aggregator.session(), aggregator.first.vector
     starts = seen_starts(session)
     begun = session.begin(ahead(aggregator, 1), lambda: False, aggregator.said.append)
-    monkeypatch.setattr("thinwire.client.answering.work.encode", lambda *given: 1 / 0)
+    monkeypatch.setattr("thinwire.client.execute.encode", lambda *given: 1 / 0)
     reply, _ = session.finish(begun)
     monkeypatch.undo()
     assert isinstance(reply, Failure) and reply.kind == "task-error"

@@ -14,19 +14,17 @@ from torch.utils.data import DataLoader
 
 from tests.client.small import Aggregator, examples, linear, local_of, plan_of, task_of
 from tests.client.trained_elsewhere import Elsewhere
-from thinwire.client.answering.afterwards import ENCODES, SLOWER, Afterwards
-from thinwire.client.compute import tensors
-from thinwire.client.compute.clock import Clock
-from thinwire.client.compute.errors import BadTask
-from thinwire.client.compute.keys import Key
-from thinwire.client.compute.local import Work
-from thinwire.client.compute.partial import Partial
-from thinwire.client.compute.schedule import Schedule
-from thinwire.client.compute.trainer import TorchTrainer
+from thinwire.client.context import ENCODES, SLOWER, Afterwards
 from thinwire.client.task import require_own_loop
+from thinwire.client.train import module as tensors
+from thinwire.client.train.errors import BadTask
+from thinwire.client.train.layout import Key
+from thinwire.client.train.protocol import Work
+from thinwire.client.train.schedule import Clock, Partial, Schedule
+from thinwire.client.train.trainer import TorchTrainer
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError
-from thinwire.core.quantile import p90
+from thinwire.core.formatting import p90
 from thinwire.core.types import ReplyHead, Timings
 
 PARTIAL = "partial = true"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.compute.partitions import FEWEST
-from thinwire.client.compute.site import Site
-from thinwire.client.partitions import held_out, own_part, parse_split, partition
+from thinwire.client.task import held_out, own_part, parse_split, partition
+from thinwire.client.train.partitions import FEWEST
+from thinwire.client.train.protocol import Site
 from thinwire.core.errors import TaskError, UsageError
 
 splits = st.sampled_from(["iid", "dirichlet(0.05)", "dirichlet(0.3)", "dirichlet( 100 )", "shards(1)"])

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.owner.rules import Facts, decide
-from thinwire.client.policy import Kind, Mode, Policy, load_policy, parse_policy
+from thinwire.client.policy import Facts, Kind, Mode, Policy, decide, load_policy, parse_policy
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 

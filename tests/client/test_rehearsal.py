@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.client.small import Aggregator, cross_entropy, examples, plan_of, task_of
-from thinwire.cli.checked import lines
-from thinwire.client.compute.site import Site, Split
-from thinwire.client.rehearsal import STEPS, rehearse
+from thinwire.cli.task import lines
+from thinwire.client.task_check import STEPS, rehearse
+from thinwire.client.train.protocol import Site, Split
 from thinwire.core.errors import TaskError
 from thinwire.core.types import ReplyHead
 

@@ -11,13 +11,13 @@ import pytest
 
 from tests.client.trained_elsewhere import TASK, Elsewhere
 from tests.fleet_words import polled
-from thinwire.client.compute.site import Site
-from thinwire.client.owner.gate import Gate
+from thinwire.client.admission import Gate
+from thinwire.client.agent import serve
 from thinwire.client.policy import FILE, load_policy
-from thinwire.client.service import serve
+from thinwire.client.train.protocol import Site
 from thinwire.core.fleet import Envelope, NodeJoined
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
 DEVICE = "pi-01"

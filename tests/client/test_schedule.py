@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.compute.schedule import Schedule
+from thinwire.client.train.schedule import Schedule
 
 shares = st.floats(0, 0.9)
 

@@ -14,16 +14,16 @@ import torch
 from tests.client.small import RUN, Aggregator, cross_entropy, plan_of, task_of
 from tests.fleet_words import polled
 from tests.flower.doubles import place
-from thinwire.client.answering.afterwards import Afterwards
+from thinwire.client.admission import Gate
+from thinwire.client.agent import serve, versions
+from thinwire.client.context import Afterwards
 from thinwire.client.loop import sent
-from thinwire.client.owner.gate import Gate
 from thinwire.client.policy import Policy
-from thinwire.client.service import serve, versions
 from thinwire.core.errors import NotTaken
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
-from thinwire.core.home import private_folder
+from thinwire.core.statedir import private_folder
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, UpdateId
-from thinwire.simulation.local import LocalFleet, LocalLink
+from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
 DEVICE = "pi-01"

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.client.small import task_of
-from thinwire.client.link.calls import Calls
-from thinwire.client.link.outage import Outage
-from thinwire.client.service import serve
+from thinwire.client.agent import serve
+from thinwire.client.retry import Calls, Outage
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome

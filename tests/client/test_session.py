@@ -12,24 +12,23 @@ import pytest
 import torch
 
 from tests.client.small import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
-from thinwire.aggregation import BufferMean, parse
-from thinwire.aggregation.native import threads
-from thinwire.client import kept_runs
-from thinwire.client.answering import work
-from thinwire.client.answering.encoding import encode
-from thinwire.client.answering.exchange import parts_of
-from thinwire.client.answering.job import Job
-from thinwire.client.compute import tensors
-from thinwire.client.compute.clock import Clock
-from thinwire.client.compute.errors import Cancelled
-from thinwire.client.compute.initial import build
-from thinwire.client.compute.keys import Key, derive
-from thinwire.client.compute.local import Work as Steps
-from thinwire.client.compute.site import Split
-from thinwire.client.compute.trainer import TorchTrainer
-from thinwire.client.owner.gate import Gate
+from thinwire.aggregation import BufferMean
+from thinwire.client import execute, run_store
+from thinwire.client.admission import Gate
+from thinwire.client.context import Job
+from thinwire.client.handler import Session
+from thinwire.client.payload import encode, parts_of
 from thinwire.client.policy import Policy
-from thinwire.client.session import Session
+from thinwire.client.train import module as tensors
+from thinwire.client.train.errors import Cancelled
+from thinwire.client.train.layout import Key, derive
+from thinwire.client.train.module import build
+from thinwire.client.train.protocol import Split
+from thinwire.client.train.protocol import Work as Steps
+from thinwire.client.train.schedule import Clock
+from thinwire.client.train.trainer import TorchTrainer
+from thinwire.compression import parse
+from thinwire.compression.native import threads
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost
 from thinwire.core.types import ReplyHead, Work
@@ -99,7 +98,7 @@ def test_the_plan_says_how_many_threads_encode_and_the_bytes_are_the_same(tmp_pa
         seen.append(threads.threads())
         return encode(*given)
 
-    monkeypatch.setattr(work, "encode", encode_there)
+    monkeypatch.setattr(execute, "encode", encode_there)
     for count in (0, 1, 3):
         aggregator = Aggregator(tmp_path / str(count), task_of(), plan_of(f"codec_threads = {count}"))
         _, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
@@ -284,7 +283,7 @@ def of_runs(session):
 @pytest.mark.parametrize("ended", ["over", "never over"])
 def test_of_many_runs_that_owe_nothing_only_the_latest_numbers_are_kept(tmp_path, monkeypatch, ended):
     """An aggregator names as many as it likes, and need not end them."""
-    monkeypatch.setattr(kept_runs, "MAX_ENDED_RUNS", 3)
+    monkeypatch.setattr(run_store, "MAX_ENDED_RUNS", 3)
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     session, runs, asked = aggregator.session(), tmp_path / "device" / "runs", [f"small-{n}" for n in range(1, 13)]
     for run in asked:
@@ -298,7 +297,7 @@ def test_of_many_runs_that_owe_nothing_only_the_latest_numbers_are_kept(tmp_path
 
 
 def test_a_run_that_still_owes_a_reply_is_kept_though_newer_ones_are_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_runs, "MAX_ENDED_RUNS", 1)
+    monkeypatch.setattr(run_store, "MAX_ENDED_RUNS", 1)
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     session = aggregator.session()
     owed, _ = aggregator.answer(session, aggregator.ask(kind="evaluate", run="small-1"))

@@ -10,9 +10,9 @@ from torch import nn
 
 from tests.client.small import RUN, Aggregator, cross_entropy, plan_of, task_of
 from thinwire.aggregation import digest
-from thinwire.client.session import Session
+from thinwire.client.handler import Session
 from thinwire.core.errors import DataLost
-from thinwire.core.messages import reply_from_bytes, reply_to_bytes
+from thinwire.core.serialization import reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead
 
 SECRET = "patient 4711 has 0.25"

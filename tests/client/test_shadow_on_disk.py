@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.client.small import RUN, Aggregator, plan_of, task_of
 from thinwire.aggregation import Downlink, digest
-from thinwire.client.session import Session
+from thinwire.client.handler import Session
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Failure, Part, ReplyHead, Vector

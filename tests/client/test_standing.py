@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.small import Aggregator, plan_of, task_of
-from thinwire.client.disk.logbook import FILE, Logbook, last_lines, new_lines
-from thinwire.client.link.standing import Standing, Watched
+from thinwire.client.status import LOG_FILE, Logbook, Standing, Watched, last_lines, new_lines
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
@@ -91,7 +90,7 @@ def test_a_log_keeps_the_newest_lines_within_its_bound(tmp_path):
     for n in range(500):
         log(f"line {n}")
     assert said == [f"line {n}" for n in range(500)]
-    assert sum((tmp_path / name).stat().st_size for name in (FILE, f"{FILE}.1")) <= 2000
+    assert sum((tmp_path / name).stat().st_size for name in (LOG_FILE, f"{LOG_FILE}.1")) <= 2000
     assert last_lines(tmp_path, 3) == [f"1970-01-01T00:00:00Z line {n}" for n in (497, 498, 499)]
     many = last_lines(tmp_path, 1000)
     assert [line.rpartition(" ")[2] for line in many] == [str(n) for n in range(500 - len(many), 500)]

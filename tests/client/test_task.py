@@ -13,8 +13,7 @@ import pytest
 
 from tests.client.small import task_of
 from thinwire.client import load_task
-from thinwire.client.initial import initial_model
-from thinwire.client.task import as_task
+from thinwire.client.task import as_task, initial_model
 from thinwire.client.task import report as described
 from thinwire.core.errors import TaskError, UsageError
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from thinwire.aggregation import counters, float_buffers
-from thinwire.aggregation.buffers import fixed_buffers, pack_fixed, unpack_fixed
-from thinwire.client.compute import tensors
-from thinwire.client.compute.as_built import AsBuilt
-from thinwire.client.compute.errors import BadTask
-from thinwire.client.compute.places import placed
+from thinwire.aggregation.mean import fixed_buffers, pack_fixed, unpack_fixed
+from thinwire.client.train import module as tensors
+from thinwire.client.train.as_built import AsBuilt
+from thinwire.client.train.errors import BadTask
+from thinwire.client.train.layout import placed
 from thinwire.core.errors import BadPayload
 from thinwire.core.layout import Layout, differences
 

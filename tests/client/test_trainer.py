@@ -14,16 +14,14 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from tests.client.small import cross_entropy, examples, linear, local_of, normed, plan_of, task_of
-from thinwire.client.compute import batches, tensors
-from thinwire.client.compute.errors import BadTask, NotFinite
-from thinwire.client.compute.keys import Key, derive, seed63
-from thinwire.client.compute.local import Local, Work
-from thinwire.client.compute.losses import Losses
-from thinwire.client.compute.normaliser import Normaliser
-from thinwire.client.compute.schedule import Schedule
-from thinwire.client.compute.site import Site, Split
-from thinwire.client.compute.trainer import TorchTrainer
-from thinwire.client.rehearsal import rehearse
+from thinwire.client.task_check import rehearse
+from thinwire.client.train import data as batches
+from thinwire.client.train import module as tensors
+from thinwire.client.train.errors import BadTask, NotFinite
+from thinwire.client.train.layout import Key, derive, seed63
+from thinwire.client.train.protocol import Local, Site, Split, Work
+from thinwire.client.train.schedule import Normaliser, Schedule
+from thinwire.client.train.trainer import Losses, TorchTrainer
 from thinwire.core.errors import TaskError
 
 KEY = Key(7)

@@ -13,10 +13,10 @@ from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.client.test_service import Running
 from tests.fleet_words import polled
 from thinwire.client import loop
-from thinwire.client.disk.until_exit import AHEAD, MARK
-from thinwire.client.session import Session
+from thinwire.client.handler import Session
+from thinwire.client.run_state import AHEAD, MARK
 from thinwire.core.errors import DataLost
-from thinwire.core.home import write_atomically
+from thinwire.core.statedir import write_atomically
 from thinwire.core.types import ReplyHead
 
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}

@@ -15,19 +15,17 @@ import pytest
 from tests.client.small import Aggregator, plan_of
 from tests.client.test_following import Other
 from tests.client.trained_elsewhere import Elsewhere
-from thinwire.aggregation import parse
-from thinwire.client import load_task
-from thinwire.client.compute.errors import Cancelled
-from thinwire.client.initial import initial_model
-from thinwire.client.owner.gate import Gate
+from thinwire.client import executor as workers
+from thinwire.client import load_task, worker_process
+from thinwire.client.admission import Gate
 from thinwire.client.policy import Policy
-from thinwire.client.training import patience
-from thinwire.client.training import worker as workers
-from thinwire.client.training.child import Broken
-from thinwire.client.training.patience import Patience
+from thinwire.client.task import initial_model
+from thinwire.client.train.errors import Cancelled
+from thinwire.client.worker_process import Broken, Patience
+from thinwire.compression import parse
 from thinwire.core.clock import VirtualClock
-from thinwire.core.home import private_folder
-from thinwire.core.keys import Key
+from thinwire.core.prng import Key
+from thinwire.core.statedir import private_folder
 from thinwire.core.types import Failure, ReplyHead, Timings, Work
 
 ENDLESS = "time.sleep(3600)"
@@ -57,7 +55,7 @@ def untimed(head: ReplyHead) -> ReplyHead:
 def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LETS_GO_S", 0.1)
+    monkeypatch.setattr(worker_process, "LETS_GO_S", 0.1)
     session = elsewhere.session()
     session.gate = Gate(Policy(max_assignment_minutes=0.005))
     elsewhere.wish(ENDLESS)
@@ -150,7 +148,7 @@ def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number:
     elsewhere.worker.patience.hung_s = 0.2
     failure = elsewhere.answer(session, number, ask_id="hangs", deadline_s=0.2)
     assert (failure.kind, failure.text.startswith("hung: ")) == ("worker", True)
-    elsewhere.worker.patience.hung_s = patience.HUNG_S
+    elsewhere.worker.patience.hung_s = worker_process.HUNG_S
     elsewhere.wish()
     assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHead)
 
@@ -202,7 +200,7 @@ def test_after_one_that_hung_the_next_has_twice_as_long() -> None:
 def test_a_withdrawn_ask_ends_with_its_batch_and_the_process_stays(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LETS_GO_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr(worker_process, "LETS_GO_S", 60.0)  # however slow this machine is
     session = elsewhere.session()
     assert isinstance(elsewhere.answer(session, number), ReplyHead)
     before, begun = elsewhere.worker.pid, elsewhere.begun()
@@ -217,7 +215,7 @@ def test_one_that_does_not_let_go_of_a_withdrawn_ask_is_ended(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = elsewhere.session()
-    monkeypatch.setattr(patience, "LETS_GO_S", 0.1)
+    monkeypatch.setattr(worker_process, "LETS_GO_S", 0.1)
     begun = elsewhere.begun(f"; {ENDLESS}")
     with pytest.raises(Cancelled):
         elsewhere.answer(session, number, begun.exists)

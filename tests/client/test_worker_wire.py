@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.compute.wire import LENGTH, MOST_HEAD, BadFrame, Wire
-from thinwire.client.training.child import Broken, Child, died
-from thinwire.client.training.interpreter import Interpreter
+from thinwire.client.train.protocol import LENGTH, MOST_HEAD, BadFrame, Wire
+from thinwire.client.worker_process import Broken, Child, Interpreter, died
 
 FLOATS = np.arange(5, dtype=np.float32)
 

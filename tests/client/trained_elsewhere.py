@@ -7,11 +7,11 @@ from typing import Any
 
 from tests.client.small import Aggregator, plan_of
 from thinwire.client import load_task
-from thinwire.client.compute.site import Site
-from thinwire.client.session import Session
-from thinwire.client.training.interpreter import Interpreter
-from thinwire.client.training.worker import Worker
-from thinwire.core.home import private_folder
+from thinwire.client.executor import Worker
+from thinwire.client.handler import Session
+from thinwire.client.train.protocol import Site
+from thinwire.client.worker_process import Interpreter
+from thinwire.core.statedir import private_folder
 
 TASK = '''
 """A small classifier with a normed layer."""

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.core import clock_set
-from thinwire.core.clock_set import Beside, keep, kept, set_since_s
+from thinwire.core import clock
+from thinwire.core.clock import Beside, beating, gone_since, keep, kept, last_beat, set_since_s, starting
 from thinwire.core.errors import NotWritten
-from thinwire.core.heartbeat import beating, gone_since, last_beat, starting
-from thinwire.core.home import lock_file, write_about
+from thinwire.core.statedir import lock_file, write_about
 
 
 def test_a_file_tells_when_its_process_was_last_alive_and_keeps_what_is_in_it(tmp_path: Path) -> None:
@@ -42,7 +41,7 @@ def test_a_clock_that_is_set_after_the_last_beat_is_told_unless_the_machine_bega
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, now = tmp_path / "clock", [Beside("one", 100.0)]
-    monkeypatch.setattr(clock_set, "beside", lambda: now[0])
+    monkeypatch.setattr(clock, "beside", lambda: now[0])
     assert set_since_s(file) == 0.0, "nobody has written anything yet"
     with lock_file(tmp_path / "lock") as descriptor, beating(descriptor, file):
         now[0] = Beside("one", 200.0)  # while it is there: its last beat is by that setting
@@ -56,7 +55,7 @@ def test_a_clock_that_is_set_after_the_last_beat_is_told_unless_the_machine_bega
 
 def test_a_damaged_file_says_nothing_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "clock"
-    monkeypatch.setattr(clock_set, "beside", lambda: Beside("one", 100.0))
+    monkeypatch.setattr(clock, "beside", lambda: Beside("one", 100.0))
     numbers = ["-Infinity", "NaN", "1" + "0" * 400, "{}"]
     said = [f'{{"boot_id": "one", "ahead_s": {number}}}' for number in numbers]
     for text in ("cut off {", "[]", "[" * 100_000, *said):
@@ -71,10 +70,10 @@ def test_a_setting_that_a_full_disk_does_not_take_is_counted_by_no_later_start(
         raise NotWritten("cannot write", why="No space left on device")
 
     file, now = tmp_path / "clock", [Beside("one", 100.0)]
-    monkeypatch.setattr(clock_set, "beside", lambda: now[0])
+    monkeypatch.setattr(clock, "beside", lambda: now[0])
     before = keep(file, None)
     with monkeypatch.context() as patched:
-        patched.setattr(clock_set, "write_atomically", full)
+        patched.setattr(clock, "write_atomically", full)
         with lock_file(tmp_path / "lock") as descriptor, beating(descriptor, file):
             pass
         assert kept(file) == Beside("one", 100.0), "it is still so"
@@ -86,8 +85,8 @@ def test_a_setting_that_a_full_disk_does_not_take_is_counted_by_no_later_start(
 
 
 def test_this_machine_s_clocks_keep_their_distance(tmp_path: Path) -> None:
-    if (before := clock_set.beside()) is None:
+    if (before := clock.beside()) is None:
         pytest.skip("this system has no clock that nobody can set")
-    now = clock_set.beside()
+    now = clock.beside()
     assert now is not None
     assert now.set_by_s(before) == 0.0

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from thinwire.aggregation.registry import OWN, Steps
+from thinwire.compression.registry import OWN, Steps
 from thinwire.core.errors import CodecError
 from thinwire.core.registry import Registry
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from thinwire.core import Key, Registry, VirtualClock, derive
 from thinwire.core.errors import CodecError, DataLost
-from thinwire.core.event_json import KINDS, from_json, to_json
 from thinwire.core.events import RoundClosed, UpdateDropped
-from thinwire.core.home import Held, disk_error, find_home, hold, holder, keep_private, write_atomically
-from thinwire.core.keys import word32
+from thinwire.core.prng import word32
+from thinwire.core.serialization import KINDS, from_json, to_json
+from thinwire.core.statedir import Held, disk_error, find_home, hold, holder, keep_private, write_atomically
 
 labels = st.lists(st.text(max_size=5) | st.integers(-(2**70), 2**70), max_size=4)
 
@@ -100,7 +100,8 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     with hold(lock, {"listen": "127.0.0.1:9090"}):
         assert (holder(lock) or {})["listen"] == "127.0.0.1:9090"
         code = (
-            f"from pathlib import Path\nfrom thinwire.core.home import hold\nwith hold(Path({str(lock)!r}), {{}}): pass"
+            "from pathlib import Path\nfrom thinwire.core.statedir import hold\n"
+            f"with hold(Path({str(lock)!r}), {{}}): pass"
         )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert f"in use by process {os.getpid()}" in other.stderr

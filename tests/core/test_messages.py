@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core.errors import BadPayload
-from thinwire.core.messages import (
+from thinwire.core.serialization import (
     MAX_HEAD_BYTES,
     MAX_METRICS,
     ask_from_bytes,

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.core.event_json import to_json
 from thinwire.core.events import ClientAsked, RoundClosed, RoundOpened
-from thinwire.core.plainly import plainly
+from thinwire.core.serialization import plainly, to_json
 from thinwire.core.types import Part, ReplyHead, Transfer, UpdateId
 
 

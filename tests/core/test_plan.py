@@ -8,8 +8,8 @@ import pytest
 
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
-from thinwire.core.check import DeviceTimes
 from thinwire.core.errors import PlanError
+from thinwire.core.plan_rules import DeviceTimes
 
 TWO_LINES = '[run]\ntask = "digits"\n[local]\nlr = 0.5\n'
 

@@ -7,10 +7,10 @@ from pydantic import BaseModel
 
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
-from thinwire.core.all_sections import Sections
+from thinwire.core.plan_schema import Sections
 
 OFF = '[run]\nevaluate = "off"\n'
-ALWAYS, NOT_BUILT = "it has an effect in every run", "core/unbuilt.py refuses all but the default"
+ALWAYS, NOT_BUILT = "it has an effect in every run", "core/plan_schema.py refuses all but the default"
 UNUSED: dict[str, str] = {
     "run.task": ALWAYS, "run.algorithm": ALWAYS, "run.rounds": ALWAYS, "run.seed": ALWAYS, "run.init": ALWAYS,
     "run.alpha": "[run]\nalpha = 0.2",

@@ -10,13 +10,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.fleet_words import hello
 from tests.flower.doubles import Place
-from thinwire.core.messages import reply_to_bytes
+from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower import device_key
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO, PULL, PUSH
-from thinwire.flower.wire.signing import Signer
+from thinwire.transport import device_key
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
+from thinwire.transport.protocol.signing import Signer
 
 Answer = tuple[int, str]
 
@@ -52,7 +51,7 @@ class Caller:
     def hello(self, name: str = "") -> Answer:
         said = hello(name or self.name)
         self.process = said.process
-        return self.call(HELLO, hellos.to_bytes(said))
+        return self.call(HELLO, registration.to_bytes(said))
 
     def pull(self, process: str = "") -> Answer:
         wanted = {"process": process or self.process, "wait_s": 0.0, "held": []}

@@ -19,15 +19,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.fleet_words import hello
 from tests.flower.doubles import Place
-from thinwire.core.messages import MAX_HEAD_BYTES, reply_to_bytes
+from thinwire.core.serialization import MAX_HEAD_BYTES, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.door.authority import PrivateAuthority
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.certificates import private_context
-from thinwire.flower.wire.framing import WORDS, block, inflated, packed, unblock
-from thinwire.flower.wire.routes import HELLO, JOIN, PULL, PUSH
-from thinwire.flower.wire.signing import Signer
 from thinwire.store import FileSpool, Store
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.certificates import private_context
+from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, WORDS, block, inflated, packed, unblock
+from thinwire.transport.protocol.signing import Signer
+from thinwire.transport.server.tls import PrivateAuthority
 
 PATIENCE_S = 60.0
 
@@ -171,7 +170,7 @@ class Caller:
     def hello(self) -> Said:
         said = hello(self.name)
         self.process = said.process
-        return self.call("POST", HELLO, packed(hellos.to_bytes(said)))
+        return self.call("POST", HELLO, packed(registration.to_bytes(said)))
 
     def pull(self, wait_s: float = 0.0) -> Said:
         return self.call("POST", PULL, self.wanted(wait_s))

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from thinwire.flower.wire.certificates import pin_of, server_name
+from thinwire.transport.protocol.certificates import pin_of, server_name
 
 NOW = dt.datetime.now(dt.UTC)
 

@@ -23,10 +23,10 @@ from tests.flower.callers import TlsPlace, tls_place
 from tests.system.processes import environment
 from thinwire.core.errors import Unreachable
 from thinwire.core.types import ReplyHead
-from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.device.joining import join
-from thinwire.flower.door.authority import PrivateAuthority
-from thinwire.flower.wire.invitation import Invitation
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.enroll import join
+from thinwire.transport.protocol.registration import Invitation
+from thinwire.transport.server.tls import PrivateAuthority
 
 BODY = hashlib.shake_128(b"an update").digest(20_000)
 

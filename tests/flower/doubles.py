@@ -13,13 +13,14 @@ from typing import Any
 
 from thinwire.core.errors import NotInvited, Refused
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
-from thinwire.core.messages import arrived_from_bytes, arrived_to_bytes, reply_to_bytes
+from thinwire.core.serialization import arrived_from_bytes, arrived_to_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHead, UpdateId
-from thinwire.flower import FlowerFleet, FlowerLink, device_key
-from thinwire.flower.device.joining import join
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.door.authority import PrivateAuthority
-from thinwire.flower.wire.invitation import Invitation
+from thinwire.flower import FlowerFleet
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.enroll import join
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.registration import Invitation
+from thinwire.transport.server.tls import PrivateAuthority
 
 
 @dataclass

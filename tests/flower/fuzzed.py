@@ -12,11 +12,10 @@ from typing import Any
 
 from tests.fleet_words import answer, hello
 from tests.flower.callers import Caller
-from thinwire.core.messages import reply_to_bytes
+from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Failure
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import block, packed
-from thinwire.flower.wire.routes import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES, block, packed
 
 WORDS = [
     b"", b"0", b"-1", b"\0", b"\xff" * 8, b"9" * 400, b"..", b"%00", b"\r\n", b"\r\n\r\n", b"chunked", b"null", b"NaN",
@@ -67,7 +66,7 @@ def sound(route: str, caller: Caller, draw: random.Random) -> Sound:
             said = {"secret": "0" * 32, "name": "pi-9", "versions": {"python": "3"}}
             return Sound("POST", JOIN, json.dumps(said).encode())
         case "hello":
-            return Sound("POST", HELLO, hellos.to_bytes(hello(caller.name, caller.process)))
+            return Sound("POST", HELLO, registration.to_bytes(hello(caller.name, caller.process)))
         case "pull":
             wanted = {"process": caller.process, "wait_s": 0.0, "held": ["ask-1"]}
             return Sound("POST", PULL, json.dumps(wanted).encode())

@@ -16,11 +16,10 @@ from tests.fleet_words import body_parts, written
 from tests.flower.doubles import Place
 from thinwire.core.fleet import Delivery, Envelope, Hello, TaskReport, Welcome
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, UpdateId, Verdict, Work
-from thinwire.flower import FlowerLink
-from thinwire.flower.device.asking import Stood, ask
-from thinwire.flower.device.clockwork import Clockwork
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.wire.framing import INLINE_BYTES, etag
+from thinwire.transport import FlowerLink
+from thinwire.transport.device.enroll import Stood, ask
+from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.transport.protocol.http import INLINE_BYTES, etag
 
 NAME, RUN = "pi-03", "digits-1"
 SECRET = "5ec2e7" + "0" * 26

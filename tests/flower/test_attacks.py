@@ -15,13 +15,13 @@ from tests.flower.certificates import Authority
 from tests.flower.doubles import Place, place
 from tests.flower.test_joining import listening
 from thinwire.core.errors import Refused
-from thinwire.flower import device_key
-from thinwire.flower.device.joining import join
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.door.limits import FAILED_JOINS
-from thinwire.flower.wire.certificates import private_context, server_name
-from thinwire.flower.wire.invitation import Invitation
-from thinwire.flower.wire.routes import JOIN
+from thinwire.transport import device_key
+from thinwire.transport.device.enroll import join
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.certificates import private_context, server_name
+from thinwire.transport.protocol.http import JOIN
+from thinwire.transport.protocol.registration import Invitation
+from thinwire.transport.server.limits import FAILED_JOINS
 
 # In the middle, at join
 

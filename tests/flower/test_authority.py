@@ -16,10 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.flower.door.authority import PrivateAuthority
-from thinwire.flower.door.own_certificate import GivenAuthority
-from thinwire.flower.wire.certificates import make_ca, make_leaf, pin_of, private_context, server_name
-from thinwire.flower.wire.invitation import SYSTEM, Invitation
+from thinwire.transport.protocol.certificates import make_ca, make_leaf, pin_of, private_context, server_name
+from thinwire.transport.protocol.registration import SYSTEM, Invitation
+from thinwire.transport.server.tls import GivenAuthority, PrivateAuthority
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -195,7 +194,7 @@ def _forged(ca: object, name: str) -> tuple[str, str]:
     """A leaf that this CA signed for a name that it may not name."""
     import tempfile
 
-    from thinwire.flower.wire import certificates
+    from thinwire.transport.protocol import certificates
 
     whole = certificates.permits
     certificates.permits = lambda *_: True

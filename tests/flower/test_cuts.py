@@ -19,11 +19,11 @@ from tests.flower.doubles import Place, place
 from tests.system.proxy import Proxy, proxy
 from thinwire.core.errors import BadPayload, NotTaken, Unreachable
 from thinwire.core.fleet import Delivery, Envelope, FixedLimits, NodeJoined
-from thinwire.core.messages import ReplyLimit
+from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
-from thinwire.flower import FlowerLink
-from thinwire.flower.device.outgoing import Outgoing
-from thinwire.flower.wire.framing import INLINE_BYTES
+from thinwire.transport import FlowerLink
+from thinwire.transport.device.transfers import Outgoing
+from thinwire.transport.protocol.http import INLINE_BYTES
 
 SIZE = 24 * 2**20
 CUTS = 20

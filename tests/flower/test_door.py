@@ -17,11 +17,10 @@ from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import Refused, ThinwireError
 from thinwire.core.fleet import FixedLimits
-from thinwire.core.messages import ReplyLimit, reply_to_bytes
+from thinwire.core.serialization import ReplyLimit, reply_to_bytes
 from thinwire.core.types import Failure
 from thinwire.flower import FlowerFleet
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO, PULL, PUSH
+from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from tests.fleet_words import answer, answers_now, hello, polled
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import FixedLimits
-from thinwire.core.messages import ReplyLimit
+from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import Failure, Part, ReplyHead, UpdateId
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO, PULL, PUSH
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_what_cannot_be_read_is_refused(here: Place, head: bytes) -> None:
 
 def test_a_hello_with_an_impossible_name_or_protocol_is_refused(here: Place) -> None:
     caller = Caller(here)
-    said = hellos.to_bytes(hello("pi-1"))
+    said = registration.to_bytes(hello("pi-1"))
     assert caller.hello("Pi/1") == (409, "protocol")
     assert caller.call(HELLO, said.replace(b'"protocol":1,"oldest":1', b'"protocol":9,"oldest":8')) == (403, "protocol")
 

@@ -13,14 +13,12 @@ from tests.fleet_words import answer, envelope, hello, polled, pulled, until
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import FixedLimits, NodeJoined
-from thinwire.core.messages import ReplyLimit
+from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import ReplyHead
-from thinwire.flower.door.account import Account
-from thinwire.flower.door.ledger import Ledger
 from thinwire.flower.fleet import FlowerFleet
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, packed
+from thinwire.transport.server.connections import Account, Ledger
 
 
 @pytest.fixture
@@ -104,7 +102,7 @@ def test_a_disk_that_takes_no_counts_does_not_disturb_the_door(tmp_path: Path) -
 
 def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
     caller = Caller(here)
-    said = hellos.to_bytes(hello("pi-1"))
+    said = registration.to_bytes(hello("pi-1"))
     lines = "".join(f"{k}: {v}\r\n" for k, v in caller.signed(HELLO, said).items())
     body = packed(said)
     request = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body

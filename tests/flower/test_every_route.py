@@ -15,11 +15,10 @@ from tests.fleet_words import answer, envelope, hello, polled
 from tests.flower.callers import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import DeviceState, NodeJoined
-from thinwire.core.messages import reply_to_bytes
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES
-from thinwire.flower.wire.signing import KEY_HEADER, PUBLIC_KEY_HEADER, public_der
+from thinwire.core.serialization import reply_to_bytes
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES, packed
+from thinwire.transport.protocol.signing import KEY_HEADER, PUBLIC_KEY_HEADER, public_der
 
 MODEL = bytes(400_000)  # more than goes inline
 ORDER = sorted((route.name for route in ROUTES), key=lambda name: name == "leave")
@@ -42,7 +41,7 @@ class World:
         found: Mapping[str, tuple[str, str, bytes | None]] = {
             "ca": ("GET", CA, None),
             "join": ("POST", JOIN, packed(json.dumps(said).encode())),
-            "hello": ("POST", HELLO, packed(hellos.to_bytes(hello(about.name, caller.process)))),
+            "hello": ("POST", HELLO, packed(registration.to_bytes(hello(about.name, caller.process)))),
             "pull": ("POST", PULL, about.wanted()),
             "push": ("POST", PUSH, packed(reply_to_bytes(answer(about.name, "ask-0", 3, b"x"))) + b"x"),
             "leave": ("POST", LEAVE, b""),

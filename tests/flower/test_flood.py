@@ -15,8 +15,8 @@ import pytest
 from tests.flower.callers import Caller, address_of
 from tests.flower.door_process import DoorProcess, answering, door_process
 from tests.flower.watched import hello_of_tls
-from thinwire.flower.door.limits import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
-from thinwire.flower.wire.routes import CA
+from thinwire.transport.protocol.http import CA
+from thinwire.transport.server.limits import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
 
 MOST_MORE_BYTES = 64 * 2**20
 CROWD = 5_000

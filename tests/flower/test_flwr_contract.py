@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import thinwire.flower
-from thinwire.flower.grid import Grid
-from thinwire.flower.superlink import PRIVATE_NAMES, SuperLink
-from thinwire.flower.wire import signing
+from thinwire.flower.superlink import PRIVATE_NAMES, Grid, SuperLink
+from thinwire.transport.protocol import signing
 
 # What flwr documents; all else that we import must stand in PRIVATE_NAMES or be a plain constant.
 PUBLIC = {"flwr.app:ConfigRecord", "flwr.app:Message", "flwr.app:RecordDict"}
@@ -74,7 +73,7 @@ def test_nothing_else_of_flwr_is_imported() -> None:
                 used |= {(path.name, f"{node.module}:{alias.name}") for alias in node.names}
             assert not (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "flwr" for a in node.names)), path
     assert {name for _, name in used} <= PUBLIC | set(PRIVATE_NAMES) | set(CONSTANTS) | set(CLASSES)
-    assert {file for file, _ in used} == {"superlink.py", "grid.py"}
+    assert {file for file, _ in used} == {"superlink.py"}
 
 
 def test_asks_and_replies_live_in_flowers_state() -> None:

@@ -20,7 +20,7 @@ from tests.flower.callers import Caller, address_of
 from tests.flower.door_process import DoorProcess
 from tests.flower.fuzzed import Fuzz
 from tests.flower.test_flood import MOST_MORE_BYTES, crowded
-from thinwire.flower.wire.certificates import private_context
+from thinwire.transport.protocol.certificates import private_context
 
 COUNT, SEED = int(os.environ.get("THINWIRE_FUZZ", "3000")), int(os.environ.get("THINWIRE_FUZZ_SEED", "4"))
 AT_ONCE = 12

@@ -14,8 +14,8 @@ import pytest
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import FixedLimits
-from thinwire.core.messages import ReplyLimit
-from thinwire.flower.wire.refusals import Refusal
+from thinwire.core.serialization import ReplyLimit
+from thinwire.transport.protocol.http import Refusal
 
 
 @pytest.fixture

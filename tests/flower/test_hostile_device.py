@@ -17,12 +17,12 @@ from tests.fleet_words import answer, answers_now, envelope, hello, polled, pull
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import FixedLimits, NodeJoined
-from thinwire.core.messages import ReplyLimit, reply_to_json
+from thinwire.core.serialization import ReplyLimit, reply_to_json
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.door.limits import CONNECTIONS_OF_ONE
-from thinwire.flower.lane.answers import MAX_WAITING
-from thinwire.flower.wire.routes import PUSH
 from thinwire.store import FileSpool
+from thinwire.transport.protocol.http import PUSH
+from thinwire.transport.server.limits import CONNECTIONS_OF_ONE
+from thinwire.transport.server.replies import MAX_WAITING
 
 ENDED = 0  # no status: the connection was ended
 

@@ -18,18 +18,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, tls_place
 from tests.flower.doubles import MemoryRoster
-from thinwire.cli.waiting import until
+from thinwire.cli.signals import until
 from thinwire.core.clock import RealClock
 from thinwire.core.errors import UsageError
-from thinwire.core.messages import ask_to_bytes
+from thinwire.core.serialization import ask_to_bytes
 from thinwire.core.types import Ask
-from thinwire.flower.door.limits import CONNECTIONS_OF_A_GUEST
-from thinwire.flower.stock.carrying import Carried
-from thinwire.flower.stock.passing import StockPass
-from thinwire.flower.stock.superexec import SuperExec
-from thinwire.flower.stock.superlink import StockSuperLink
-from thinwire.flower.stock.training_app import described, trained
-from thinwire.flower.wire.signing import PUBLIC_KEY_HEADER, fingerprint, public_der
+from thinwire.flower.stock_apps import Carried, described, trained
+from thinwire.flower.stock_gateway import StockPass, StockSuperLink, SuperExec
+from thinwire.transport.protocol.signing import PUBLIC_KEY_HEADER, fingerprint, public_der
+from thinwire.transport.server.limits import CONNECTIONS_OF_A_GUEST
 
 
 @pytest.fixture

@@ -14,19 +14,18 @@ import pytest
 
 from tests.fleet_words import answer, hello, polled
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, bomb, joined, tls_place
-from thinwire.cli.devices import shown
-from thinwire.cli.waiting import until
+from thinwire.cli.devices import render
+from thinwire.cli.signals import until
 from thinwire.core.fleet import FixedLimits, NodeJoined, NodeLeft, TaskReport
-from thinwire.core.messages import ReplyLimit
+from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import Failure
-from thinwire.flower.door.account import Wire
-from thinwire.flower.door.limits import FAILED_JOINS
-from thinwire.flower.door.requests import Gone, Request
-from thinwire.flower.lane.hello import MOST_HELLOS, HelloRoute
-from thinwire.flower.lane.uploads import OFFERS, Offer, Uploads
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO, PULL, PUSH
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
+from thinwire.transport.server.app import Gone, Request
+from thinwire.transport.server.connections import Wire
+from thinwire.transport.server.limits import FAILED_JOINS
+from thinwire.transport.server.registration import MOST_HELLOS, HelloRoute
+from thinwire.transport.server.uploads import OFFERS, Offer, Uploads
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
 ) -> None:
     bad = "a\ud800\x1b[2J\n\u202e"
     said = replace(hello("pi-1"), tasks=(TaskReport(bad, bad, error=bad, codecs=(bad,)),), versions={bad: bad})
-    assert liar.call("POST", HELLO, packed(hellos.to_bytes(said))).status == 200
+    assert liar.call("POST", HELLO, packed(registration.to_bytes(said))).status == 200
     heard = polled(here.fleet, NodeJoined).hello
     assert liar.push(Failure("task-error", bad, "ask-1")).status == 200
     texts = [
@@ -99,7 +98,7 @@ def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
         polled(here.fleet, Failure).text,
     ]
     assert all(text.isprintable() and text.startswith("a") for text in texts)
-    shown.devices(here.store.devices(), shown.Known(tls=True), False)
+    render.devices(here.store.devices(), render.Known(tls=True), False)
     assert capsys.readouterr().out.isascii()
     assert liar.push(replace(answer("pi-1", "ask-1", 1, b"x"), codec=bad), b"x").short == (409, "protocol")
 

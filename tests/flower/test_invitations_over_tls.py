@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.flower.callers import Caller, Said, TlsPlace, joined, tls_place
 from thinwire.core.clock import RealClock
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import JOIN
+from thinwire.transport.protocol.http import JOIN, packed
 
 FAR_OFF = 10 * 24 * 3600.0
 

@@ -16,12 +16,11 @@ from tests.flower.certificates import Authority
 from tests.flower.doubles import Place, place
 from tests.system.proxy import proxy
 from thinwire.core.errors import Refused, Unreachable, UsageError
-from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.device.clockwork import Clockwork
-from thinwire.flower.device.joining import Joined, join
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.wire.certificates import server_name
-from thinwire.flower.wire.invitation import Invitation
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.enroll import Joined, join
+from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.transport.protocol.certificates import server_name
+from thinwire.transport.protocol.registration import Invitation
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_a_lost_reply_burns_nothing_and_the_invitation_is_not_for_two(here: Plac
 
 
 def test_a_reply_that_is_lost_on_the_way_is_asked_for_again(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.flower.device.joining.AGAIN_S", 0.0)
+    monkeypatch.setattr("thinwire.transport.device.enroll.AGAIN_S", 0.0)
     assert here.authority is not None
     with proxy(here.fleet.address) as clear:
         joined(here, "pi-0", url=f"https://{clear.address}")

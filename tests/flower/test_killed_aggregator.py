@@ -18,9 +18,9 @@ from tests.ports import free_port
 from tests.system.processes import environment
 from tests.system.proxy import Proxy, proxy
 from thinwire.core.fleet import Delivery
-from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.device.joining import join
-from thinwire.flower.wire.invitation import Invitation
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.enroll import join
+from thinwire.transport.protocol.registration import Invitation
 
 AGGREGATOR = """
 import os, signal, sys
@@ -28,8 +28,8 @@ from pathlib import Path
 from tests.flower.test_cuts import ask_of
 from thinwire.core.types import ReplyHead
 from thinwire.flower import FlowerFleet
-from thinwire.flower.door.authority import PrivateAuthority
-from thinwire.flower.lane.uploads import Uploads
+from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.server.uploads import Uploads
 from thinwire.store import FileSpool, Store
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])

@@ -16,15 +16,14 @@ import pytest
 
 from thinwire.core.clock import VirtualClock
 from thinwire.core.types import Transfer
-from thinwire.flower.door.account import Account
-from thinwire.flower.door.ledger import FIELDS, HEAD, NUMBERS, RECORD_BYTES, Ledger
-from thinwire.flower.lane.sessions import Sessions
+from thinwire.transport.server.connections import FIELDS, HEAD, NUMBERS, RECORD_BYTES, Account, Ledger
+from thinwire.transport.server.presence import Sessions
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from thinwire.flower.door.account import Account
-from thinwire.flower.door.ledger import Ledger
+from thinwire.transport.server.connections import Account
+from thinwire.transport.server.connections import Ledger
 
 ledger = Ledger(Path(sys.argv[1]))
 account = Account(ledger.of("pi-1"))

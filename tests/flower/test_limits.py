@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.flower.door.account import Wire
-from thinwire.flower.door.limits import (
+from thinwire.transport.server.connections import Wire
+from thinwire.transport.server.limits import (
     FAILED_JOINS,
     FORGOTTEN_S,
     KEPT_FOR_KNOWN,
@@ -63,7 +63,7 @@ def test_an_address_is_known_for_thirty_days_and_the_table_is_bounded(monkeypatc
     assert known.holds("2001:db8::ffff", 1000.0 + FORGOTTEN_S - 1)
     assert not known.holds("2001:db8::1", 1000.0 + FORGOTTEN_S)
     assert not known.holds("2001:db8:0:1::1", 1000.0)
-    monkeypatch.setattr("thinwire.flower.door.limits.MAX_KNOWN", 3)
+    monkeypatch.setattr("thinwire.transport.server.limits.MAX_KNOWN", 3)
     for nth in range(5):
         known.note(f"192.0.2.{nth}", 2000.0 + nth)
     assert list(known.at) == ["192.0.2.2", "192.0.2.3", "192.0.2.4"]

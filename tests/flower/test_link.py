@@ -16,7 +16,7 @@ from tests.flower.doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, NodeJoined, NodeLeft
 from thinwire.core.types import Failure
-from thinwire.flower import FlowerLink, device_key
+from thinwire.transport import FlowerLink, device_key
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_an_address_that_cannot_be_is_refused(url: str, tmp_path: Path) -> None:
 
 def test_a_device_needs_neither_flwr_nor_torch_nor_a_database() -> None:
     code = (
-        "import sys; from thinwire.flower import FlowerLink, device_key\n"
+        "import sys; from thinwire.transport import FlowerLink, device_key\n"
         "print([m for m in ('flwr', 'torch', 'sqlalchemy', 'fastapi', 'uvicorn', 'grpc') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

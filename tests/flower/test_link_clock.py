@@ -20,8 +20,8 @@ from tests.fleet_words import (
 from tests.flower.doubles import Place, place
 from thinwire.core.errors import Unreachable
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.device.clockwork import Clockwork
-from thinwire.flower.door.authority import PrivateAuthority
+from thinwire.transport.device.identity import Clockwork
+from thinwire.transport.server.tls import PrivateAuthority
 
 DAY_S = 86_400.0
 ROUNDED_S = 2.0  # a skew is shown in whole seconds, and the door tells its time in such

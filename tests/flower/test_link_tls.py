@@ -14,11 +14,11 @@ from tests.fleet_words import PATIENCE_S, Setting, answer, hello, join, until  #
 from tests.flower.doubles import Place, place
 from tests.flower.test_flower_fleet import on_the_store
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
-from thinwire.core.texts import grouped
-from thinwire.flower import FlowerLink
-from thinwire.flower.device.meaning import meaning
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.wire.refusals import Refusal
+from thinwire.core.formatting import grouped
+from thinwire.transport import FlowerLink
+from thinwire.transport.device.errors import meaning
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.http import Refusal
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_an_aggregator_that_was_set_up_anew_is_not_believed_and_hears_nothing(tm
         folder = tmp_path / "old" / "clients" / "pi-1"
         old.link("pi-1")
     with place(tmp_path / "new", tls=True) as new:
-        from thinwire.flower import device_key
+        from thinwire.transport import device_key
 
         link = FlowerLink(new.url, device_key(folder), "pi-1", folder, Trust.load(folder))
         with pytest.raises(Unreachable, match="does not trust") as refused:

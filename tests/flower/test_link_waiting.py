@@ -20,8 +20,8 @@ from tests.flower.doubles import Place, place
 from tests.system.proxy import proxy
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery
-from thinwire.flower.device.line import moved
 from thinwire.flower.fleet import POLL_S
+from thinwire.transport.device.connect import moved
 
 DAY_S = 86_400.0
 

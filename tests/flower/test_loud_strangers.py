@@ -28,10 +28,9 @@ from tests.flower.watched import (
     request_of,
     tls,
 )
-from thinwire.core.messages import reply_to_bytes
-from thinwire.flower.door.limits import HEAD_BYTES, HEAD_S
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import CA, HELLO, PULL, PUSH
+from thinwire.core.serialization import reply_to_bytes
+from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, packed
+from thinwire.transport.server.limits import HEAD_BYTES, HEAD_S
 
 
 @pytest.fixture
@@ -97,7 +96,7 @@ def test_who_does_not_wait_for_an_answer_is_cut_off_behind_the_first(here: Watch
 
 
 def test_a_body_in_chunks_is_of_unknown_length_and_not_read(here: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.flower.door.protocols.LINGER_S", 0.05)
+    monkeypatch.setattr("thinwire.transport.server.http_protocol.LINGER_S", 0.05)
     for method, path in (("POST", HELLO), ("GET", CA), ("PUT", "/tw/v1/parts/r/1/0"), ("POST", PUSH)):
         line = tls(here)
         head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()

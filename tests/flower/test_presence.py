@@ -11,10 +11,9 @@ import pytest
 
 from tests.fleet_words import PATIENCE_S, envelope, hello, join, polled, pulled, until
 from tests.flower.doubles import Place, place
-from thinwire.core.equipment import Equipment
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, DeviceRow, Link, NodeJoined, NodeLeft
-from thinwire.core.types import Failure
+from thinwire.core.types import Equipment, Failure
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.fleet_words import answer, envelope, polled
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, asked, joined, pending, revoked, tls_place
 from thinwire.core.fleet import NodeJoined
-from thinwire.core.messages import reply_to_bytes
+from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import ReplyHead
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO, JOIN, LEAVE, PULL, PUSH
-from thinwire.flower.wire.signing import (
+from thinwire.transport.protocol.http import HELLO, JOIN, LEAVE, PULL, PUSH, packed
+from thinwire.transport.protocol.signing import (
     DIGEST_HEADER,
     KEY_HEADER,
     NONCE_HEADER,

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core.errors import DataLost
-from thinwire.flower import device_key
-from thinwire.flower.door.window import Window
-from thinwire.flower.wire.refusals import Refusal
-from thinwire.flower.wire.signing import (
+from thinwire.transport import device_key
+from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.signing import (
     DIGEST_HEADER,
     NONCE_HEADER,
     NOTHING,
@@ -32,6 +31,7 @@ from thinwire.flower.wire.signing import (
     public_der,
     signed_bytes,
 )
+from thinwire.transport.server.auth import Window
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 PATH, HEAD = "/tw/v1/push", b'{"a": 1}'
@@ -112,7 +112,7 @@ def test_a_request_opens_the_door_once() -> None:
 
 
 def test_nonces_are_forgotten_when_their_time_is_over_and_bounded_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.flower.door.window.MOST_OF_ONE", 3)
+    monkeypatch.setattr("thinwire.transport.server.auth.MOST_OF_ONE", 3)
     window, now = Window(0.0), time.time()
     claims = [Claim.read(signed()) for _ in range(5)]
     for claim in claims[:3]:

@@ -25,11 +25,10 @@ from tests.flower.watched import (
     request_of,
     tls,
 )
-from thinwire.core.messages import reply_to_bytes
-from thinwire.flower.door.account import Wire
-from thinwire.flower.door.limits import BODY_WINDOW_S, HEAD_S, UNSIGNED_S
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import CA, HELLO, PULL, PUSH
+from thinwire.core.serialization import reply_to_bytes
+from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, packed
+from thinwire.transport.server.connections import Wire
+from thinwire.transport.server.limits import BODY_WINDOW_S, HEAD_S, UNSIGNED_S
 
 
 @pytest.fixture

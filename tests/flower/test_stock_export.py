@@ -11,9 +11,7 @@ import pytest
 
 from tests.system.mixed.plainly import accuracy
 from thinwire.core.plan import RunPlan
-from thinwire.flower.stock.carrying import Carried
-from thinwire.flower.stock.folding_app import StockRun
-from thinwire.flower.stock.training_app import described, trained
+from thinwire.flower.stock_apps import Carried, StockRun, described, trained
 
 MIXED = Path(__file__).parents[1] / "system" / "mixed"
 NODES = 2

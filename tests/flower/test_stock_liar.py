@@ -14,13 +14,12 @@ from tests.server.bench import LAYOUT, work
 from tests.server.test_hostile_devices import Liar
 from thinwire.core.errors import PlanError
 from thinwire.core.fleet import Delivery
-from thinwire.core.messages import ask_from_bytes, reply_to_bytes
 from thinwire.core.plan import RunPlan
+from thinwire.core.serialization import ask_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, ReplyHead
-from thinwire.flower.stock.carrying import Carried
-from thinwire.flower.stock.folding_app import StockRun, _possible
-from thinwire.server.model.step import Model
-from thinwire.server.model.versions import Versions
+from thinwire.flower.stock_apps import Carried, StockRun, _possible
+from thinwire.server.aggregator import Model
+from thinwire.server.model_store import Versions
 from thinwire.simulation import MadeUp, Turn
 
 

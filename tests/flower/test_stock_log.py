@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fleet_words import until
-from thinwire.flower.stock import superexec
-from thinwire.flower.stock.superexec import MAX_LOG_BYTES, SuperExec
+from thinwire.flower import stock_gateway
+from thinwire.flower.stock_gateway import MAX_LOG_BYTES, SuperExec
 
 PRINTS = f"""
 import sys
@@ -21,7 +21,7 @@ for number in range(5):
 
 def test_an_app_that_prints_for_ever_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "stock.log"
-    monkeypatch.setattr(superexec, "_command", lambda _: [sys.executable, "-c", PRINTS])
+    monkeypatch.setattr(stock_gateway, "_command", lambda _: [sys.executable, "-c", PRINTS])
 
     async def until_all_is_kept() -> None:
         async with SuperExec(log).running("127.0.0.1:1"):

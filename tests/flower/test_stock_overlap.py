@@ -11,9 +11,7 @@ import pytest
 
 from tests.system.processes import EXAMPLE
 from thinwire.core.plan import RunPlan
-from thinwire.flower.stock.carrying import Carried
-from thinwire.flower.stock.folding_app import StockRun
-from thinwire.flower.stock.training_app import described, trained
+from thinwire.flower.stock_apps import Carried, StockRun, described, trained
 
 PLAN = """
 [run]

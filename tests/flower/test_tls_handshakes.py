@@ -17,12 +17,12 @@ from tests.flower.certificates import Authority
 from tests.flower.test_joining import listening
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import NodeJoined
-from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.device.joining import join
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.door.authority import PrivateAuthority
-from thinwire.flower.wire.certificates import private_context
-from thinwire.flower.wire.routes import CA
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.enroll import join
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.certificates import private_context
+from thinwire.transport.protocol.http import CA
+from thinwire.transport.server.tls import PrivateAuthority
 
 
 @pytest.fixture

@@ -24,11 +24,11 @@ from tests.flower.write_transcript import recorded_place, until_taken
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.protocol import SPOKEN
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower import device_key
-from thinwire.flower.device.joining import join, trust_of
-from thinwire.flower.wire.certificates import private_context, server_name
-from thinwire.flower.wire.invitation import Invitation
-from thinwire.flower.wire.signing import Signer
+from thinwire.transport import device_key
+from thinwire.transport.device.enroll import join, trust_of
+from thinwire.transport.protocol.certificates import private_context, server_name
+from thinwire.transport.protocol.registration import Invitation
+from thinwire.transport.protocol.signing import Signer
 
 HINT = "the session of a new version is recorded by python -m tests.flower.write_transcript"
 

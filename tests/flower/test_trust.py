@@ -14,9 +14,8 @@ import pytest
 
 from tests.flower.certificates import NOW, Authority
 from thinwire.core.errors import DataLost, Unreachable
-from thinwire.flower.device.clockwork import Clockwork
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.wire.certificates import server_name
+from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.transport.protocol.certificates import server_name
 
 URL = "https://agg.example:9090"
 

@@ -17,11 +17,10 @@ from tests.fleet_words import answer, answers_now, envelope, polled
 from tests.flower.by_hand import Caller
 from tests.flower.doubles import Place, place
 from thinwire.core.fleet import NodeJoined, NodeLeft
-from thinwire.core.messages import reply_to_bytes
+from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import PUSH
 from thinwire.store import FileSpool
+from thinwire.transport.protocol.http import PUSH, packed
 
 BODIES = (random.Random(1).randbytes(700_000), b"", random.Random(2).randbytes(300_001))
 PATIENCE_S = 20.0

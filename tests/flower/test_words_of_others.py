@@ -13,21 +13,20 @@ import pytest
 from tests.flower.certificates import Authority
 from tests.flower.doubles import place
 from tests.flower.test_joining import joined, listening
-from thinwire.core.equipment import Equipment
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Hello, Welcome
-from thinwire.core.messages import ask_from_bytes, ask_to_bytes
-from thinwire.core.types import Ask
-from thinwire.flower import device_key
-from thinwire.flower.device import joining, outgoing
-from thinwire.flower.device.clockwork import Clockwork
-from thinwire.flower.device.held import Held
-from thinwire.flower.device.joining import join
-from thinwire.flower.device.meaning import meaning
-from thinwire.flower.lane.joins import JoinRoute
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.invitation import Invitation
-from thinwire.flower.wire.refusals import Refusal
+from thinwire.core.serialization import ask_from_bytes, ask_to_bytes
+from thinwire.core.types import Ask, Equipment
+from thinwire.transport import device_key
+from thinwire.transport.device import enroll, transfers
+from thinwire.transport.device.enroll import join
+from thinwire.transport.device.errors import meaning
+from thinwire.transport.device.identity import Clockwork
+from thinwire.transport.device.session import Held
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.registration import Invitation
+from thinwire.transport.server.registration import JoinRoute
 
 BAD = "a\x1b]0;gone\x07\x1b[2J\r\n\u202eb"
 
@@ -87,7 +86,7 @@ def test_nobody_sends_a_device_away_for_longer_than_an_hour(after: str) -> None:
 def test_a_welcome_that_a_device_cannot_live_with_is_not_read(field: dict[str, Any]) -> None:
     raw = {**dataclasses.asdict(Welcome("pi-1", server_time=1.8e9)), **field}
     with pytest.raises(BadPayload):
-        hellos.welcome_from_bytes(json.dumps(raw).encode())
+        registration.welcome_from_bytes(json.dumps(raw).encode())
 
 
 @pytest.mark.parametrize("field", ["ask_id", "run", "task", "kind", "base_digest", "layout_digest", "codec"])
@@ -126,9 +125,9 @@ def test_json_without_a_bottom_is_none_to_a_device(tmp_path: Path) -> None:
     with pytest.raises(BadPayload):
         Held().withdraw(DEEP)
     with pytest.raises(Unreachable):
-        outgoing._read(answer)
+        transfers._read(answer)
     with pytest.raises(BadPayload):
-        hellos.welcome_from_bytes(DEEP)
+        registration.welcome_from_bytes(DEEP)
 
 
 @pytest.mark.parametrize("said", [DEEP, b"[]", b'{"cas":5}', b"5", b"null", b'"x"', b'{"cas":{},"server_name":[]}'])
@@ -136,7 +135,7 @@ def test_what_is_no_answer_of_an_aggregator_ends_a_join_in_words(
     tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority()
-    monkeypatch.setattr(joining, "everything", lambda *_: said)
+    monkeypatch.setattr(enroll, "everything", lambda *_: said)
     shows: dict[str, Any] = {"cas": [authority.pem], "server_name": ""}
     refused = "not the aggregator of this invitation"
     with listening(authority.chain(tmp_path), shows) as (url, _), pytest.raises(Refused, match=refused):
@@ -154,15 +153,15 @@ def test_an_answer_to_a_join_that_is_none_is_said_in_words(
 
 @pytest.mark.parametrize("has", [{}, {"cores": 4, "free_bytes": 0}, {"mains": True, "metered": False, "gpu": "?"}])
 def test_a_hello_says_what_a_device_has_and_else_nothing(has: dict[str, Any]) -> None:
-    raw = json.loads(hellos.to_bytes(Hello("pi-1", "p")))
+    raw = json.loads(registration.to_bytes(Hello("pi-1", "p")))
     assert "has" not in raw
-    read = hellos.hello_from_bytes(json.dumps({**raw, "has": has}).encode())
+    read = registration.hello_from_bytes(json.dumps({**raw, "has": has}).encode())
     assert read.has == Equipment(**{name: value for name, value in has.items() if name != "gpu"})
-    assert hellos.hello_from_bytes(hellos.to_bytes(read)) == read
+    assert registration.hello_from_bytes(registration.to_bytes(read)) == read
 
 
 @pytest.mark.parametrize("has", [{"cores": -1}, {"free_bytes": 1e300}, {"mains": "yes"}, {"metered": 1}, [], "x"])
 def test_a_hello_with_what_cannot_be_had_is_refused(has: Any) -> None:
-    raw = json.loads(hellos.to_bytes(Hello("pi-1", "p")))
+    raw = json.loads(registration.to_bytes(Hello("pi-1", "p")))
     with pytest.raises(BadPayload):
-        hellos.hello_from_bytes(json.dumps({**raw, "has": has}).encode())
+        registration.hello_from_bytes(json.dumps({**raw, "has": has}).encode())

@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from thinwire.core.messages import MAX_HEAD_BYTES
-from thinwire.flower.wire.framing import inflated, unblock
-from thinwire.flower.wire.routes import found
+from thinwire.core.serialization import MAX_HEAD_BYTES
+from thinwire.transport.protocol.http import found, inflated, unblock
 
 GOLDEN = Path(__file__).parent / "golden"
 BLOCKS = {"hello": 1, "pull": 2}  # how many blocks of JSON an answer of 200 begins with

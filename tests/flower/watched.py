@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.fleet_words import until
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace
 from thinwire.core.clock import VirtualClock
-from thinwire.flower.door.protocols import HttpProtocol
+from thinwire.transport.server.http_protocol import HttpProtocol
 
 ASK_CA = b"GET /tw/v1/ca HTTP/1.1\r\nhost: x\r\n\r\n"
 

@@ -21,10 +21,10 @@ from tests.flower.doubles import Place, place
 from tests.flower.transcript import GOLDEN, Exchange, Transcript, head_of, length_of
 from thinwire.core.clock import VirtualClock
 from thinwire.core.types import PROTOCOL
-from thinwire.flower import device_key
-from thinwire.flower.device.joining import join
-from thinwire.flower.wire.certificates import private_context
-from thinwire.flower.wire.invitation import Invitation
+from thinwire.transport import device_key
+from thinwire.transport.device.enroll import join
+from thinwire.transport.protocol.certificates import private_context
+from thinwire.transport.protocol.registration import Invitation
 
 FOLDER = GOLDEN / f"protocol-{PROTOCOL}"
 PATIENCE_S = 20.0
@@ -38,7 +38,7 @@ def recorded_place(folder: Path, wall: float) -> Iterator[Place]:
     """
     stopped = VirtualClock(origin=wall)
     with (
-        patch("thinwire.flower.lane.uploads.STREAM_BYTES", session.CUT_AT),
+        patch("thinwire.transport.server.uploads.STREAM_BYTES", session.CUT_AT),
         place(folder, tls=True, clock=stopped, poll_s=RECORDED_POLL_S) as here,
     ):
         here.roster.invitations[session.SECRET] = ""

@@ -16,7 +16,7 @@ from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.fleet import Envelope, Hello, Spool, TaskReport
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, Vector
 from thinwire.server.run import drive
 from thinwire.server.submit import submit

@@ -6,16 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from tests.server.test_round import update
-from thinwire.server.buffered import Buffer
-from thinwire.server.moves import (
-    Action,
-    AskNow,
-    Fold,
-    Folded,
-    Head,
-    Spare,
-    Terms,
-)
+from thinwire.server.buffered_round import Buffer
+from thinwire.server.round_events import Action, AskNow, Folded, FoldUpdate, Head, Spare, Terms
 
 
 class Idle:
@@ -44,7 +36,7 @@ def play(buffer: Buffer, *script: tuple[float, object], idle: str = "") -> list[
     for after, event in script:
         done = buffer.on(event, 100.0 + after, Idle(idle))  # type: ignore[arg-type]  # the script holds inputs
         for action in list(done):
-            if isinstance(action, Fold):
+            if isinstance(action, FoldUpdate):
                 done += buffer.on(Folded(action.update_id), 100.0 + after, Idle(idle))
         actions += done
     return actions

@@ -30,10 +30,10 @@ from thinwire.core.events import (
     ShadowStored,
     UpdateAccepted,
 )
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, UpdateId, Vector, Verdict
-from thinwire.server.recorded.past import KEPT, Past
 from thinwire.server.run import drive
+from thinwire.server.state.run_state import KEPT, Past
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
 from thinwire.store import FileSpool, MeasureRow, Store

@@ -1,4 +1,4 @@
-"""The law that every ask has exactly one outcome when its run is over, as server/recorded/outcomes.py defines it."""
+"""The law that every ask has exactly one outcome when its run is over, as assignment_ledger.py defines it."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ from tests.store.agreement import assert_sums_agree, empty_database
 from thinwire.core import Layout, RunPlan
 from thinwire.core.clock import VirtualClock
 from thinwire.core.events import Event
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask
 from thinwire.server import run as server_run
-from thinwire.server.driving.running import Running, StopOrder
-from thinwire.server.recorded.past import Past
+from thinwire.server.context import Running, StopOrder
+from thinwire.server.state.run_state import Past
 from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
-from thinwire.simulation.turns import over
+from thinwire.simulation.scripted_device import over
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"w": (64,)})

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from tests.server.stories import DEADLINE_S, NAMES, Story, Told, told
-from thinwire.core.ask_ids import asked_round, is_further
-from thinwire.core.event_json import to_json
 from thinwire.core.events import (
     ClientAsked,
     ClientBack,
@@ -25,12 +23,12 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.types import UpdateId
-from thinwire.server.recorded.bases import Bases
-from thinwire.server.recorded.line import Line, OpenNow
-from thinwire.server.recorded.outcomes import Outcomes
-from thinwire.server.recorded.past import Past
-from thinwire.server.recorded.scores import Scores
+from thinwire.core.serialization import to_json
+from thinwire.core.types import UpdateId, asked_round, is_further
+from thinwire.server.state.assignment_ledger import Outcomes
+from thinwire.server.state.model_history import Bases, Scores
+from thinwire.server.state.open_rounds import Line, OpenNow
+from thinwire.server.state.run_state import Past
 
 
 def who_is_asked_in_the_middle_of_a_round_has_its_rest(made: Told) -> None:

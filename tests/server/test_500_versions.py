@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from tests.aggregation.examples import made
-from thinwire.aggregation import Shadow, digest, native
-from thinwire.client.answering.exchange import take_base
+from thinwire.aggregation import Shadow, digest
+from thinwire.client.payload import take_base
+from thinwire.compression import native
 from thinwire.core import Layout, RunPlan, Tensor
 from thinwire.core.types import Ask
-from thinwire.server.driving.sending import Sending
-from thinwire.server.model.step import Model
-from thinwire.server.model.versions import Versions
-from thinwire.server.recorded.past import Past
+from thinwire.server.aggregator import Model
+from thinwire.server.distribution import Sending
+from thinwire.server.model_store import Versions
+from thinwire.server.state.run_state import Past
 
 VERSIONS = 500
 LAYOUT = Layout.build(

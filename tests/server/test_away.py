@@ -10,10 +10,10 @@ import pytest
 from tests.server.bench import Bench, ToldFleet, scripted
 from tests.server.crashes import Killed
 from thinwire.core.events import AggregatorStarted, RoundClosed, RoundOpened, RoundTakenUp
-from thinwire.server.recorded.past import Past
+from thinwire.reports.round_explanation import Why, why
+from thinwire.server.state.run_state import Past
 from thinwire.simulation import ScriptedDevice
 from thinwire.store import RoundRow
-from thinwire.store.why import Why, why
 
 DAY_S = 86_400.0
 REAL_S = 2.0  # that a step may really take, which on this clock takes no time

@@ -10,13 +10,12 @@ import pytest
 
 from tests.server.bench import REPORT, Bench, killing, three
 from tests.server.crashes import Killed
-from thinwire.core.equipment import Equipment
-from thinwire.core.event_json import from_json, to_json
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
 from thinwire.core.fleet import Hello, NodeJoined
-from thinwire.core.types import Ask
-from thinwire.server.presence import Presence
-from thinwire.server.recorded.barred import Barred
+from thinwire.core.serialization import from_json, to_json
+from thinwire.core.types import Ask, Equipment
+from thinwire.server.policy.eligibility import Presence
+from thinwire.server.state.backoff import Barred
 from thinwire.simulation import Turn
 
 HELLO = Hello("c", "c-0", (REPORT,), {"python": "3.13", "thinwire": "0.1"}, has=Equipment(4, 2**32, 2**31))

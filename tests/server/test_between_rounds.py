@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from thinwire.core.types import Failure
-from thinwire.server.driving.between import listen
-from thinwire.server.driving.running import Running
+from thinwire.server.context import Running
+from thinwire.server.idle import listen
 
 ASK = "toy-1.3.c"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.server.buffers import Idle, asked, head, new_buffer, play
 from tests.server.test_round import closed, update
 from thinwire.core.types import UpdateId
-from thinwire.server.moves import (
+from thinwire.server.round_events import (
     Asked,
     AskNow,
     AtWork,
@@ -17,8 +17,8 @@ from thinwire.server.moves import (
     Defer,
     Drop,
     Failed,
-    Fold,
     Folded,
+    FoldUpdate,
     Head,
     Joined,
     Left,
@@ -58,7 +58,7 @@ def test_what_cannot_be_folded_leaves_room_for_another() -> None:
 
 def test_an_update_counts_less_for_each_version_that_it_is_behind() -> None:
     b = new_buffer("a", earlier={"z": AtWork("ask-old", 110.0)})
-    assert b.on(head("z", "ask-old", base=3), 101.0) == [Fold(update("z"), staleness=3, discount=0.5, late=False)]
+    assert b.on(head("z", "ask-old", base=3), 101.0) == [FoldUpdate(update("z"), staleness=3, discount=0.5, late=False)]
 
 
 def test_an_update_that_is_too_far_behind_is_dropped_and_its_sender_asked_at_once() -> None:
@@ -98,7 +98,7 @@ def test_what_was_decided_before_a_restart_is_not_decided_again() -> None:
 def test_what_was_accepted_before_a_restart_is_accepted_again_and_what_cannot_be_folded_leaves_it_full() -> None:
     b = new_buffer("abc")
     told = [Head(update(d), f"ask-{d}", d, 6, again=True) for d in "abc"]  # one of them was refused before
-    assert [type(action) for event in told for action in b.on(event, 100.0)] == [Fold] * 3
+    assert [type(action) for event in told for action in b.on(event, 100.0)] == [FoldUpdate] * 3
     b.on(Refused(update("a"), "bad-payload"), 100.0)
     end = closed(play(b, (1, Folded(update("b"))), (1, Folded(update("c")))))
     assert (end.reason, end.folded) == ("buffer", (update("b"), update("c")))
@@ -148,7 +148,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
     def feed(event: object) -> None:
         for action in b.on(event, now, Idle("".join(d for d in "abcdef" if d not in working))):  # type: ignore[arg-type]
             match action:
-                case Fold(update_id, staleness, discount):
+                case FoldUpdate(update_id, staleness, discount):
                     assert outcomes.get(update_id) is None
                     assert 0 <= staleness <= 5 and discount == (1.0 + staleness) ** -0.5
                     outcomes[update_id] = "accepted"

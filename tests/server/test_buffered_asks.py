@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.server.buffers import Idle, asked, head, new_buffer, play
 from tests.server.test_round import closed, update
-from thinwire.server.moves import (
+from thinwire.server.round_events import (
     AskNow,
     AtWork,
     Defer,
     Drop,
     Failed,
-    Fold,
+    FoldUpdate,
     Joined,
     Left,
     Lose,
@@ -69,7 +69,7 @@ def test_a_device_whose_first_answer_could_not_be_folded_fills_its_place_with_th
     b = new_buffer("ab", target=5, further=more)
     b.on(head("a"), 101.0)
     assert b.on(Refused(update("a"), "bad-payload"), 101.0) == [Drop(update("a"), "bad-payload")]
-    assert b.on(head("a", "more-a", sequence=2), 102.0) == [Fold(update("a", 2), 0, 1.0, late=False)]
+    assert b.on(head("a", "more-a", sequence=2), 102.0) == [FoldUpdate(update("a", 2), 0, 1.0, late=False)]
 
 
 def test_no_more_are_at_work_than_the_plan_allows() -> None:

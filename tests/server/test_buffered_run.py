@@ -25,7 +25,7 @@ from tests.server.bench import (
     work,
 )
 from tests.server.crashes import Killed
-from thinwire.aggregation import parse
+from thinwire.compression import parse
 from thinwire.core.events import (
     ClientAsked,
     ClientFailed,
@@ -38,10 +38,10 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.types import Ask, Vector
-from thinwire.server.model.versions import Versions
+from thinwire.reports.round_explanation import whys
+from thinwire.reports.round_timing import turns
+from thinwire.server.model_store import Versions
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
-from thinwire.store.stages import turns
-from thinwire.store.why_of_run import whys
 
 
 def bench(folder: Path, *devices: ScriptedDevice, rounds: int = 6, **cohort: Any) -> Bench:

@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 from tests.server.bench import LAYOUT, Bench, drive_through, killed, outcome, scripted, work
 from tests.server.normed import NORMED, normed
 from tests.server.test_hostile_devices import Liar, Lie, liar
-from thinwire.cli.runs.rounds import Teller
-from thinwire.client.compute.normaliser import Normaliser
-from thinwire.client.compute.schedule import Schedule
+from thinwire.cli.runs.progress import Teller
+from thinwire.client.train.schedule import Normaliser, Schedule
 from thinwire.core import RunPlan
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import ClientAsked, ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.types import ReplyHead, UpdateId
-from thinwire.server.model.client_weight import caps_of, largest_a, require_a
-from thinwire.server.model.versions import Versions
+from thinwire.reports.round_explanation import whys
+from thinwire.reports.round_timing import turns
+from thinwire.server.model_store import Versions
+from thinwire.server.policy.local_work import caps_of, largest_a, require_a
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
-from thinwire.store.stages import turns
-from thinwire.store.why_of_run import whys
-from thinwire.web.reading import Reader
+from thinwire.web.run_queries import Reader
 
 RAW = {"codec": "identity", "feedback": "none"}
 

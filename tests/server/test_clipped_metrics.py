@@ -13,23 +13,13 @@ import pytest
 
 from tests.server.bench import Bench, drive_through, killed
 from tests.server.test_hostile_devices import liar
-from thinwire.cli.runs.shown import capping, clipping
+from thinwire.cli.runs.render import capping, clipping
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
-from thinwire.core.messages import MAX_METRICS, reply_from_bytes, reply_to_bytes
+from thinwire.core.serialization import MAX_METRICS, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Ask, Metrics, ReplyHead, UpdateId
-from thinwire.server.model.measured import (
-    UNITS_SLACK,
-    WIDTH,
-    Robust,
-    bounded,
-    names_in,
-    pooled,
-    robust,
-    too_few,
-    units_of,
-)
-from thinwire.server.recorded.scores import Measured
+from thinwire.server.evaluation import UNITS_SLACK, WIDTH, Robust, bounded, names_in, pooled, robust, too_few, units_of
+from thinwire.server.state.model_history import Measured
 
 
 def replies(values: Sequence[float], counts: Sequence[float] = ()) -> list[Measured]:

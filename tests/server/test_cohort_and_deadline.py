@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.layout import Layout
-from thinwire.server.choices.deadline import auto_deadline, evaluation_deadline
-from thinwire.server.cohort import choose, mismatch, missing
-from thinwire.server.model.measured import better, pooled, reached, spread
+from thinwire.server.evaluation import better, pooled, reached, spread
+from thinwire.server.policy.cohort import choose, mismatch, missing
+from thinwire.server.policy.deadlines import auto_deadline, evaluation_deadline
 
 
 def plan(**cohort: object) -> RunPlan:

@@ -12,16 +12,15 @@ from safetensors.numpy import load_file
 
 from tests.server.crashes import LAYOUT, Fate, change, killed
 from tests.server.test_crash_anywhere import PLAN, World
-from thinwire.aggregation import parse
-from thinwire.aggregation.algorithms import algorithm_of, carried, followed
+from thinwire.aggregation.control_variates import algorithm_of, carried, followed
+from thinwire.compression import parse
 from thinwire.core import RunPlan
-from thinwire.core.ask_ids import within_run
 from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
 from thinwire.core.fleet import Delivery
-from thinwire.core.keys import Key, derive
-from thinwire.core.types import Ask, ReplyHead, UpdateId, Vector
-from thinwire.server.model.step import Fold, Model
-from thinwire.server.model.versions import Versions
+from thinwire.core.prng import Key, derive
+from thinwire.core.types import Ask, ReplyHead, UpdateId, Vector, within_run
+from thinwire.server.aggregator import Model, RoundAggregator
+from thinwire.server.model_store import Versions
 from thinwire.simulation import MadeUp, Turn
 
 EVERY = 23  # of all places: the plain run tries each of them
@@ -90,7 +89,10 @@ def test_it_moves_by_a_devices_weight_among_all_and_begins_anew_where_nobody_is_
     head, body = MadeUp("a", travels, change=1.0, examples=10).answer(Delivery(ask, None), Turn())
     assert isinstance(head, ReplyHead)
     model = Model(travels, np.full(travels.size, 2.0, np.float32), np.zeros(0, np.float32), {})
-    fold, ends = Fold(plan, travels, "identity", known), np.cumsum([0, *(part.length for part in head.parts)])
+    fold, ends = (
+        RoundAggregator(plan, travels, "identity", known),
+        np.cumsum([0, *(part.length for part in head.parts)]),
+    )
     fold.add(head, lambda: (body[start:stop] for start, stop in itertools.pairwise(ends)), 1.0)
     fold.step(model)
     assert model.params[: LAYOUT.size].tolist() == [3.0] * LAYOUT.size

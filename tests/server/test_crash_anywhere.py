@@ -10,7 +10,7 @@ import pytest
 
 from tests.server import crashes
 from tests.server.crashes import LAYOUT, Fate, Whole, change, killed, undisturbed_once
-from thinwire.aggregation.algorithms import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.core import RunPlan
 from thinwire.core.events import (
     ClientAsked,

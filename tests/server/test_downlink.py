@@ -14,7 +14,7 @@ import pytest
 from tests.server.bench import LAYOUT, SILENT, Bench, drive_through, killed, outcome, scripted, work
 from tests.server.test_run import steady, straggling
 from thinwire.aggregation import Shadow, digest
-from thinwire.client.answering.exchange import take_base
+from thinwire.client.payload import take_base
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import AskedInFull, ModelStored, ShadowStored
 from thinwire.core.fleet import Delivery
@@ -28,7 +28,7 @@ FULL = LAYOUT.size * 4
 
 @dataclass
 class Holding(MadeUp):
-    """Keeps the shadow, as client/answering/work.py does, and trains from it: its change depends on every bit."""
+    """Keeps the shadow, as client/execute.py does, and trains from it: its change depends on every bit."""
 
     shadow: Shadow = field(default_factory=lambda: Shadow(LAYOUT, DOWN["codec"]))
     held: dict[int, str] = field(default_factory=dict)  # version -> the digest of what it held then

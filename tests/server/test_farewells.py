@@ -13,8 +13,8 @@ from tests.server.bench import FAILS, SILENT, Bench, scripted, three
 from tests.server.crashes import Killed
 from thinwire.core.errors import Refused
 from thinwire.core.events import DeviceTold, Event, RoundClosed, RunStatusChanged
-from thinwire.server.driving import farewells
-from thinwire.server.driving.farewells import UNTOLD_S, Farewells
+from thinwire.server import run_end
+from thinwire.server.run_end import UNTOLD_S, Farewells
 from thinwire.server.service import serve
 from thinwire.simulation import Script
 
@@ -146,7 +146,7 @@ def test_a_plan_is_hashed_once_however_many_are_to_be_told(tmp_path: Path, monke
         hashed.append(plan)
         return "0" * 64
 
-    monkeypatch.setattr(farewells, "digest_of", digest_of)
+    monkeypatch.setattr(run_end, "digest_of", digest_of)
     Farewells(bench.fleet, bench.store, bench.clock)
     assert len(hashed) == 1
 

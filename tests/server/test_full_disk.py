@@ -11,7 +11,7 @@ import pytest
 from tests.server.bench import Bench, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import Event, ModelStored, RoundClosed
-from thinwire.server.model.versions import Versions
+from thinwire.server.model_store import Versions
 from thinwire.server.service import serve
 from thinwire.store import MeasureRow
 

@@ -25,7 +25,7 @@ from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
-from thinwire.server.recorded.past import KEPT, Past
+from thinwire.server.state.run_state import KEPT, Past
 from thinwire.simulation import LocalLink, MadeUp, ScriptedDevice, Turn
 from thinwire.store import MeasureRow
 

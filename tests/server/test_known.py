@@ -18,11 +18,9 @@ from thinwire.client import Site
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.events import DeviceJoined, UpdateAccepted
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
-from thinwire.server.choices.durations import durations
-from thinwire.server.choices.known import Errand, Known
-from thinwire.server.links import KEPT, START_S
+from thinwire.server.policy.device_profiles import KEPT, START_S, Errand, Known, durations
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, Turn, run_sim
 from thinwire.store import MeasureRow, Store

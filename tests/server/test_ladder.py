@@ -13,8 +13,8 @@ from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Ask
-from thinwire.server.choices.deadline import SHARE, auto_deadline, fixed
-from thinwire.server.choices.ladder import PATIENCE, Standing, choose
+from thinwire.server.policy.codec_ladder import PATIENCE, Standing, choose
+from thinwire.server.policy.deadlines import SHARE, auto_deadline, fixed
 from thinwire.simulation import Script, Turn
 
 LADDER = ["identity", "int8", "topk(0.05) > int8"]

@@ -13,10 +13,10 @@ from tests.server.crashes import Killed
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundOpened
 from thinwire.core.fleet import Hello
 from thinwire.core.types import Ask
-from thinwire.server import moves
-from thinwire.server.driving.one_round import OneRound
-from thinwire.server.driving.running import RETURN_S, Running
-from thinwire.server.presence import Presence
+from thinwire.server import round_events
+from thinwire.server.context import RETURN_S, Running
+from thinwire.server.policy.eligibility import Presence
+from thinwire.server.round_runner import OneRound
 from thinwire.simulation import Turn
 
 
@@ -80,13 +80,13 @@ def test_who_does_not_come_back_after_a_restart_is_missed_once(tmp_path: Path, m
     bench.fleet.die("c")
     bench.fleet.poll(0.0)
     bench.restart()
-    missed, act = list[moves.Left](), OneRound._act
+    missed, act = list[round_events.Left](), OneRound._act
 
-    def told(one: OneRound, event: moves.Input) -> None:
-        missed.extend([event] if isinstance(event, moves.Left) else [])
+    def told(one: OneRound, event: round_events.Input) -> None:
+        missed.extend([event] if isinstance(event, round_events.Left) else [])
         act(one, event)
 
     monkeypatch.setattr(OneRound, "_act", told)
     bench.drive()
     assert [event.device for event in bench.events(ClientFailed)] == ["c"]
-    assert missed == [moves.Left("c", "did not come back")]
+    assert missed == [round_events.Left("c", "did not come back")]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.server.bench import LAYOUT, SILENT, Bench, scripted, work
-from thinwire.aggregation import parse
-from thinwire.aggregation.ef21 import ef21
+from thinwire.compression import parse
+from thinwire.compression.feedback import ef21
 from thinwire.core import Key
 from thinwire.core.errors import DataLost
 from thinwire.core.events import Event, ModelStored, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.types import Ask, State
-from thinwire.server.model.versions import Versions
+from thinwire.server.model_store import Versions
 from thinwire.simulation import MadeUp, Script, ScriptedDevice, Turn
 
 ADAM = {"optimizer": "fedadam", "lr": 0.1}

@@ -11,8 +11,7 @@ from tests.server.bench import Bench, ToldFleet, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import AskTakenUp, Event, RunNoted
 from thinwire.core.fleet import Envelope, TakenUp
-from thinwire.server.orders import Orders
-from thinwire.server.service import NOTED_S, NotedFleet
+from thinwire.server.service import NOTED_S, NotedFleet, Orders
 from thinwire.store import MeasureRow
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.server.bench import Bench, scripted
 from tests.server.test_hostile_devices import liar
 from thinwire.core.errors import BadPayload
-from thinwire.core.messages import (
+from thinwire.core.serialization import (
     MAX_EXAMPLES,
     MAX_METRIC_LETTERS,
     MAX_METRICS,
@@ -24,7 +24,7 @@ from thinwire.core.messages import (
     reply_to_bytes,
 )
 from thinwire.core.types import Ask, ReplyHead, Timings, UpdateId
-from thinwire.web.reading import Reader
+from thinwire.web.run_queries import Reader
 
 LARGEST: Mapping[str, Mapping[str, Any]] = {
     "sums": {"metrics": {"eval/loss": (9e99, 2e-100), "eval/accuracy": (2e-100, 2e-100), "train/loss": (9e99, 2e-100)}},

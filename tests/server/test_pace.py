@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.server.bench import LAYOUT, Bench, scripted, work
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RunNoted
-from thinwire.core.sections import LocalSection
-from thinwire.server.choices.known import LINK, work_of
-from thinwire.server.choices.pace import FIRST_STEPS, HALVINGS, SHARE, Pace, given
+from thinwire.core.plan_schema import LocalSection
+from thinwire.server.policy.device_profiles import LINK, work_of
+from thinwire.server.policy.local_work import FIRST_STEPS, HALVINGS, SHARE, Pace, given
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
 from thinwire.store import MeasureRow
 

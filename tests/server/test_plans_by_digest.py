@@ -14,7 +14,7 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.fleet import Envelope, Hello, NodeJoined
 from thinwire.core.types import Ask, Failure, ReplyHead, UpdateId
-from thinwire.server.driving.holders import Holders
+from thinwire.server.distribution import Holders
 from thinwire.simulation import Script, ScriptedDevice, Turn
 
 

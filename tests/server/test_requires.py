@@ -8,13 +8,12 @@ import pytest
 
 from tests.server.bench import Bench, scripted
 from thinwire.core import RunPlan
-from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.errors import PlanError
 from thinwire.core.events import RoundOpened
 from thinwire.core.fleet import Hello, NodeJoined
-from thinwire.core.sections import Requires
-from thinwire.server.choices.requires import lacking
-from thinwire.server.presence import Presence
+from thinwire.core.plan_schema import Requires
+from thinwire.core.types import GIB, Equipment
+from thinwire.server.policy.eligibility import Presence, lacking
 
 ALL = Requires(cores=4, memory_gb=2, mains=True, unmetered=True)
 RICH = Equipment(4, int(8 * GIB), int(3 * GIB), mains=True, metered=False)

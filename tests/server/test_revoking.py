@@ -12,11 +12,10 @@ from tests.server.bench import SILENT, Bench, killing, scripted
 from tests.server.crashes import Killed
 from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateDropped, UpdateFolded
 from thinwire.core.types import UpdateId
-from thinwire.server.driving import one_round
-from thinwire.server.driving.running import RETURN_S
-from thinwire.server.model.folding import Folds
-from thinwire.server.orders import Orders
-from thinwire.server.service import NotedFleet
+from thinwire.server import round_runner
+from thinwire.server.aggregator import Folds
+from thinwire.server.context import RETURN_S
+from thinwire.server.service import NotedFleet, Orders
 from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow
 
@@ -33,13 +32,13 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], t
         else:
             begin(self, update_id, fold)
 
-    monkeypatch.setattr(one_round, "FOLD_WAIT_S", 0.0)
+    monkeypatch.setattr(round_runner, "FOLD_WAIT_S", 0.0)
     monkeypatch.setattr(Folds, "begin", stuck)
 
 
 @pytest.fixture(autouse=True)
 def orders_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.server.orders.LOOK_S", 0.0)
+    monkeypatch.setattr("thinwire.server.service.LOOK_S", 0.0)
 
 
 class Revoking(Bench):

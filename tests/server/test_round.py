@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core.types import UpdateId
-from thinwire.server.choices.selection import floor_of
-from thinwire.server.moves import (
+from thinwire.server.policy.cohort import floor_of
+from thinwire.server.round import Round
+from thinwire.server.round_events import (  # fmt: skip
     Action,
     AskNow,
     Back,
@@ -18,8 +19,8 @@ from thinwire.server.moves import (
     Defer,
     Drop,
     Failed,
-    Fold,
     Folded,
+    FoldUpdate,
     Head,
     Joined,
     Left,
@@ -29,8 +30,7 @@ from thinwire.server.moves import (
     Stop,
     Terms,
     Tick,
-)  # fmt: skip
-from thinwire.server.round import Round
+)
 
 
 def update(device: str, sequence: int = 1) -> UpdateId:
@@ -52,7 +52,7 @@ def play(round: Round, *script: tuple[float, object]) -> list[Action]:
     for after, event in script:
         done = round.on(event, round.terms.opened_s + after)  # type: ignore[arg-type]  # the script holds inputs
         for action in list(done):
-            if isinstance(action, Fold):
+            if isinstance(action, FoldUpdate):
                 done += round.on(Folded(action.update_id), round.terms.opened_s + after)
         actions += done
     return actions
@@ -100,7 +100,7 @@ def test_a_stop_gives_all_back() -> None:
 
 def test_an_answer_before_the_deadline_is_in_time_however_late_its_fold_ends() -> None:
     r = new_round("a")
-    assert isinstance(r.on(head("a"), 109.9)[0], Fold)
+    assert isinstance(r.on(head("a"), 109.9)[0], FoldUpdate)
     assert r.on(Tick(), 150.0) == []
     assert closed(r.on(Folded(update("a")), 160.0)).reason == "all"
 
@@ -114,7 +114,7 @@ def test_an_answer_after_the_deadline_is_deferred_while_folds_run() -> None:
 
 def test_a_late_answer_is_folded_with_its_discount_and_counts_for_no_target() -> None:
     r = new_round("ab", target=2, staleness_exponent=0.5)
-    late = Fold(update("z", 3), staleness=3, discount=0.5, late=True)
+    late = FoldUpdate(update("z", 3), staleness=3, discount=0.5, late=True)
     assert play(r, (1, head("z", "ask-old", base=3, sequence=3))) == [late]
     assert not r.closed
     assert closed(play(r, (2, head("a")), (3, head("b")))).folded == (update("z", 3), update("a"), update("b"))
@@ -126,7 +126,7 @@ def test_a_late_answer_is_dropped_where_the_plan_says_so() -> None:
 
 def test_an_answer_that_is_just_not_too_old_counts() -> None:
     (fold,) = play(new_round(max_staleness=2), (1, head("z", "ask-old", base=4)))
-    assert isinstance(fold, Fold) and fold.staleness == 2
+    assert isinstance(fold, FoldUpdate) and fold.staleness == 2
 
 
 def test_an_answer_that_is_too_old_is_dropped() -> None:
@@ -228,7 +228,7 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
             match action:
                 case AskNow(device, _, base, deadline_s):
                     assert device not in before and needs_s[device] <= deadline_s == 110.0 - now and base == 6
-                case Fold(update_id):
+                case FoldUpdate(update_id):
                     assert update_id not in outcomes
                     outcomes[update_id] = "accepted"
                     folding.append(update_id)

@@ -36,7 +36,7 @@ from thinwire.core.events import (
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Ask, ReplyHead
 from thinwire.simulation import MadeUp, Script, ScriptedDevice, Turn
-from thinwire.simulation.made_up import Answer
+from thinwire.simulation.scripted_device import Answer
 
 
 def test_a_run_makes_its_rounds_and_measures_every_version(tmp_path: Path) -> None:

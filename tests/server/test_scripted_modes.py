@@ -21,7 +21,7 @@ from thinwire.core.events import RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import ReplyHead
 from thinwire.simulation import MadeUp, Turn
-from thinwire.simulation.made_up import Answer
+from thinwire.simulation.scripted_device import Answer
 
 STEPS = 8
 LADDER = ["identity", "fp16", "int8", "sign"]  # a constant comes out of each as it went in

@@ -17,13 +17,12 @@ from tests.server.test_round import closed, head, new_round, play
 from tests.server.test_spares import Idle, asked
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import ClientAsked, Event, RoundClosed, RoundOpened, UpdateAccepted
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, UpdateId
-from thinwire.server.choices.selection import LEAST, draw, odds
-from thinwire.server.cohort import choose
-from thinwire.server.moves import AskNow, AtWork, Failed, Input, Left, Tick
-from thinwire.server.places import at_work_before, place_s, slowest_s
-from thinwire.server.recorded.past import Past
+from thinwire.server.policy.cohort import LEAST, choose, draw, odds
+from thinwire.server.round import at_work_before, place_s, slowest_s
+from thinwire.server.round_events import AskNow, AtWork, Failed, Input, Left, Tick
+from thinwire.server.state.run_state import Past
 from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
 from thinwire.store import Store
 

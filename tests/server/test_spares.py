@@ -12,8 +12,8 @@ from tests.server.bench import FAILS, SILENT, Bench, drive_through, killed, scri
 from tests.server.test_round import closed, head, new_round, play, update
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.types import Ask
-from thinwire.server.choices.spares import expected_s, in_time, who_could_answer
-from thinwire.server.moves import Asked, AskNow, Failed, Fold, Folded, Joined, Left, Refused, Spare, Tick
+from thinwire.server.policy.cohort import expected_s, in_time, who_could_answer
+from thinwire.server.round_events import Asked, AskNow, Failed, Folded, FoldUpdate, Joined, Left, Refused, Spare, Tick
 from thinwire.simulation import ScriptedDevice, Turn
 
 
@@ -89,7 +89,7 @@ def test_what_was_decided_before_a_restart_is_not_decided_again() -> None:
     for event in (Asked("c", "ask-c", "a"), Failed("a", "ask-a", "left", "gone")):
         assert asked(r.on(event, 100.0)) == []
     assert r.outstanding == ("b", "c")
-    assert [type(action) for action in play(r, (1, head("c")))] == [Fold]
+    assert [type(action) for action in play(r, (1, head("c")))] == [FoldUpdate]
     assert asked(r.on(Tick(), 102.0, Idle(d=1.0))) == []
 
 

@@ -11,7 +11,7 @@ from tests.server.bench import change as made_up_change
 from tests.server.crashes import Killed
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import Ask, Vector
-from thinwire.server.driving.running import RETURN_S, StopOrder
+from thinwire.server.context import RETURN_S, StopOrder
 from thinwire.simulation import MadeUp, ScriptedDevice, Turn
 
 

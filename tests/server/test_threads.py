@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from thinwire.aggregation import parse
-from thinwire.aggregation.native import threads
+from thinwire.compression import parse
+from thinwire.compression.native import threads
 from thinwire.core import Key, Layout, RunPlan
 from thinwire.core.types import Part, ReplyHead, UpdateId
-from thinwire.server.model.step import Fold
+from thinwire.server.aggregator import RoundAggregator
 
 LAYOUT = Layout.of({"w": (40_000,)})
 
@@ -41,7 +41,7 @@ def test_the_server_folds_on_as_many_threads_as_its_plan_says_and_to_the_same_bi
     found, most = set[bytes](), list[int]()
     for count in (0, 1, 2, 3):
         plan = RunPlan.from_json({"run": {"task": "t"}, "local": {"lr": 1}, "server": {"threads": count}})
-        fold = Fold(plan, LAYOUT, spec)
+        fold = RoundAggregator(plan, LAYOUT, spec)
         parted.clear()
         for number, payload in enumerate(payloads):
             answer = ReplyHead(

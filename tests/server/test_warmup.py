@@ -9,12 +9,11 @@ import pytest
 
 from tests.server.bench import Bench, scripted
 from thinwire.aggregation import codecs
-from thinwire.aggregation.uplink import encoder
-from thinwire.aggregation.warmup import codec_of, milder
+from thinwire.aggregation.plan_codecs import codec_of, encoder, milder
 from thinwire.core import Key, Layout, RunPlan
 from thinwire.core.errors import CodecError
 from thinwire.core.events import UpdateAccepted, UpdateDropped
-from thinwire.core.sections import UplinkSection
+from thinwire.core.plan_schema import UplinkSection
 from thinwire.simulation import Turn
 
 DGC = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = {}\n{}\n[uplink]\ncodec = "{}"\n'

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.server.bench import Bench, scripted
+from thinwire.reports.round_explanation import Why, why
 from thinwire.simulation import ScriptedDevice, Turn
-from thinwire.store.why import Why, why
 
 
 def told_of(bench: Bench) -> Why:

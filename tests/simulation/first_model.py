@@ -11,17 +11,16 @@ import numpy as np
 
 from tests.client.small import plan_of, task_of
 from thinwire.client import Site
-from thinwire.client.initial import initial_model
-from thinwire.client.task import report
+from thinwire.client.task import initial_model, report
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, FirstModelAsked, ModelStored, RunNoted
-from thinwire.core.home import AggregatorHome
-from thinwire.server.driving.running import StopOrder
-from thinwire.server.model.versions import Versions
+from thinwire.core.statedir import AggregatorHome
+from thinwire.server.context import StopOrder
+from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import HeldSpool, Script, ScriptedDevice, ScriptedFleet, Training, Turn
-from thinwire.simulation.sessions import Crowd
+from thinwire.simulation.client_pool import Crowd
 from thinwire.store import Store
 
 NAMES = ("sim-0", "sim-1", "sim-2")

@@ -15,8 +15,8 @@ import pytest
 from torch import nn
 
 from tests.client.small import plan_of, task_of
-from thinwire.client.compute.site import Site
-from thinwire.core.home import AggregatorHome
+from thinwire.client.train.protocol import Site
+from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation.run import run_sim
 from thinwire.store import Store
 

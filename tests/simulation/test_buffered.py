@@ -6,16 +6,15 @@ from pathlib import Path
 
 from tests.client.small import plan_of, task_of
 from thinwire.client import Site
-from thinwire.client.initial import initial_model
-from thinwire.client.task import report
+from thinwire.client.task import initial_model, report
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import RoundClosed, UpdateAccepted
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training, simulate
-from thinwire.simulation.sessions import Crowd
-from thinwire.simulation.spool import HeldSpool
+from thinwire.simulation.client_pool import Crowd
+from thinwire.simulation.local_fleet import HeldSpool
 from thinwire.store import Store
 
 SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 12.0)  # seconds for an ask

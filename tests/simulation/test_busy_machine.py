@@ -7,7 +7,7 @@ import pytest
 from tests.client.small import normed, plan_of, task_of
 from thinwire.core import RunPlan
 from thinwire.simulation import simulate
-from thinwire.simulation.clients import InTurn
+from thinwire.simulation.client_pool import InTurn
 
 STOOD_S = 500.0
 

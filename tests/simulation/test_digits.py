@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 
 from thinwire.core import RunPlan
-from thinwire.core.sections import UplinkSection
+from thinwire.core.plan_schema import UplinkSection
 from thinwire.simulation import History, simulate
 
 DEFAULT = UplinkSection()

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.client.small import task_of
-from thinwire.cli.runs.stored_model import stored_model
-from thinwire.client.compute.site import Site, Split
-from thinwire.client.rehearsal import rehearse
+from thinwire.cli.runs.export import stored_model
+from thinwire.client.task_check import rehearse
+from thinwire.client.train.protocol import Site, Split
 from thinwire.core import RunPlan
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import History, run_sim, simulate
 from thinwire.store import Store
 

@@ -15,19 +15,18 @@ from tests.client.small import task_of
 from tests.server.crashes import Fate, Killed, Outcome, deadly
 from tests.simulation.test_drift import CURVES, PLACES, SIZES, Point, data, loss, plan_of
 from tests.store.agreement import empty_database
-from thinwire.aggregation.algorithms import algorithm_of, carried
-from thinwire.client.compute.site import Site
-from thinwire.client.initial import initial_model
-from thinwire.client.task import report
+from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.client.task import initial_model, report
+from thinwire.client.train.protocol import Site
 from thinwire.core import VirtualClock
 from thinwire.core.events import ModelStored, RoundClosed, RoundOpened, UpdateDropped
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, Vector
-from thinwire.server.model.versions import Versions
+from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training
-from thinwire.simulation.sessions import Crowd
+from thinwire.simulation.client_pool import Crowd
 from thinwire.store import FileSpool, Store
 
 EVERY = 29  # of all places at which the aggregator can die after the shutting out

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from tests.system.mixed.plainly import accuracy
-from thinwire.cli.app import main
+from thinwire.cli.main import main
 from thinwire.client.task import load_task
 
 SENSORS = """

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.first_model import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
 from thinwire.core.events import FirstModelAsked, RunStatusChanged
 from thinwire.core.types import Ask
-from thinwire.server.driving.running import Running
+from thinwire.server.context import Running
 from thinwire.simulation import Turn
 
 MANY = tuple(f"sim-{index:02}" for index in range(12))

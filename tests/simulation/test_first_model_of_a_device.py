@@ -10,7 +10,7 @@ import pytest
 from tests.client.small import task_of
 from tests.server.crashes import Fate, Killed, around_commits
 from tests.simulation.first_model import NAMES, NOT_NOW, REFUSES, Started, drawn, fails, plan
-from thinwire.client.initial import initial_model
+from thinwire.client.task import initial_model
 from thinwire.core.events import ClientFailed, FirstModelAsked, FirstModelFailed, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope
 from thinwire.core.types import ReplyHead

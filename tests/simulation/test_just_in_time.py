@@ -10,7 +10,7 @@ import pytest
 
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import RoundClosed, RoundOpened
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask
 from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
 from thinwire.store import Store

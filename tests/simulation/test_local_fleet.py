@@ -9,8 +9,7 @@ from pathlib import Path
 from tests.fleet_laws import FleetLaws
 from tests.fleet_words import answer, written
 from thinwire.core.fleet import Link
-from thinwire.simulation.local import LocalFleet, LocalLink
-from thinwire.simulation.spool import HeldSpool
+from thinwire.simulation.local_fleet import HeldSpool, LocalFleet, LocalLink
 from thinwire.store import FileSpool, Store
 
 

@@ -11,7 +11,7 @@ import pytest
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import Event, RoundClosed, RoundOpened
 from thinwire.core.fleet import TaskReport
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import LogNormal, MadeUp, Paced, ScriptedDevice, ScriptedFleet

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from tests.client.small import examples, task_of
 from thinwire import simulate
 from thinwire.client import Site, Split
-from thinwire.client.rehearsal import rehearse
+from thinwire.client.task_check import rehearse
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 

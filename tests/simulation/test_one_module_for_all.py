@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.client.small import cross_entropy, examples, plan_of, task_of
-from thinwire.client.bench import Here
-from thinwire.client.compute.clock import Clock
-from thinwire.client.compute.site import Site, Split
+from thinwire.client.executor import Here
+from thinwire.client.train.protocol import Site, Split
+from thinwire.client.train.schedule import Clock
 from thinwire.simulation import simulate
 
 FAR = 1000.0

@@ -18,8 +18,8 @@ from thinwire.core.errors import UsageError
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Ask, Failure
 from thinwire.simulation import simulate
-from thinwire.simulation.processes import Processes
-from thinwire.simulation.sessions import Crowd
+from thinwire.simulation.client_pool import Crowd
+from thinwire.simulation.process_pool import Processes
 
 ROOT = Path(__file__).parents[2]
 TASK = """

@@ -17,17 +17,17 @@ from torch import nn
 
 from tests.client.small import cross_entropy, local_of, normed, plan_of, task_of
 from thinwire.client import Site
-from thinwire.client.compute import tensors
-from thinwire.client.compute.initial import build
-from thinwire.client.compute.keys import Key, derive
-from thinwire.client.compute.local import Work
-from thinwire.client.compute.trainer import TorchTrainer
+from thinwire.client.train import module as tensors
+from thinwire.client.train.layout import Key, derive
+from thinwire.client.train.module import build
+from thinwire.client.train.protocol import Work
+from thinwire.client.train.trainer import TorchTrainer
 from thinwire.core import RunPlan
 from thinwire.core.errors import TaskError, TooFewClients
 from thinwire.core.events import ModelStored
-from thinwire.core.home import AggregatorHome
 from thinwire.core.layout import Layout
-from thinwire.server.model.versions import Versions
+from thinwire.core.statedir import AggregatorHome
+from thinwire.server.model_store import Versions
 from thinwire.simulation import History, run_sim, simulate
 from thinwire.store import RoundRow, RunRow, Store
 
@@ -82,7 +82,7 @@ def took(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
     """Let the answers of the first asks take so long by the simulation's stopwatch, whatever this machine does."""
     stopwatch = iter(reading for spent in seconds for reading in (0.0, spent))
     watch = SimpleNamespace(perf_counter=lambda: next(stopwatch, 0.0))
-    monkeypatch.setattr("thinwire.simulation.sessions.time", watch)
+    monkeypatch.setattr("thinwire.simulation.client_pool.time", watch)
 
 
 def test_clients_count_as_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from thinwire.core import Layout, VirtualClock
 from thinwire.core.fleet import Arrival, Link, NodeJoined, NodeLeft
 from thinwire.core.types import Failure, ReplyHead
 from thinwire.simulation import LogNormal, MadeUp, Paced, ScriptedDevice, ScriptedFleet, Turn
-from thinwire.simulation.local import LocalLink
-from thinwire.simulation.spool import HeldSpool
+from thinwire.simulation.local_fleet import HeldSpool, LocalLink
 from thinwire.store import FileSpool, Store
 
 LAYOUT = Layout.of({"w": (3, 2)})

@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.client.small import linear, plan_of, task_of
 from thinwire.client import Site
-from thinwire.core.home import AggregatorHome
-from thinwire.simulation import sessions, simulate
+from thinwire.core.statedir import AggregatorHome
+from thinwire.simulation import client_pool, simulate
 from thinwire.simulation.run import run_sim
 from thinwire.store import Store
 
@@ -18,20 +18,20 @@ from thinwire.store import Store
 def test_who_is_put_to_sleep_and_woken_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of('[downlink]\ncodec = "topk(0.3)"', "topk(0.2) > int8", "classic", run="rounds = 4")
     awake = simulate(task_of(), plan, clients=3)
-    monkeypatch.setattr(sessions, "AWAKE_BYTES", 1)
+    monkeypatch.setattr(client_pool, "AWAKE_BYTES", 1)
     asleep = simulate(task_of(), plan, clients=3)
     assert awake.run.model_digest == asleep.run.model_digest
     assert [row.payload_up for row in awake.rounds] == [row.payload_up for row in asleep.rounds]
 
 
 def test_only_who_is_asked_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    woken, wake = list[int](), sessions.Sessions._wake
+    woken, wake = list[int](), client_pool.Sessions._wake
 
-    def counted(self: sessions.Sessions, index: int) -> object:
+    def counted(self: client_pool.Sessions, index: int) -> object:
         woken.append(index)
         return wake(self, index)
 
-    monkeypatch.setattr(sessions.Sessions, "_wake", counted)
+    monkeypatch.setattr(client_pool.Sessions, "_wake", counted)
     plan = plan_of("[cohort]\nclients = 3", run='rounds = 2\nevaluate = "off"')
     built = list[nn.Module]()
 

@@ -11,9 +11,9 @@ import pytest
 
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError, ThinwireError, UsageError
+from thinwire.reports.sweep_results import Cells
 from thinwire.simulation import simulate
 from thinwire.simulation.sweep import Sweep, estimated, grid, run_sweep
-from thinwire.store.cells import Cells
 
 TASK = '''
 """A task small enough for a sweep in a test."""

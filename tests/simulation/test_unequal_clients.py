@@ -7,7 +7,7 @@ import pytest
 from tests.client.small import plan_of, task_of
 from thinwire.core import RunPlan
 from thinwire.core.errors import UsageError
-from thinwire.core.messages import reply_from_json
+from thinwire.core.serialization import reply_from_json
 from thinwire.core.types import ReplyHead
 from thinwire.simulation import History, simulate
 from thinwire.store import Store

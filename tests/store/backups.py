@@ -10,9 +10,9 @@ import numpy as np
 from tests.store.story import LAYOUT, PLAN, accepted, head, opened, status
 from thinwire.core.events import ShadowStored
 from thinwire.core.fleet import TaskReport
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part
-from thinwire.server.model.versions import Versions
+from thinwire.server.model_store import Versions
 from thinwire.store import FileSpool, Store
 
 BODY = b"frames of an answer"

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 
 from tests.store.backups import Place
 from thinwire.core.clock import VirtualClock
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 from thinwire.store.backup import back_up
 

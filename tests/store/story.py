@@ -20,8 +20,8 @@ from thinwire.core.events import (
 )
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
-from thinwire.core.messages import reply_to_json
 from thinwire.core.plan import RunPlan
+from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
 from thinwire.store import Store
 

@@ -10,11 +10,11 @@ import pytest
 from tests.store.backups import BODY, Place, contents
 from tests.store.story import closed, head, status
 from thinwire.core.errors import DataLost
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import UpdateId
 from thinwire.store import FileSpool, Store, backup, restore
 from thinwire.store.backup import back_up
-from thinwire.store.copying import copy_file
+from thinwire.store.schema import copy_file
 
 
 def test_a_backup_of_a_store_in_use_is_restored_elsewhere_as_it_was(

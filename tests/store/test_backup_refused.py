@@ -13,10 +13,9 @@ import pytest
 
 from tests.store.backups import Place, contents
 from thinwire.core.errors import DataLost, NotFound, UsageError
-from thinwire.core.home import AggregatorHome, Held, hold
+from thinwire.core.statedir import AggregatorHome, Held, hold
 from thinwire.store import restore, schema
-from thinwire.store.archive import DATABASE, MANIFEST, Entry, Manifest
-from thinwire.store.backup import back_up
+from thinwire.store.backup import DATABASE, MANIFEST, Entry, Manifest, back_up
 
 
 def rewritten(file: Path, change: Callable[[dict[str, bytes]], None]) -> Path:

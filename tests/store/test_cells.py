@@ -8,9 +8,8 @@ import pytest
 
 from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost, NotFound, UsageError
-from thinwire.store.cells import Cell, CellRound, Cells, Made
-from thinwire.store.comparison import Link, compare, curve, figures, reached
-from thinwire.store.groups import groups
+from thinwire.reports.comparison import Link, compare, curve, figures, reached
+from thinwire.reports.sweep_results import Cell, CellRound, Cells, Made, groups
 
 
 def cell(codec: str = "int8", seed: int = 1, values: tuple[float, ...] = (0.5, 0.8, 0.9), up: int = 100) -> Cell:

@@ -13,13 +13,13 @@ import pytest
 
 from tests.server.bench import LAYOUT, REPORT, scripted, seed_of, work
 from tests.store.agreement import assert_sums_agree
-from thinwire.aggregation import feedback, parse
+from thinwire.compression import feedback, parse
 from thinwire.core import Key
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost
 from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.fleet import Delivery
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, Vector
 from thinwire.server.run import drive
 from thinwire.simulation import MadeUp, ScriptedDevice, ScriptedFleet, Turn

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.store.mapped import LEAST, mapped
+from thinwire.store.spool import LEAST, mapped
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that a page cannot be read")
 BYTES = bytes(range(251)) * (2 * LEAST // 251 + 1)
@@ -56,6 +56,6 @@ def test_pages_that_cannot_be_read_are_not_mapped(path: Path, monkeypatch: pytes
         def madvise(self, *args: int) -> None:
             raise OSError(14, "Bad address")
 
-    monkeypatch.setattr("thinwire.store.mapped.mmap.mmap", Broken)
+    monkeypatch.setattr("thinwire.store.spool.mmap.mmap", Broken)
     with path.open("rb") as file:
         assert mapped(file.fileno(), 0, LEAST) is None

@@ -18,13 +18,13 @@ from sqlalchemy import event, text
 from tests.store.agreement import assert_sums_agree
 from tests.store.story import accepted, head, new_run, opened
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.store import Store, database, schema, statements, tables
+from thinwire.store import Store, database, run_tables, schema
 
 
 def test_the_migrations_make_the_tables_that_the_program_uses(store: Store) -> None:
     with store._database.reading() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, tables.Run.metadata) == []
+        assert compare_metadata(context, run_tables.Run.metadata) == []
 
 
 def test_later_databases_of_a_process_are_made_like_the_first_one(
@@ -43,7 +43,7 @@ def test_a_statement_is_put_into_words_once_for_all_databases(tmp_path: Path) ->
     def worded(name: str) -> int:
         with Store.open(tmp_path / name) as store:
             assert (store.runs(), list(store.devices())) == ([], [])
-        return len(statements.WORDED)
+        return len(database.WORDED)
 
     assert worded("first") == worded("second") > 0
 

@@ -20,7 +20,6 @@ from tests.store.story import (
     status,
 )
 from thinwire.core.errors import NotFound
-from thinwire.core.event_json import to_json
 from thinwire.core.events import (
     ClientFailed,
     Evaluated,
@@ -28,6 +27,7 @@ from thinwire.core.events import (
     RunNoted,
     UpdateFolded,
 )
+from thinwire.core.serialization import to_json
 from thinwire.store import Store
 
 

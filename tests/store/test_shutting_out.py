@@ -9,7 +9,7 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.events import UpdateFolded
 from thinwire.core.fleet import Joining
-from thinwire.core.texts import grouped
+from thinwire.core.formatting import grouped
 from thinwire.store import Store, by_todays_name
 from thinwire.store.audit import NOTES
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.messages import reply_to_bytes
+from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Part, ReplyHead, Transfer, UpdateId
 from thinwire.store import FileSpool
 from thinwire.store.spool import MANY_FOLDERS, UNREADABLE

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from thinwire.core.errors import DataLost
-from thinwire.store import Store, copying, schema
+from thinwire.store import Store, schema
 from thinwire.store.database import Database, database_url
 
 LOGIN = "INSERT INTO logins (code_hash, expires_at) VALUES ('of before', 1.0)"
@@ -131,7 +131,7 @@ def test_where_no_copy_can_be_made_nothing_is_upgraded(tmp_path: Path, monkeypat
     def full(source: Path, draft: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(copying, "_back_up", full)
+    monkeypatch.setattr(schema, "_back_up", full)
     with pytest.raises(DataLost, match="before-") as failed:
         Store.open(path, upgrade=True)
     assert failed.value.exit_code == 8
@@ -153,5 +153,5 @@ def test_a_copy_of_a_damaged_file_is_not_made(tmp_path: Path) -> None:
     Store.open(path).close()
     path.write_bytes(path.read_bytes()[:5000] + bytes(range(256)) * 100)
     with pytest.raises(DataLost):
-        copying.copy_file(path, tmp_path / "copy")
+        schema.copy_file(path, tmp_path / "copy")
     assert [found.name for found in tmp_path.iterdir() if "copy" in found.name] == []

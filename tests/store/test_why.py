@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.aggregation import parse
+from thinwire.compression import parse
 from thinwire.core.events import HeadTaken
-from thinwire.core.keys import Key
 from thinwire.core.layout import Layout
+from thinwire.core.prng import Key
+from thinwire.reports.round_explanation import SMALLER, in_all, why
+from thinwire.reports.round_timing import ALONG, STAGES, along, turns, within
 from thinwire.store import RoundRow, UpdateRow
-from thinwire.store.stages import ALONG, STAGES, along, turns, within
-from thinwire.store.why import why
-from thinwire.store.why_of_run import in_all
-from thinwire.store.why_words import SMALLER
 
 PARAMETERS = 2_300_000
 ROUND = RoundRow(

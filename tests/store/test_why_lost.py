@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.store.test_why import ASK, QUICK, ROUND
-from thinwire.store.why import why
-from thinwire.store.why_of_run import in_all
+from thinwire.reports.round_explanation import in_all, why
 
 FAILED = replace(
     ASK, outcome="failed", reason="left: not heard of for 30 s", folded_round=None, failed_at=138.0, pulled_at=100.5,

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.store.test_why import ASK, QUICK, ROUND
-from thinwire.store.stages import STAGES
-from thinwire.store.why import why
-from thinwire.store.why_of_run import in_all
+from thinwire.reports.round_explanation import in_all, why
+from thinwire.reports.round_timing import STAGES
 
 CHATTY = replace(ASK, download_s=0.1, evaluate_s=0.1, train_s=0.2, encode_s=0.0, pulled_at=100.1, began_at=130.0,
                  arrived_at=130.1, requests=40)  # fmt: skip

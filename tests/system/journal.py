@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.system.passing import Answer
-from thinwire.core.event_json import from_json
 from thinwire.core.events import Event, RunStatusChanged
+from thinwire.core.serialization import from_json
 
 
 class Journal:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from thinwire.cli.app import main
+from thinwire.cli.main import main
 from thinwire.core.types import Failure, ReplyHead, UpdateId
-from thinwire.flower import FlowerLink
+from thinwire.transport import FlowerLink
 
 Push = Callable[[FlowerLink, ReplyHead | Failure, Path | None], None]
 BEYOND = 10**9  # no honest number comes there

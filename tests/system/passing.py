@@ -8,8 +8,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.flower.wire.framing import inflated, unblock
-from thinwire.flower.wire.routes import PUSH
+from thinwire.transport.protocol.http import PUSH, inflated, unblock
 
 MOST_HEAD = 1 << 20
 PART = b"PUT /tw/v1/parts/"

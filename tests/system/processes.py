@@ -15,10 +15,10 @@ from typing import Any
 
 from tests.ports import free_ports
 from thinwire.aggregation import codecs
-from thinwire.cli.app import main
-from thinwire.cli.handover import hand_over
-from thinwire.cli.options import overrides
-from thinwire.cli.places import alive
+from thinwire.cli.local_state import alive
+from thinwire.cli.main import main
+from thinwire.cli.params import overrides
+from thinwire.cli.run import hand_over
 from thinwire.core import RunPlan
 from thinwire.core.events import Event
 from thinwire.store import RunRow, Store

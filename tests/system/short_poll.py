@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from thinwire.cli.app import main
+from thinwire.cli.main import main
 from thinwire.flower.fleet import FlowerFleet
 
 POLL_S = 1.0

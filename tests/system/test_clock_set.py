@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.system.processes import PATIENCE_S, Site, kill
-from thinwire.core.clock_set import beside
+from thinwire.core.clock import beside
 from thinwire.core.events import AggregatorStarted
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 
 HOUR_S = 3600.0
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.system.processes import EXAMPLE, Site, environment
-from thinwire.client.disk.state import RunFolder
+from thinwire.client.run_state import RunFolder
 from thinwire.core import RunPlan
 
 APP = Path(__file__).parent / "tiny_app"

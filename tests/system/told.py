@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from thinwire.cli.app import main
-from thinwire.client import session
-from thinwire.client.answering.job import Job
-from thinwire.client.answering.work import Result
-from thinwire.client.answering.work import work as honest
-from thinwire.client.bench import Bench
-from thinwire.client.compute.site import Site
-from thinwire.client.disk.state import RunState
-from thinwire.client.failures import CannotAnswer
+from thinwire.cli.main import main
+from thinwire.client import handler
+from thinwire.client.context import Job
+from thinwire.client.errors import CannotAnswer
+from thinwire.client.execute import Result
+from thinwire.client.execute import work as honest
+from thinwire.client.executor import Bench
+from thinwire.client.run_state import RunState
+from thinwire.client.train.protocol import Site
 from thinwire.core.types import ReplyHead
 
 Work = Callable[[Job, ReplyHead, RunState, Bench, Site], Result]
@@ -40,5 +40,5 @@ def working(absent: Collection[int], anew: Collection[int]) -> Work:
 
 if __name__ == "__main__":
     said = json.loads(sys.argv.pop(1))
-    session.work = working(said["absent"], said["anew"])  # type: ignore[attr-defined, assignment]  # for every session of it
+    handler.work = working(said["absent"], said["anew"])  # type: ignore[attr-defined, assignment]  # for every session of it
     sys.exit(main())

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from tests.web.filled_store import add_devices, new_run
 from tests.web.told import DEVICES, REPORT, Told
-from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.events import HeadTaken, RunNoted
 from thinwire.core.fleet import Hello
+from thinwire.core.types import GIB, Equipment
 from thinwire.store import Store
 
 LADDER = '[uplink]\nladder = ["fp16", "int8", "topk(0.01) > int8"]'

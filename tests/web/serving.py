@@ -14,8 +14,7 @@ from pathlib import Path
 
 from thinwire.store import Store
 from thinwire.web.__main__ import page
-from thinwire.web.service import lock_beside
-from thinwire.web.settings import Settings
+from thinwire.web.settings import Settings, lock_beside
 
 
 @dataclass

@@ -15,7 +15,7 @@ from tests.web.filled_store import twelve_rounds
 from tests.web.test_api import get
 from tests.web.test_door import Visit
 from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
-from thinwire.core.home import hold
+from thinwire.core.statedir import hold
 from thinwire.store import Store
 
 OURS = {"Origin": "http://127.0.0.1:8080"}

@@ -15,7 +15,7 @@ from tests.web.filled_fleet import a_fleet, come, fingerprint, hello, many, ther
 from tests.web.filled_store import twelve_rounds
 from tests.web.serving import Shown, showing
 from thinwire.core.events import DeviceLeft
-from thinwire.core.home import hold
+from thinwire.core.statedir import hold
 from thinwire.store import Store
 
 TLS = {"listen": "0.0.0.0:9090", "pin": "ab" * 32, "urls": ["https://agg.example:9090"]}

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from tests.web.told import Told
 from thinwire.core.errors import UsageError
 from thinwire.store import Store
-from thinwire.web.pages import STATIC
+from thinwire.web.security import STATIC
 from thinwire.web.settings import listen_address, origin, read_token, root_path
 
 Visit = Callable[..., TestClient]

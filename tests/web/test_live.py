@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from thinwire.core.clock import starting
 from thinwire.core.errors import DataLost
-from thinwire.core.heartbeat import starting
-from thinwire.core.home import hold
+from thinwire.core.statedir import hold
 from thinwire.web.live import Live, News
-from thinwire.web.service import aggregator, lock_beside
+from thinwire.web.settings import aggregator, lock_beside
 
 
 class Journal:

@@ -17,9 +17,9 @@ from tests.web.filled_store import add_devices, finish, new_run, twelve_rounds
 from tests.web.serving import Shown, serving, showing
 from tests.web.told import Told
 from thinwire.core.events import AskTakenUp, Evaluated, RoundClosed, RoundTakenUp, RunNoted
-from thinwire.core.home import hold
+from thinwire.core.statedir import hold
+from thinwire.reports.sweep_results import Cells
 from thinwire.store import MeasureRow, Store
-from thinwire.store.cells import Cells
 
 
 def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: Store, served: Shown, look: Open):

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from thinwire.store import UpdateRow
-from thinwire.web.timeline import stretches
+from thinwire.web.run_text import stretches
 
 ROW = UpdateRow(
     run_id="r-1", round=1, device="a", ask_id="r-1.1.a", update_id="r-1/a/1", outcome="folded", reason="",

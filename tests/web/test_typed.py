@@ -13,10 +13,10 @@ import typer.main
 from starlette.testclient import TestClient
 
 from tests.web.filled_store import new_run
-from thinwire.cli.app import app
+from thinwire.cli.main import app
 from thinwire.core.events import RunNoted
 from thinwire.store import Store
-from thinwire.web.typed import COMMANDS, with_home
+from thinwire.web.run_text import COMMANDS, with_home
 
 HOME = " --home '/srv/state of mine'"
 

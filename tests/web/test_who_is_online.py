@@ -14,8 +14,8 @@ from tests.web.browsing import Open, axe, overflow
 from tests.web.filled_fleet import a_fleet
 from tests.web.filled_store import twelve_rounds
 from tests.web.serving import showing
-from thinwire.core.heartbeat import HEARD, write_heard
-from thinwire.core.home import AggregatorHome, hold
+from thinwire.core.clock import HEARD, write_heard
+from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store
 
 

@@ -23,7 +23,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
-from thinwire.core.messages import reply_to_json
+from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
 from thinwire.store import Store
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 def main() -> None:
     """Run `thinwire` and end this process with its exit code."""
-    from thinwire.client.compute.ending import Ending
+    from thinwire.client.train.errors import Ending
 
     ending = Ending()
-    from thinwire.cli.app import main as run
+    from thinwire.cli.main import main as run
 
     ending.code = run()
     raise SystemExit(ending.code)

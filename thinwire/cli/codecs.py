@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.options import Json
+from thinwire.cli import console
+from thinwire.cli.params import Json
 
 app = typer.Typer(name="codecs", help="Codecs: how an update is made small.", invoke_without_command=True)
 
@@ -32,25 +32,25 @@ def try_(
     json: Json = False,
 ) -> None:
     """Measure one chain on this machine, on normal values: time there and back, bits, error; a plain copy beside it."""
-    from thinwire.aggregation import parse
-    from thinwire.aggregation.aliases import standing_for
-    from thinwire.aggregation.trial import trials
+    from thinwire.compression import parse
+    from thinwire.compression.catalog import trials
+    from thinwire.compression.spec import standing_for
 
     codec = parse(spec)
     found, aliases = trials(codec, params), standing_for(spec)
     if json:
         document = {"spec": codec.spec, "aliases": aliases, "params": params}
-        say.document({**document, "trials": [vars(trial) for trial in found]})
+        console.document({**document, "trials": [vars(trial) for trial in found]})
         return
     for name, chain in aliases.items():
-        say.line(f"{name} is measured as {chain}")
-    say.line(f"{codec.spec}  {params} parameters, copied in {say.seconds(found[0].memcpy_ms / 1000)}")
+        console.line(f"{name} is measured as {chain}")
+    console.line(f"{codec.spec}  {params} parameters, copied in {console.seconds(found[0].memcpy_ms / 1000)}")
     header = ("feedback", "encode ms", "of a copy", "decode ms", "of a copy", "bits a parameter", "relative error")
     rows = [_trial(trial) for trial in found if not trial.refused]
-    say.table(header, rows, right=header[1:])
+    console.table(header, rows, right=header[1:])
     for trial in found:
         if trial.refused:
-            say.line(trial.refused)
+            console.line(trial.refused)
 
 
 def _trial(trial: Any) -> tuple[str, ...]:
@@ -60,20 +60,20 @@ def _trial(trial: Any) -> tuple[str, ...]:
 
 
 def _list(json: bool) -> None:
-    from thinwire.aggregation.described import SAMPLE, as_json, described
-    from thinwire.core.sections import UplinkSection
+    from thinwire.compression.catalog import SAMPLE, as_json, described
+    from thinwire.core.plan_schema import UplinkSection
 
     rows = described()
     if json:
-        say.document([as_json(row) for row in rows])
+        console.document([as_json(row) for row in rows])
         return
     header = ("name", "role", "kind", "bits", "in", "paper", "what")
     cells = [
         (r.name, r.role, r.kind, f"{r.bits:.3g}", r.example, r.paper, f"{r.stands_for}: {r.what}".lstrip(": "))
         for r in rows
     ]
-    say.table(header, cells, right=("bits",))
-    say.note(f"bits a parameter, on {SAMPLE} normal values; kinds under feedback: --json")
+    console.table(header, cells, right=("bits",))
+    console.note(f"bits a parameter, on {SAMPLE} normal values; kinds under feedback: --json")
     first = UplinkSection().codec
-    say.note(f'to begin with: {first}, feedback = "{UplinkSection().feedback}", which a plan without [uplink] has')
-    say.note(f'to learn more: thinwire codecs try "{first}" measures it on this machine')
+    console.note(f'to begin with: {first}, feedback = "{UplinkSection().feedback}", which a plan without [uplink] has')
+    console.note(f'to learn more: thinwire codecs try "{first}" measures it on this machine')

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.options import Json, PlanFile, Sets, overrides
+from thinwire.cli import console
+from thinwire.cli.params import Json, PlanFile, Sets, overrides
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+
 
 app = typer.Typer(name="plan", help="Plans: what a run is to do.", no_args_is_help=True)
 
@@ -26,17 +29,17 @@ def new(
     """Write a plan of the two lines that every plan needs."""
     from thinwire.core import RunPlan
     from thinwire.core.errors import UsageError
-    from thinwire.core.home import write_atomically
+    from thinwire.core.statedir import write_atomically
 
     text = f'[run]\ntask = "{task}"\n\n[local]\nlr = {lr:g}\n'
     RunPlan.parse(text)
     if file is None:
-        say.line(text.rstrip())
+        console.line(text.rstrip())
         return
     if file.exists():
         raise UsageError(f"{file} exists", why="a plan is not overwritten", hint="another name, or remove it first")
     write_atomically(file, text.encode(), mode=0o644)
-    say.note(f"wrote {file}; next: thinwire plan check {file}")
+    console.note(f"wrote {file}; next: thinwire plan check {file}")
 
 
 @app.command()
@@ -50,7 +53,7 @@ def check(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
     refused = read.check(codecs)
     if json:
         rows = [{"what": r.what, "why": r.why, "try": r.hint} for r in refused]
-        say.document({"plan": str(plan), "ok": not refused, "digest": read.digest, "refusals": rows})
+        console.document({"plan": str(plan), "ok": not refused, "digest": read.digest, "refusals": rows})
     if len(refused) == 1:
         raise refused[0].error()
     if refused:
@@ -60,7 +63,9 @@ def check(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
             hint="\n".join(r.hint for r in refused),
         )
     if not json:
-        say.line(f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {' | '.join(read.uplink.codecs)})")
+        console.line(
+            f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {' | '.join(read.uplink.codecs)})"
+        )
 
 
 @app.command()
@@ -71,14 +76,14 @@ def explain(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
     read = RunPlan.load(plan, overrides(sets))
     values = read.to_json()
     if json:
-        say.document(values)
+        console.document(values)
         return
     rows = [
         (f"[{section}] {name}", _toml(value), "" if _is_default(field, value) else "set", field.description or "")
         for section, name, field in _keys()
         for value in (values[section][name],)
     ]
-    say.table(("key", "value", "set", "meaning"), rows)
+    console.table(("key", "value", "set", "meaning"), rows)
 
 
 @app.command()
@@ -93,11 +98,11 @@ def diff(one: PlanFile, other: PlanFile, json: Json = False) -> None:
         if left[section][name] != right[section][name]
     ]
     if json:
-        say.document({key: [a, b] for key, a, b in found})
+        console.document({key: [a, b] for key, a, b in found})
     elif found:
-        say.table(("key", str(one), str(other)), [(key, _toml(a), _toml(b)) for key, a, b in found])
+        console.table(("key", str(one), str(other)), [(key, _toml(a), _toml(b)) for key, a, b in found])
     else:
-        say.note("the plans are equal")
+        console.note("the plans are equal")
 
 
 @app.command()
@@ -117,9 +122,9 @@ def keys(
         known = ", ".join(dict.fromkeys(s for s, _, _ in _keys()))
         raise NotFound(f"a plan has no section [{section}]", why=f"it has {known}", hint="thinwire plan keys")
     if json:
-        say.document([{"key": key, "default": default, "meaning": meaning} for key, default, meaning in rows])
+        console.document([{"key": key, "default": default, "meaning": meaning} for key, default, meaning in rows])
     else:
-        say.table(("key", "default", "meaning"), rows)
+        console.table(("key", "default", "meaning"), rows)
 
 
 def _keys() -> Iterator[tuple[str, str, FieldInfo]]:
@@ -146,7 +151,7 @@ def _plain(value: Any) -> Any:
 def _toml(value: Any) -> str:
     """A value as it stands in a plan; a key that is not there is shown as a dash."""
     if value is None:
-        return say.NOTHING
+        return console.NOTHING
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -158,3 +163,38 @@ def _toml(value: Any) -> str:
         if isinstance(value, str)
         else str(value)
     )
+
+
+# `thinwire init DIR`: a task and a plan of one's own, that run as they are.
+
+
+def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty folder")]) -> None:
+    """Write task.py (your model and data go there) and plan.toml (two lines) into a folder."""
+    from thinwire.core.errors import UsageError
+    from thinwire.core.statedir import disk_error, write_atomically
+
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.absolute().name).strip("-_")[:63] or "mine"
+    templates = files("thinwire.cli") / "templates"
+    written = {
+        "task.py": (templates / "task.py.txt").read_text(),
+        "plan.toml": f'[run]\ntask = "{name}"\n\n[local]\nlr = 0.5\n',
+    }
+    if there := [one for one in written if (directory / one).exists()]:
+        raise UsageError(
+            f"{directory / there[0]} exists", why="nothing is overwritten", hint="thinwire init ANOTHER-FOLDER"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, directory) from error
+    for one, text in written.items():
+        write_atomically(directory / one, text.encode(), mode=0o644)
+        console.line(str(directory / one))
+    console.note("next, with the same two files:")
+    console.note(f"  thinwire task check {directory}/task.py --plan {directory}/plan.toml")
+    console.note(f"  thinwire sim {directory}/plan.toml --clients 4")
+    console.note("  thinwire aggregator start        (then, for each device:)")
+    console.note(
+        f"  thinwire client start --aggregator http://127.0.0.1:9090 --task {name}={directory}/task.py --name NAME"
+    )
+    console.note(f"  thinwire run {directory}/plan.toml")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.options import Home, Json, PlanFile, Sets, Task, overrides
+from thinwire.cli import console
+from thinwire.cli.local_state import aggregator_home
+from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, overrides
+from thinwire.cli.task import load
+
+if TYPE_CHECKING:
+    from thinwire.client.task import Initial
+    from thinwire.core import RunPlan, Vector
+    from thinwire.store import Store
+
 
 DETACHED = 130
 
@@ -26,7 +35,7 @@ def run(
     Ctrl-C detaches (130): the run goes on.
     """
     from thinwire.aggregation import codecs
-    from thinwire.cli.places import opened, require_alive
+    from thinwire.cli.local_state import opened, require_alive
     from thinwire.core import RunPlan
 
     read = RunPlan.load(plan, overrides(sets))
@@ -34,8 +43,6 @@ def run(
         raise refused[0].error()
     require_alive(home)
     with opened(home, read_only=False) as store:
-        from thinwire.cli.handover import hand_over
-
         run_id = hand_over(store, home, read, plan, task)
         if detach:
             _detached(run_id, home, json)
@@ -44,32 +51,78 @@ def run(
 
 
 def _detached(run_id: str, home: Path | None, json: bool) -> None:
-    from thinwire.cli.places import again
+    from thinwire.cli.local_state import again
 
     if json:
-        say.document({"run_id": run_id})
+        console.document({"run_id": run_id})
     else:
-        say.line(run_id)
-        say.note(f"watch it: {again(f'runs watch {run_id}', home)}")
+        console.line(run_id)
+        console.note(f"watch it: {again(f'runs watch {run_id}', home)}")
 
 
 def _followed(run_id: str, home: Path | None, json: bool) -> int:
     """Follow until the end; the exit code is the run's."""
-    from thinwire.cli.places import again, opened
-    from thinwire.cli.runs.follow import follow
-    from thinwire.cli.runs.shown import run_document
+    from thinwire.cli.local_state import again, opened
+    from thinwire.cli.runs.progress import follow
+    from thinwire.cli.runs.render import run_document
 
     with opened(home) as store:
         try:
             code = follow(store, run_id, home)
         except KeyboardInterrupt:
-            say.note(f"detached: {run_id} goes on")
-            say.note(f"  watch it: {again(f'runs watch {run_id}', home)}")
-            say.note(f"  stop it:  {again(f'runs stop {run_id}', home)}")
+            console.note(f"detached: {run_id} goes on")
+            console.note(f"  watch it: {again(f'runs watch {run_id}', home)}")
+            console.note(f"  stop it:  {again(f'runs stop {run_id}', home)}")
             return DETACHED
         if json:
-            say.document(run_document(store, run_id))
+            console.document(run_document(store, run_id))
         elif code == 0:
-            say.line(run_id)
-            say.note(f"the model: {again(f'runs model {run_id} --out model.safetensors', home)}")
+            console.line(run_id)
+            console.note(f"the model: {again(f'runs model {run_id} --out model.safetensors', home)}")
         return code
+
+
+# A plan and a task's code become a run in the aggregator's queue, with its first model.
+
+
+def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: str | None) -> str:
+    """Import the task here, where it was typed, make or fetch the first model, and queue the run; gives its id."""
+    from thinwire.client.task import initial_model, report, require_own_loop
+    from thinwire.server.submit import submit
+
+    code = load(plan.run.task, file, task)
+    require_own_loop(plan, code)
+    made = initial_model(code, plan.run.seed)
+    if made.left_out:
+        console.note(f"warning: {made.left_out}")
+    place = aggregator_home(home)
+    vector, buffers, counters = first_model(store, home, plan, file, made)
+    return submit(store, place, plan, made.layout, vector, buffers, counters, report(code), fixed=made.fixed)
+
+
+# Where a run's first model comes from: the task, a file, another run, or later a device ([run] init).
+
+
+def first_model(
+    store: Store, home: Path | None, plan: RunPlan, file: Path, made: Initial
+) -> tuple[Vector, Vector, Mapping[str, int]]:
+    """(params, buffers, counters) that the plan says to begin with; a relative file stands beside the plan or here."""
+    from thinwire.cli.runs.export import read_model_file, stored_model
+    from thinwire.core.errors import TaskError
+
+    init = plan.run.init
+    if init in ("", "device"):  # the device's own is asked for when the run begins
+        return made.vector, made.buffers, made.counters
+    if init.startswith("run:"):
+        name, _, which = init.removeprefix("run:").partition("@")
+        other = stored_model(store, home, name, which or "last")
+        if other.layout.digest != made.layout.digest:
+            raise TaskError(
+                f"the model of {other.run.run_id} is not one of this task",
+                why="its tensors have other names or shapes",
+                hint="the same task, or leave [run] init out",
+            )
+        return other.params, other.buffers, other.row.counters
+    path = Path(init).expanduser()
+    beside = file.absolute().parent / path
+    return read_model_file(beside if beside.exists() else path, made.layout, made.buffers, made.fixed)

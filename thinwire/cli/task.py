@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.options import Data, Json
+from thinwire.cli import console
+from thinwire.cli.console import seconds, size
+from thinwire.cli.params import Data, Json
+
+if TYPE_CHECKING:
+    from thinwire.client.task import LoadedTask
+
 
 app = typer.Typer(name="task", help="Tasks: the model and the data of a run.", no_args_is_help=True)
 
@@ -26,13 +34,119 @@ def check(
     json: Json = False,
 ) -> None:
     """Do one local step, one encode and one fold in this process, and print what they show."""
-    from thinwire.cli.checked import checked, lines
-
     found = checked(module, data, plan)
     if json:
-        say.document(found)
+        console.document(found)
         return
     for line in lines(found):
-        say.line(line)
+        console.line(line)
     where = plan or "PLAN"
-    say.note(f"next: thinwire sim {where} --clients 4 --task {found['task']}={module}")
+    console.note(f"next: thinwire sim {where} --clients 4 --task {found['task']}={module}")
+
+
+# Which code a task's name means here: --task, then task.py beside the plan, then what is installed.
+#
+# A task.py has no name of its own: it is the code of the task that the plan's file names, not of one that --set names.
+
+
+def task_spec(name: str, plan: Path, given: str | None) -> str:
+    """The NAME=MODULE that a plan's task resolves to; `TaskError` says all three ways when there is none."""
+    from thinwire.client.task import GROUP, installed_tasks
+    from thinwire.core.errors import TaskError
+
+    if given:
+        named, equals, module = given.partition("=")
+        if not equals:
+            return f"{name}={given}"
+        if named != name:
+            raise TaskError(
+                f"--task names {named!r}, the plan trains {name!r}",
+                why=f'{plan} says [run] task = "{name}"',
+                hint=f"--task {name}={module}",
+            )
+        return given
+    beside = plan.absolute().parent / "task.py"
+    found, otherwise = f"no {beside}", "thinwire init DIR writes one"
+    if beside.is_file():
+        its = _named_in(plan)
+        if its in (None, name):
+            return f"{name}={beside}"
+        found, otherwise = f"{beside} is that of {its!r}, which the plan names", f"or the task {its!r}"
+    if installed := installed_tasks().get(name):
+        return f"{name}={installed}"
+    raise TaskError(
+        f"no code for the task {name!r}",
+        why=f"no --task, {found}, no installed entry point {GROUP}:{name}",
+        hint=f"--task {name}=path/to/task.py; {otherwise}",
+    )
+
+
+def _named_in(plan: Path) -> str | None:
+    """The task that a plan's file names, whatever --set makes of it."""
+    named: str | None = tomllib.loads(plan.read_text()).get("run", {}).get("task")
+    return named
+
+
+def load(name: str, plan: Path, given: str | None) -> LoadedTask:
+    """Import it."""
+    from thinwire.client.task import load_task
+
+    return load_task(task_spec(name, plan, given))
+
+
+# A task's dress rehearsal in words.
+
+
+LINKS_MBIT = (1, 10, 100)
+
+
+def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]:
+    """Rehearse a task by the plan, or by a plan's defaults; the document of `task check --json`."""
+    from thinwire.aggregation import codecs
+    from thinwire.client import Site, load_task
+    from thinwire.client.task_check import rehearse
+    from thinwire.core import RunPlan
+
+    read = RunPlan.load(plan) if plan else RunPlan.parse('[run]\ntask = "task"\n[local]\nlr = 0.01')
+    if refused := read.check(codecs):
+        raise refused[0].error()
+    task = load_task(module if "=" in module else f"{read.run.task}={module}")
+    found = dataclasses.asdict(rehearse(task, Site(data=data.absolute() if data else None), read))
+    uploads = {f"{rate}": found["up_bytes"] * 8 / (rate * 1e6) for rate in LINKS_MBIT}
+    return {"task": task.name, "plan": str(plan) if plan else None, **found, "upload_s_at_mbit": uploads}
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """What a person reads."""
+    yield f"{found['task']}: a task that trains"
+    yield f"model      {found['parameters']} trained parameters in {found['tensors']} tensors{_beside(found)}"
+    if found["left_out"]:
+        yield f"not sent   {found['left_out']}"
+    tested = "no test data (it will not be measured)"
+    if found["test_examples"] is not None:
+        tested = f"{found['test_examples']} to be measured on"
+    yield f"data       {_count(found['train_examples'])} examples to train on, {tested}"
+    yield f"batch      {', '.join(found['batch'])}"
+    yield f"loss       {found['loss_before']:.4f} before one step, {found['loss_after']:.4f} after it"
+    yield "metrics    " + ", ".join(f"{name} {value:.4f}" for name, value in found["metrics"].items())
+    for name in found["counted_once"]:
+        yield f"           {name} has a count of 1 over {found['measured']} examples, as a mean has: small batches and"
+        yield "           small clients then count as much as large ones; return the sum and the number of examples"
+    whose = " of train()" if found["own_train"] else ""
+    held = size(found["peak_bytes"])
+    yield f"step       {found['step_s'] * 1000:.2f} ms{whose}; this process held {held} at most"
+    ratio = found["dense_bytes"] / max(1, found["up_bytes"])
+    yield f"a round    {size(found['up_bytes'])} up by {found['codec']}, {ratio:.1f} times less than dense;"
+    first = f", {size(found['dense_bytes'])} the first time" if found["down_bytes"] != found["dense_bytes"] else ""
+    yield f"           {size(found['down_bytes'])} down{first}"
+    times = ", ".join(f"{seconds(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
+    yield f"upload     {times}"
+
+
+def _beside(found: dict[str, Any]) -> str:
+    kinds = [f"{found[kind]} {kind}" for kind in ("buffers", "frozen") if found[kind]]
+    return f", {' and '.join(kinds)} beside them" if kinds else ""
+
+
+def _count(examples: int | None) -> str:
+    return "an unknown number of" if examples is None else str(examples)

@@ -16,24 +16,28 @@ that trains imports nothing but `compute/`.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire.client.compute.partitions import held_out, own_part
-    from thinwire.client.compute.site import Site, Split
-    from thinwire.client.compute.task import LoadedTask
     from thinwire.client.task import load_task
+    from thinwire.client.train.partitions import held_out, own_part
+    from thinwire.client.train.protocol import Site, Split
+    from thinwire.client.train.task import LoadedTask
 
 __all__ = ["LoadedTask", "Site", "Split", "held_out", "load_task", "own_part"]
-AT = {
-    "held_out": ".compute.partitions", "own_part": ".compute.partitions", "Site": ".compute.site",
-    "Split": ".compute.site", "LoadedTask": ".compute.task", "load_task": ".task",
-}  # fmt: skip
+
+_WHERE = {
+    "LoadedTask": "thinwire.client.train.task",
+    "Site": "thinwire.client.train.protocol",
+    "Split": "thinwire.client.train.protocol",
+    "held_out": "thinwire.client.train.partitions",
+    "load_task": "thinwire.client.task",
+    "own_part": "thinwire.client.train.partitions",
+}
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name not in AT:
+    if name not in _WHERE:
         raise AttributeError(f"module 'thinwire.client' has no attribute {name!r}")
-    return getattr(importlib.import_module(AT[name], __name__), name)
+    return getattr(import_module(_WHERE[name]), name)

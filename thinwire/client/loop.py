@@ -1,6 +1,6 @@
 """What a service does with the asks that come: one after the other, each answered and pushed before the next.
 
-Where a plan has training go on meanwhile, an answer is finished and pushed behind it (client/behind.py).
+Where a plan has training go on meanwhile, an answer is finished and pushed behind it (client/retry.py).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from thinwire.client.answering.job import Say
-from thinwire.client.answering.under_way import Begun
-from thinwire.client.behind import Behind
-from thinwire.client.compute.errors import Cancelled
-from thinwire.client.kept_runs import Reply
-from thinwire.client.link.calls import BrokenOff, Calls
-from thinwire.client.session import Answer, Session
-from thinwire.client.upkeep import Upkeep
-from thinwire.core.equipment import NOTHING_SAID, Equipment
+from thinwire.client.admission import Gate
+from thinwire.client.context import Say
+from thinwire.client.errors import CannotAnswer
+from thinwire.client.executor import Worker
+from thinwire.client.handler import Answer, Begun, Session
+from thinwire.client.policy import Policy
+from thinwire.client.retry import Behind, BrokenOff, Calls
+from thinwire.client.run_store import Reply
+from thinwire.client.train.errors import Cancelled
 from thinwire.core.errors import BadPayload, NotOffered, NotTaken, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
-from thinwire.core.texts import plain
-from thinwire.core.types import Ask, Failure, ReplyHead
+from thinwire.core.formatting import plain
+from thinwire.core.types import NOTHING_SAID, Ask, Equipment, Failure, ReplyHead
 
 T = TypeVar("T")
 LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
@@ -274,3 +274,60 @@ def sent(ask: Ask, head: ReplyHead, took_s: float) -> str:
     spent["upload"] = took_s - sum(spent.values()) - head.timings.encode_s
     what = max(spent, key=lambda name: spent[name])
     return f"{line}, {took_s - ask.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
+
+
+# What a service looks after between two asks: a fresh process where its owner wishes one, the policy as it is now.
+
+
+class Upkeep:
+    """`wished` is set by `thinwire client reload`; `reread` gives the owner's policy as its file is now.
+
+    Law: whatever is wrong with the new code or the new policy, the service goes on: with the policy that it had, and
+    with asks that fail by the code's error.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        worker: Worker | None = None,
+        wished: threading.Event | None = None,
+        reread: Callable[[], Policy] | None = None,
+    ) -> None:
+        self.gate, self.worker = gate, worker
+        self._wished, self._reread = wished or threading.Event(), reread
+
+    def look(self, say: Say) -> None:
+        """Between two asks, in the thread that works."""
+        if self._wished.is_set():
+            self._wished.clear()
+            self._reload_policy(say)
+            self._reload_tasks(say)
+        if self.worker is not None:
+            self.worker.rest()
+
+    def _reload_policy(self, say: Say) -> None:
+        if self._reread is None:
+            return
+        try:
+            policy = self._reread()
+        except ThinwireError as error:
+            say(f"the policy stays as it was: {error}")
+            return
+        if policy != self.gate.policy:
+            self.gate.renew(policy)
+            say(f"the policy is another one now: {policy.digest}")
+
+    def _reload_tasks(self, say: Say) -> None:
+        if self.worker is None:
+            return
+        say("importing the tasks anew")
+        try:
+            self.worker.anew()
+        except (ThinwireError, CannotAnswer, ImportError, Cancelled) as error:  # the next ask tries it again
+            say(f"the tasks cannot be imported: {error}")
+            return
+        for line in self.worker.changed:
+            say(line)
+        for task in self.worker.described:
+            if not task.report.error:
+                say(f"the task {task.name} is {task.version} {task.source_digest[:12]}".replace("  ", " "))

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from thinwire.aggregation import codecs
-from thinwire.client.compute import task
-from thinwire.client.compute.failures import place
-from thinwire.client.compute.local import Local, ignored
-from thinwire.client.compute.task import LoadedTask
-from thinwire.client.refusals import in_our_words
-from thinwire.core.errors import PlanError
-from thinwire.core.fleet import TaskReport
-from thinwire.core.layout import Layout
+from thinwire.client.errors import in_our_words
+from thinwire.client.train import partitions, task
+from thinwire.client.train.errors import place
+from thinwire.client.train.module import build, first_model
+from thinwire.client.train.protocol import Local, ignored
+from thinwire.client.train.task import LoadedTask
+from thinwire.core.errors import DataLost, PlanError
+from thinwire.core.fleet import MAX_TENSORS, TaskReport
+from thinwire.core.layout import Layout, differences
 from thinwire.core.plan import RunPlan
+from thinwire.core.statedir import write_atomically
+from thinwire.core.types import Fixed, Vector
 
-__all__ = ["GROUP", "LoadedTask", "as_task", "installed_tasks", "load_task", "report", "require_own_loop"]
+__all__ = [
+    "GROUP",
+    "Initial",
+    "LoadedTask",
+    "as_task",
+    "build",
+    "held_out",
+    "initial_model",
+    "installed_tasks",
+    "load_task",
+    "own_part",
+    "parse_split",
+    "partition",
+    "report",
+    "require_own_loop",
+]
+
 
 GROUP = "thinwire.tasks"
 
@@ -42,11 +67,116 @@ def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
 
 def report(loaded: LoadedTask) -> TaskReport:
     """What is told to an aggregator; code that raises is reported by its place, not raised."""
-    from thinwire.client.compute.initial import build
-    from thinwire.client.compute.tensors import places_of
+    from thinwire.client.train.module import build, places_of
 
     try:
         layout = Layout.from_json(places_of(build(loaded)).to_json())
     except Exception as error:  # whatever the task's code raises: another task of this device may work
         return TaskReport(loaded.name, loaded.version, loaded.source_digest, error=place(error, loaded.file))
     return TaskReport(loaded.name, loaded.version, loaded.source_digest, layout.digest, tuple(codecs))
+
+
+# The first model of a run, made where its task is typed.
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Version 0: trained parameters, float buffers, single integers as counters, and buffers that nothing changes."""
+
+    layout: Layout
+    vector: Vector
+    buffers: Vector
+    counters: dict[str, int]
+    fixed: Fixed = field(default_factory=dict)
+    left_out: str = ""  # what of the model's state does not travel, in words
+
+
+@in_our_words()
+def initial_model(task: LoadedTask, run_seed: int) -> Initial:
+    """A model drawn by the run's seed; `TaskError` says where the task's code raised."""
+    first = first_model(task, run_seed)
+    layout = Layout.from_json(first.places.to_json())
+    return Initial(layout, first.params, first.buffers, first.counters, first.fixed, first.left_out)
+
+
+# How one data set is cut into the parts of many clients (`compute/partitions.py`), refused in our own words.
+
+
+parse_split = in_our_words()(partitions.parse_split)
+partition = in_our_words()(partitions.partition)
+own_part = in_our_words()(partitions.own_part)
+held_out = partitions.held_out
+
+
+# What a client's tasks were at its last start, kept on disk: the next one says what has changed since.
+
+
+FILE = "described.json"
+
+
+@dataclass(frozen=True)
+class Described:
+    """One task as the process that trains has seen it."""
+
+    spec: str
+    name: str
+    version: str = ""
+    source_digest: str = ""
+    file: str = ""
+    layout: Mapping[str, Any] | None = None
+    error: str = ""
+    wrong: Sequence[str] = ()  # what `compute/errors.py` has raised as it was imported
+    left_out: str = ""  # what of the model's state does not travel, in words
+
+    @classmethod
+    def told(cls, row: Mapping[str, Any]) -> Described:
+        """As the process tells it; LookupError, TypeError or ValueError where it cannot be."""
+        if "wrong" in row:
+            wrong = tuple(str(text) for text in row["wrong"])
+            return cls(row["spec"], str(row["spec"]).partition("=")[0], error=wrong[1], wrong=wrong)
+        found = cls(**row)
+        _ = found.report  # which reads the layout
+        return found
+
+    @cached_property
+    def parsed(self) -> Layout | None:
+        return Layout.from_json(self.layout) if self.layout is not None else None
+
+    @property
+    def report(self) -> TaskReport:
+        if self.parsed is None:
+            return TaskReport(self.name, self.version, self.source_digest, error=self.error)
+        text = self.parsed.text
+        return TaskReport(
+            self.name, self.version, self.source_digest, self.parsed.digest, tuple(codecs),
+            tensors=text if len(text) <= MAX_TENSORS else "",
+        )  # fmt: skip
+
+
+def last(folder: Path) -> dict[str, Layout]:
+    """The layouts of the tasks as they were described last, by name; none where nothing can be read."""
+    try:
+        rows = json.loads((folder / FILE).read_bytes())["tasks"]
+        return {str(row["name"]): Layout.from_json(row["layout"]) for row in rows if row["layout"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def changed(before: Mapping[str, Layout], found: Sequence[Described]) -> list[str]:
+    """Name each task whose model is another than `before`, with what differs."""
+    pairs = [(one.name, one.parsed, before[one.name]) for one in found if one.parsed and one.name in before]
+    return [
+        f"the task {name} has another model than before: {differences(now, then)}"
+        for name, now, then in pairs
+        if now.digest != then.digest
+    ]
+
+
+def keep(folder: Path, found: Sequence[Described]) -> None:
+    """For the next start; not when a task has an error, which may not be one of its code."""
+    if any(one.error for one in found):
+        return
+    try:
+        write_atomically(folder / FILE, json.dumps({"tasks": [asdict(one) for one in found]}).encode())
+    except DataLost:
+        return  # it only says what has changed

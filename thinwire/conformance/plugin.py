@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-LAWS = tuple(Path(__file__).with_name(name) for name in ("laws.py", "frame_laws.py"))
+LAWS = tuple(Path(__file__).with_name(name) for name in ("codec_suite.py",))
 SPECS = pytest.StashKey[Any]()
 BEHIND = {
     "quantizer": ("{} > zstd", "topk(0.3) > {}"),
@@ -49,8 +49,8 @@ def specs(named: str) -> list[str]:
         importlib.import_module("hypothesis")
     except ImportError as error:
         raise pytest.UsageError("--thinwire-codec needs hypothesis: pip install hypothesis") from error
-    from thinwire.aggregation import parse
-    from thinwire.aggregation.registry import steps
+    from thinwire.compression import parse
+    from thinwire.compression.registry import steps
     from thinwire.core.errors import CodecError
 
     thing = _imported(named)

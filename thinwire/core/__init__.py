@@ -2,9 +2,9 @@
 
 from thinwire.core.clock import Clock, RealClock, VirtualClock
 from thinwire.core.errors import ThinwireError
-from thinwire.core.keys import Key, derive
 from thinwire.core.layout import Layout, Segment, Tensor
 from thinwire.core.plan import RunPlan
+from thinwire.core.prng import Key, derive
 from thinwire.core.registry import Registry
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, State, UpdateId, Vector, Verdict
 

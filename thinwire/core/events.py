@@ -118,7 +118,7 @@ class RoundOpened(Event):
     """Everything that was decided about a round, before any ask of it leaves.
 
     `codec` is what most are asked in; with a ladder each device has its own in `codecs`, and `standings` say how far it
-    is on its way to a milder one (server/choices/ladder.py).
+    is on its way to a milder one (server/policy/codec_ladder.py).
     """
 
     round: int
@@ -362,7 +362,7 @@ class Evaluated(Event):
     The last model is asked for by itself; what that took in bytes stands here, and is 0 for all others. `few`: so
     few clients measured it that it is no best and meets no target.
 
-    `best` and `target` go by robust means (server/model/measured.py): `robust` are those that differ from `metrics`,
+    `best` and `target` go by robust means (server/evaluation.py): `robust` are those that differ from `metrics`,
     `clipped` are the metrics that were clipped, by the update_id of their reply. `units` and `widths` are what was
     learned for the versions to come.
     """

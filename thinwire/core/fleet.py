@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import DataLost
-from thinwire.core.messages import ReplyLimit
-from thinwire.core.types import PROTOCOL, Arrived, Ask, Failure, ReplyHead, UpdateId
+from thinwire.core.serialization import ReplyLimit
+from thinwire.core.types import NOTHING_SAID, PROTOCOL, Arrived, Ask, Equipment, Failure, ReplyHead, UpdateId
 
 MAX_TENSORS = 64 * 2**10  # letters of the layouts in one hello: some 1000 tensors
 

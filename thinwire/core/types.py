@@ -17,7 +17,7 @@ PROTOCOL = 1
 Vector: TypeAlias = NDArray[np.float32]  # contiguous, 1-D: trained parameters of a segment or a model, or their change
 State: TypeAlias = dict[str, NDArray[Any]]  # named arrays that a step carries from call to call
 Fixed: TypeAlias = Mapping[str, NDArray[Any]]  # tensors that no training changes and the exported file needs, by name
-Payload: TypeAlias = bytes  # what an encoder made: one binary frame (aggregation/frame.py)
+Payload: TypeAlias = bytes  # what an encoder made: one binary frame (compression/frame.py)
 Arrived: TypeAlias = bytes | memoryview  # a payload as it lies in the spool, which need not be read into memory
 Metrics: TypeAlias = Mapping[str, tuple[float, float]]  # name -> (sum, count); the value shown is sum / count
 AskKind = Literal["describe", "init", "train", "evaluate", "stop"]
@@ -199,3 +199,100 @@ def finite(value: float, what: str) -> float:
     if not np.isfinite(value):
         raise BadPayload(f"{what} is {value}", why="a reply's numbers must be finite")
     return float(value)
+
+
+# The id of an ask says for which run, round and device it is.
+
+
+FURTHER = "+"
+
+
+def ask_id_of(run_id: str, number: int, device: str, further: bool = False) -> str:
+    """The id of what a device is asked in a round; `further`: while an update of it stood in the round's buffer.
+
+    >>> ask_id_of("digits-3", 12, "pi-01", further=True)
+    'digits-3.12+.pi-01'
+    """
+    return f"{run_id}.{number}{FURTHER if further else ''}.{device}"
+
+
+def asked_round(ask_id: str) -> int:
+    """The round that an ask belonged to stands in its id, RUN.ROUND.DEVICE; 0 where none does.
+
+    >>> asked_round("digits-3.12.pi-01"), asked_round("digits-3.12+.pi-01")
+    (12, 12)
+    """
+    try:
+        return int(_named(ask_id).removesuffix(FURTHER))
+    except ValueError:
+        return 0
+
+
+def is_further(ask_id: str) -> bool:
+    """Whether it was asked for the buffer after its round's, in which an update of its device stood."""
+    return _named(ask_id).endswith(FURTHER)
+
+
+def first_of(ask_id: str) -> str:
+    """The id of what the device of a further ask was asked first in the same round, if it was.
+
+    >>> first_of("digits-3.12+.pi-01")
+    'digits-3.12.pi-01'
+    """
+    run_id, _, device = ask_id.rsplit(".", 2)
+    return ask_id_of(run_id, asked_round(ask_id), device)
+
+
+def within_run(ask_id: str) -> str:
+    """Return an id without the name of its run, for draws that must not depend on that name.
+
+    >>> within_run("digits-3.12+.pi-01")
+    '12+.pi-01'
+    """
+    return ".".join(ask_id.rsplit(".", 2)[-2:])
+
+
+def _named(ask_id: str) -> str:
+    """What stands between the run and the device."""
+    return ask_id.rsplit(".", 2)[-2] if ask_id.count(".") >= 2 else ""
+
+
+def measuring_id_of(run_id: str, version: int, device: str) -> str:
+    """The id under which a device is asked to measure the last version: no round's."""
+    return f"{run_id}.eval{version}.{device}"
+
+
+# What a device says that it has. What it cannot measure and nobody told it is None: nothing is guessed.
+
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """`free_bytes` of memory are those that a task could have: what this client itself uses is counted as free."""
+
+    cores: int | None = None
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    mains: bool | None = None  # False: it runs on a battery
+    metered: bool | None = None  # whether its link is paid by volume
+
+    @property
+    def sentence(self) -> str:
+        """What is known of it, in words.
+
+        >>> Equipment(4, 2**32, 2**31, mains=True).sentence
+        '4 cores, 2.0 of 4.0 GiB free, mains'
+        """
+        told = {True: ("mains", "metered"), False: ("battery", "unmetered")}
+        said = ["1 core" if self.cores == 1 else f"{self.cores} cores"] if self.cores is not None else []
+        if self.memory_bytes is not None:
+            free = f"{self.free_bytes / GIB:.1f} of " if self.free_bytes is not None else ""
+            said.append(f"{free}{self.memory_bytes / GIB:.1f} GiB{' free' if free else ''}")
+        said += [told[self.mains][0]] if self.mains is not None else []
+        said += [told[self.metered][1]] if self.metered is not None else []
+        return ", ".join(said)
+
+
+NOTHING_SAID = Equipment()

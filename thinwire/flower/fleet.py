@@ -9,37 +9,27 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.clock import Clock, RealClock
+from thinwire.core.clock import HEARD, Clock, RealClock, write_heard
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.fleet import Arrival, DeviceRow, Envelope, FixedLimits, NodeLeft, ReplyLimits, Roster, Spool, TakenUp
-from thinwire.core.heartbeat import HEARD, write_heard
-from thinwire.core.home import write_atomically
-from thinwire.core.messages import ReplyLimit
 from thinwire.core.protocol import SPEAKS, Range
+from thinwire.core.serialization import ReplyLimit
+from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Arrived, UpdateId
-from thinwire.flower.door.account import Account
-from thinwire.flower.door.authority import Authority
-from thinwire.flower.door.door import Door, Serve
-from thinwire.flower.door.gate import Gate
-from thinwire.flower.door.guests import Guests
-from thinwire.flower.door.ledger import Ledger
-from thinwire.flower.door.limits import CONNECTIONS_OF_A_GUEST, KnownAddresses
-from thinwire.flower.door.listener import Listener
-from thinwire.flower.door.requests import Request
-from thinwire.flower.grid import Grid
-from thinwire.flower.lane.answers import Answers
-from thinwire.flower.lane.bundle import BundleRoute
-from thinwire.flower.lane.enrolment import by_loopback, welcomes_nobody
-from thinwire.flower.lane.exchange import Exchange
-from thinwire.flower.lane.hello import HelloRoute
-from thinwire.flower.lane.joins import CaRoute, JoinRoute, LeaveRoute
-from thinwire.flower.lane.pull import PullRoute
-from thinwire.flower.lane.push import PushRoute, push_bytes
-from thinwire.flower.lane.sessions import Sessions
-from thinwire.flower.lane.uploads import Uploads
-from thinwire.flower.nodes import Nodes
-from thinwire.flower.superlink import TASK_HEARTBEAT_S, SuperLink
-from thinwire.flower.wire.routes import Found
+from thinwire.flower.superlink import TASK_HEARTBEAT_S, Grid, Nodes, SuperLink
+from thinwire.transport.protocol.http import Found
+from thinwire.transport.server.app import Door, Request, Serve
+from thinwire.transport.server.assignments import BundleRoute, PullRoute
+from thinwire.transport.server.auth import Gate, Guests, by_loopback, welcomes_nobody
+from thinwire.transport.server.connections import Account, Ledger
+from thinwire.transport.server.limits import CONNECTIONS_OF_A_GUEST, KnownAddresses
+from thinwire.transport.server.listener import Listener
+from thinwire.transport.server.mailbox import Exchange
+from thinwire.transport.server.presence import Sessions
+from thinwire.transport.server.registration import CaRoute, HelloRoute, JoinRoute, LeaveRoute
+from thinwire.transport.server.replies import Answers
+from thinwire.transport.server.tls import Authority
+from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 
 GRACE_S = 4.0  # a device whose connection closed gets so long to come back
 POLL_S = 120.0  # how long a pull waits: the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/door.py)

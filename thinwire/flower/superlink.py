@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
-
-os.environ.update(  # read by flwr when it is imported: nothing leaves this machine on its own
-    FLWR_TELEMETRY_ENABLED="0",
-    FLWR_DISABLE_UPDATE_CHECK="1",
-    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-)
+from datetime import UTC, datetime
+from typing import Any, cast
 
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SubStatus
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
@@ -25,6 +22,30 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_a
 from flwr.superlink.main import create_app
 
 from thinwire.core.errors import ThinwireError
+
+from flwr.app import ConfigRecord  # isort: skip
+from flwr.app import Message, RecordDict
+
+from flwr.app.message import make_message  # isort: skip
+from flwr.app.metadata import Metadata  # isort: skip
+from flwr.common.constant import SUPERLINK_NODE_ID  # isort: skip
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
+
+from thinwire.core.fleet import DeviceRow
+from thinwire.transport.server.mailbox import Exchange
+
+__all__ = [
+    "Grid",
+    "Message",
+    "said",
+]
+
+
+os.environ.update(  # read by flwr when it is imported: nothing leaves this machine on its own
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+)
 
 logging.getLogger("flwr").setLevel(logging.ERROR)  # its notes on starting and stopping are not for our users
 
@@ -159,3 +180,122 @@ def config() -> SuperLinkLifespanConfig:
         isolation="process",
         runtime_dependency_install=False,
     )
+
+
+# A Grid on Flower's state: asks and reply heads are Flower Messages. Frames never enter its object store.
+#
+# A `Message` gets its metadata whole: Flower's public way to fill it goes through a process-wide identity.
+
+
+RECORD = "thinwire"
+ASK, REPLY = "ask", "reply"
+TTL_S = 10 * 365 * 86400.0  # the round decides when an ask is too old, not Flower
+
+
+class Grid:
+    """Messages of our Flower run. Called from the fleet's thread and the door's; Flower's state has its own lock."""
+
+    def __init__(self, superlink: SuperLink) -> None:
+        self._superlink, self._state = superlink, superlink.state
+
+    def ask(self, node_id: int, data: bytes, group: str = "") -> Message:
+        """Store an ask for a node."""
+        for _ in range(2):
+            message = self._message(ASK, data, SUPERLINK_NODE_ID, node_id, group=group)
+            if self._state.store_message_ins(message) is not None:
+                return message
+            self._superlink.beat()  # Flower may have given up our run
+        raise RuntimeError(f"Flower did not take an ask for node {node_id}")
+
+    def delivered(self, message: Message) -> None:
+        """Mark an ask as handed out, as Flower does at a node's pull. Re-delivery is ours, so this only informs.
+
+        Flower's own `get_message_ins` looks at every message of every node at each call.
+        """
+        message.metadata.delivered_at = datetime.now(UTC).isoformat()
+
+    def reply(self, ask: Message, data: bytes) -> Message:
+        """Store the reply to an ask; where Flower has given up the ask's run, to an empty one in its place."""
+        for _ in range(2):
+            meta = ask.metadata
+            reply = self._message(
+                REPLY, data, meta.dst_node_id, SUPERLINK_NODE_ID, meta.message_id, meta.group_id, meta.run_id
+            )
+            reply.metadata.ttl = meta.created_at + meta.ttl - reply.metadata.created_at
+            if self._state.store_message_res(reply) is not None:
+                return reply
+            self._superlink.beat()
+            ask = self.ask(meta.dst_node_id, b"", meta.group_id)
+        raise RuntimeError(f"Flower did not take a reply of node {ask.metadata.dst_node_id}")
+
+    def collect(self, replies: Sequence[Message]) -> list[bytes]:
+        """Take replies out of Flower's state, which forgets them and their asks.
+
+        Flower's own `get_message_res` puts an error in the place of a reply whose node has gone offline since.
+        """
+        self._state.delete_messages(message_ins_ids={reply.metadata.reply_to_message_id for reply in replies})
+        return [said(reply) for reply in replies]
+
+    def forget(self, message: Message) -> None:
+        """Delete an ask that is withdrawn."""
+        self._state.delete_messages(message_ins_ids={message.metadata.message_id})
+
+    def _message(
+        self,
+        kind: str,
+        data: bytes,
+        src_node_id: int,
+        dst_node_id: int,
+        reply_to: str = "",
+        group: str = "",
+        run: int = 0,
+    ) -> Message:
+        metadata = Metadata(
+            run_id=run or self._superlink.run_id,
+            message_id=uuid.uuid4().hex,
+            src_node_id=src_node_id,
+            dst_node_id=dst_node_id,
+            reply_to_message_id=reply_to,
+            group_id=group,
+            created_at=time.time(),
+            ttl=TTL_S,
+            message_type="query",
+            src_task_id=self._superlink.task_id,
+        )
+        return make_message(metadata, RecordDict({RECORD: ConfigRecord({kind: data})}))
+
+
+def said(reply: Message) -> bytes:
+    """What a reply holds."""
+    return cast(bytes, reply.content[RECORD][REPLY])
+
+
+# Each device's node in Flower's registry: found again by its key, and there or gone as the device is.
+
+
+class Nodes:
+    """A node stays when its device is shut out: Flower lets no key return that was deleted."""
+
+    def __init__(self, superlink: SuperLink, exchange: Exchange) -> None:
+        self._superlink, self._exchange = superlink, exchange
+        self._known: dict[str, int] = {}  # by the fingerprint of the device's key
+
+    def register(self, row: DeviceRow) -> int:
+        """The device's node, under the name that it has now."""
+        if (node_id := self._known.get(row.fingerprint)) is None:
+            pem = load_der_public_key(row.public_key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+            node_id = self._known[row.fingerprint] = self._superlink.node(row.name, pem)
+        if self._exchange.node_of(row.name) != node_id:
+            self._exchange.register(row.name, node_id)
+        return node_id
+
+    def names_of(self, row: DeviceRow) -> list[str]:
+        """The names under which this key has come since the start."""
+        return self._exchange.names_of(self._known.get(row.fingerprint, 0))
+
+    def is_here(self, row: DeviceRow) -> None:
+        self._superlink.node_is_here(self.register(row))
+
+    def has_left(self, device: str) -> None:
+        if node_id := self._exchange.node_of(device):
+            self._superlink.node_has_left(node_id)

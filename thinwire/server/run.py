@@ -8,19 +8,19 @@ from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients
 from thinwire.core.events import Event
 from thinwire.core.fleet import Fleet
-from thinwire.core.home import AggregatorHome
-from thinwire.server.cohort import missing, way_out
-from thinwire.server.driving.ahead import answered, asked_before, dissolve, line_up, take_head
-from thinwire.server.driving.beginning import take_first_model
-from thinwire.server.driving.between import listen, said_away
-from thinwire.server.driving.closing import finish
-from thinwire.server.driving.ending import close, dismiss, end, version_that_reached
-from thinwire.server.driving.envelopes import envelope_again
-from thinwire.server.driving.evaluation import require_metrics
-from thinwire.server.driving.one_round import OneRound
-from thinwire.server.driving.running import POLL_S, Running, StopOrder
-from thinwire.server.driving.taking_up import take_up
-from thinwire.server.presence import Presence
+from thinwire.core.statedir import AggregatorHome
+from thinwire.server.context import POLL_S, Running, StopOrder
+from thinwire.server.dispatch import envelope_again
+from thinwire.server.evaluation import require_metrics
+from thinwire.server.idle import listen, said_away
+from thinwire.server.initial_model import take_first_model
+from thinwire.server.pipelining import answered, asked_before, dissolve, line_up, take_head
+from thinwire.server.policy.cohort import missing, way_out
+from thinwire.server.policy.eligibility import Presence
+from thinwire.server.recovery import take_up
+from thinwire.server.round_close import finish
+from thinwire.server.round_runner import OneRound
+from thinwire.server.run_end import close, dismiss, end, version_that_reached
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 60.0  # after so long a run that may wait for ever says what can be done

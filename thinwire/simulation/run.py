@@ -14,27 +14,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.client.bench import Here
-from thinwire.client.compute.site import Site
-from thinwire.client.initial import Initial, initial_model
-from thinwire.client.partitions import parse_split
-from thinwire.client.rehearsal import metrics_of
-from thinwire.client.task import LoadedTask, as_task, load_task, report, require_own_loop
+import numpy as np
+
+from thinwire.client.executor import Here
+from thinwire.client.task import (
+    Initial,
+    LoadedTask,
+    as_task,
+    initial_model,
+    load_task,
+    parse_split,
+    report,
+    require_own_loop,
+)
+from thinwire.client.task_check import metrics_of
+from thinwire.client.train.protocol import Site
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError, TaskError, ThinwireError, TooFewClients, UsageError
 from thinwire.core.events import ClientFailed, Event
-from thinwire.core.home import AggregatorHome
+from thinwire.core.fleet import TaskReport
+from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.server.cohort import missing
-from thinwire.server.driving.running import StopOrder
-from thinwire.server.orders import Orders
+from thinwire.core.statedir import AggregatorHome
+from thinwire.core.types import Vector
+from thinwire.server.context import StopOrder
+from thinwire.server.policy.cohort import missing
 from thinwire.server.run import drive
+from thinwire.server.service import Orders
 from thinwire.server.submit import submit
-from thinwire.simulation.clients import Answering, InTurn, SimulatedClients
-from thinwire.simulation.local import LocalFleet
-from thinwire.simulation.processes import Processes
-from thinwire.simulation.sessions import Crowd
-from thinwire.simulation.spool import HeldSpool
+from thinwire.simulation.client_pool import Answering, Crowd, InTurn, SimulatedClients
+from thinwire.simulation.local_fleet import HeldSpool, LocalFleet
+from thinwire.simulation.process_pool import Processes
+from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.store import RoundRow, RunRow, Store
 
 MAX_FAILURES = 20  # of a history: the first ones show what is wrong
@@ -282,3 +293,34 @@ def answering(task: LoadedTask, crowd: Crowd, processes: int, spec: str) -> Iter
 def _work_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="thinwire-clients-") as folder:
         yield Path(folder)
+
+
+# A whole run on a scripted fleet: the aggregator's own path, hours of virtual time in seconds.
+
+
+def reported(plan: RunPlan, layout: Layout) -> TaskReport:
+    """What the devices of a scripted fleet say that they have installed, so that this plan may ask them."""
+    return TaskReport(plan.run.task, layout_digest=layout.digest)
+
+
+def run_scripted(
+    plan: RunPlan,
+    layout: Layout,
+    fleet: ScriptedFleet,
+    *,
+    store: Store,
+    home: AggregatorHome,
+    params: Vector | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    stop: Callable[[], StopOrder] = lambda: None,
+) -> str:
+    """Submit a plan and drive it to its end on this fleet and its clock; gives the run's id.
+
+    The fleet's devices report `reported(plan, layout)`. The first model is `params`, zeros where none are given.
+    """
+    first = np.zeros(layout.size, np.float32) if params is None else params
+    nothing = np.zeros(0, np.float32)
+    run_id = submit(store, home, plan, layout, first, nothing, {}, reported(plan, layout), source="sim")
+    with store.gathering(run_id):
+        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, on_event=on_event, stop=stop)
+    return run_id

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.client.compute.bench import use_threads
-from thinwire.client.partitions import parse_split
-from thinwire.client.task import load_task
+from thinwire.client.task import load_task, parse_split
+from thinwire.client.train.runtime import use_threads
 from thinwire.core.errors import ThinwireError
 from thinwire.core.plan import RunPlan
+from thinwire.reports.sweep_results import Cell, Cells, Made
 from thinwire.simulation.run import simulate
-from thinwire.store.cells import Cell, Cells, Made
 
 FEW_ROUNDS = 12  # in all: no trial is made before so few, it would take as long as they
 BEFORE = {"cohort": {"max_weight": "none"}}  # keys that came after cells were made and kept, as it was without them

@@ -1,11 +1,16 @@
 """Everything durable of an aggregator but its models: journal, read tables, orders, devices, logins, spool."""
 
-from thinwire.store.access_rows import DeviceAction, DeviceInfo, DoorNote, InvitationRow, Invited, Order
 from thinwire.store.audit import by_todays_name
-from thinwire.store.rows import (
+from thinwire.store.read_models import (
     ClientRow,
+    DeviceAction,
+    DeviceInfo,
+    DoorNote,
+    InvitationRow,
+    Invited,
     MeasureRow,
     ModelRow,
+    Order,
     RoundRow,
     RunRow,
     UpdateRow,

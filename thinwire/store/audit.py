@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from sqlalchemy import Connection, delete, func, insert, select
 
-from thinwire.store.access import Action, Note
-from thinwire.store.access_rows import DeviceAction, DoorNote
 from thinwire.store.database import Database
+from thinwire.store.device_tables import Action, Note
+from thinwire.store.read_models import DeviceAction, DoorNote
 
 NOTES = 1000  # kept: whoever knocks for a year must not fill the disk
 WAS = "was "  # of a rename: what comes before the old name

@@ -12,14 +12,34 @@ from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import (
+    JSON,
+    URL,
+    BigInteger,
+    Boolean,
+    Connection,
+    Double,
+    Engine,
+    Integer,
+    MetaData,
+    Text,
+    TypeDecorator,
+    create_engine,
+    event,
+    make_url,
+)
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.util import LRUCache
 
 from thinwire.core.errors import DataLost, NotWritten, ThinwireError, Unreachable, UsageError
-from thinwire.core.home import disk_error, keep_private, require_its_database
-from thinwire.store.statements import DRIVER, WORDED
+from thinwire.core.statedir import disk_error, keep_private, require_its_database
 
 LOG_BYTES = 16 * 2**20  # of the write-ahead log that are kept after a long reader made it grow
 WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
@@ -173,3 +193,80 @@ def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
     elif writes:  # one writer at a time here too: a journal's numbers rise in the order of commits
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
+
+
+# SQLite's statements are put into words once a process, however many databases it opens, one after the other.
+
+
+DRIVER = "sqlite+thinwire"
+WORDED: LRUCache[Any, Any] = LRUCache(500)  # as many as SQLAlchemy keeps of one engine; the engines' `compiled_cache`
+registry.register("sqlite.thinwire", __name__, "OneSQLite")
+
+
+class OneSQLite(SQLiteDialect_pysqlite):
+    """Any is as good as another: what was worded for one database is found again by the next."""
+
+    supports_statement_cache = True
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is OneSQLite
+
+    def __hash__(self) -> int:
+        return hash(OneSQLite)
+
+
+# What columns hold: text and integers that may come from strangers are made to fit before a database sees them.
+
+
+LARGEST = 2**63 - 1
+LONGEST = 4000  # letters; the journal has all of it
+
+
+class Words(TypeDecorator[str]):
+    """Text that may come from a device: cut at `longest`; NUL and halves of surrogate pairs are replaced."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        super().__init__()
+        self.longest = longest
+
+    def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value[: self.longest].encode("utf-8", "replace").decode().replace("\0", "?")
+
+
+class Whole(TypeDecorator[int]):
+    """An integer that may come from a device: held at the ends of 64 bits."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, _dialect: Dialect) -> int | None:
+        return None if value is None else max(-LARGEST, min(LARGEST, value))
+
+
+Counter = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in a column of type INTEGER
+
+
+class Base(DeclarativeBase):
+    """All tables; names of indexes and constraints are the same on every database."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: Words,
+        int: Whole,
+        float: Double,
+        bool: Boolean,
+        dict[str, Any]: JSON,
+        list[Any]: JSON,
+    }

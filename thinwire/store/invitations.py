@@ -16,10 +16,10 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, NotInvited, Refused, UsageError
 from thinwire.core.types import DEVICE_NAME
-from thinwire.store.access import Device, Invitation
-from thinwire.store.access_rows import InvitationRow, InvitationState, Invited
 from thinwire.store.audit import act
 from thinwire.store.database import Database
+from thinwire.store.device_tables import Device, Invitation
+from thinwire.store.read_models import InvitationRow, InvitationState, Invited
 
 SECRET_BYTES = 16
 SECRET = re.compile(r"[0-9a-f]{32}")
@@ -29,7 +29,7 @@ MOST = 10_000  # at once
 
 
 class Invitations:
-    """Makes, lists and withdraws them; what uses one up is `store/admission.py`."""
+    """Makes, lists and withdraws them; what uses one up is `store/device_registry.py`."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 
-from thinwire.core.absence import SLACK_S
-from thinwire.core.event_json import from_json
-from thinwire.core.events import AggregatorStarted, Event, HeadTaken
+from sqlalchemy import func, insert, select, update
+
+from thinwire.core.clock import SLACK_S
+from thinwire.core.errors import NotFound
+from thinwire.core.events import (
+    AggregatorStarted,
+    DeviceJoined,
+    DeviceLeft,
+    Event,
+    HeadTaken,
+    RoundClosed,
+    RunStatusChanged,
+)
+from thinwire.core.serialization import from_json, to_json
+from thinwire.store import queries
 from thinwire.store.database import Database
-from thinwire.store.tables import Journal
+from thinwire.store.device_tables import Device
+from thinwire.store.projection import Facts, Projection
+from thinwire.store.read_models import MeasureRow
+from thinwire.store.run_tables import Journal, Run
 
 
 def events(database: Database, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
@@ -53,3 +70,107 @@ def last_seq(database: Database, run_id: str | None = None) -> int:
     wanted = _LAST if run_id is None else _LAST.where(Journal.run_id == run_id)
     with database.reading() as connection:
         return int(connection.scalar(wanted) or 0)
+
+
+# The one way in which a run's facts become durable: journal and read tables in the same transaction.
+
+
+GATHERED_S = 0.5  # as long as whoever watches a simulation may wait for what happened
+
+
+class Recorder:
+    """Appends events. After `record` returned they survive a power cut; when it raises, none of them happened."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._facts: dict[str, Facts] = {}
+        self._gathered: dict[str, list[Event]] = {}  # run -> its events that `gathering` has not written yet
+        self._noted: dict[str, list[Event]] = {}  # run -> what waits for its next record
+        self._written_at: dict[str, float] = {}  # run -> when its gathered events were written last
+
+    @contextlib.contextmanager
+    def gathering(self, run_id: str) -> Iterator[None]:
+        """Write this run's events together, every GATHERED_S seconds: nobody resumes it after a crash."""
+        self._gathered[run_id] = []
+        try:
+            yield
+        finally:
+            self._written_at.pop(run_id, None)
+            self.record(run_id, self._gathered.pop(run_id))
+
+    def note(self, run_id: str, events: Sequence[Event]) -> None:
+        """Keep what decides nothing until `record` writes it with something that does, or with nothing."""
+        self._noted.setdefault(run_id, []).extend(events)
+
+    def record_noted(self) -> None:
+        """Write what was noted of all runs; what cannot be written stays noted, as it does when `record` raises."""
+        for run_id in list(self._noted):
+            self.record(run_id, ())
+
+    def record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        """Append a run's events, what was noted of it first; show what they say, and keep what its answers measured.
+
+        Raises `DataLost`.
+        """
+        if (gathered := self._gathered.get(run_id)) is not None:
+            gathered += events
+            if not _ends(events) and time.monotonic() - self._written_at.get(run_id, 0.0) < GATHERED_S:
+                return
+            events, self._gathered[run_id] = gathered, []
+            self._written_at[run_id] = time.monotonic()
+        events = [*self._noted.get(run_id, ()), *events]
+        if not events:
+            return
+        facts = self._facts.get(run_id) or self._find(run_id)
+        with self._database.writing() as connection:
+            connection.execute(_JOURNAL, [_row(run_id, event) for event in events])
+            projection = Projection(connection, facts)
+            for event in events:
+                projection.apply(event)
+            projection.finish()
+            queries.keep(connection, measured)
+        self._noted.pop(run_id, None)
+
+    def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
+        """A device came or went: journalled with no run, and shown as online or not."""
+        if online := isinstance(event, DeviceJoined):
+            heard = {"seen_at": event.at}
+        else:
+            heard = {"heard_at": event.heard_at or event.at}
+        with self._database.writing() as connection:
+            connection.execute(_JOURNAL, [_row(None, event)])
+            connection.execute(update(Device).where(Device.name == event.device), {"online": online, **heard})
+
+    def record_restart(self, at: float, gone_at: float, set_by_s: float) -> None:
+        """A new life of the aggregator: whoever was online is not, until it comes again."""
+        with self._database.writing() as connection:
+            connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, gone_at, set_by_s)))
+            online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
+            if online:
+                heard_at = min(gone_at + set_by_s, at) if gone_at else 0.0  # it was there until nobody was to hear it
+                left = [_row(None, DeviceLeft(at, name, "the aggregator started anew", heard_at)) for name in online]
+                connection.execute(_JOURNAL, left)
+                there = update(Device).where(Device.online.is_(True))
+                connection.execute(there.values(online=False, heard_at=heard_at or None))
+
+    def _find(self, run_id: str) -> Facts:
+        with self._database.reading() as connection:
+            found = connection.execute(select(Run.size, Run.plan).where(Run.run_id == run_id)).first()
+        if found is None:
+            raise NotFound(f"no run {run_id!r}")
+        return self._facts.setdefault(run_id, Facts(run_id, found.size, found.plan["run"]["metric"]))
+
+
+def _ends(events: Sequence[Event]) -> bool:
+    """Whether something is over, and is to be seen at once."""
+    return any(
+        isinstance(e, RoundClosed) or (isinstance(e, RunStatusChanged) and e.status != "running") for e in events
+    )
+
+
+def _row(run_id: str | None, event: Event) -> dict[str, object]:
+    body = to_json(event)
+    return {"run_id": run_id, "at": event.at, "kind": body.pop("event"), "body": body}
+
+
+_JOURNAL = insert(Journal)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.core.errors import DataLost, NotFound, UsageError
-from thinwire.core.home import AggregatorHome, disk_error, lock_file, private_folder, sync_folder
+from thinwire.core.statedir import AggregatorHome, disk_error, lock_file, private_folder, sync_folder
 from thinwire.store import schema
-from thinwire.store.archive import DATABASE, FOLDERS, Manifest, take_out
-from thinwire.store.copying import check_file
+from thinwire.store.backup import DATABASE, FOLDERS, Manifest, take_out
+from thinwire.store.schema import check_file
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,15 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from thinwire.core.errors import BadPayload, ReplyLost, ThinwireError
-from thinwire.core.home import disk_error, private_folder, sync_folder, write_atomically
-from thinwire.core.messages import (
-    MAX_KEPT_BYTES,
-    arrived_from_bytes,
-    arrived_to_bytes,
-    reply_to_bytes,
-)
+from thinwire.core.serialization import MAX_KEPT_BYTES, arrived_from_bytes, arrived_to_bytes, reply_to_bytes
+from thinwire.core.statedir import disk_error, private_folder, sync_folder, write_atomically
 from thinwire.core.types import Arrived, ReplyHead, UpdateId
-from thinwire.store.mapped import mapped
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
 UNREADABLE = ".unreadable"  # the folder of what was set aside: no run has such a name, and no backup takes it
@@ -258,3 +254,27 @@ def _parts(path: Path, head: ReplyHead) -> Iterator[Arrived]:
 def _read_at(file: BinaryIO, at: int, length: int) -> bytes:
     file.seek(at)
     return file.read(length)
+
+
+# A part of a file as memory: what the page cache holds already is read where it lies, and never copied.
+
+
+POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14: map all pages now, and say so where one cannot be read
+LEAST = 1 << 20  # bytes from which it pays: a call of read() takes shorter than a mapping is made in
+
+
+def mapped(descriptor: int, at: int, length: int) -> memoryview | None:
+    """`length` bytes from `at` on, for as long as somebody holds the view; None: read them.
+
+    Only of files that nobody cuts any more: to touch a page behind the end of a file, or one that the disk cannot
+    give, is a signal and not an exception. So all pages are asked for first, and where that fails `read` says why.
+    """
+    if sys.platform != "linux" or length < LEAST or os.fstat(descriptor).st_size < at + length:
+        return None
+    start = at // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY  # a mapping begins at a page
+    try:
+        pages = mmap.mmap(descriptor, at + length - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
+        pages.madvise(POPULATE_READ)
+    except OSError:  # an older kernel, a file system without mappings, or a page that cannot be read
+        return None
+    return memoryview(pages)[at - start :]

@@ -16,24 +16,27 @@ from thinwire.core.events import DeviceJoined, DeviceLeft, Event, HeadTaken
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.store import audit, commands, journal, measures, repository, schema
-from thinwire.store.access_rows import DeviceAction, DeviceInfo, DoorNote, Order
+from thinwire.store import audit, journal, operators, queries, schema
 from thinwire.store.database import Database, database_url
+from thinwire.store.device_registry import StoredRoster
 from thinwire.store.invitations import Invitations
-from thinwire.store.logins import Logins
-from thinwire.store.recorder import Recorder
-from thinwire.store.roster import StoredRoster
-from thinwire.store.rows import (
+from thinwire.store.journal import Recorder
+from thinwire.store.operators import Logins
+from thinwire.store.queries import untold
+from thinwire.store.read_models import (
     ClientRow,
+    DeviceAction,
+    DeviceInfo,
+    DoorNote,
     MeasureRow,
     ModelRow,
+    Order,
     RoundRow,
     RunRow,
     Source,
     UpdateRow,
 )
-from thinwire.store.tables import Run
-from thinwire.store.untold import untold
+from thinwire.store.run_tables import Run
 
 IDENTITY_BYTES = 8  # random: of a million runs two share one with a probability of 3e-8
 
@@ -154,59 +157,59 @@ class Store:
         return journal.last_seq(self._database, run_id)
 
     def runs(self) -> list[RunRow]:
-        return repository.runs(self._database)
+        return queries.runs(self._database)
 
     def run(self, name: str) -> RunRow:
         """By id, unique beginning of one, or `latest`; raises `NotFound`."""
-        return repository.run(self._database, name)
+        return queries.run(self._database, name)
 
     def next_run(self) -> RunRow | None:
         """The run to serve now: the first of `line`."""
-        return next(iter(repository.line(self._database, most=1)), None)
+        return next(iter(queries.line(self._database, most=1)), None)
 
     def owned(self) -> list[RunRow]:
         """The runs that a process of their own simulates or hands over, as far as they are not over."""
-        return repository.owned(self._database)
+        return queries.owned(self._database)
 
     def line(self) -> list[RunRow]:
         """The runs on devices in the order in which they are served: a begun one, then the queue, oldest first."""
-        return repository.line(self._database)
+        return queries.line(self._database)
 
     def ended_since(self, since: float) -> list[RunRow]:
         """The runs on devices that are over since then (wall-clock), oldest first."""
-        return repository.ended_since(self._database, since)
+        return queries.ended_since(self._database, since)
 
     def untold(self, run_id: str) -> list[str]:
         """The devices that were asked something in a run and of which nothing says that they have heard of its end."""
         return untold(self._database, run_id)
 
     def rounds(self, run_id: str) -> list[RoundRow]:
-        return repository.rounds(self._database, run_id)
+        return queries.rounds(self._database, run_id)
 
     def updates(self, run_id: str, round: int | None = None) -> list[UpdateRow]:  # noqa: A002
         """One row an ask, of the whole run or of one round."""
-        return repository.updates(self._database, run_id, round)
+        return queries.updates(self._database, run_id, round)
 
     def clients(self, run_id: str) -> list[ClientRow]:
-        return repository.clients(self._database, run_id)
+        return queries.clients(self._database, run_id)
 
     def models(self, run_id: str) -> list[ModelRow]:
-        return repository.models(self._database, run_id)
+        return queries.models(self._database, run_id)
 
     def devices(self) -> list[DeviceInfo]:
-        return repository.devices(self._database)
+        return queries.devices(self._database)
 
     def measures(self, *kinds: str) -> list[MeasureRow]:
         """What is known of the links and the speed of all devices, over all runs on devices; of some kinds alone."""
-        return measures.all_of(self._database, kinds)
+        return queries.all_of(self._database, kinds)
 
     def folded_rounds(self, device: str) -> list[tuple[str, list[int]]]:
         """The rounds of each run that a device's updates are part of, run by run: what stays when it is shut out."""
-        return repository.folded_rounds(self._database, device)
+        return queries.folded_rounds(self._database, device)
 
     def device_updates(self, name: str, limit: int = 50) -> list[UpdateRow]:
         """What a device was asked last and what came of it, newest first, over all runs on devices."""
-        return repository.device_updates(self._database, name, limit)
+        return queries.device_updates(self._database, name, limit)
 
     def device_actions(self, name: str | None = None, limit: int = 100) -> list[DeviceAction]:
         """Who did what to devices (or to one of them) and when, newest first."""
@@ -223,17 +226,17 @@ class Store:
     # Orders of people.
 
     def order(self, kind: str, run_id: str = "", args: Mapping[str, Any] | None = None, who: str = "operator") -> int:
-        return commands.order(self._database, kind, run_id, args or {}, who, self._clock.wall())
+        return operators.order(self._database, kind, run_id, args or {}, who, self._clock.wall())
 
     def pending_orders(self) -> list[Order]:
-        return commands.pending(self._database)
+        return operators.pending(self._database)
 
     def answer(self, order_id: int, result: Mapping[str, Any]) -> None:
-        commands.answer(self._database, order_id, result, self._clock.wall())
+        operators.answer(self._database, order_id, result, self._clock.wall())
 
     def result(self, order_id: int) -> dict[str, Any] | None:
         """What came of an order; None while it waits."""
-        return commands.result(self._database, order_id)
+        return operators.result(self._database, order_id)
 
     # The page's door.
 

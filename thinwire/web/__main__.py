@@ -29,9 +29,8 @@ import uvicorn
 from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.store import Store
 from thinwire.web.app import create_app
-from thinwire.web.service import lock_beside
-from thinwire.web.settings import Settings, listen_address, origin, read_token, root_path
-from thinwire.web.waiting import BoundedProtocol
+from thinwire.web.security import BoundedProtocol
+from thinwire.web.settings import Settings, listen_address, lock_beside, origin, read_token, root_path
 
 PARENT_S = 0.25
 GRACE_S = 2

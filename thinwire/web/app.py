@@ -14,23 +14,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 import thinwire
+from thinwire.core.clock import HEARD, gone_since, last_beat
 from thinwire.core.errors import NotFound, Refused, ThinwireError
-from thinwire.core.heartbeat import HEARD, gone_since, last_beat
 from thinwire.store import Store
-from thinwire.web.addresses import DeviceName, RunId
-from thinwire.web.api import api_routes
-from thinwire.web.device_reading import Devices
-from thinwire.web.device_routes import device_routes
-from thinwire.web.device_sentences import standing
-from thinwire.web.exports import csv_routes
-from thinwire.web.guard import Guard
+from thinwire.web.device_queries import Devices, standing
 from thinwire.web.live import Live, News
-from thinwire.web.login import login_routes
-from thinwire.web.pages import STATIC, shell
-from thinwire.web.reading import Reader
-from thinwire.web.service import aggregator
-from thinwire.web.settings import Settings
-from thinwire.web.typed import with_home
+from thinwire.web.routes import DeviceName, RunId, api_routes, csv_routes, device_routes
+from thinwire.web.run_queries import Reader
+from thinwire.web.run_text import with_home
+from thinwire.web.security import STATIC, Guard, login_routes, shell
+from thinwire.web.settings import Settings, aggregator
 
 
 def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> Guard:

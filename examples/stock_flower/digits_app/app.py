@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from thinwire.flower.stock.folding_app import server_app
-from thinwire.flower.stock.training_app import client_app
+from thinwire.flower.stock_apps import client_app, server_app
 
 server = server_app(Path(__file__).with_name("plan.toml"))
 client = client_app()

@@ -17,7 +17,7 @@ from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan
 from thinwire.core.events import Event
 from thinwire.core.fleet import Delivery, Link, TaskReport
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import ReplyHead
 from thinwire.server.run import drive
 from thinwire.server.submit import submit

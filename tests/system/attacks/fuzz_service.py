@@ -30,16 +30,16 @@ from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import TaskReport
-from thinwire.core.home import AggregatorHome
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, ReplyHead, Vector
-from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.device.joining import join
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.wire.invitation import Invitation
 from thinwire.server.submit import submit
 from thinwire.simulation import MadeUp, Turn
 from thinwire.store import Store
 from thinwire.store.spool import UNREADABLE
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.enroll import join
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.registration import Invitation
 
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
 REPORT = TaskReport("toy", layout_digest=LAYOUT.digest)

@@ -23,11 +23,10 @@ from tests.fleet_words import answer, hello
 from tests.flower.callers import Caller, Said
 from tests.flower.fuzzed import BOMB, ODD, WORDS
 from thinwire.core.fleet import TaskReport
-from thinwire.core.messages import reply_to_json
+from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Failure
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import block, packed
-from thinwire.flower.wire.routes import CA, HELLO, JOIN, LEAVE, PULL, PUSH
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, block, packed
 
 ALLOWED = {"200", "206", "404", *KINDS} - {"503 internal", "503 disk"}
 BARE = {said[:3] for said in ALLOWED}  # the answer to a HEAD has no body
@@ -107,7 +106,7 @@ class Hostile:
         for caller in self.callers:
             said = replace(hello(caller.name), tasks=(TaskReport("other"),))
             caller.process = said.process
-            self._told(caller, "POST", HELLO, packed(hellos.to_bytes(said)))
+            self._told(caller, "POST", HELLO, packed(registration.to_bytes(said)))
 
     def close(self) -> None:
         for line in self._lines.values():
@@ -134,7 +133,7 @@ class Hostile:
                 return Sound("POST", JOIN, {"secret": f"{self.draw.getrandbits(128):032x}", "name": "evil-9"})
             case "hello":
                 said = replace(hello(caller.name, caller.process), tasks=(TaskReport("other", codecs=("int8",)),))
-                return Sound("POST", HELLO, json.loads(hellos.to_bytes(said)))
+                return Sound("POST", HELLO, json.loads(registration.to_bytes(said)))
             case "pull":
                 held = [ask_id] * self.draw.randrange(3)
                 return Sound("POST", PULL, {"process": caller.process, "wait_s": 0.0, "held": held})

@@ -16,22 +16,19 @@ from typing import Any
 import pytest
 
 from tests.client.small import plan_of, task_of
-from thinwire.client.bench import Here
-from thinwire.client.owner.gate import Gate
+from thinwire.client.admission import Gate
+from thinwire.client.agent import serve, wanted
+from thinwire.client.executor import Here
 from thinwire.client.policy import Policy
-from thinwire.client.service import serve, wanted
 from thinwire.client.task import LoadedTask
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Welcome
-from thinwire.core.messages import ask_from_bytes
-from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.device.clockwork import Clockwork
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.door.authority import PrivateAuthority
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import block, inflated, packed
-from thinwire.flower.wire.refusals import LATEST, Refusal
-from thinwire.flower.wire.routes import HELLO, PULL, PUSH
+from thinwire.core.serialization import ask_from_bytes
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, LATEST, PULL, PUSH, Refusal, block, inflated, packed
+from thinwire.transport.server.tls import PrivateAuthority
 
 THIRTY_YEARS_S = 30 * 365 * 86_400.0
 LAST_SECOND = 253_402_300_799.0  # of the year 9999
@@ -267,7 +264,7 @@ def test_an_error_of_the_clients_own_while_it_reads_is_said_in_full_and_the_call
         failed.append(data)
         raise AssertionError("not foreseen")
 
-    monkeypatch.setattr("thinwire.flower.device.transport.ask_from_bytes", once)
+    monkeypatch.setattr("thinwire.transport.device.link.ask_from_bytes", once)
     device.server.asks.put(device.ask(1))
     device.require_alive(2)
     assert failed
@@ -296,10 +293,10 @@ def test_no_time_that_is_said_is_too_late_to_be_signed(now: float) -> None:
     assert clock.now().year == 9000
     since_boot[0] = 1e13
     assert clock.now().year == 9000
-    welcome = {**json.loads(hellos.to_bytes(Welcome("pi-1", {}, 1.0, 0.0))), "server_time": now}
+    welcome = {**json.loads(registration.to_bytes(Welcome("pi-1", {}, 1.0, 0.0))), "server_time": now}
     if now > LATEST:
         with pytest.raises(BadPayload):
-            hellos.welcome_from_bytes(dumped(welcome))
+            registration.welcome_from_bytes(dumped(welcome))
 
 
 @pytest.mark.parametrize("attack", ["it fails each time", "its run has another identity each time"])

@@ -20,27 +20,24 @@ from tests.client.small import Aggregator, plan_of, task_of
 from tests.fleet_words import hello, polled
 from tests.flower.doubles import Place, place
 from tests.system.attacks.places import attacked
-from thinwire.client.bench import Here
-from thinwire.client.compute.site import Site
-from thinwire.client.service import serve
-from thinwire.client.session import Session
+from thinwire.client.agent import serve
+from thinwire.client.executor import Here
+from thinwire.client.handler import Session
+from thinwire.client.train.protocol import Site
 from thinwire.core.errors import NotOffered, Unreachable
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined
-from thinwire.core.home import AggregatorHome, private_folder
+from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import Ask, Failure, Part, ReplyHead
-from thinwire.flower import FlowerLink, device_key
-from thinwire.flower.device.call import Call, Slice
-from thinwire.flower.device.connection import Connection
-from thinwire.flower.device.joining import join
-from thinwire.flower.device.line import Line
-from thinwire.flower.device.trust import Trust
-from thinwire.flower.wire.framing import INLINE_BYTES, inflated, unblock
-from thinwire.flower.wire.routes import PUSH
-from thinwire.flower.wire.signing import public_der
-from thinwire.server.model.limits import RunLimits
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import RunLimits, submit
 from thinwire.store import RunRow, Store
+from thinwire.transport import FlowerLink, device_key
+from thinwire.transport.device.connect import Line
+from thinwire.transport.device.enroll import join
+from thinwire.transport.device.http_client import Call, Connection, Slice
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.http import INLINE_BYTES, PUSH, inflated, unblock
+from thinwire.transport.protocol.signing import public_der
 
 DEVICE, RUN, OLD = "pi-1", "small-1", "a" * 16
 PATIENCE_S = 60.0

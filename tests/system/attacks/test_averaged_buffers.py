@@ -15,7 +15,7 @@ from thinwire.core import Layout, Tensor
 from thinwire.core.events import ModelStored
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Failure, Part, ReplyHead
-from thinwire.server.model.versions import Versions
+from thinwire.server.model_store import Versions
 from thinwire.simulation import MadeUp, Turn
 
 LAYOUT = Layout.build(

@@ -17,13 +17,11 @@ from thinwire.core import Layout, RunPlan
 from thinwire.core.events import ClientFailed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import TaskReport
 from thinwire.core.types import ReplyHead
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO
-from thinwire.server.choices.known import Known
-from thinwire.server.cohort import mismatch
-from thinwire.server.links import line
+from thinwire.server.policy.cohort import mismatch
+from thinwire.server.policy.device_profiles import Known, line
 from thinwire.simulation import MadeUp, Turn
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, packed
 
 LAYOUT = Layout.of({"w": (3,)})
 PLAIN_AND_TLS = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
@@ -62,7 +60,7 @@ def test_a_hello_with_measures_that_no_sum_can_hold_is_refused(tmp_path: Path, t
         device = device_of(here)
         for name, value in (("rtt_s", 1.7e308), ("skew_s", -1e300)):
             said = replace(hello("pi-1"), link={name: value})
-            assert device.call("POST", HELLO, packed(hellos.to_bytes(said))).status == 409
+            assert device.call("POST", HELLO, packed(registration.to_bytes(said))).status == 409
         assert device.hello().status == 200
 
 

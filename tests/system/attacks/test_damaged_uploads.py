@@ -17,8 +17,8 @@ from tests.flower.test_uploads import BODIES, Uploader
 from tests.system.proxy import Proxy
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import ReplyHead
-from thinwire.flower import FlowerLink
 from thinwire.store import FileSpool
+from thinwire.transport import FlowerLink
 
 killed = test_killed_aggregator.killed
 

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from tests.web.serving import Served, serving
-from thinwire.cli.addresses import Address
-from thinwire.cli.aggregator.page import Page
+from thinwire.cli.aggregator.dashboard import Page
+from thinwire.cli.params import Address
 from thinwire.store import Store
-from thinwire.web.waiting import MAX_HEAD_BYTES
+from thinwire.web.security import MAX_HEAD_BYTES
 
 PATIENCE_S = 60.0
 

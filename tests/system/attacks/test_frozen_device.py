@@ -13,15 +13,14 @@ from tests.cli.story import KEY
 from tests.fleet_words import PATIENCE_S, hello, join, polled, until
 from tests.flower.callers import tls_place
 from tests.flower.doubles import Place, place
-from thinwire.cli.devices.shown import Known
-from thinwire.core.clock import VirtualClock
+from thinwire.cli.devices.render import Known
+from thinwire.core.clock import VirtualClock, heard_by
 from thinwire.core.events import DeviceJoined
 from thinwire.core.fleet import NodeJoined, NodeLeft
-from thinwire.core.heartbeat import heard_by
-from thinwire.flower.door.ledger import Ledger
 from thinwire.flower.fleet import GRACE_S, POLL_S
-from thinwire.flower.lane.sessions import Sessions
 from thinwire.store import Store
+from thinwire.transport.server.connections import Ledger
+from thinwire.transport.server.presence import Sessions
 
 
 @pytest.fixture(params=[place, tls_place])

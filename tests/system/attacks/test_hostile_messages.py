@@ -76,9 +76,11 @@ def all_strict(database: Path) -> None:
 def test_hostile_messages_of_every_kind_stop_nothing_and_change_no_bit(
     tmp_path: Path, tls: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("thinwire.flower.lane.hello.WITHIN_S", 0.0)  # else most would be told to wait, and not be read
-    monkeypatch.setattr("thinwire.flower.lane.hello.SETTLE_S", 0.02)
-    monkeypatch.setattr("thinwire.flower.door.limits.FAILED_WITHIN_S", 0.0)
+    monkeypatch.setattr(
+        "thinwire.transport.server.registration.WITHIN_S", 0.0
+    )  # else most would be told to wait, and not be read
+    monkeypatch.setattr("thinwire.transport.server.registration.SETTLE_S", 0.02)
+    monkeypatch.setattr("thinwire.transport.server.limits.FAILED_WITHIN_S", 0.0)
     quiet = acted(tmp_path / "quiet", LAYOUT, devices(), tls=tls, run={"rounds": ROUNDS}, cohort={"deadline_s": 120.0})
     hostile: list[Hostile] = []
 

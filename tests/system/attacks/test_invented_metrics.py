@@ -14,10 +14,10 @@ from tests.fleet_words import answer
 from tests.server.bench import LAYOUT
 from tests.system.attacks.acting import acted
 from tests.system.attacks.places import attacked, device_of
-from thinwire.cli.runs.shown import clipping
-from thinwire.core.event_json import to_json
+from thinwire.cli.runs.render import clipping
 from thinwire.core.events import Evaluated, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
+from thinwire.core.serialization import to_json
 from thinwire.core.types import Ask, Failure, Metrics, ReplyHead
 from thinwire.simulation import MadeUp, Turn
 from thinwire.store import Store

@@ -12,9 +12,9 @@ from tests.server.bench import LAYOUT
 from tests.system.attacks.acting import acted
 from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.fleet import Delivery
-from thinwire.core.messages import MAX_EXAMPLES
+from thinwire.core.serialization import MAX_EXAMPLES
 from thinwire.core.types import Failure, ReplyHead
-from thinwire.server.model.versions import Versions
+from thinwire.server.model_store import Versions
 from thinwire.simulation import MadeUp, Turn
 
 

@@ -14,10 +14,9 @@ from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, address_of
 from tests.flower.doubles import Place
 from tests.flower.watched import heard
 from tests.system.attacks.places import attacked, device_of
-from thinwire.flower.door.limits import FAILED_JOINS, MAX_REFUSED_OF_CONNECTION
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO, JOIN, PULL
-from thinwire.flower.wire.signing import SIGNATURE_HEADER, Claim
+from thinwire.transport.protocol.http import HELLO, JOIN, PULL, packed
+from thinwire.transport.protocol.signing import SIGNATURE_HEADER, Claim
+from thinwire.transport.server.limits import FAILED_JOINS, MAX_REFUSED_OF_CONNECTION
 
 MANY = 16
 BODY = packed(json.dumps({"secret": "0" * 32, "name": "pi-9", "versions": {}}).encode())
@@ -92,7 +91,7 @@ def test_a_request_that_is_made_again_and_again_is_verified_so_often(here: Place
 
 
 def test_a_connection_ends_after_a_few_refused_signatures(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.flower.door.protocols.LINGER_S", 0.05)
+    monkeypatch.setattr("thinwire.transport.server.http_protocol.LINGER_S", 0.05)
     caller, path = Caller(here), path_of(here)
     line = line_to(here)
     for nth in range(MAX_REFUSED_OF_CONNECTION):

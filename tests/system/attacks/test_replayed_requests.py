@@ -12,11 +12,10 @@ from tests.fleet_words import hello
 from tests.flower.callers import Caller
 from tests.flower.doubles import Place
 from tests.system.attacks.places import attacked
-from thinwire.flower.device.clockwork import Clockwork
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import HELLO
-from thinwire.flower.wire.signing import public_der
+from thinwire.transport.device.identity import Clockwork
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, packed
+from thinwire.transport.protocol.signing import public_der
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -35,7 +34,7 @@ def approved(here: Place, ahead_s: float) -> Caller:
 @pytest.mark.parametrize("ahead_s", [0.05, 0.5, 4.9])
 def test_a_request_that_is_stamped_ahead_is_served_once_over_a_restart(here: Place, ahead_s: float) -> None:
     caller = approved(here, ahead_s)
-    body = packed(hellos.to_bytes(hello("pi-1")))
+    body = packed(registration.to_bytes(hello("pi-1")))
     recorded = caller.signed("POST", HELLO, body)
     before = caller.call("POST", HELLO, body, recorded)
     here.restart()

@@ -18,13 +18,12 @@ from tests.system.attacks.places import attacked, device_of
 from thinwire.core import Layout
 from thinwire.core.events import UpdateDropped
 from thinwire.core.fleet import NodeJoined
-from thinwire.core.messages import MAX_HEAD_BYTES, reply_from_bytes, reply_to_json
+from thinwire.core.serialization import MAX_HEAD_BYTES, reply_from_bytes, reply_to_json
 from thinwire.core.types import Arrived, ReplyHead, UpdateId
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.routes import PUSH
 from thinwire.simulation import MadeUp
 from thinwire.store import FileSpool
 from thinwire.store.spool import UNREADABLE
+from thinwire.transport.protocol.http import PUSH, packed
 
 both = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 

@@ -14,8 +14,8 @@ from tests.fleet_words import until
 from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, address_of
 from tests.flower.doubles import Place
 from tests.system.attacks.places import attacked, device_of
-from thinwire.flower.door.limits import UNSIGNED_OF_ALL
-from thinwire.flower.wire.routes import CA
+from thinwire.transport.protocol.http import CA
+from thinwire.transport.server.limits import UNSIGNED_OF_ALL
 
 ADDRESSES, EACH = 18, 32  # 576 connections
 

@@ -15,12 +15,13 @@ from tests.fleet_words import answer, answers_now, hello
 from tests.flower.callers import Caller
 from tests.flower.test_flood import MOST_MORE_BYTES, crowded
 from tests.system.attacks.places import attacked, device_of
-from thinwire.aggregation.warmup import codec_of
-from thinwire.client.compute import evaluate
+from thinwire.aggregation.plan_codecs import codec_of
+from thinwire.client.train import evaluate
 from thinwire.core.fleet import FixedLimits
-from thinwire.core.json_bounds import BYTES_A_TOKEN, MAX_DEPTH, read_json
 from thinwire.core.layout import Layout, Tensor
-from thinwire.core.messages import (
+from thinwire.core.plan import RunPlan
+from thinwire.core.protocol import BYTES_A_TOKEN, MAX_DEPTH, read_json
+from thinwire.core.serialization import (
     FREE_HEADER_BYTES,
     MAX_METRIC_LETTERS,
     MAX_METRICS,
@@ -28,12 +29,10 @@ from thinwire.core.messages import (
     reply_to_bytes,
     reply_to_json,
 )
-from thinwire.core.plan import RunPlan
 from thinwire.core.types import Part, ReplyHead, UpdateId
-from thinwire.flower.wire.framing import packed
-from thinwire.flower.wire.hellos import to_bytes
-from thinwire.flower.wire.routes import HELLO, JOIN, PULL, PUSH
-from thinwire.server.model.limits import limit_of
+from thinwire.server.submit import limit_of
+from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, packed
+from thinwire.transport.protocol.registration import to_bytes
 
 both = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 DEEP = b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
@@ -149,7 +148,7 @@ def test_every_json_of_a_device_is_bounded_in_depth_and_values_before_it_is_pars
             made.append(len(text))
             return {}
 
-        monkeypatch.setattr("thinwire.core.json_bounds.json", SimpleNamespace(loads=loads))
+        monkeypatch.setattr("thinwire.core.protocol.json", SimpleNamespace(loads=loads))
         for path, raw in bodies.items():
             for value in (DEEP, MANY, b'"' * 70_001, b"[" * 60_000, b"[0" + b",0" * 40_000 + b"]"):
                 status = caller.call("POST", path, packed(bare(raw, versions=value))).status

@@ -10,7 +10,7 @@ import pytest
 from tests.client.trained_elsewhere import Elsewhere
 from tests.fleet_words import polled
 from tests.system.attacks.places import attacked
-from thinwire.client.service import serve
+from thinwire.client.agent import serve
 from thinwire.core.fleet import Envelope, NodeJoined
 from thinwire.core.types import Failure, ReplyHead
 

@@ -11,7 +11,7 @@ import pytest
 from tests.server.normed import NORMED, Normed
 from tests.system.attacks.acting import acted
 from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
-from thinwire.server.model.versions import Versions
+from thinwire.server.model_store import Versions
 
 LIES: dict[str, dict[str, Any]] = {
     "change": {"change": 3e38, "examples": 1},

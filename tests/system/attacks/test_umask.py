@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.system.processes import Site
-from thinwire.cli.app import main
-from thinwire.core.home import AggregatorHome, client_home
-from thinwire.flower import device_key
+from thinwire.cli.main import main
+from thinwire.core.statedir import AggregatorHome, client_home
 from thinwire.store import Store
+from thinwire.transport import device_key
 
 
 def open_to_others(*roots: Path) -> list[str]:

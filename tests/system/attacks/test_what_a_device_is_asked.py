@@ -20,25 +20,24 @@ from tests.fleet_words import answer, envelope, hello, polled, pulled, until
 from tests.flower.callers import tls_place
 from tests.flower.doubles import Place, place
 from thinwire.aggregation import write_model
-from thinwire.aggregation.algorithms import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.downlink import Downlink
-from thinwire.client.answering.exchange import require_parts
-from thinwire.client.bench import Here
-from thinwire.client.disk.state import Entry, RunFolder, RunState
-from thinwire.client.disk.until_exit import WaitingFolder
-from thinwire.client.failures import CannotAnswer
-from thinwire.client.owner.gate import Gate
+from thinwire.client.admission import Gate
+from thinwire.client.agent import serve, wanted
+from thinwire.client.errors import CannotAnswer
+from thinwire.client.executor import Here
+from thinwire.client.payload import require_parts
 from thinwire.client.policy import Policy
-from thinwire.client.service import serve, wanted
+from thinwire.client.run_state import Entry, RunFolder, RunState, WaitingFolder
 from thinwire.core.errors import BadPayload, NotWritten, Unreachable
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Envelope, NodeJoined, TaskReport
 from thinwire.core.layout import Layout, Tensor
-from thinwire.core.messages import ask_from_bytes, ask_to_bytes
+from thinwire.core.serialization import ask_from_bytes, ask_to_bytes
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Work
-from thinwire.flower.device.incoming import Incoming
-from thinwire.flower.device.transport import MAX_HELD
-from thinwire.flower.wire import hellos
 from thinwire.store import FileSpool
+from thinwire.transport.device.link import MAX_HELD
+from thinwire.transport.device.transfers import Incoming
+from thinwire.transport.protocol import registration
 
 Answered: Any = ReplyHead | Failure
 HUGE = 2_800_000_000
@@ -166,7 +165,9 @@ def test_a_device_tells_its_layout_and_an_aggregator_takes_no_more_of_it_than_is
     link.hello(said)
     assert polled(here.fleet, NodeJoined).hello.tasks == said.tasks
     for told, taken in (("[" * MAX_TENSORS, "[" * MAX_TENSORS), ("[" * (MAX_TENSORS + 1), ""), ("\n", "")):
-        read = hellos.hello_from_bytes(hellos.to_bytes(replace(said, tasks=(TaskReport("small", tensors=told),))))
+        read = registration.hello_from_bytes(
+            registration.to_bytes(replace(said, tasks=(TaskReport("small", tensors=told),)))
+        )
         assert read.tasks == (TaskReport("small", tensors=taken),)
 
 

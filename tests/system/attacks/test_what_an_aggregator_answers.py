@@ -25,16 +25,15 @@ from tests.system.attacks.test_a_hostile_aggregator import (
     dumped,
     said,
 )
-from thinwire.client.failures import CannotAnswer
+from thinwire.client.admission import Gate
+from thinwire.client.errors import CannotAnswer
 from thinwire.client.loop import LOOK_S, MAX_QUICK, MAX_WAITING, MAX_WAITING_BYTES, PAUSE_S
-from thinwire.client.owner.gate import Gate
 from thinwire.client.task import LoadedTask
 from thinwire.core.errors import BadPayload
-from thinwire.core.messages import MAX_HEAD_BYTES, ask_from_bytes
 from thinwire.core.plan import MAX_VALUES, RunPlan
-from thinwire.flower.wire import hellos
-from thinwire.flower.wire.framing import block, packed
-from thinwire.flower.wire.routes import PUSH
+from thinwire.core.serialization import MAX_HEAD_BYTES, ask_from_bytes
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import PUSH, block, packed
 
 MB = 1e6
 MOST_S, MOST_MB = 3.0, 64.0  # of one message
@@ -218,12 +217,14 @@ def test_honest_plans_of_many_devices_are_read() -> None:
 
 def test_a_welcome_is_bounded_before_it_is_parsed() -> None:
     welcome: dict[str, Any] = {"name": "pi-1", "sequences": {}, "poll_s": 1, "server_time": 1, "protocol": 1}
-    assert hellos.welcome_from_bytes(dumped(welcome)).name == "pi-1"
-    assert hellos.welcome_from_bytes(dumped({**welcome, "spread_s": 86_400.0})).spread_s == 3600.0, "kept for years"
+    assert registration.welcome_from_bytes(dumped(welcome)).name == "pi-1"
+    assert registration.welcome_from_bytes(dumped({**welcome, "spread_s": 86_400.0})).spread_s == 3600.0, (
+        "kept for years"
+    )
     many = {f"small-{nth}": nth for nth in range(20_000)}
-    assert hellos.welcome_from_bytes(dumped({**welcome, "sequences": many})).sequences == many
+    assert registration.welcome_from_bytes(dumped({**welcome, "sequences": many})).sequences == many
     with pytest.raises(BadPayload):
-        hellos.welcome_from_bytes(dumped({**welcome, "more": [[]] * 250_000}))
+        registration.welcome_from_bytes(dumped({**welcome, "more": [[]] * 250_000}))
 
 
 class Watching(threading.Event):

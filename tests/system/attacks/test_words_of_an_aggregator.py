@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.client.small import Aggregator, plan_of, task_of
-from thinwire.cli.app import main
-from thinwire.client.disk.logbook import FILE, Logbook
-from thinwire.client.failures import LAST_ERROR
+from thinwire.cli.main import main
+from thinwire.client.errors import LAST_ERROR
+from thinwire.client.status import LOG_FILE, Logbook
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\nerror: look at http://evil"
 TWICE = f'layers("{EVIL}"=int8; "{EVIL}"=int8; *=int8)'
@@ -29,7 +29,7 @@ def test_a_plan_moves_no_cursor_and_forges_no_line(tmp_path: Path, changed: dict
     bad = dataclasses.replace(delivery, ask=dataclasses.replace(delivery.ask, plan=raw), bundle=None)
     reply, _ = session.answer(bad, lambda: False, Logbook(tmp_path, lines.append))
     assert type(reply).__name__ == "Failure"
-    kept = (tmp_path / FILE).read_text()
+    kept = (tmp_path / LOG_FILE).read_text()
     last = tmp_path / "device" / LAST_ERROR
     for text in ("\n".join(lines), kept, last.read_text() if last.exists() else ""):
         assert all(line.isprintable() for line in text.split("\n")), ascii(text)
@@ -41,7 +41,7 @@ def test_letters_that_a_terminal_does_not_have_end_no_command(tmp_path: Path, mo
     """A client that could not print what its aggregator calls a run would end there."""
     folder = tmp_path / "clients" / "pi-1"
     folder.mkdir(parents=True)
-    (folder / FILE).write_text("2026-01-01T00:00:00Z \u6f22-1: asks for the task '\u6f22'\n")
+    (folder / LOG_FILE).write_text("2026-01-01T00:00:00Z \u6f22-1: asks for the task '\u6f22'\n")
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="latin-1", write_through=True))
     assert main(["client", "logs", "--name", "pi-1", "--home", str(tmp_path)]) == 0

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.options import Home, Json
+from thinwire.cli import console
+from thinwire.cli.params import Home, Json
 
 if TYPE_CHECKING:
-    from thinwire.flower.door.chains import Chain
+    from thinwire.transport.protocol.certificates import Chain
 
 app = typer.Typer(name="ca", help="The CA that devices pin.", no_args_is_help=True)
 
@@ -21,13 +21,13 @@ def show(json: Json = False, home: Home = None) -> None:
     """Show the pin, the names and the dates of the certificates; two CAs while one replaces the other."""
     rows = _rows(_folder(home), home)
     if json:
-        say.document([_document(row) for row in rows])
+        console.document([_document(row) for row in rows])
         return
     for row, standing in zip(rows, ("newest", *["until every device holds the newest"] * len(rows)), strict=False):
-        say.line(f"pin      {row.pin}" + (f"  ({standing})" if len(rows) > 1 else ""))
-        say.line(f"ca       until {row.ca_ends:%Y-%m-%d}")
-        say.line(f"leaf     until {row.leaf.ends:%Y-%m-%d}, made anew from {row.leaf.renewed_at:%Y-%m-%d} on")
-        say.line(f"names    {', '.join(row.leaf.names)}")
+        console.line(f"pin      {row.pin}" + (f"  ({standing})" if len(rows) > 1 else ""))
+        console.line(f"ca       until {row.ca_ends:%Y-%m-%d}")
+        console.line(f"leaf     until {row.leaf.ends:%Y-%m-%d}, made anew from {row.leaf.renewed_at:%Y-%m-%d} on")
+        console.line(f"names    {', '.join(row.leaf.names)}")
 
 
 @app.command()
@@ -44,32 +44,34 @@ def rotate(
 
     Open invitations that name the present one go on working meanwhile.
     """
-    from thinwire.cli.aggregator.authority import repin
-    from thinwire.cli.places import again, alive
-    from thinwire.flower.door.authority import PrivateAuthority
+    from thinwire.cli.aggregator.tls import repin
+    from thinwire.cli.local_state import again, alive
+    from thinwire.transport.server.tls import PrivateAuthority
 
     folder = _folder(home)
     _rows(folder, home)
     pin = PrivateAuthority(folder).rotate(san or ())
     repin(folder, pin)
     if json:
-        say.document([_document(row) for row in _rows(folder, home)])
+        console.document([_document(row) for row in _rows(folder, home)])
         return
-    say.line(f"pin      {pin}")
-    say.line("new invitations name it; " + ("it is shown within a minute" if alive(home) else "nobody serves it now"))
-    say.line(f"look     {again('aggregator ca show', home)}: one CA is left when every device holds this one")
+    console.line(f"pin      {pin}")
+    console.line(
+        "new invitations name it; " + ("it is shown within a minute" if alive(home) else "nobody serves it now")
+    )
+    console.line(f"look     {again('aggregator ca show', home)}: one CA is left when every device holds this one")
 
 
 def _folder(home: Path | None) -> Path:
-    from thinwire.core.home import find_home
+    from thinwire.core.statedir import find_home
 
     return find_home(home) / "aggregator" / "tls"
 
 
 def _rows(folder: Path, home: Path | None) -> list[Chain]:
-    from thinwire.cli.places import again
+    from thinwire.cli.local_state import again
     from thinwire.core.errors import NotFound
-    from thinwire.flower.door.chains import chains
+    from thinwire.transport.protocol.certificates import chains
 
     if rows := list(chains(folder)):
         return rows

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli import say
+from thinwire.cli import console
 from thinwire.cli.aggregator import ca
-from thinwire.cli.options import Home, Json
-from thinwire.cli.service import aggregator as aggregator_service
+from thinwire.cli.params import Home, Json
+from thinwire.cli.service import commands as aggregator_service
 
 app = typer.Typer(name="aggregator", help="The aggregator: the service that devices reach.", no_args_is_help=True)
-app.add_typer(aggregator_service.app)
+app.add_typer(aggregator_service.aggregator_app)
 app.add_typer(ca.app)
 
 END_S = 30.0
@@ -42,9 +42,9 @@ def start(
     home: Home = None,
 ) -> None:
     """Serve devices and runs until told to stop; a run that was in progress goes on."""
-    from thinwire.cli.addresses import Address
-    from thinwire.cli.aggregator.authority import Certificates
-    from thinwire.cli.aggregator.serving import Wanted, serve_here, serve_in_background
+    from thinwire.cli.aggregator.serve import Wanted, serve_here, serve_in_background
+    from thinwire.cli.aggregator.tls import Certificates
+    from thinwire.cli.params import Address
     from thinwire.core.errors import UsageError
 
     wanted = Wanted(
@@ -70,12 +70,12 @@ def status(
     home: Home = None,
 ) -> None:
     """Say where the aggregator is, who is there and what is going on."""
-    from thinwire.cli.aggregator.serving import login_url
-    from thinwire.cli.devices.shown import Known, counts_as
-    from thinwire.cli.places import again, aggregator_home, end_abandoned, opened, require_alive
+    from thinwire.cli.aggregator.serve import login_url
+    from thinwire.cli.devices.render import Known, counts_as
+    from thinwire.cli.local_state import again, aggregator_home, end_abandoned, opened, require_alive
     from thinwire.cli.runs.commands import standing
-    from thinwire.core.heartbeat import heard_by
-    from thinwire.store.queue import behind
+    from thinwire.core.clock import heard_by
+    from thinwire.store.queries import behind
 
     about = require_alive(home)
     end_abandoned(home)
@@ -95,27 +95,27 @@ def status(
         found |= {"devices": len(online), "online": online, "waiting": waiting}
         found |= {"heard_at": {name: known.heard_at(info) for name, info in heard.items()}}
         found |= {"running": going[0].run_id if going else None, "queued": [row.run_id for row in queued]}
-        say.document(found | ({"login": code} if login else {}))
+        console.document(found | ({"login": code} if login else {}))
         return
-    say.line(f"thinwire {about.get('version')}, process {about['pid']}, in {about.get('home')}")
+    console.line(f"thinwire {about.get('version')}, process {about['pid']}, in {about.get('home')}")
     urls = f"TLS; {', '.join(about.get('urls') or ())}" if about.get("pin") else "this machine only"
-    say.line(f"door     {about['listen']} ({urls})")
-    say.line(f"page     {code or about.get('page') or 'none (--no-page)'}")
+    console.line(f"door     {about['listen']} ({urls})")
+    console.line(f"page     {code or about.get('page') or 'none (--no-page)'}")
     if about.get("control_address"):
-        say.line(f"flower   {about['control_address']} for flwr run")
+        console.line(f"flower   {about['control_address']} for flwr run")
     named = ", ".join(f"{name} (heard {known.heard(info)})" for name, info in heard.items())
-    say.line(f"devices  {len(online)} of {len(devices)} online{': ' + named if online else ''}")
+    console.line(f"devices  {len(online)} of {len(devices)} online{': ' + named if online else ''}")
     if waiting:
-        say.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
+        console.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
     for row in (*going, *queued):
-        say.line(f"run      {row.run_id} {behind(row, line) or standing(row)}")
+        console.line(f"run      {row.run_id} {behind(row, line) or standing(row)}")
 
 
 @app.command()
 def stop(home: Home = None) -> None:
     """End the service; a run in progress goes on when it is started again."""
-    from thinwire.cli.places import alive, opened, require_alive
-    from thinwire.cli.waiting import until
+    from thinwire.cli.local_state import alive, opened, require_alive
+    from thinwire.cli.signals import until
     from thinwire.core.errors import ThinwireError
 
     about = require_alive(home)
@@ -130,18 +130,18 @@ def stop(home: Home = None) -> None:
         raise ThinwireError(
             f"the aggregator (process {about['pid']}) has not ended within {END_S:g} s", hint=f"kill {about['pid']}"
         )
-    say.line("stopped")
+    console.line("stopped")
     if note := aggregator_service.comes_back():
-        say.note(note)
+        console.note(note)
 
 
 @app.command()
 def doctor(json: Json = False, home: Home = None) -> None:
     """Look at folder, disk, store, clock, devices, door, certificate and page; say what to do where one is wrong."""
     from thinwire.cli.doctor.aggregator import examine
-    from thinwire.cli.doctor.findings import tell
-    from thinwire.cli.places import alive
-    from thinwire.core.home import find_home
+    from thinwire.cli.doctor.checks import tell
+    from thinwire.cli.local_state import alive
+    from thinwire.core.statedir import find_home
 
     raise typer.Exit(tell(examine(find_home(home), alive(home), home), json))
 
@@ -154,8 +154,8 @@ def backup(
 ) -> None:
     """Write database, models, unfolded answers, and the door's CA and keys into one file; also while it serves."""
     from thinwire import __version__
-    from thinwire.cli.aggregator.authority import own_files
-    from thinwire.core.home import AggregatorHome, find_home
+    from thinwire.cli.aggregator.tls import own_files
+    from thinwire.core.statedir import AggregatorHome, find_home
     from thinwire.store.backup import back_up
 
     place = AggregatorHome(find_home(home) / "aggregator")
@@ -163,14 +163,16 @@ def backup(
     written, elsewhere = file.stat().st_size, [str(path) for path in own_files(place.root)]
     if json:
         found = {"file": str(file), "bytes": written, "files": len(manifest.files), "taken_at": manifest.taken_at}
-        say.document(found | {"not_in_it": elsewhere})
+        console.document(found | {"not_in_it": elsewhere})
         return
-    say.line(f"{file}: {len(manifest.files)} files, {say.size(written)}")
-    say.note(
+    console.line(f"{file}: {len(manifest.files)} files, {console.size(written)}")
+    console.note(
         "it holds the door's keys: whoever has it can stand in for this aggregator. Keep it as safe as the original"
     )
     if elsewhere:
-        say.note(f"not in it, since they are yours (--cert, --key, --ca): {', '.join(elsewhere)}; back them up there")
+        console.note(
+            f"not in it, since they are yours (--cert, --key, --ca): {', '.join(elsewhere)}; back them up there"
+        )
 
 
 @app.command()
@@ -181,8 +183,8 @@ def restore(
     home: Home = None,
 ) -> None:
     """Put a backup in the place of an aggregator's state; checked byte by byte before anything changes."""
-    from thinwire.cli.places import again
-    from thinwire.core.home import AggregatorHome, find_home
+    from thinwire.cli.local_state import again
+    from thinwire.core.statedir import AggregatorHome, find_home
     from thinwire.store.restore import restore as put_back
 
     place = AggregatorHome(find_home(home) / "aggregator")
@@ -190,9 +192,9 @@ def restore(
     taken_at, replaced = restored.manifest.taken_at, restored.replaced
     if json:
         moved = str(replaced) if replaced else None
-        say.document({"home": str(place.root.parent), "taken_at": taken_at, "replaced": moved})
+        console.document({"home": str(place.root.parent), "taken_at": taken_at, "replaced": moved})
         return
-    say.line(f"{place.root} is as it was {say.ago(taken_at)}; go on: {again('aggregator start', home)}")
+    console.line(f"{place.root} is as it was {console.ago(taken_at)}; go on: {again('aggregator start', home)}")
     if replaced:
-        say.line(f"what was there is now {replaced}")
-    say.note(f"who was let in or shut out since then is as it was too: {again('devices list', home)}")
+        console.line(f"what was there is now {replaced}")
+    console.note(f"who was let in or shut out since then is as it was too: {again('devices list', home)}")

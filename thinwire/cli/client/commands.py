@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.client.joined import chosen, is_joined, named
-from thinwire.cli.options import ClientName, Data, Home, Json, NewName, OneName
-from thinwire.cli.service import client as client_service
+from thinwire.cli import console
+from thinwire.cli.client.start import chosen, is_joined, named
+from thinwire.cli.params import ClientName, Data, Home, Json, NewName, OneName
+from thinwire.cli.service import commands as client_service
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
-app.add_typer(client_service.app)
+app.add_typer(client_service.client_app)
 
 
 @app.command()
@@ -45,8 +48,8 @@ def start(
     home: Home = None,
 ) -> None:
     """Train for an aggregator on this machine's data until told to stop."""
-    from thinwire.cli.client.device import Device, begin
-    from thinwire.core.home import find_home
+    from thinwire.cli.client.start import Device, begin
+    from thinwire.core.statedir import find_home
 
     wanted = Device(
         aggregator,
@@ -81,9 +84,9 @@ def join(
     home: Home = None,
 ) -> None:
     """Join an aggregator with an invitation: makes this device's key, and keeps whom to trust."""
-    from thinwire.cli.client import joining
+    from thinwire.cli.client import enrol
 
-    joining.join(url, invite, named(name), home).tell(home, json)
+    enrol.join(url, invite, named(name), home).tell(home, json)
 
 
 @app.command()
@@ -96,19 +99,18 @@ def leave(
 
     Updates, residuals, models, plans and logs in its state folder go. The local data themselves are never touched.
     """
-    from thinwire.cli.client import leaving
-    from thinwire.core.home import find_home
+    from thinwire.cli.client import enrol
+    from thinwire.core.statedir import find_home
 
-    leaving.leave(chosen(name, find_home(home)), home, force)
+    enrol.leave(chosen(name, find_home(home)), home, force)
 
 
 @app.command()
 def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
     """Say what the clients of this machine are doing."""
-    from thinwire.cli.client.status import began, look, show
-    from thinwire.cli.places import again
+    from thinwire.cli.local_state import again
     from thinwire.core.errors import NotFound
-    from thinwire.core.home import find_home
+    from thinwire.core.statedir import find_home
 
     at = find_home(home)
     clients = at / "clients"
@@ -121,11 +123,11 @@ def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
     names = [name] if name else there
     rows = [look(at, one) for one in names]
     if json:
-        say.document(rows)
+        console.document(rows)
     elif rows:
         show(rows)
     else:
-        say.note(f"no client was ever started in {clients}")
+        console.note(f"no client was ever started in {clients}")
 
 
 @app.command()
@@ -138,11 +140,11 @@ def logs(
     home: Home = None,
 ) -> None:
     """Show what a client said, what its task printed, or what went wrong last in the task's code."""
-    from thinwire.cli.service.client import journal
-    from thinwire.client.disk.logbook import FILE, last_lines, new_lines
-    from thinwire.client.training.child import LOG
+    from thinwire.cli.service.commands import journal
+    from thinwire.client.status import LOG_FILE, last_lines, new_lines
+    from thinwire.client.worker_process import LOG
     from thinwire.core.errors import NotFound
-    from thinwire.core.home import find_home
+    from thinwire.core.statedir import find_home
 
     at = find_home(home)
     called = chosen(name, at)
@@ -153,14 +155,14 @@ def logs(
         found = folder / "last-error.txt"
         if not found.is_file():
             raise NotFound(f"{called} has had no error", why=f"{found} is not there")
-        say.line(found.read_text(errors="replace").rstrip())
+        console.line(found.read_text(errors="replace").rstrip())
         return
-    file, command = (LOG, "") if worker else (FILE, journal(called))
+    file, command = (LOG, "") if worker else (LOG_FILE, journal(called))
     for line in last_lines(folder, count, file):
-        say.line(line)
-    say.note(f"from {folder / file}" + (f"; all of it: {command}" if command else ""))
+        console.line(line)
+    console.note(f"from {folder / file}" + (f"; all of it: {command}" if command else ""))
     for line in new_lines(folder, file_name=file) if follow else ():
-        say.line(line)
+        console.line(line)
 
 
 @app.command()
@@ -170,7 +172,7 @@ def reload(name: ClientName = None, home: Home = None) -> None:
     import signal
 
     from thinwire.core.errors import NotFound, UsageError
-    from thinwire.core.home import find_home, holder
+    from thinwire.core.statedir import find_home, holder
 
     at = find_home(home)
     called = chosen(name, at)
@@ -187,7 +189,7 @@ def reload(name: ClientName = None, home: Home = None) -> None:
         raise UsageError(
             f"the client {called} runs as another user", why="only that one may tell it", hint="the same with sudo"
         ) from error
-    say.note(f"{called} reads code and policy anew before its next ask; what it found: thinwire client logs")
+    console.note(f"{called} reads code and policy anew before its next ask; what it found: thinwire client logs")
 
 
 @app.command()
@@ -203,9 +205,71 @@ def doctor(
     home: Home = None,
 ) -> None:
     """Look at name, TCP, pin, clock, row, task and disk, and say what to do where one is wrong; changes nothing."""
+    from thinwire.cli.doctor.checks import tell
     from thinwire.cli.doctor.client import examine
-    from thinwire.cli.doctor.findings import tell
-    from thinwire.core.home import find_home
+    from thinwire.core.statedir import find_home
 
     at = find_home(home)
     raise typer.Exit(tell(examine(at / "clients" / chosen(name, at), aggregator, task or ()), json))
+
+
+# What the clients of this machine are doing: from their locks, their status files and their outboxes.
+
+
+SHOWN_SKEW_S = 1.0  # less is no cause of anything
+KEY_FILE = "key.pem"  # transport/device/identity.py, which takes long to import
+
+
+def began(home: Path) -> list[str]:
+    """The clients that have joined or started here; one whose join was refused has left its lock and no more."""
+    found = (path for path in (home / "clients").glob("*/") if (path / "lock").exists())
+    return sorted(path.name for path in found if {one.name for one in path.iterdir()} - {"lock", KEY_FILE})
+
+
+def look(home: Path, name: str) -> dict[str, Any]:
+    """One client, as `--json` gives it. `state` is "stopped" when no process holds its folder."""
+    from thinwire.cli.client.start import joined_url
+    from thinwire.client.status import Standing
+    from thinwire.core.statedir import holder
+
+    folder = home / "clients" / name
+    about = holder(folder / "lock")
+    standing = asdict(Standing.load(folder) or Standing())
+    if about is None:
+        standing |= {"state": "stopped", "connected_at": None}
+    found = {"name": name, "running": about is not None, **standing, "pending": pending(folder)}
+    return found | {"aggregator": joined_url(folder)} | (about or {})
+
+
+def pending(folder: Path) -> int:
+    """Answers that are kept until the aggregator has said what became of them."""
+    count = 0
+    for path in folder.glob("runs/*/state.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            count += len(json.loads(path.read_bytes())["outbox"])
+    return count
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """One line a client, then what went wrong last at each."""
+    header = ("client", "state", "connected", "process", "run", "round", "pending", "aggregator")
+    cells = [
+        (
+            row["name"],
+            row["state"],
+            console.ago(row["connected_at"]).removesuffix(" ago"),
+            row.get("pid"),
+            row["run"],
+            row["round"] or None,
+            row["pending"],
+            row["aggregator"],
+        )
+        for row in rows
+    ]
+    console.table(header, cells, right=("process", "round", "pending"))
+    for row in rows:
+        if row["last_error"]:
+            console.line(f"{row['name']}: {console.ago(row['last_error_at'])}: {row['last_error']}")
+        if abs(row["skew_s"] or 0.0) >= SHOWN_SKEW_S:
+            way = "behind" if row["skew_s"] > 0 else "ahead of"
+            console.line(f"{row['name']}: its clock is {console.seconds(abs(row['skew_s']))} {way} the aggregator's")

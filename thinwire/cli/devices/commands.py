@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.options import Home, Json
+from thinwire.cli import console
+from thinwire.cli.local_state import alive
+from thinwire.cli.params import Home, Json
+from thinwire.cli.signals import until
 
 if TYPE_CHECKING:
-    from thinwire.cli.devices import shown
-    from thinwire.store import Invited
+    from thinwire.cli.devices import render
+    from thinwire.store import Invited, Store
+
 
 app = typer.Typer(name="devices", help="Devices: who may take part, who is there.", no_args_is_help=True)
 
@@ -26,45 +29,45 @@ def list_(
     home: Home = None,
 ) -> None:
     """List the devices that this aggregator knows."""
-    from thinwire.cli.devices import shown
-    from thinwire.cli.places import absent, aggregator_home, has_database, opened, way_back
+    from thinwire.cli.devices import render
+    from thinwire.cli.local_state import absent, aggregator_home, has_database, opened, way_back
 
     if not has_database(aggregator_home(home)):
-        shown.nothing(json)
+        render.nothing(json)
         return
     with opened(home) as store:
         if log:
-            shown.log(store.device_actions(), store.door_notes(), json)
+            render.log(store.device_actions(), store.door_notes(), json)
         else:
             found, known = list(store.devices()), _aggregator(home)
-            shown.devices(found, known, json)
+            render.devices(found, known, json)
             if found and not (known.alive or json):
-                say.note(f"{absent(home)}: nobody can tell who is online; {way_back(home)}")
+                console.note(f"{absent(home)}: nobody can tell who is online; {way_back(home)}")
 
 
 @app.command()
 def show(name: Device, json: Json = False, home: Home = None) -> None:
     """Show what is known of one device: what it has, what it runs, what it did."""
-    from thinwire.cli.devices import shown
-    from thinwire.cli.places import known
+    from thinwire.cli.devices import render
+    from thinwire.cli.local_state import known
     from thinwire.core.errors import NotFound
 
     with known(home, read_only=True) as store:
-        rows, links = list(store.devices()), store.measures(*shown.LINK)
+        rows, links = list(store.devices()), store.measures(*render.LINK)
     found = next((info for info in rows if info.row.name == name), None)
     if found is None:
         called = ", ".join(info.row.name for info in rows)
         raise NotFound(f"no device {name!r}", why=f"known: {called or 'none'}", hint="thinwire devices list")
-    shown.one(found, [one for one in links if one.device == name], _aggregator(home), json)
+    render.one(found, [one for one in links if one.device == name], _aggregator(home), json)
 
 
-def _aggregator(home: Path | None) -> shown.Known:
-    from thinwire.cli.devices import shown
-    from thinwire.cli.places import aggregator_home, alive
-    from thinwire.core.heartbeat import gone_since, heard_by
+def _aggregator(home: Path | None) -> render.Known:
+    from thinwire.cli.devices import render
+    from thinwire.cli.local_state import aggregator_home, alive
+    from thinwire.core.clock import gone_since, heard_by
 
     about, lock = alive(home), aggregator_home(home).lock
-    return shown.Known(about is not None, gone_since(lock), bool((about or {}).get("pin")), heard_by(lock))
+    return render.Known(about is not None, gone_since(lock), bool((about or {}).get("pin")), heard_by(lock))
 
 
 @app.command()
@@ -86,10 +89,10 @@ def invite(
     home: Home = None,
 ) -> None:
     """Make invitations: each lets one device in, once."""
-    from thinwire.cli.devices import shown
-    from thinwire.cli.devices.inviting import DoorPlace, new_table, read_names, write_table
-    from thinwire.cli.durations import parse_duration
-    from thinwire.cli.places import known, operator
+    from thinwire.cli.devices import render
+    from thinwire.cli.devices.invitations import DoorPlace, new_table, read_names, write_table
+    from thinwire.cli.local_state import known, operator
+    from thinwire.cli.params import parse_duration
     from thinwire.core.errors import UsageError
 
     if listed or withdraw is not None:
@@ -98,7 +101,7 @@ def invite(
         with known(home, read_only=listed) as store:
             if withdraw is not None:
                 store.invitations.withdraw(withdraw, operator())
-            shown.invitations(store.invitations.all(), withdraw, json)
+            render.invitations(store.invitations.all(), withdraw, json)
         return
     wanted = read_names(names) if names else []
     if wanted and count not in (None, len(wanted)):
@@ -110,7 +113,7 @@ def invite(
             return store.invitations.invite(1 if count is None else count, wanted, expires_s, by_hand, operator())
 
         if out is None:
-            shown.invited(door, made(), by_hand, json)
+            render.invited(door, made(), by_hand, json)
             return
         with new_table(out) as file:
             invited = made()
@@ -120,7 +123,7 @@ def invite(
                 for one in invited:  # nobody will ever read them
                     store.invitations.withdraw(one.id, operator())
                 raise
-        shown.written(out, invited, by_hand, json)
+        render.written(out, invited, by_hand, json)
 
 
 @app.command()
@@ -134,9 +137,9 @@ def approve(
     home: Home = None,
 ) -> None:
     """Let a device in that waits or was shut out, or one whose public key you have."""
-    from thinwire.cli.devices import shown
-    from thinwire.cli.devices.public_key import read_public_key
-    from thinwire.cli.places import known, operator
+    from thinwire.cli.devices import render
+    from thinwire.cli.devices.invitations import read_public_key
+    from thinwire.cli.local_state import known, operator
     from thinwire.core.errors import UsageError
 
     if (name is None) == (key is None) or (key is None) != (as_name is None):
@@ -152,30 +155,31 @@ def approve(
             store.roster.add(as_name, der, "stock", operator())
         info = next(one for one in store.devices() if one.row.name == (name or as_name))
     if json:
-        say.document(shown.document(info, _aggregator(home)))
+        console.document(render.document(info, _aggregator(home)))
         return
-    say.line(f"{info.row.name} is approved ({info.row.how}); the fingerprint of its key:")
-    say.line(f"  {say.grouped(info.row.fingerprint)}")
+    console.line(f"{info.row.name} is approved ({info.row.how}); the fingerprint of its key:")
+    console.line(f"  {console.grouped(info.row.fingerprint)}")
 
 
 @app.command()
 def revoke(name: Device, json: Json = False, home: Home = None) -> None:
     """Shut a device out, at once; what is folded of it stays in the model."""
-    from thinwire.cli.devices.shutting_out import CONFIRMED_S, shut_out
-    from thinwire.cli.places import known, operator
-    from thinwire.web.device_sentences import stays
+    from thinwire.cli.local_state import known, operator
+    from thinwire.web.device_queries import stays
 
     with known(home, read_only=False) as store:
         confirmed, rounds = shut_out(store, home, name, operator())
     if json:
-        say.document({"name": name, "state": "revoked", "confirmed": confirmed, "rounds": rounds})
+        console.document({"name": name, "state": "revoked", "confirmed": confirmed, "rounds": rounds})
     else:
-        say.line(f"{name} is shut out")
-        say.line(f"what was folded stays in: {stays(rounds)}")
+        console.line(f"{name} is shut out")
+        console.line(f"what was folded stays in: {stays(rounds)}")
     if confirmed is None:
-        say.note("no aggregator is running: the next one applies it before its door opens")
+        console.note("no aggregator is running: the next one applies it before its door opens")
     elif not confirmed:
-        say.note(f"the door refuses it from now on, but the aggregator has not confirmed it within {CONFIRMED_S:g} s")
+        console.note(
+            f"the door refuses it from now on, but the aggregator has not confirmed it within {CONFIRMED_S:g} s"
+        )
         raise typer.Exit(124)
 
 
@@ -185,11 +189,33 @@ def rename(
     home: Home = None,
 ) -> None:  # fmt: skip
     """Give a device another name; its key and its past stay with it."""
-    from thinwire.cli.places import known, operator
+    from thinwire.cli.local_state import known, operator
 
     with known(home, read_only=False) as store:
         store.roster.rename(old, new, operator())
     if json:
-        say.document({"name": new, "was": old})
+        console.document({"name": new, "was": old})
     else:
-        say.line(f"{old} is now {new}; the device learns it at once if it is connected, else when it comes")
+        console.line(f"{old} is now {new}; the device learns it at once if it is connected, else when it comes")
+
+
+# Shutting a device out: the row counts at the door from the next request on, the service then clears what is open.
+
+
+CONFIRMED_S = 5.0
+
+
+def shut_out(store: Store, home: Path | None, name: str, who: str) -> tuple[bool | None, dict[str, list[int]]]:
+    """Revoke; gives whether a running aggregator has confirmed it (None: none is running), and what stays folded.
+
+    Confirmed means: its waiting calls are answered, its uploads gone, its open asks refused, what it had sent and
+    was not folded dropped. Without an aggregator the next one does that before its door opens.
+    """
+    store.roster.revoke(name, who)
+    if alive(home) is None:
+        return None, dict(store.folded_rounds(name))
+    order = store.order("revoke", args={"device": name}, who=who)
+    answered = until(lambda: store.result(order) is not None, CONFIRMED_S)
+    result: dict[str, Any] = store.result(order) or {}
+    rounds = result.get("rounds")
+    return answered and bool(result.get("done")), dict(store.folded_rounds(name) if rounds is None else rounds)

@@ -12,12 +12,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.cli import say
-from thinwire.cli.doctor.disk import private, room
-from thinwire.cli.doctor.findings import Finding, found, unseen
-from thinwire.cli.doctor.kernels import kernels
-from thinwire.cli.places import again, has_database
-from thinwire.core.home import AggregatorHome
+from thinwire.cli import console
+from thinwire.cli.doctor.checks import Finding, found, kernels, private, room, unseen
+from thinwire.cli.local_state import again, has_database
+from thinwire.core.statedir import AggregatorHome
 
 if TYPE_CHECKING:
     from thinwire.store import DeviceInfo, Store
@@ -66,7 +64,7 @@ def _store(place: AggregatorHome, alive: bool) -> Iterator[Finding]:
     def version() -> str:
         opened.append(Store.open(place.database, read_only=True))
         held = sum(path.stat().st_size for path in place.root.glob(f"{place.database.name}*"))
-        return f"{place.database.name}, {say.size(held)}, of this version"
+        return f"{place.database.name}, {console.size(held)}, of this version"
 
     yield found("store", version)
     for store in opened:
@@ -82,13 +80,13 @@ def _clock(devices: list[DeviceInfo]) -> Finding:
     now = datetime.now(UTC)
     newest = max((info.seen_at or 0.0 for info in devices), default=0.0)
     if newest > time.time() + SKEW_S:
-        ahead = say.seconds(newest - time.time())
+        ahead = console.seconds(newest - time.time())
         return Finding("clock", False, f"{now:%Y-%m-%d %H:%M} UTC, but a device was seen {ahead} later", "timedatectl")
     middle = statistics.median(skews) if skews else 0.0
     if abs(middle) > SKEW_S:
         way = "ahead of" if middle > 0 else "behind"
         return Finding(
-            "clock", False, f"{now:%Y-%m-%d %H:%M} UTC: {say.seconds(abs(middle))} {way} most devices",
+            "clock", False, f"{now:%Y-%m-%d %H:%M} UTC: {console.seconds(abs(middle))} {way} most devices",
             "timedatectl set-ntp true",
         )  # fmt: skip
     return Finding(
@@ -122,7 +120,7 @@ def _here(about: dict[str, Any]) -> tuple[str, int]:
 
 
 def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
-    from thinwire.flower.door.chains import chains, shown
+    from thinwire.transport.protocol.certificates import chains, shown
 
     rows, pin = chains(folder), (about or {}).get("pin")
     if about is not None and pin is None:

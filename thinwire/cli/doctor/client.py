@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import socket
+import ssl
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.cli import say
-from thinwire.cli.client.joined import trusted
-from thinwire.cli.doctor.disk import LEAST_BYTES, private, room
-from thinwire.cli.doctor.findings import Finding, found, unseen
-from thinwire.cli.doctor.kernels import kernels
-from thinwire.cli.doctor.way import STEPS, walk
+from thinwire.cli import console
+from thinwire.cli.client.start import trusted
+from thinwire.cli.doctor.checks import LEAST_BYTES, Finding, found, kernels, private, room, unseen
 from thinwire.client.policy import FILE
-from thinwire.core.home import MB
+from thinwire.core.statedir import MB
 
 if TYPE_CHECKING:
     from thinwire.client.policy import Policy
     from thinwire.core.fleet import TaskReport
     from thinwire.core.layout import Layout
+    from thinwire.transport.device.connect import Address
+    from thinwire.transport.device.identity import Trust
+
 
 BYTES_A_PARAMETER = 4 * 3  # the model that came, the residual, and the answer that is kept; float32
 
 
 def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[Finding]:
     """`aggregator` and `tasks`: as typed, else those of the last start, else what was joined and what is installed."""
-    from thinwire.cli.service.typed import Typed, understood
+    from thinwire.cli.local_state import Typed, understood
     from thinwire.core.errors import ThinwireError
-    from thinwire.core.home import holder
+    from thinwire.core.statedir import holder
 
     remembered = Typed.remembered(folder)
     typed = remembered or Typed((), Path.cwd())
@@ -104,18 +108,18 @@ def _task(spec: str, python: Path | None, folder: Path) -> tuple[Finding, int]:
 
 def _differs(name: str, layout: Layout, folder: Path) -> str:
     """What is said where a client runs that knows another model under this task's name."""
-    from thinwire.client.disk import described
-    from thinwire.core.home import holder
+    from thinwire.client import task
     from thinwire.core.layout import differences
+    from thinwire.core.statedir import holder
 
-    known = described.last(folder).get(name)
+    known = task.last(folder).get(name)
     if known is None or known.digest == layout.digest or holder(folder / "lock") is None:
         return ""
     return f"{name}: its code gives another model than the client that runs has: {differences(layout, known)}"
 
 
 def _here(spec: str) -> tuple[TaskReport, Layout | None]:
-    from thinwire.client.bench import Here
+    from thinwire.client.executor import Here
     from thinwire.client.task import load_task
 
     task = Here(load_task(spec))
@@ -125,8 +129,8 @@ def _here(spec: str) -> tuple[TaskReport, Layout | None]:
 
 def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, Layout | None]:
     """By the interpreter that would train; what its process leaves behind is not the client's."""
-    from thinwire.client.training.interpreter import Interpreter
-    from thinwire.client.training.worker import Worker
+    from thinwire.client.executor import Worker
+    from thinwire.client.worker_process import Interpreter
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         worker = Worker([spec], Interpreter(python, Path(folder)))
@@ -139,7 +143,7 @@ def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, Layout | None]:
 def _disk(folder: Path, least: int, min_free_mb: int) -> Finding:
     if not folder.exists():
         above = next(path for path in folder.parents if path.exists())
-        return Finding("disk", True, f"{say.size(_free(above))} free; {folder} is made by the first start or join")
+        return Finding("disk", True, f"{console.size(_free(above))} free; {folder} is made by the first start or join")
     closed = private("disk", folder)
     if closed.ok is False:
         return closed
@@ -153,3 +157,108 @@ def _free(folder: Path) -> int:
     import shutil
 
     return shutil.disk_usage(folder).free
+
+
+# The way from a device to its aggregator, step by step: name, TCP, certificate, clock, row.
+
+
+SKEW_S = 5.0  # what is shown of a clock: less is no cause of anything
+STEPS = ("name", "tcp", "pin", "clock", "row")
+
+
+def walk(url: str, trust: Trust | None, folder: Path) -> list[Finding]:
+    """Each step; those behind the first that fails could not be looked at."""
+    from thinwire.transport.device.connect import Address
+
+    address = Address.parse(url)
+    findings: list[Finding] = []
+    for what, look in (
+        ("name", lambda: _name(address)),
+        ("tcp", lambda: _tcp(address)),
+        ("pin", lambda: _pin(address, url, trust)),
+    ):
+        findings.append(found(what, look))
+        if findings[-1].ok is False:
+            break
+    else:
+        findings += _standing(url, trust, folder)
+    return [*findings, *(unseen(what, f"{findings[-1].what} failed") for what in STEPS[len(findings) :])]
+
+
+def _name(address: Address) -> Finding | str:
+    from thinwire.transport.device.connect import Proxy
+
+    proxy = Proxy.towards(address)
+    host, port = (proxy.host, proxy.port) if proxy else (address.host, address.port)
+    try:
+        places = {str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError) as error:
+        hint = "HTTPS_PROXY names it; NO_PROXY is for a direct way" if proxy else "is it right? Does DNS work here?"
+        return Finding("name", False, f"{host} is not known here: {error}", hint)
+    said = host if host in places else f"{host} is {', '.join(sorted(places))}"
+    return f"{said}, the proxy of HTTPS_PROXY; it looks {address.host} up" if proxy else said
+
+
+def _tcp(address: Address) -> Finding | str:
+    from thinwire.transport.device.connect import Proxy, reach
+
+    by = f" by the proxy {proxy.host}:{proxy.port}" if (proxy := Proxy.towards(address)) else ""
+    try:
+        sock, rtt_s = reach(address)
+    except OSError as error:
+        hint = "is it started (thinwire aggregator start), is the port right, does a firewall let it pass?"
+        return Finding("tcp", False, f"{address} does not answer{by}: {error.strerror or error}", hint)
+    sock.close()
+    return f"{address} answers{by} in {console.seconds(rtt_s)}"
+
+
+def _pin(address: Address, url: str, trust: Trust | None) -> Finding | str:
+    from thinwire.transport.device.connect import dial
+    from thinwire.transport.device.errors import silence
+
+    if trust is None:
+        return "a plain door, for this machine only"
+    try:
+        line = dial(address, trust)
+    except (OSError, http.client.HTTPException) as error:
+        raise silence(error, url, tls=True) from error
+    line.sock.close()
+    by = "a CA of this system" if trust.system else f"the CA that was joined (pin {trust.pins[0][:16]}..)"
+    ends = datetime.fromtimestamp(line.dates[1], UTC) if line.dates else None
+    assert isinstance(line.sock, ssl.SSLSocket)
+    return f"{by} vouches for it, {line.sock.version() or 'TLS'}" + (f", until {ends:%Y-%m-%d}" if ends else "")
+
+
+def _standing(url: str, trust: Trust | None, folder: Path) -> Sequence[Finding]:
+    from thinwire.core.errors import ThinwireError
+    from thinwire.transport import device_key
+    from thinwire.transport.device.enroll import ask
+    from thinwire.transport.device.identity import KEY_FILE
+
+    if not (folder / KEY_FILE).exists():
+        return unseen("clock", "this client has no key yet"), Finding(
+            "row", None, "this client has no key yet: its first start makes one"
+        )
+    try:
+        stood = ask(url, trust, device_key(folder))
+    except ThinwireError as error:
+        return unseen("clock", "nobody answered"), Finding("row", False, str(error), error.hint)
+    key = f"key {console.grouped(stood.fingerprint)}"
+    if stood.error is not None:
+        row = Finding("row", False, f"{stood.error}\n{key}", stood.error.hint)
+    elif stood.kind == "hello":
+        row = Finding("row", True, f"not known yet: the first start makes it so\n{key}")
+    else:
+        row = Finding("row", True, f"approved\n{key}")
+    return _clock(stood.skew_s, trust), row
+
+
+def _clock(skew_s: float | None, trust: Trust | None) -> Finding:
+    if skew_s is None:
+        return unseen("clock", "the aggregator did not say its time")
+    if abs(skew_s) < SKEW_S:
+        return Finding("clock", True, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, as at the aggregator")
+    said = f"{console.seconds(abs(skew_s))} {'behind' if skew_s > 0 else 'ahead of'} the aggregator's"
+    if trust is not None and trust.system:
+        return Finding("clock", False, said, "timedatectl set-ntp true: certificates of the system's CAs have dates")
+    return Finding("clock", True, f"{said}: requests are signed by that one", "timedatectl set-ntp true")

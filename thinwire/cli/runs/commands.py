@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.cli import say
-from thinwire.cli.options import Home, Json, RunId
+from thinwire.cli import console
+from thinwire.cli.params import Home, Json, RunId
 from thinwire.cli.runs.compare import compare
 
 if TYPE_CHECKING:
+    from thinwire.reports.round_explanation import Why
+    from thinwire.reports.sweep_results import Group
     from thinwire.store import RoundRow, RunRow, Store
-    from thinwire.store.groups import Group
+
 
 app = typer.Typer(name="runs", help="Runs: list, show, watch, compare, take the model, stop.", no_args_is_help=True)
 
@@ -27,9 +29,9 @@ OVER = ("done", "failed", "stopped")
 @app.command(name="list")
 def list_(json: Json = False, home: Home = None) -> None:
     """List all runs, the newest first, and the groups of simulated runs."""
-    from thinwire.cli.places import again, aggregator_home, end_abandoned, has_database, opened
-    from thinwire.cli.runs.shown import run_summary
-    from thinwire.store.groups import groups
+    from thinwire.cli.local_state import again, aggregator_home, end_abandoned, has_database, opened
+    from thinwire.cli.runs.render import run_summary
+    from thinwire.reports.sweep_results import groups
 
     end_abandoned(home)
     if not has_database(aggregator_home(home)):
@@ -40,19 +42,19 @@ def list_(json: Json = False, home: Home = None) -> None:
     swept = groups(aggregator_home(home).sweeps)
     if json:
         document = [{k: v for k, v in run_summary(row).items() if k != "plan"} for row in rows]
-        say.document([*document, *({"run_id": None, **_group(group)} for group in swept)])
+        console.document([*document, *({"run_id": None, **_group(group)} for group in swept)])
         return
     if rows:
         header = ("run", "status", "rounds", "accuracy", "loss", "payload up", "made")
-        say.table(header, [_row(row) for row in rows], right=header[2:6])
+        console.table(header, [_row(row) for row in rows], right=header[2:6])
     elif not swept:
-        say.note(f"no runs yet; to make one: {again('run PLAN', home)}")
+        console.note(f"no runs yet; to make one: {again('run PLAN', home)}")
     _note_halted(rows, home)
     if rows and swept:
-        say.line()
+        console.line()
     if swept:
-        lines = [(g.name, g.task or say.NOTHING, f"{g.done}/{g.runs}", say.ago(g.at)) for g in swept]
-        say.table(("group", "task", "runs", "last"), lines, right=("runs",))
+        lines = [(g.name, g.task or console.NOTHING, f"{g.done}/{g.runs}", console.ago(g.at)) for g in swept]
+        console.table(("group", "task", "runs", "last"), lines, right=("runs",))
 
 
 def _group(group: Group) -> dict[str, Any]:
@@ -62,8 +64,8 @@ def _group(group: Group) -> dict[str, Any]:
 
 def _row(row: RunRow) -> tuple[str, ...]:
     done = f"{row.rounds_closed}/{row.rounds_total}"
-    accuracy, loss = say.figure(row.decisive.get("accuracy")), say.figure(row.decisive.get("loss"))
-    return row.run_id, row.status, done, accuracy, loss, say.size(row.payload_up), say.ago(row.created_at)
+    accuracy, loss = console.figure(row.decisive.get("accuracy")), console.figure(row.decisive.get("loss"))
+    return row.run_id, row.status, done, accuracy, loss, console.size(row.payload_up), console.ago(row.created_at)
 
 
 @app.command()
@@ -76,18 +78,17 @@ def show(
     home: Home = None,
 ) -> None:
     """Show one run, round by round."""
-    from thinwire.cli.places import end_abandoned, opened
-    from thinwire.cli.runs import why as reasons
-    from thinwire.cli.runs.shown import run_document
+    from thinwire.cli.local_state import end_abandoned, opened
+    from thinwire.cli.runs.render import run_document
 
     end_abandoned(home)
     with opened(home) as store:
         if json:
-            more = reasons.document(reasons.whys(store, store.run(run_id))) if why else {}
-            say.document(run_document(store, run_id) | more)
+            more = explanations_document(whys(store, store.run(run_id))) if why else {}
+            console.document(run_document(store, run_id) | more)
         elif why:
             _head(store, store.run(run_id), store.rounds(run_id))
-            reasons.show(reasons.whys(store, store.run(run_id)))
+            print_explanations(whys(store, store.run(run_id)))
         else:
             _show(store, store.run(run_id))
         if not json:
@@ -96,11 +97,11 @@ def show(
 
 def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
     """Runs that stand still, since no aggregator is there to go on with them."""
-    from thinwire.cli.places import alive, way_back
+    from thinwire.cli.local_state import alive, way_back
 
     halted = [row.run_id for row in rows if row.source == "devices" and row.status not in OVER]
     if halted and alive(home) is None:
-        say.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")
+        console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")
 
 
 def standing(row: RunRow) -> str:
@@ -118,37 +119,39 @@ def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
 
 
 def _head(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
-    from thinwire.store.queue import behind
+    from thinwire.store.queries import behind
 
-    say.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
+    console.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
     for note in row.notes:
-        say.sentence(note, begin="note    ")
+        console.sentence(note, begin="note    ")
 
 
 def _show(store: Store, row: RunRow) -> None:
-    from thinwire.cli.runs.shown import capping, clipping, measured_version, on_the_wire
+    from thinwire.cli.runs.render import capping, clipping, measured_version, on_the_wire
 
     rounds = store.rounds(row.run_id)
     _head(store, row, rounds)
-    say.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
+    console.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.decisive.items())
-    say.line(f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet")
+    console.line(
+        f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet"
+    )
     for sentence in (*clipping(row, rounds), *capping(store.updates(row.run_id), rounds)):
-        say.sentence(sentence, begin="        ")
+        console.sentence(sentence, begin="        ")
     for way, payload, wire, dense in (
         ("up", row.payload_up, row.wire_up, row.dense_up),
         ("down", row.payload_down, row.wire_down, row.dense_down),
     ):
         ratio = f", {dense / payload:.1f} times less than dense float32" if 0 < payload < dense else ""
-        say.line(f"{way:<7} {say.size(payload)} payload, {on_the_wire(wire, payload)}{ratio}")
+        console.line(f"{way:<7} {console.size(payload)} payload, {on_the_wire(wire, payload)}{ratio}")
     if not rounds:
         return
-    say.line()
+    console.line()
     header = ("round", "closed", "replies", "late", "failed", "accuracy", "loss", "up", "down", "seconds", "slowest")
-    say.table(header, [_round(r) for r in rounds], right=header[:1] + header[2:10])
+    console.table(header, [_round(r) for r in rounds], right=header[:1] + header[2:10])
     last = next((r for r in rounds if r.closed_at is None), rounds[-1])
     for line in _decided(last, goes_on=row.status not in OVER and last.closed_at is None):
-        say.sentence(line)
+        console.sentence(line)
 
 
 def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
@@ -165,16 +168,16 @@ def _round(r: RoundRow) -> tuple[str, ...]:
     came, of = len(r.folded) if r.reason else r.answered, r.target if r.reason == "buffer" else len(r.asked)
     return (
         str(r.round), r.reason or "open", f"{came}/{of}", str(r.late), str(r.failed),
-        say.figure(r.decisive.get("accuracy")), say.figure(r.decisive.get("loss")), say.size(r.payload_up),
-        say.size(r.payload_down), say.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
+        console.figure(r.decisive.get("accuracy")), console.figure(r.decisive.get("loss")), console.size(r.payload_up),
+        console.size(r.payload_down), console.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
     )  # fmt: skip
 
 
 @app.command()
 def watch(run_id: RunId = "latest", home: Home = None) -> None:
     """Follow a run to its end; the exit code is the run's. Ctrl-C ends the watching, not the run."""
-    from thinwire.cli.places import end_abandoned, opened
-    from thinwire.cli.runs.follow import follow
+    from thinwire.cli.local_state import end_abandoned, opened
+    from thinwire.cli.runs.progress import follow
 
     end_abandoned(home)
     with opened(home) as store:
@@ -191,8 +194,8 @@ def model(
     home: Home = None,
 ) -> None:
     """Write a run's model as .safetensors: weights, buffers, and in its metadata where it comes from."""
-    from thinwire.cli.places import opened
-    from thinwire.cli.runs.stored_model import stored_model
+    from thinwire.cli.local_state import opened
+    from thinwire.cli.runs.export import stored_model
     from thinwire.core.errors import UsageError
 
     if not out.absolute().parent.is_dir():
@@ -209,21 +212,21 @@ def model(
     if json:
         document = {"run_id": found.run.run_id, "version": found.row.version, "digest": found.row.digest}
         document |= {"metrics": dict(found.metrics), "file": str(out), "tensors": names}
-        say.document(document | {"buffers": found.statistics, "frozen": found.frozen})
+        console.document(document | {"buffers": found.statistics, "frozen": found.frozen})
     else:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in found.metrics.items()) or "not measured"
-        say.line(f"{out}: {found.run.run_id} version {found.row.version}, {len(names)} tensors, {figures}")
+        console.line(f"{out}: {found.run.run_id} version {found.row.version}, {len(names)} tensors, {figures}")
         if found.statistics:
-            say.line(f"its buffers (BatchNorm statistics and the like) are {found.statistics}")
+            console.line(f"its buffers (BatchNorm statistics and the like) are {found.statistics}")
         if found.frozen:
-            say.line(f"not in it: {len(found.frozen)} frozen tensors, which are those of the task's model()")
+            console.line(f"not in it: {len(found.frozen)} frozen tensors, which are those of the task's model()")
 
 
 @app.command()
 def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
     """Stop a run for good; its models stay."""
-    from thinwire.cli.places import end_abandoned, known
-    from thinwire.cli.waiting import until
+    from thinwire.cli.local_state import end_abandoned, known
+    from thinwire.cli.signals import until
 
     end_abandoned(home)
     with known(home, read_only=False, what="runs") as store:
@@ -234,11 +237,11 @@ def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
                 _stop_here(store, row.run_id)
         row = store.run(row.run_id)
     if json:
-        say.document({"run_id": row.run_id, "status": row.status})
+        console.document({"run_id": row.run_id, "status": row.status})
     elif row.status in OVER:
-        say.line(f"{row.run_id} {standing(row)}")
+        console.line(f"{row.run_id} {standing(row)}")
     else:
-        say.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")
+        console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")
 
 
 def _nobody_serves(row: RunRow) -> bool:
@@ -251,9 +254,73 @@ def _stop_here(store: Store, run_id: str) -> None:
     import time
 
     from thinwire.core.events import RunStatusChanged
-    from thinwire.server.driving.ending import close_undriven
-    from thinwire.server.orders import Orders
+    from thinwire.server.run_end import close_undriven
+    from thinwire.server.service import Orders
 
     said = "stopped by a person; the process that simulated it or handed it over did not answer"
     close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))
     Orders(store).stop_run(run_id)
+
+
+# `thinwire runs show --why`: where the time of a run and of each of its rounds went.
+
+
+def whys(store: Store, row: RunRow) -> list[Why]:
+    """Of all closed rounds, in their order."""
+    from thinwire.reports.round_explanation import round_trips
+    from thinwire.reports.round_explanation import whys as of_all
+    from thinwire.reports.round_timing import turns
+
+    rounds = store.rounds(row.run_id)
+    rtts = round_trips(store.measures("rtt")) if row.source == "devices" else {}
+    return of_all(row, rounds, store.updates(row.run_id), turns(rounds), rtts)
+
+
+def explanations_document(found: list[Why]) -> dict[str, Any]:
+    """What `--json --why` adds to the run's document."""
+    from thinwire.reports.round_explanation import in_all
+
+    return {
+        "why": _explanation_document(in_all(found)),
+        "rounds_why": [{"round": one.round, **_explanation_document(one)} for one in found],
+    }
+
+
+def print_explanations(found: list[Why]) -> None:
+    """One sentence for the run, a row of seconds a round in the stages that there were, a sentence for each of them."""
+    from thinwire.reports.round_explanation import in_all
+    from thinwire.reports.round_timing import STAGES
+
+    if not found:
+        console.line("no round of it has closed yet")
+        return
+    all_of_it = in_all(found)
+    console.sentence(all_of_it.sentence)
+    console.line()
+    there = tuple(name for name in STAGES if any(name in {**one.stages, **one.uncounted} for one in found))
+    wired = any(one.requests for one in found)
+    header = ("round", "seconds", *there, "slowest", *(("requests",) if wired else ()), "not in time")
+    rows = [(str(one.round), *_explanation_row(one, there, wired)) for one in found]
+    console.table(header, [*rows, ("all", *_explanation_row(all_of_it, there, wired))], right=header[: 2 + len(there)])
+    console.line()
+    for one in found:
+        console.sentence(one.sentence)
+
+
+def _explanation_row(one: Why, stages: tuple[str, ...], wired: bool) -> tuple[str, ...]:
+    from thinwire.core.formatting import trip
+
+    seconds = {**one.stages, **one.uncounted}
+    spent = (console.NOTHING if name not in seconds else f"{seconds[name]:.2f}" for name in stages)
+    made = str(one.requests or "")
+    if one.rtt_s and one.trips_s:
+        made += f" x {trip(one.rtt_s)} = {trip(one.trips_s)}"
+    return f"{one.seconds:.2f}", *spent, one.device, *((made,) if wired else ()), ", ".join(one.waited_for)
+
+
+def _explanation_document(one: Why) -> dict[str, Any]:
+    return {
+        "sentence": one.sentence, "seconds": one.seconds, "slowest": one.device, "stages": dict(one.stages),
+        "uncounted": dict(one.uncounted), "waited_for": list(one.waited_for), "requests": one.requests,
+        "rtt_s": one.rtt_s, "trips_s": one.trips_s,
+    }  # fmt: skip

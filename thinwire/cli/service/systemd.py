@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from thinwire.core.errors import NotFound, ThinwireError, UsageError
-from thinwire.core.home import disk_error, write_atomically
+from thinwire.core.statedir import disk_error, write_atomically
 
 BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 SYSTEM_UNITS = Path("/etc/systemd/system")
@@ -92,3 +93,123 @@ class Systemd:
                 why=(done.stderr or done.stdout).strip()[-500:],
                 hint="log in as this user (not by su), or use --system" if not self.system else "",
             )
+
+
+# A systemd unit that keeps `thinwire ... start` going, with no more rights than that needs (systemd.exec(5)).
+
+
+NO_USE = "2 3 5 8"  # usage, plan or task, refused, data lost: a start with the same words would end the same way
+HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+SCRATCH = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - not used, only looked for
+RESTART_S, SPREAD_S = 5, 10
+FILES = 65_536  # a door holds a connection or two for each device; 1024 is what a process gets by default
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`command` is run in `folder`, as it was typed there; it may write to `state` and to a cache, and nowhere else.
+
+    `user` is whom a unit of the whole system runs as; "" for a unit of the user who installs it.
+    """
+
+    name: str
+    says: str
+    command: tuple[str, ...]
+    folder: Path
+    state: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    low_port: bool = False  # it listens below 1024
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.service"
+
+    def text(self) -> str:
+        """The whole file. The same unit has the same text."""
+        sections = (("Unit", self._unit()), ("Service", [*self._service(), *self._walls()]), ("Install", self._when()))
+        return "\n".join(f"[{title}]\n" + "".join(f"{row}\n" for row in rows) for title, rows in sections)
+
+    def _unit(self) -> list[str]:
+        net = ["Wants=network-online.target", "After=network-online.target"] if self.user else []
+        return [f"Description={self.says.replace('%', '%%')}", *net, "StartLimitIntervalSec=0"]
+
+    def _service(self) -> list[str]:
+        caches = {"XDG_CACHE_HOME": "%C/thinwire", "CUDA_CACHE_PATH": "%C/thinwire/cuda"}
+        return [
+            "Type=exec",
+            *([f"User={self.user}"] if self.user else []),
+            f"WorkingDirectory={str(self.folder).replace('%', '%%')}",
+            *(f"Environment={quoted(f'{name}={value}')}" for name, value in self.environment.items()),
+            *(f"Environment={name}={value}" for name, value in caches.items()),
+            f"ExecStart={' '.join(quoted(word, runs=True) for word in self.command)}",
+            "Restart=always",
+            f"RestartPreventExitStatus={NO_USE}",
+            f"RestartSec={self.restart_s}",
+            "KillMode=mixed",
+            "TimeoutStopSec=60",
+            "# the kernel may take the process that trains: the service stays, and reports it",
+            "OOMPolicy=continue",
+            f"LimitNOFILE={FILES}",
+        ]
+
+    def _walls(self) -> list[str]:
+        used = (self.state, self.folder, Path(self.command[0]))
+        caps = "CAP_NET_BIND_SERVICE" if self.low_port else ""
+        kernel = [  # a user's own service manager may not take capabilities away: the unit would not start (218)
+            "ProtectKernelModules=yes",
+            "ProtectKernelLogs=yes",
+            "ProtectHostname=yes",
+            "ProtectProc=invisible",
+            "RemoveIPC=yes",
+            f"CapabilityBoundingSet={caps}",
+            f"AmbientCapabilities={caps}",
+        ]
+        return [
+            "",
+            "NoNewPrivileges=yes",
+            "ProtectSystem=strict",
+            f"ReadWritePaths={quoted(str(self.state))}",
+            "CacheDirectory=thinwire",
+            f"PrivateTmp={'no' if _any_under(used, SCRATCH) else 'yes'}",
+            f"ProtectHome={'read-only' if not self.user or _any_under(used, HOMES) else 'yes'}",
+            "ProtectKernelTunables=yes",
+            "ProtectControlGroups=yes",
+            "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
+            "RestrictNamespaces=yes",
+            "RestrictRealtime=yes",
+            "RestrictSUIDSGID=yes",
+            "LockPersonality=yes",
+            "SystemCallArchitectures=native",
+            "SystemCallFilter=@system-service",
+            "SystemCallErrorNumber=EPERM",
+            "UMask=0077",
+            *(kernel if self.user else []),
+            "# left out: MemoryDenyWriteExecute (torch compiles kernels as it runs); PrivateDevices and ProtectClock",
+            "# (both would take the GPU away)",
+        ]
+
+    def _when(self) -> list[str]:
+        return [f"WantedBy={'multi-user' if self.user else 'default'}.target"]
+
+    @property
+    def restart_s(self) -> int:
+        """Seconds before it is started again; drawn from name and place, so that devices do not come back together."""
+        drawn = hashlib.sha256(f"{self.name} {self.folder} {self.state}".encode()).digest()[0]
+        return RESTART_S + drawn % SPREAD_S
+
+
+def quoted(word: str, runs: bool = False) -> str:
+    """A word as systemd reads it back: specifiers doubled, quotes where they are needed; `runs`: in ExecStart.
+
+    >>> print(quoted("split=dirichlet(0.3)"), quoted('50% "a" b'), quoted("$HOME", runs=True))
+    split=dirichlet(0.3) "50%% \\"a\\" b" "$$HOME"
+    """
+    said = word.replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"').replace("\n", "\\n")
+    said = said.replace("$", "$$") if runs else said
+    plain = word and not set(word) & set(" \t\n\"'\\;$")
+    return said if plain else f'"{said}"'
+
+
+def _any_under(paths: tuple[Path, ...], roots: tuple[Path, ...]) -> bool:
+    return any(path.is_relative_to(root) for path in paths for root in roots)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from thinwire.store import tables
+from thinwire.store import run_tables
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=tables.Run.metadata,
+    target_metadata=run_tables.Run.metadata,
     transactional_ddl=True,  # SQLite can, once the driver does not commit behind our back
 )
 context.run_migrations()

@@ -1,0 +1,224 @@
+"""Server optimizers: from the mean change of a round to the next model.
+
+The change stands where a gradient's negative would: x' = x + lr * f(change). What an optimizer remembers is saved with
+each version of the model and read back bit for bit, so a run that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from thinwire.compression.vector_ops import blocks
+from thinwire.core.errors import CodecError
+from thinwire.core.plan_schema import ServerSection
+from thinwire.core.registry import Registry
+from thinwire.core.types import State, Vector
+
+MOMENTUM, SECOND = "momentum", "second"  # names in the state
+SETTINGS = ("momentum", "beta2", "tau")  # of the plan's [server]
+LARGEST = np.finfo(np.float32).max
+
+
+CONTRACT = "a class made with lr= that has step(params, change, state): docs/how/your-own-codec.md"
+
+
+class ServerOptimizer(Protocol):
+    """Made anew for each step, with `lr` and those of `SETTINGS` that the plan gives and its constructor has.
+
+    `params`, `change` and `state` are donated: they may be overwritten. The first state is empty; later ones are what
+    the step before gave: arrays by name, saved with the model. `params` and `change` are float32 of the same size.
+    """
+
+    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]: ...
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """x' = x + lr * change (McMahan et al. 2017); lr = 1 is plain averaging.
+
+    >>> FedAvg(lr=0.5).step(np.float32([1, 2]), np.float32([2, 2]), {})[0]
+    array([2., 3.], dtype=float32)
+    """
+
+    lr: float = 1.0
+
+    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        rate = np.float32(self.lr)
+        for start, stop in blocks(params.size):
+            params[start:stop] += rate * change[start:stop]
+        return params, state
+
+
+@dataclass(frozen=True)
+class FedAvgM:
+    """v' = momentum v + change;  x' = x + lr v' (Hsu, Qi and Brown 2019): steadier where clients differ.
+
+    >>> FedAvgM(momentum=0.5).step(np.float32([0]), np.float32([1]), {"momentum": np.float32([2])})[0]
+    array([2.], dtype=float32)
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        velocity = _held(state, MOMENTUM, params, 0.0)
+        rate, kept = np.float32(self.lr), np.float32(self.momentum)
+        for start, stop in blocks(params.size):
+            here = velocity[start:stop]
+            here *= kept
+            here += change[start:stop]
+            params[start:stop] += rate * here
+        return params, {MOMENTUM: velocity}
+
+
+@dataclass(frozen=True)
+class FedAdam:
+    """m' = momentum m + (1 - momentum) change;  x' = x + lr m' / (sqrt(v') + tau)   (Reddi et al. 2021, algorithm 2)
+
+    v' = beta2 v + (1 - beta2) change^2 beginning at tau^2, and no correction of the beginning, as in the paper.
+
+    >>> FedAdam(lr=0.1, momentum=0.0, beta2=0.0, tau=1e-9).step(np.float32([1]), np.float32([7]), {})[0]
+    array([1.1], dtype=float32)
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        first, second = _held(state, MOMENTUM, params, 0.0), _held(state, SECOND, params, self.tau**2)
+        rate, kept, tau = np.float32(self.lr), np.float32(self.momentum), np.float32(self.tau)
+        with np.errstate(over="ignore"):
+            for start, stop in blocks(params.size):
+                m, v, moved = first[start:stop], second[start:stop], change[start:stop]
+                m *= kept
+                m += (1 - kept) * moved
+                v[:] = np.minimum(self.second(v, moved * moved), LARGEST)
+                params[start:stop] += rate * m / (np.sqrt(v) + tau)
+        return params, {MOMENTUM: first, SECOND: second}
+
+    def second(self, v: Vector, square: Vector) -> Vector:
+        """The next v of a block."""
+        kept = np.float32(self.beta2)
+        return kept * v + (1 - kept) * square
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAdam):
+    """As fedadam with v' = v - (1 - beta2) change^2 sign(v - change^2)   (Reddi et al. 2021; Zaheer et al. 2018)
+
+    v moves by no more than the change does, so that a few quiet rounds do not blow the next step up.
+
+    >>> FedYogi(beta2=0.5).second(np.float32([4]), np.float32([1]))
+    array([3.5], dtype=float32)
+    """
+
+    def second(self, v: Vector, square: Vector) -> Vector:
+        part: Vector = np.minimum((1 - np.float32(self.beta2)) * square, LARGEST)
+        moved: Vector = v - part * np.sign(v - square)
+        return moved
+
+
+@dataclass(frozen=True)
+class FedAdagrad(FedAdam):
+    """As fedadam with v' = v + change^2 (Reddi et al. 2021; Duchi et al. 2011): steps only ever become smaller.
+
+    No momentum unless it is given; beta2 has no meaning here.
+
+    >>> FedAdagrad().second(np.float32([4]), np.float32([1]))
+    array([5.], dtype=float32)
+    """
+
+    momentum: float = 0.0
+
+    def second(self, v: Vector, square: Vector) -> Vector:
+        return v + square
+
+
+def _held(state: State, name: str, like: Vector, begin: float) -> Vector:
+    return state[name] if name in state else np.full_like(like, begin)
+
+
+def settings(name: str) -> Iterator[str]:
+    """Which of the plan's keys an optimizer knows beside lr.
+
+    >>> list(settings("fedavgm")), list(settings("fedadagrad"))
+    (['momentum'], ['momentum', 'tau'])
+    """
+    known = inspect.signature(optimizers.find(name)).parameters
+    for key in SETTINGS:
+        if key in known and (name, key) != ("fedadagrad", "beta2"):
+            yield key
+
+
+def server_optimizer(server: ServerSection) -> ServerOptimizer:
+    """The plan's, with the keys that it gives; `CodecError` for one that the optimizer does not know."""
+    known = list(settings(server.optimizer))
+    given = {key: getattr(server, key) for key in SETTINGS if getattr(server, key) is not None}
+    for key in given:
+        if key not in known:
+            knows = f"it knows lr, {', '.join(known)}" if known else "it knows lr only"
+            raise CodecError(
+                f"[server] {key} with optimizer = {server.optimizer!r}", why=knows, hint=f"leave {key} out"
+            )
+    return optimizers.find(server.optimizer)(lr=server.lr, **given)
+
+
+def stepped(server: ServerSection, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+    """One step of the plan's; `CodecError` where an optimizer of another package gives what no model can be."""
+    size = params.size
+    given = server_optimizer(server).step(params, change, state)
+    if wrong := _wrong(given, size):
+        raise CodecError(f"the step of the server optimizer {server.optimizer!r}", why=wrong, hint=CONTRACT)
+    return given
+
+
+def _wrong(given: Any, size: int) -> str:
+    """What is wrong with what a step gave; empty where nothing is."""
+    if not (isinstance(given, tuple) and len(given) == 2):
+        return f"it gave {type(given).__name__}, not (params, state)"
+    params, state = given
+    if not (isinstance(params, np.ndarray) and params.dtype == np.float32 and params.shape == (size,)):
+        return f"its params are no float32 vector of {size}"
+    if not (isinstance(state, Mapping) and all(isinstance(array, np.ndarray) for array in state.values())):
+        return "its state is no dictionary of numpy arrays"
+    return ""
+
+
+class Optimizers(Registry[Callable[..., ServerOptimizer]]):
+    """How the mean change of a round becomes a step."""
+
+    def admit(self, name: str, thing: Any) -> Callable[..., ServerOptimizer]:
+        """What can be made with lr alone and has a step of three; else `CodecError` says what it lacks."""
+        called = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
+        step = getattr(thing, "step", None)
+        if not (isinstance(thing, type) and callable(step)):
+            raise CodecError(f"{name!r} is no server optimizer", why=f"{called} is no class with a step", hint=CONTRACT)
+        for part, function, given in (
+            ("made with lr alone", thing, {"lr": 1.0}),
+            ("asked for step(params, change, state)", step, dict.fromkeys(("self", "params", "change", "state"))),
+        ):
+            if not _takes(function, given):
+                raise CodecError(f"{name!r} is no server optimizer", why=f"{called} cannot be {part}", hint=CONTRACT)
+        return thing
+
+
+def _takes(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
+    """Whether it can be called with these, a constructor's by name and a step's in their order."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(**given) if "lr" in given else signature.bind(*given)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+optimizers = Optimizers("server optimizer", group="thinwire.optimizers")
+for optimizer in (FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad):
+    optimizers.add(optimizer.__name__.lower(), optimizer)

@@ -1,0 +1,162 @@
+"""The page as a process of its own: whatever becomes of it, training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from thinwire.cli.params import Address
+
+READY_S = 30.0
+PAUSE_S = 5.0  # between two starts of a page that ends by itself
+END_S = 5.0
+MAX_LOG_BYTES = 1 << 20  # of page.log, and of page.log.1, the one before: strangers can make the page print
+
+
+class Page:
+    """`python -m thinwire.web` on the store, begun again when it ends by itself, ended with the aggregator."""
+
+    def __init__(
+        self,
+        database: str,
+        lock: Path,
+        address: Address,
+        log: Path,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self.address, self._log, self._say = address, log, say
+        self._environment = dict(environment)
+        self._command = [sys.executable, "-m", "thinwire.web", "--database", database, "--lock", str(lock)]
+        self._command += ["--listen", str(address), "--parent", str(os.getpid())]
+        self._ending = threading.Event()
+        self._process = self._begin()
+        self._watch = threading.Thread(target=self._keep, name="page", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Wait until it listens; `Unreachable` with its last words when it does not."""
+        from thinwire.core.errors import Unreachable
+
+        words = ["it said nothing"]
+        if not _ready(self._process, READY_S):
+            self._end()
+            self._logging.join(END_S)
+            with contextlib.suppress(OSError):
+                words = self._log.read_text(errors="replace").strip().splitlines()[-1:] or words
+            raise Unreachable(
+                f"the page did not start on {self.address}", why=words[0], hint=f"{self._log} says more; or --no-page"
+            )
+        self._watch.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ending.set()
+        self._end()
+        self._watch.join(END_S)
+        self._logging.join(END_S)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        from thinwire.client.status import append_all
+
+        process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=self._environment, start_new_session=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        said = (process.stderr, self._log, MAX_LOG_BYTES)
+        self._logging = threading.Thread(target=append_all, args=said, name="page.log", daemon=True)
+        self._logging.start()
+        return process
+
+    def _keep(self) -> None:
+        while True:
+            assert self._process.stdout is not None
+            for _ in self._process.stdout:  # nobody reads it after "ready": it must not fill up
+                pass
+            code = self._process.wait()
+            if self._ending.is_set():
+                return
+            self._say(f"the page ended ({code}) and is started again; training goes on. {self._log} says more")
+            if self._ending.wait(PAUSE_S):
+                return
+            self._process = self._begin()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _ready(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Whether the process said `ready ...` as its first line."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], within_s)
+    with contextlib.suppress(OSError):
+        return bool(readable) and process.stdout.readline().startswith(b"ready")
+    return False
+
+
+# The log of an aggregator in the background: its own output goes there, and stays within two files of a bound.
+
+
+FILE = "service.log"  # and service.log.1, the one before
+LOOK_S = 1.0
+OUTPUT = (1, 2)  # descriptors: also what C code prints
+
+
+@contextlib.contextmanager
+def bounded(log: Path, most: int = MAX_LOG_BYTES, every_s: float = LOOK_S) -> Iterator[None]:
+    """Begin the file again whenever it has outgrown `most` bytes, looked at `every_s` seconds; what was there becomes
+    LOG.1. No line is lost, and one that a crash prints is in the file: nothing stands between this process and it.
+
+    Output that goes elsewhere (a terminal, systemd's journal) is left alone.
+    """
+    if not _is_output(log):
+        yield
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(every_s):
+            with contextlib.suppress(OSError):  # a full disk ends no training
+                turn_over(log, most)
+
+    thread = threading.Thread(target=look, name=FILE, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def turn_over(log: Path, most: int) -> None:
+    """Have the output go into a fresh file where the one that it goes to is larger than `most` bytes."""
+    from thinwire.core.statedir import private_opener
+
+    if not _is_output(log) or os.fstat(OUTPUT[0]).st_size <= most:
+        return
+    os.replace(log, log.with_name(f"{log.name}.1"))
+    with open(log, "ab", opener=private_opener) as fresh:
+        for descriptor in OUTPUT:
+            os.dup2(fresh.fileno(), descriptor)
+
+
+def _is_output(log: Path) -> bool:
+    """Whether both of the process' outputs are this file."""
+    try:
+        there = log.stat()
+        return all(os.path.samestat(os.fstat(descriptor), there) for descriptor in OUTPUT)
+    except OSError:
+        return False

@@ -1,0 +1,224 @@
+"""An aggregator put together: folder held, store opened, door and page listening, then the service."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import console
+from thinwire.cli.aggregator import dashboard
+from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
+from thinwire.cli.local_state import Typed, again, aggregator_home, alive, opened
+from thinwire.cli.params import Address
+
+if TYPE_CHECKING:
+    from thinwire.store import Store
+
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    listen: Address
+    page: Address | None
+    certificates: Certificates = field(default_factory=Certificates)
+    stock: bool = False
+
+    def arguments(self) -> list[str]:
+        page = ["--page", str(self.page)] if self.page else ["--no-page"]
+        stock = ["--allow-stock-nodes"] if self.stock else []
+        return ["--listen", str(self.listen), *page, *stock, *self.certificates.arguments()]
+
+
+def serve_here(wanted: Wanted, home: Path | None) -> int:
+    """Serve in this process until SIGTERM, Ctrl-C or `thinwire aggregator stop`."""
+    from thinwire import __version__
+    from thinwire.client.train.worker import imported_for_good
+
+    with imported_for_good():
+        from thinwire.cli.aggregator.dashboard import Page
+        from thinwire.core.clock import beating, gone_since, last_beat, set_since_s, starting
+        from thinwire.core.statedir import write_about
+        from thinwire.flower import FlowerFleet, stock_guests
+        from thinwire.server.service import serve
+        from thinwire.server.submit import RunLimits
+        from thinwire.store import FileSpool, Store
+
+    place = aggregator_home(home)
+    served_at = gone_since(place.lock)
+    gone_at = last_beat(place.lock)  # of a folder that was restored there is none: the lock is made when it is held
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(_alone(place.lock, home))
+        ending = stack.enter_context(_ended_by_signals())
+        stack.enter_context(dashboard.bounded(place.root / dashboard.FILE))
+        stack.callback(os.umask, os.umask(0o077))  # also for what Flower and the page write
+        store = Store.open(place.database, upgrade=True)
+        stack.callback(store.close)
+        store.record_restart(gone_at, set_since_s(place.clock))
+        write_about(lock, starting(served_at))
+        stack.enter_context(beating(lock, place.clock))
+        wanted.listen.require_free("--listen")
+        authority = wanted.certificates.authority(place.tls, wanted.listen)
+        names = wanted.certificates.reached()
+        page_at = wanted.page.require_free("--page") if wanted.page else None
+        at = wanted.listen
+        spool, limits = FileSpool(place.spool), RunLimits(store)
+        said = place.root / "stock.log"
+        guests = stock_guests(store.roster, said, private=authority is None) if wanted.stock else None
+        fleet = FlowerFleet(
+            store.roster,
+            spool,
+            host=at.host,
+            port=at.port,
+            authority=authority,
+            guests=guests,
+            limits=limits,
+            ledger=place.wire,
+        )
+        stack.callback(fleet.close)
+        if page_at:
+            stack.enter_context(Page(store.url, place.lock, page_at, place.root / "page.log", os.environ, console.note))
+        write_invite(place.tls, authority, fleet.address, names)
+        about: dict[str, Any] = {
+            "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
+            "pin": authority.pin if authority else None,
+            "urls": urls(fleet.address, names) if authority else [f"http://{fleet.address}"],
+            "page": str(page_at) if page_at else None, "control_address": guests.control_address if guests else None,
+        }  # fmt: skip
+        Typed.now().remember(place.root)
+        _greet(store, about, home)
+        write_about(lock, about)  # from here on others find it, and all that it says was said
+        code = serve(fleet, store, place, ending=ending)
+        console.note("stopped; what was going on goes on at the next start")
+        return code
+
+
+def serve_in_background(wanted: Wanted, home: Path | None) -> int:
+    """Begin it as a process of its own and come back when it serves, with what it printed."""
+    from thinwire.cli.signals import until
+    from thinwire.core.statedir import private_opener
+
+    place = aggregator_home(home)
+    if place.lock.exists():
+        with _alone(place.lock, home):
+            pass
+    log = place.root / dashboard.FILE
+    command = [
+        sys.executable,
+        "-m",
+        "thinwire.cli",
+        "aggregator",
+        "start",
+        *wanted.arguments(),
+        "--home",
+        str(place.root.parent),
+    ]
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(log, log.with_name(f"{log.name}.1"))  # why the one before ended
+    with open(log, "ab", opener=private_opener) as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def there() -> bool:
+        return process.poll() is not None or (alive(home) or {}).get("pid") == process.pid
+
+    until(there, START_S)
+    said = log.read_text(errors="replace").rstrip()
+    if process.poll() is not None:
+        console.note(said)
+        return process.returncode or 1
+    console.line(said)
+    about = alive(home) or {}
+    if about.get("page") and sys.stdout.isatty():
+        with opened(home, read_only=False) as store:
+            console.line(f"log in   {login_url(about['page'], store.new_login_code())}")
+    console.note(f"it goes on in the background; {log}; end it: {again('aggregator stop', home)}")
+    return 0
+
+
+@contextlib.contextmanager
+def _alone(lock: Path, home: Path | None) -> Iterator[int]:
+    """Hold the folder's lock; `ThinwireError` says where the aggregator runs that holds it, as soon as that serves."""
+    from thinwire.core.errors import ThinwireError
+    from thinwire.core.statedir import Held, lock_file
+
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(lock_file(lock))
+        except Held:
+            if (there := alive(home)) is None or "listen" not in there:
+                raise  # it is no aggregator, or one that only begins
+            page = f", its page at {there['page']}" if there.get("page") else ""
+            raise ThinwireError(
+                f"an aggregator runs here already: process {there['pid']}, its door at {there['listen']}{page}",
+                why=f"two in {lock.parent} would write over each other",
+                hint=f"use that one ({again('aggregator status', home)}), end it ({again('aggregator stop', home)}),\n"
+                "or give this one a folder of its own: --home FOLDER",
+            ) from None
+        yield descriptor
+
+
+def login_url(page: str, code: str) -> str:
+    """The page's address with a code that works once."""
+    return f"http://{page}/login?code={code}"
+
+
+def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
+    """What whoever started it needs to know, and the lines to paste next. A login code goes to a terminal only: a
+    journal or a file is kept, and others may read it.
+    """
+    console.line(f"thinwire {about['version']}")
+    console.line(f"state    {about['home']}")
+    if about["page"]:
+        another = again("aggregator status --login", home)
+        if sys.stdout.isatty():
+            console.line(f"page     {login_url(about['page'], store.new_login_code())}")
+            console.line(f"         (works once, for ten minutes; another: {another})")
+        else:
+            console.line(f"page     http://{about['page']}")
+            console.line(f"         (a code to log in with: {another})")
+    if about["pin"]:
+        console.line(f"door     {about['listen']} (TLS; {', '.join(about['urls'])})")
+        console.line(f"pin      {about['pin']}")
+    else:
+        console.line(f"door     {about['listen']} (this machine only)")
+    if about["control_address"]:
+        console.line(f"flower   {about['control_address']} for flwr run, and stock nodes at the door")
+        console.line("         WARNING: with this, any user of this machine can run code as you")
+    devices = store.devices()
+    known = ", ".join(info.row.name for info in devices[:8]) + (" ..." if len(devices) > 8 else "")
+    console.line(f"devices  {f'{len(devices)} known: {known}' if devices else 'none known yet'}; to add one:")
+    add = f"client start --aggregator http://{about['listen']} --task NAME=MODULE --name NAME"
+    console.line(f"           {again('devices invite' if about['pin'] else add, home)}")
+    console.line(f"run      {again('run PLAN', home)}")
+    if going := store.next_run():
+        console.line(f"         {going.run_id} goes on")
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second one ends the process at once."""
+    ending = threading.Event()
+
+    def end(number: int, frame: object) -> None:
+        if ending.is_set():
+            os._exit(128 + number)
+        ending.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,213 @@
+"""`thinwire client join`: how a device comes to trust an aggregator, and is known there from then on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import console
+from thinwire.cli.client.start import joined_url
+from thinwire.cli.local_state import again
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from thinwire.transport.device.identity import Trust
+    from thinwire.transport.protocol.registration import Invitation
+
+
+STDIN, VARIABLE = "-", "THINWIRE_INVITE"
+MOST_CHARACTERS = 1000  # of standard input: an invitation has 101
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What came of it, as both ends show it. `again`: it had been so before."""
+
+    name: str
+    state: str
+    fingerprint: str
+    url: str
+    pin: str
+    again: bool = False
+
+    def tell(self, home: Path | None, json: bool) -> None:
+        """What it is now, and the line to paste next."""
+        if json:
+            console.document({key: value for key, value in vars(self).items() if key != "again"})
+            return
+        joined = "has joined already" if self.again else "has joined"
+        console.line(f"{self.name} {joined}: {self.url}")
+        console.line(f"key      {console.grouped(self.fingerprint)}")
+        console.line(f"pin      {console.grouped(self.pin) if len(self.pin) == 64 else self.pin}")
+        if self.state == "pending":
+            console.line("state    waits to be approved: the aggregator's operator compares the key's fingerprint")
+            console.line(f"         there: thinwire devices approve {self.name}")
+        else:
+            console.line(f"state    {self.state}")
+        start = f"client start --task NAME=MODULE --name {self.name}"
+        console.line(f"next     {again(start, home)}")
+        console.line(f"         {again(f'client service install --name {self.name}', home)}    (once that works)")
+
+
+def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
+    """Join the aggregator at `url` once; a second time tells what is so already and uses nothing up."""
+    from thinwire import __version__
+    from thinwire.core.errors import Refused, UsageError
+    from thinwire.core.statedir import client_home, find_home, hold
+    from thinwire.transport import device_key
+    from thinwire.transport.device.connect import Address
+    from thinwire.transport.device.enroll import join as join_over
+    from thinwire.transport.device.identity import KEY_FILE, Trust
+    from thinwire.transport.protocol.signing import Signer
+
+    invitation = read(given)
+    if given not in (None, STDIN):
+        console.note(
+            "note: users of this machine can see an invitation in a command line; - reads it from standard input"
+        )
+    address = Address.parse(url if "://" in url else f"https://{url}")
+    url = f"{'https' if address.tls else 'http'}://{address}"
+    folder = client_home(find_home(home), name)
+    with hold(folder / "lock", {"joining": url}):
+        fresh = not (folder / KEY_FILE).exists()
+        trust, key = Trust.load(folder), device_key(folder)
+        if trust is not None:
+            _require_same(trust, invitation, name, home)
+            return Standing(name, _state(trust, key), Signer(key).fingerprint, trust.url, invitation.pin, again=True)
+        versions = {"thinwire": __version__, "python": platform.python_version(), "machine": platform.machine()}
+        try:
+            got = join_over(url, invitation, key, name, versions)
+        except (Refused, UsageError):
+            if fresh:  # nobody has heard of this key, or nobody took it; after silence it stays, for it may be known
+                (folder / KEY_FILE).unlink()
+            raise
+        got.trust.save(folder)
+    return Standing(got.name, got.state, got.fingerprint, got.trust.url, invitation.pin)
+
+
+def read(given: str | None) -> Invitation:
+    """The invitation: as typed; for `-` or nothing from THINWIRE_INVITE, else for `-` from standard input."""
+    from thinwire.core.errors import UsageError
+    from thinwire.transport.protocol.registration import Invitation
+
+    text = given if given not in (None, STDIN) else os.environ.get(VARIABLE)
+    if text is None and given == STDIN:
+        if sys.stdin.isatty():
+            console.note("paste the invitation, then Enter:")
+        text = sys.stdin.readline(MOST_CHARACTERS)
+    if text is None:
+        raise UsageError(
+            "there is no invitation", why=f"it stands behind the URL, or in {VARIABLE}",
+            hint="thinwire client join URL -    (and paste it), or ask the operator: thinwire devices invite",
+        )  # fmt: skip
+    return Invitation.parse(text)
+
+
+def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
+    """The row's, as far as it can be learned now."""
+    from thinwire.core.errors import ThinwireError
+    from thinwire.transport.device.enroll import ask
+
+    try:
+        kind = ask(trust.url, trust, key).kind
+    except ThinwireError as error:
+        return f"could not be asked: {error.what}"
+    return "approved" if kind == "ask" else kind
+
+
+def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | None) -> None:
+    from thinwire.core.errors import ThinwireError
+    from thinwire.transport.protocol.registration import SYSTEM
+
+    if invitation.pin not in (SYSTEM if trust.system else "", *trust.pins):
+        raise ThinwireError(
+            f"{name} has joined another aggregator already: {trust.url}", why="it has one key, which is known there",
+            hint=f"another --name; or first: {again(f'client leave --name {name}', home)}",
+        )  # fmt: skip
+
+
+# `thinwire client leave`: the row is marked at the aggregator first; only then the key goes, and what was learned.
+
+
+def leave(name: str, home: Path | None, force: bool) -> None:
+    """Mark the row at the aggregator, then delete the key and all that was made from local data.
+
+    `force`: also where nobody there could be told.
+    """
+    from thinwire.cli.service.commands import service
+    from thinwire.client.run_store import delete_learned
+    from thinwire.core.errors import NotFound, Refused, ThinwireError
+    from thinwire.core.statedir import find_home, hold, holder, sync_folder
+    from thinwire.transport import FlowerLink, device_key
+    from thinwire.transport.device.identity import KEY_FILE, TRUST_FILE, Trust
+
+    folder = find_home(home) / "clients" / name
+    if not (folder / KEY_FILE).exists():
+        raise NotFound(
+            f"no client {name!r} is known anywhere", why=f"there is no key in {folder}",
+            hint=f"{again('client status', home)} lists those of this machine",
+        )  # fmt: skip
+    stop = service(name)
+    if about := holder(folder / "lock"):
+        raise _runs(about, name, home, stop)
+    if stop:
+        console.note(f"its service would start again without a key: {stop}")
+    with hold(folder / "lock", {"leaving": name}):
+        url = aggregator_of(folder)
+        try:
+            trust = Trust.load(folder)
+            with contextlib.closing(FlowerLink(url or "", device_key(folder), name, folder, trust)) as link:
+                link.leave()
+            console.line(f"{name} has left {url}: nobody can come with its key any more")
+        except Refused as refused:
+            console.line(f"{name} was shut out of {url} before: {refused.why}")
+        except ThinwireError as error:
+            if not force:
+                raise _not_told(error, name, home) from error
+            console.note(error.text())
+            console.line(f"{url} does not know it yet; its operator can: thinwire devices revoke {name}")
+        delete_learned(folder)  # the key last: while it is here this command can be typed again
+        for file in (KEY_FILE, TRUST_FILE):
+            (folder / file).unlink(missing_ok=True)
+        sync_folder(folder)
+    console.line("its key is deleted, and with it what it learned here: updates, residuals, models, plans and logs")
+    console.line(f"the data that it trained on were not touched; its settings stay in {folder}")
+
+
+def aggregator_of(folder: Path) -> str | None:
+    """The aggregator that was joined, else the one that the last start was typed with."""
+    from thinwire.cli.local_state import Typed, understood
+
+    if (url := joined_url(folder)) is not None:
+        return url
+    typed = Typed.remembered(folder)
+    found: Any = understood("client", "start", typed.words)["aggregator"] if typed else None
+    return str(found) if found else None
+
+
+def _runs(about: Mapping[str, Any], name: str, home: Path | None, stop: str) -> Exception:
+    """Its key is in use: first it is stopped. `stop` takes its service away, which would start it again."""
+    from thinwire.core.errors import ThinwireError
+
+    pid = about.get("pid", "?")
+    first = stop or f"Ctrl-C where it runs, or kill {pid}"
+    return ThinwireError(
+        f"{name} is running: process {pid}", why="it would go on with a key that nobody takes any more",
+        hint=f"stop it first ({first}), then: {again(f'client leave --name {name}', home)}",
+    )  # fmt: skip
+
+
+def _not_told(error: Any, name: str, home: Path | None) -> Exception:
+    from thinwire.core.errors import Unreachable
+
+    return Unreachable(
+        f"{name} has not left, and its key is still here: {error.what}", why=error.why,
+        hint=f"try again; or delete the key all the same: {again(f'client leave --name {name} --force', home)}",
+    )  # fmt: skip

@@ -1,0 +1,206 @@
+"""A client put together: its name held, its key found, its tasks imported, then the service."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import console
+from thinwire.cli.local_state import Typed
+
+if TYPE_CHECKING:
+    from thinwire.transport.device.identity import Trust
+
+
+@dataclass(frozen=True)
+class Device:
+    """What was asked for on the command line."""
+
+    aggregator: str | None
+    tasks: tuple[str, ...]
+    data: Path | None
+    name: str
+    partition: str | None
+    split: str
+    seed: int
+    device: str
+    threads: int
+    once: bool
+    home: Path | None
+    slow_step_s: float = 0.0
+    policy: Path | None = None
+    python: Path | None = None
+
+
+def begin(device: Device) -> int:
+    """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
+    from thinwire.client import Site
+    from thinwire.client.admission import Gate
+    from thinwire.client.agent import reloads, serve, wanted
+    from thinwire.client.device_info import Having
+    from thinwire.client.executor import Worker
+    from thinwire.client.policy import FILE, Policy, load_policy
+    from thinwire.client.status import Logbook, Watched
+    from thinwire.client.task import installed_tasks, parse_split
+    from thinwire.client.worker_process import Interpreter
+    from thinwire.core.errors import UsageError
+    from thinwire.core.statedir import client_home, find_home, hold
+    from thinwire.transport import FlowerLink, device_key
+    from thinwire.transport.device.identity import Clockwork
+
+    part, parts = part_of(device.partition)
+    parse_split(device.split)
+    home = find_home(device.home)
+    url, trust = trusted(device.aggregator, home / "clients" / device.name)
+    folder = client_home(home, device.name)
+    rules = (device.policy or folder / FILE).absolute()
+
+    def policy() -> Policy:
+        return load_policy(rules, must_exist=device.policy is not None)
+
+    first = policy()
+    specs = device.tasks or tuple(f"{name}={module}" for name, module in installed_tasks().items())
+    if not specs:
+        raise UsageError(
+            "this client has no task",
+            why="no --task, and nothing is installed under the entry point thinwire.tasks",
+            hint="--task NAME=path/to/task.py",
+        )
+    about: dict[str, Any] = {"aggregator": url, "tasks": list(specs), "name": device.name}
+    python = device.python.absolute() if device.python and device.python.absolute() != Path(sys.executable) else None
+    with reloads() as reload, hold(folder / "lock", about), contextlib.ExitStack() as stack:
+        worker = Worker(specs, Interpreter(python, folder), device=device.device, threads=device.threads)
+        stack.callback(worker.close)
+        for line in worker.describe():
+            console.note(line)
+        for task in worker.described:
+            if task.left_out:
+                console.note(f"warning: the task {task.name}: {task.left_out}")
+        data = device.data.absolute() if device.data else None
+        site = Site(device.name, data, part, parts, device.split, device.seed, device.device)
+        Typed.now().remember(folder)
+        clock = Clockwork()
+        gate = Gate(first, folder, skew_s=lambda: clock.skew_s)
+        benches = worker.benches()
+        link = FlowerLink(
+            url, device_key(folder), device.name, folder, trust, clock=clock, is_wanted=wanted(gate, benches),
+            min_free=lambda: gate.min_free_bytes,
+        )  # fmt: skip
+        return serve(
+            Watched(link, folder),
+            benches,
+            folder,
+            device.name,
+            site=site,
+            say=Logbook(folder, console.line),
+            once=device.once,
+            slow_step_s=device.slow_step_s,
+            gate=gate,
+            worker=worker,
+            reload=reload,
+            reread=policy,
+            has=Having(lambda: gate.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]),
+        )
+
+
+def part_of(text: str | None) -> tuple[int, int]:
+    """(I, N) of `--partition I/N`; 0 of 1 where it is not given.
+
+    >>> part_of("2/8"), part_of(None)
+    ((2, 8), (0, 1))
+    """
+    from thinwire.core.errors import UsageError
+
+    if text is None:
+        return 0, 1
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise UsageError(
+            f"--partition {text!r} cannot be", why="it reads I/N: part I of N, counted from 0", hint=_parts_of(parts)
+        )
+    return int(part), int(parts)
+
+
+def _parts_of(parts: str) -> str:
+    """Which parts there are of so many, or of three where that is no number of parts."""
+    count = int(parts) if parts.isdecimal() and int(parts) > 0 else 3
+    if count == 1:
+        return "--partition 0/1, which is all of it, or none"
+    return f"--partition 0/{count} for the first{' to' if count > 2 else ' or'} {count - 1}/{count} for the last"
+
+
+# Which client of this machine is meant, and which aggregator it has joined.
+
+
+TRUST_FILE = "aggregator.json"  # what `client join` leaves (transport/device/identity.py)
+
+
+def named(name: str | None) -> str:
+    """A device's name: as given, else the machine's in our letters."""
+    from thinwire.core.errors import UsageError
+    from thinwire.core.types import DEVICE_NAME
+
+    if name is None:
+        name = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-")[:63] or "device"
+    if not DEVICE_NAME.fullmatch(name):
+        raise UsageError(
+            f"--name {name!r} cannot be", why="a name has 1 to 63 of a-z, 0-9 and -", hint="--name lab-pi-03"
+        )
+    return name
+
+
+def chosen(name: str | None, home: Path) -> str:
+    """The client that a command without --name means: the one that has joined, else the one of this machine's name."""
+    from thinwire.core.errors import UsageError
+
+    if name is not None:
+        return named(name)
+    joined = sorted(path.parent.name for path in (home / "clients").glob(f"*/{TRUST_FILE}"))
+    own = named(None)
+    if len(joined) < 2 or own in joined:
+        return joined[0] if len(joined) == 1 else own
+    raise UsageError(
+        "several clients of this machine have joined",
+        why=", ".join(joined[:8]) + (" ..." if len(joined) > 8 else ""),
+        hint=f"say which: --name {joined[0]}",
+    )
+
+
+def is_joined(aggregator: str | None) -> bool:
+    """Whether who is reached at this address must have been joined: all but plain doors, on this machine."""
+    return aggregator is None or aggregator.startswith("https://")
+
+
+def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
+    """The address that is meant, and who is believed there; `UsageError` with the way to join where that is missing."""
+    from thinwire.cli.params import aggregator_url
+    from thinwire.core.errors import UsageError
+    from thinwire.transport.device.identity import Trust
+
+    trust = Trust.load(folder)
+    if not is_joined(aggregator):
+        return aggregator_url(aggregator or ""), None
+    if trust is None:
+        url = aggregator or "URL"
+        raise UsageError(
+            f"{folder.name} has not joined {aggregator or 'an aggregator'}",
+            why="over TLS a device must know whom to trust, and be known",
+            hint=f"thinwire client join {url} - --name {folder.name}"
+            + ("" if aggregator else "; on the aggregator's own machine: --aggregator http://127.0.0.1:9090"),
+        )
+    return aggregator_url(aggregator or trust.url), trust
+
+
+def joined_url(folder: Path) -> str | None:
+    """The aggregator that this client has joined; None where it has not."""
+    try:
+        return str(json.loads((folder / TRUST_FILE).read_bytes())["url"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

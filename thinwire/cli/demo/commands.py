@@ -1,0 +1,249 @@
+"""`thinwire demo`: everything at once on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import webbrowser
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.cli import console
+from thinwire.cli.demo import setup
+from thinwire.cli.demo.processes import SLOW_STEP_S, Crowd, Disturbance, names_of, roles, undisturbed
+from thinwire.cli.local_state import again, opened
+from thinwire.cli.params import Json
+from thinwire.cli.runs.progress import Teller, screen
+from thinwire.cli.runs.render import total
+from thinwire.cli.signals import remembered
+
+if TYPE_CHECKING:
+    from thinwire.core import RunPlan
+    from thinwire.store import Store
+
+
+def demo(
+    clients: Annotated[int, typer.Option("--clients", min=0, help="client processes; 0: as many as memory takes")] = 0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds to make")] = 20,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="of data, model and rounds")] = 1,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="do not open the page")] = False,
+    exit_: Annotated[bool, typer.Option("--exit", help="end after the table")] = False,
+    json: Json = False,
+) -> None:
+    """A live federated run of eight processes: a slow client, one that dies and comes back, and what it all cost."""
+    raise typer.Exit(show(clients, rounds, seed, browse=not (no_browser or json), stay=not (exit_ or json), json=json))
+
+
+# The demo from its first process to its table.
+
+
+LOOK_S = 0.1
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Tell = Callable[[str], None]
+
+
+def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json: bool) -> int:
+    """Run all of it; gives the exit code of the run. No process is left behind, whatever happens."""
+    count = clients or setup.client_count(setup.free_bytes())
+    plan, began = setup.plan_of(rounds, seed, count), time.monotonic()
+    with folder() as home, remembered(*ENDS) as look, Crowd(home) as crowd:
+        page = _open(crowd, home, browse)
+        run_id, code = _run(crowd, home, plan, count, look)
+        found: dict[str, Any] = {"clients": count, "home": str(home), "dashboard_url": f"http://{page}/runs/{run_id}"}
+        if code == 0:
+            found |= _baselines(plan, count)
+        with opened(home) as store:
+            found = document(store, run_id) | found
+        found |= {"wall_s": time.monotonic() - began, "versions": setup.versions()}
+        if json:
+            console.document(found)
+            console.note(_kept(home))
+        else:
+            tell_table(found)
+        if stay and code == 0 and console.on_terminal():
+            _stay()
+    return code
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """The demo's state folder: kept for who looks at its run or at what went wrong, removed where it was broken off."""
+    home = Path(tempfile.mkdtemp(prefix="thinwire-demo-"))
+    try:
+        yield home
+    except KeyboardInterrupt:
+        with undisturbed():
+            shutil.rmtree(home, ignore_errors=True)
+        console.note(f"broken off; {home} is removed")
+        raise
+    except Exception:
+        console.note(_kept(home))
+        raise
+
+
+def _kept(home: Path) -> str:
+    return f"its state and its logs are kept in {home}; to remove them: rm -r {shlex.quote(str(home))}"
+
+
+def _open(crowd: Crowd, home: Path, browse: bool) -> str:
+    """Start the aggregator and say where its page is, before anything else happens."""
+    from thinwire.cli.aggregator.serve import login_url
+
+    about = crowd.aggregator()
+    with opened(home, read_only=False) as store:
+        url = login_url(about["page"], store.new_login_code())
+    if sys.stderr.isatty():
+        console.note(f"page     {url}")
+    else:  # what is not read by a person now is kept somewhere
+        console.note(f"page     http://{about['page']}    (to log in: {again('aggregator status --login', home)})")
+    console.note(f"state    {home}")
+    if browse and setup.has_desktop():
+        webbrowser.open(url)
+    return str(about["page"])
+
+
+def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[], None]) -> tuple[str, int]:
+    """Start the clients, hand the run over and follow it, disturbed half-way."""
+    from thinwire.cli.run import hand_over
+
+    threads, names = setup.thread_count(count), names_of(count)
+    slow, victim = roles(names)
+    file = setup.digits()
+
+    def start(name: str) -> None:
+        part = f"{names.index(name)}/{count}"
+        given = ["--aggregator", crowd.door, "--task", f"{plan.run.task}={file / 'task.py'}", "--partition", part]
+        given += ["--split", setup.SPLIT, "--seed", str(plan.run.seed), "--threads", str(threads)]
+        crowd.client(name, given + (["--slow-step", str(SLOW_STEP_S)] if name == slow else []))
+
+    for name in names:
+        start(name)
+    console.note(f"clients  {count} processes, {threads} torch thread{'s' if threads > 1 else ''} each; {slow} is slow")
+    with opened(home, read_only=False) as store:
+        run_id = hand_over(store, home, plan, file / "plan.toml", None)
+        disturbance = Disturbance(victim, max(1, plan.run.rounds // 2), crowd.kill, start)
+        teller, seen = Teller(), 0
+        with screen() as (tell, update):
+            while not teller.over:
+                for seq, event in store.events(run_id, after=seen):
+                    seen = seq
+                    for line in [*teller.hear(event), *teller.then(disturbance.hear(event))]:
+                        tell(line)
+                for line in teller.then(disturbance.look(time.monotonic())):
+                    tell(line)
+                look()
+                _all_alive(crowd)
+                update(f"{run_id}: {teller.now}")
+                time.sleep(LOOK_S)
+            tell(f"{run_id} {teller.status}: {teller.text}")
+    return run_id, teller.exit_code
+
+
+def _all_alive(crowd: Crowd) -> None:
+    from thinwire.core.errors import ThinwireError
+
+    if dead := crowd.dead():
+        raise ThinwireError(
+            f"{dead[0]} ended by itself", why=crowd.last_words(dead[0]), hint=f"its log: {crowd.log(dead[0])}"
+        )
+
+
+def _baselines(plan: RunPlan, count: int) -> dict[str, Any]:
+    """What it is compared with, really trained: the same run uncompressed, and all data in one place."""
+    found: dict[str, Any] = {}
+    with screen() as (tell, update):
+        for name, train in (("uncompressed", setup.uncompressed), ("centralised", setup.centralised)):
+            update(f"for comparison: {name} ({'simulated in this process' if name == 'uncompressed' else 'one place'})")
+            began = time.monotonic()
+            accuracy = train(plan, count)["accuracy"]
+            tell(f"for comparison: {name} accuracy {accuracy:.4f} after {time.monotonic() - began:.1f} s")
+            found[f"accuracy_{name}"] = accuracy
+    return found
+
+
+def _stay() -> None:
+    """Keep the page up until Ctrl-C."""
+    console.note("the page stays up until Ctrl-C")
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        console.note("")
+
+
+# What the demo came to: one document, and the same as a table with what to type next.
+
+
+def document(store: Store, run_id: str) -> dict[str, Any]:
+    """The run's part of `thinwire demo --json`; bytes are those of both ways, and of each."""
+    row = store.run(run_id)
+    rounds = store.rounds(run_id)
+    spent: Counter[str] = Counter()
+    for one in rounds:
+        spent.update(one.spent)
+    return {
+        "run_id": run_id,
+        "status": row.status,
+        "rounds": row.rounds_closed,
+        "closed_reasons": [one.reason for one in rounds if one.closed_at],
+        "accuracy": row.metrics.get("accuracy"),
+        "accuracy_uncompressed": None,
+        "accuracy_centralised": None,
+        "payload_bytes": total(row.payload_up, row.payload_down),
+        "wire_bytes": total(row.wire_up, row.wire_down),
+        "dense_bytes": total(row.dense_up, row.dense_down),
+        "payload_up_bytes": row.payload_up,
+        "payload_down_bytes": row.payload_down,
+        "wire_up_bytes": row.wire_up,
+        "wire_down_bytes": row.wire_down,
+        "dense_up_bytes": row.dense_up,
+        "dense_down_bytes": row.dense_down,
+        "uplink_ratio": row.dense_up / row.payload_up if row.payload_up else None,
+        "late": row.late,
+        "dropped": row.dropped,
+        "failed": row.failed,
+        "rounds_s": sum(one.seconds or 0.0 for one in rounds),
+        "spent_s": dict(spent),
+    }
+
+
+def tell_table(found: dict[str, Any]) -> None:
+    """The table on stdout, what to type next on stderr."""
+    console.line()
+    for name in ("accuracy", "accuracy_uncompressed", "accuracy_centralised"):
+        label = {"accuracy": "over thin wires"}.get(name, name.removeprefix("accuracy_"))
+        console.line(f"accuracy   {console.figure(found[name])}  {label}")
+    console.line()
+    ways = ("up", "down")
+    rows = [
+        (way, *(console.size(found[f"{kind}_{way}_bytes"]) for kind in ("payload", "wire", "dense"))) for way in ways
+    ]
+    console.table(("bytes", "payload", "wire", "dense fp32"), rows, right=("payload", "wire", "dense fp32"))
+    console.line(f"uplink     {found['uplink_ratio'] or 0:.0f} times fewer payload bytes than dense fp32")
+    console.line()
+    reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(found["closed_reasons"]).items())
+    console.line(f"rounds     {found['rounds']} of {found['clients']} clients, closed for: {reasons}")
+    console.line(f"updates    late {found['late']}, dropped {found['dropped']}, failed {found['failed']}")
+    console.line(
+        f"seconds    {found['wall_s']:.0f} in all, {found['rounds_s']:.0f} of them in rounds; along the slowest:"
+    )
+    stages = sorted(found["spent_s"].items(), key=lambda item: -item[1])
+    console.line(
+        "           " + ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in stages if value > 0.05)
+    )
+    console.note("")
+    home = found["home"]
+    console.note("next")
+    console.note(f"  every round of it       {again('runs show latest', home)}")
+    console.note(f"  take the model          {again('runs model latest --out model.safetensors', home)}")
+    console.note("  a model of your own     thinwire init mine")
+    console.note(f"  remove all of this      rm -r {home}")

@@ -1,0 +1,168 @@
+"""The demo's processes: one aggregator, its clients, each the same command that a person would type."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from thinwire.cli.local_state import alive
+from thinwire.cli.params import Address
+from thinwire.cli.signals import until
+
+if TYPE_CHECKING:
+    from thinwire.core.events import Event
+
+
+START_S = 60.0
+END_S = 10.0
+
+
+class Crowd:
+    """Everything that was started; `close` leaves none of it behind, whatever state it is in."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.door = home, ""
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def aggregator(self) -> dict[str, Any]:
+        """Start it on the usual ports, or others where they are taken; gives what it says of itself."""
+        from thinwire.core.errors import ThinwireError
+
+        for door, page in ((9090, 8080), (0, 0), (0, 0)):  # a port may be taken between the look and the start
+            listen, at = (free(Address("127.0.0.1", port)) for port in (door, page))
+            self._start("aggregator", ["aggregator", "start", "--listen", str(listen), "--page", str(at)])
+            until(lambda: self._is_up(self._running["aggregator"]), START_S)
+            about = alive(self.home)
+            if about is not None and "listen" in about:
+                self.door = f"http://{about['listen']}"
+                return about
+        raise ThinwireError("the demo's aggregator did not start", why=self.last_words("aggregator"))
+
+    def _is_up(self, process: subprocess.Popen[bytes]) -> bool:
+        return process.poll() is not None or "listen" in (alive(self.home) or {})
+
+    def client(self, name: str, arguments: Sequence[str]) -> None:
+        self._start(name, ["client", "start", "--name", name, *arguments])
+
+    def kill(self, name: str) -> None:
+        """As when somebody pulls the plug."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+
+    def dead(self) -> list[str]:
+        """Those that ended by themselves: none should."""
+        return [name for name, process in self._running.items() if process.poll() is not None]
+
+    def last_words(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log(name).read_text(errors="replace").strip().splitlines()[-4:])
+        return ""
+
+    def close(self) -> None:
+        """End all, clients first, softly and after `END_S` hard; Ctrl-C does not interrupt it."""
+        with undisturbed():
+            processes = list(self._running.values())
+            for process in processes[::-1]:
+                process.terminate()
+            until(lambda: all(process.poll() is not None for process in processes), END_S)
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+            self._running.clear()
+
+    def _start(self, name: str, arguments: list[str]) -> None:
+        from thinwire.core.statedir import private_opener
+
+        command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)]
+        with open(self.log(name), "ab", opener=private_opener) as log:
+            self._running[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ),
+                start_new_session=True,  # Ctrl-C in the terminal is for the demo, which ends them in order
+            )  # fmt: skip
+
+    def log(self, name: str) -> Path:
+        """What it said."""
+        return self.home / f"{name}.log"
+
+
+def free(wanted: Address) -> Address:
+    """The address, or one on a port that the system picks where it is taken."""
+    from thinwire.core.errors import ThinwireError
+
+    try:
+        return wanted.require_free("--listen")
+    except ThinwireError:
+        return Address(wanted.host, 0).require_free("--listen")
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals that would end this process wait until it has cleaned up."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# What the demo does to its clients: one is slow all the time, one is killed half-way and comes back.
+
+
+SLOW_STEP_S = 0.01  # 50 steps then take half a second longer than anybody else's
+AWAY_S = 1.5
+
+
+def names_of(count: int) -> list[str]:
+    return [f"client-{number}" for number in range(1, count + 1)]
+
+
+def roles(names: list[str]) -> tuple[str, str]:
+    """(who is slow, who is killed): two different ones wherever there are two."""
+    return names[-1], names[len(names) // 2 - 1 if len(names) > 1 else 0]
+
+
+@dataclass
+class Disturbance:
+    """Kills `victim` when round `at` opens and starts it again `AWAY_S` later; gives the lines that say so."""
+
+    victim: str
+    at: int
+    kill: Callable[[str], None]
+    start: Callable[[str], None]
+    killed_at: float | None = None
+    back: bool = False
+
+    def hear(self, event: Event) -> list[str]:
+        from thinwire.core.events import RoundOpened
+
+        if not isinstance(event, RoundOpened) or event.round != self.at or self.killed_at is not None:
+            return []
+        self.kill(self.victim)
+        self.killed_at = time.monotonic()
+        return [f"       {self.victim} is killed (kill -9) in round {self.at}"]
+
+    def look(self, now: float) -> list[str]:
+        """Bring it back when it has been away long enough."""
+        if self.killed_at is None or self.back or now - self.killed_at < AWAY_S:
+            return []
+        self.back = True
+        self.start(self.victim)
+        return [f"       {self.victim} is started again"]

@@ -1,0 +1,178 @@
+"""`thinwire`: the nouns together, and how any of them may end."""
+
+from __future__ import annotations
+
+import io
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from thinwire.cli import codecs, plan, run, sim, task
+from thinwire.cli.aggregator import commands as aggregator
+from thinwire.cli.client import commands as client
+from thinwire.cli.demo import commands
+from thinwire.cli.devices import commands as devices
+from thinwire.cli.runs import commands as runs
+
+if TYPE_CHECKING:
+    from thinwire.core.registry import Blame
+
+
+INTERRUPTED = 130
+USAGE = 2
+
+app = typer.Typer(name="thinwire", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+for noun in (aggregator, client, runs, devices, plan, task, codecs):
+    app.add_typer(noun.app)
+for verb in (commands.demo, plan.init, run.run, sim.sim):
+    app.command()(verb)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from thinwire import __version__
+
+        typer.echo(f"thinwire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+) -> None:
+    """Federated learning over thin wires: one aggregator, many unequal clients.
+
+    Start here: thinwire demo. Then your own model: thinwire init DIR.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; whatever goes wrong is said as error / why / try on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # what others said may have letters that no terminal has
+    try:
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        answer = app(args=words, obj=words, standalone_mode=False)
+        sys.stdout.flush()
+        return answer if isinstance(answer, int) else 0
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as asked:
+        print(asked.format_message(), file=sys.stderr)
+        return USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context else "thinwire"
+        what, why = refusal(error)
+        return _say(f"error: {what}", f"why:   {why}", f"try:   {where} --help", code=USAGE)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as end:  # what click makes of a reader that has seen enough: thinwire runs list | head
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return 0
+    except Exception as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    from thinwire.core.errors import PlanError, ThinwireError
+    from thinwire.core.formatting import plain
+
+    if isinstance(error, ThinwireError):
+        return _say(*map(plain, error.text().split("\n")), code=error.exit_code)
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return _say(
+            "error: this command needs torch, which is not installed",
+            "why:   which build is right depends on the device: CPU only, CUDA or Jetson",
+            "try:   CPU:    pip install torch --index-url URL of torch's index of CPU builds",
+            "       CUDA:   pip install torch",
+            "       Jetson: the wheel of NVIDIA's JetPack page for this version of JetPack",
+            code=1,
+        )
+    traceback.print_exc()
+    if blame := _blamed(error):
+        return _say(
+            plain(f"error: {blame.said(error)}"),
+            f"why:   {blame.place} is code of {blame.package}, which is installed here, and not Thinwire's",
+            f"try:   {_looked_into(blame)}; its authors want to know",
+            code=PlanError.exit_code,
+        )
+    return _say(
+        f"error: a defect of Thinwire: {type(error).__name__}: {error}",
+        "try:   the lines above say where; please report them",
+        code=1,
+    )
+
+
+def _blamed(error: Exception) -> Blame | None:
+    """Whose installed codec or server optimizer raised it; where none was in use, nobody's."""
+    aggregation = sys.modules.get("thinwire.aggregation")
+    if aggregation is None:
+        return None
+    from thinwire.core.registry import blamed
+
+    return blamed(error, aggregation.registry.steps, aggregation.optimizers)
+
+
+def _looked_into(blame: Blame) -> str:
+    if blame.kind == "codec":
+        return f"pytest --thinwire-codec {blame.entry} looks for more"
+    return "docs/how/your-own-codec.md says what it is given and gives"
+
+
+def _say(*lines: str, code: int) -> int:
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    return code
+
+
+# A command line that the parser of options refuses: what is wrong with it, and why.
+
+
+def refusal(error: click.ClickException) -> tuple[str, str]:
+    """(what, why); `why` is never empty.
+
+    >>> refusal(click.BadParameter("'x' is not a valid integer.", param_hint="'--clients'"))
+    ("Invalid value for '--clients'", "'x' is not a valid integer.")
+    """
+    what, _, near = error.format_message().partition(" Did you mean ")  # click and typer both say it
+    if near:
+        return what, f"did you mean {near.split('?')[0]}?"
+    context: Any = getattr(error, "ctx", None)
+    if isinstance(error, click.MissingParameter):
+        return what, _meaning(error.param) or _form(context)
+    if isinstance(error, click.BadParameter):
+        what, _, why = what.partition(": ")
+        return what, why or _form(context)
+    if isinstance(error, click.BadOptionUsage):
+        takes = "requires" in error.message
+        return what, "its value is to stand behind it" if takes else "it is set by its name alone"
+    command = context.command if context else None
+    if isinstance(error, click.NoSuchOption) and command:
+        return what, f"there are {', '.join(_options(command, context))}"
+    if isinstance(command, click.Group):
+        return what, f"there are {', '.join(command.list_commands(context))}"
+    return what, _form(context)
+
+
+def _meaning(param: Any) -> str:
+    """What a parameter is for, in the words of its help."""
+    said = getattr(param, "help", None)
+    return f"it is needed: {said}" if said else ""
+
+
+def _options(command: click.Command, context: click.Context) -> list[str]:
+    """The long names of those that are shown."""
+    found = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
+    return [max(one.opts, key=len) for one in found]
+
+
+def _form(context: click.Context | None) -> str:
+    """How the command is typed."""
+    if context is None:
+        return "the command is typed in another way"
+    return f"it reads: {' '.join([context.command_path, *context.command.collect_usage_pieces(context)])}"

@@ -1,0 +1,166 @@
+"""Options that several commands share, each with one meaning."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+Home: TypeAlias = Annotated[
+    Path | None, typer.Option("--home", help="state folder; default THINWIRE_HOME, else the XDG state folder")
+]
+ClientName: TypeAlias = Annotated[
+    str | None, typer.Option("--name", help="this device's name; default: the one that has joined, else the machine's")
+]
+NewName: TypeAlias = Annotated[
+    str | None, typer.Option("--name", help="what this device is to be called; default: the machine's name")
+]
+OneName: TypeAlias = Annotated[str | None, typer.Option("--name", help="of one client; default: all of this machine")]
+Print: TypeAlias = Annotated[bool, typer.Option("--print", help="show the unit and touch nothing")]
+System: TypeAlias = Annotated[bool, typer.Option("--system", help="for the whole machine (root); default: this user")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
+Task: TypeAlias = Annotated[
+    str | None, typer.Option("--task", metavar="NAME=MODULE", help="a task's code: a dotted name or a .py file")
+]
+Sets: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="change one key of the plan; repeatable")
+]
+Data: TypeAlias = Annotated[
+    Path | None, typer.Option("--data", help="the data's place, handed to the task as site.data")
+]
+PlanFile: TypeAlias = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan in TOML: thinwire init writes one")]
+RunId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help='a run, a unique beginning of one, or "latest"')]
+
+
+def overrides(sets: list[str] | None) -> dict[str, str]:
+    """`--set` as the plan takes it; a word without "=" is a usage error."""
+    found = {}
+    for one in sets or []:
+        place, equals, value = one.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{one!r} has no value: --set section.key=value, as in --set local.lr=0.1")
+        found[place.strip()] = value.strip()
+    return found
+
+
+# Addresses as they are typed: HOST:PORT for a listener, a URL for an aggregator.
+
+
+MOST = 65535
+PORTS = f"a port is 1 to {MOST}; 0 takes one that is free"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Address:
+        """HOST:PORT, with [] around an IPv6 host; `UsageError` names the option."""
+        from thinwire.core.errors import UsageError
+
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.lstrip("-").isdecimal():
+            why = "an address of this machine and a port, with : between them"
+            raise UsageError(f"{option} {text!r} is not HOST:PORT", why=why, hint=f"{option} 127.0.0.1:9090")
+        if port.startswith("-") or int(port) > MOST:
+            raise UsageError(
+                f"{option} {text!r} has no port of that number", why=PORTS, hint=f"{option} {host}:9090, for instance"
+            )
+        return cls(host.strip("[]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self}"
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    def require_loopback(self, option: str) -> None:
+        """Refuse a page that others could reach: it has neither TLS nor users."""
+        from thinwire.core.errors import UsageError
+
+        if not self.is_loopback:
+            raise UsageError(
+                f"{option} {self} would be open to other machines",
+                why="the page has no users and no TLS yet, so it stays on this machine",
+                hint=f"{option} 127.0.0.1:{self.port}, and elsewhere: ssh -L {self.port}:127.0.0.1:{self.port} HOST",
+            )
+
+    def overlaps(self, other: Address) -> bool:
+        """Whether both cannot be listened on at once."""
+        anywhere = {self.host, other.host} & {"0.0.0.0", "::"}
+        return self.port == other.port != 0 and bool(anywhere or self.host == other.host)
+
+    def require_free(self, option: str) -> Address:
+        """This address with a port that is free at this moment; `Unreachable` when it cannot be had."""
+        from thinwire.core.errors import Unreachable
+
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind((self.host, self.port))
+            except OSError as error:
+                taken = error.errno == errno.EADDRINUSE
+                raise Unreachable(
+                    f"cannot listen on {self}",
+                    why="the port is taken by another process" if taken else error.strerror or str(error),
+                    hint=self._instead(option, error.errno),
+                ) from error
+            return Address(self.host, tried.getsockname()[1])
+
+    def _instead(self, option: str, code: int | None) -> str:
+        """What to type where this cannot be had."""
+        if code == errno.EADDRINUSE:
+            other = Address(self.host, self.port + 1 if self.port < MOST else 0)
+            return f"{option} {other}, or stop the other process (thinwire aggregator status)"
+        if code == errno.EACCES:
+            return "a port from 1024 on, or a service of the machine: thinwire aggregator service install --system"
+        everywhere = f", or {option} 0.0.0.0:{self.port} for all of them" if option == "--listen" else ""
+        return f"an address of this machine{everywhere}"
+
+
+def aggregator_url(text: str) -> str:
+    """`--aggregator` with its scheme; HOST:PORT alone means http."""
+    from thinwire.core.errors import UsageError
+
+    url = text.rstrip("/") if "://" in text else f"http://{text.rstrip('/')}"
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https") or not rest or rest.startswith(":"):
+        why = "https://HOST:PORT is one, and on its own machine http://127.0.0.1:PORT"
+        raise UsageError(f"--aggregator {text!r} is not an address", why=why, hint="--aggregator http://127.0.0.1:9090")
+    return url
+
+
+# Durations as they are typed: 90s, 15m, 24h, 7d.
+
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0}
+_TEXT = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Seconds; `UsageError` names the option.
+
+    >>> parse_duration("24h", "--expires"), parse_duration("1.5m", "--expires")
+    (86400.0, 90.0)
+    """
+    from thinwire.core.errors import UsageError
+
+    if (found := _TEXT.fullmatch(text.strip().lower())) is None:
+        raise UsageError(f"{option} {text!r} is not a duration", hint=f"{option} 24h, or 90s, 15m, 7d")
+    return float(found[1]) * UNITS[found[2]]

@@ -1,0 +1,253 @@
+"""Following a run by its journal: lines to stderr as rounds close, with a live sentence below where a terminal is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.cli.console import figure, seconds, size
+from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
+from thinwire.cli.signals import remembered
+from thinwire.store.queries import behind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thinwire.core.events import (
+        ClientAsked,
+        ClientBack,
+        ClientFailed,
+        Event,
+        RoundClosed,
+        RunStatusChanged,
+        StateLost,
+        UpdateAccepted,
+    )
+    from thinwire.store import Store
+
+
+LOOK_S = 0.2
+ALIVE_S = 3.0  # how often it is looked whether the aggregator lives
+
+
+def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator: bool = True) -> int:
+    """Tell a run until it is over; gives its exit code. KeyboardInterrupt leaves the run as it is."""
+    teller, seen, looked, gone = Teller(), 0, float("-inf"), ""
+    with screen() as (tell, show), remembered() as look:
+        while True:
+            look()
+            for seq, event in store.events(run_id, after=seen):
+                seen = seq
+                for line in teller.hear(event):
+                    tell(line)
+            if teller.over:
+                break
+            if not watch_aggregator and time.monotonic() - looked > ALIVE_S:
+                looked = time.monotonic()
+                end_abandoned(home)
+            if watch_aggregator and time.monotonic() - looked > ALIVE_S:
+                was_gone, looked = gone, time.monotonic()
+                gone = "" if alive(home) else was_gone or absent(home)
+                if gone and not was_gone:
+                    tell(f"{gone}; the run goes on when one does: {way_back(home)}")
+                elif was_gone and not gone:
+                    tell("an aggregator is running again")
+            waits = behind(store.run(run_id), store.line()) if teller.status == "queued" else ""
+            show(f"{run_id}: {gone or waits or teller.now}")
+            time.sleep(LOOK_S)
+        tell(f"{run_id} {teller.status}: {teller.text}")
+    return teller.exit_code
+
+
+@contextmanager
+def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """(tell, show): `tell` adds a line for good, `show` replaces the live sentence; without a terminal only changes."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(stderr=True, highlight=False)
+        with console.status("") as status:
+            yield (lambda text: console.print(text, markup=False)), (lambda text: status.update(Text(text)))
+        return
+    shown = [""]
+
+    def show(text: str) -> None:
+        if "waiting" in text and text != shown[0]:  # a log is told why nothing happens, and not each reply
+            print(text, file=sys.stderr, flush=True)
+        shown[0] = text
+
+    yield (lambda text: print(text, file=sys.stderr, flush=True)), show
+
+
+# A run as lines: one a round, told from its events, whether they come live or from the journal.
+
+
+HEADER = f"{'round':>5}  {'closed':<8}  {'replies':>7}  {'accuracy':>8}  {'loss':>8}  {'payload':>8}  {'seconds':>7}"
+
+HELD = 8  # buffers: a version is measured by answers of several, and its line waits for them so long
+
+
+@dataclass
+class Round:
+    """What has been heard of one round."""
+
+    number: int
+    asked: int
+    accepted: int = 0
+    late: int = 0
+    failed: list[str] = field(default_factory=list)
+    instead: list[str] = field(default_factory=list)  # asked in the middle of the round
+    anew: list[str] = field(default_factory=list)  # devices whose state was lost
+    payload_up: int = 0
+    closed: RoundClosed | None = None
+    target: int = 0
+
+    @property
+    def of(self) -> int:
+        """Of how many its replies are: what fills a buffer comes from whom it was asked of whenever."""
+        return self.target if self.closed and self.closed.reason == "buffer" else max(self.asked, self.target)
+
+    def note(self, event: ClientAsked | StateLost | ClientFailed | ClientBack) -> None:
+        """What is worth a word behind the round's figures."""
+        from thinwire.core import events
+
+        device = event.device
+        match event:
+            case events.ClientAsked():
+                self.asked += bool(event.why)
+                self.instead += [f"{device} instead of {event.instead_of}"] if event.why and event.instead_of else []
+            case events.StateLost():
+                self.anew.append(f"{device} began anew: its state was {event.why}")
+            case events.ClientFailed() if event.kind != events.OVER:
+                self.failed.append(f"{device} {event.kind}")
+            case events.ClientBack():
+                self.failed = [f"{device} was away" if said == f"{device} left" else said for said in self.failed]
+
+    def line(self, metrics: dict[str, float]) -> str:
+        from thinwire.core.events import capped_text
+
+        closed = self.closed
+        assert closed is not None
+        notes = [f"late {self.late}"] if self.late else []
+        notes += [f"waits for {', '.join(closed.outstanding)}"] if closed.outstanding else []
+        notes += [*self.failed, *self.instead, *self.anew]
+        notes += [f"{update_id.split('/')[1]}: {capped_text(one)}" for update_id, one in closed.capped.items()]
+        cells = (
+            f"{self.number:>5}",
+            f"{closed.reason:<8}",
+            f"{f'{len(closed.folded)}/{self.of}':>7}",
+            f"{figure(metrics.get('accuracy')):>8}",
+            f"{figure(metrics.get('loss')):>8}",
+            f"{size(self.payload_up):>8}",
+            f"{closed.seconds:>7.2f}",
+            "; ".join(notes),
+        )
+        return "  ".join(cells).rstrip()
+
+
+@dataclass
+class Teller:
+    """Events in, lines out: a round's line comes when the model that it made was measured, or will not be. The table's
+    header comes with the first, `headed` when it did.
+
+    `now` is one sentence on what is going on at this moment.
+    """
+
+    rounds: dict[int, Round] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)  # closed, their measurement not heard of yet
+    behind: dict[int, list[str]] = field(default_factory=dict)  # what happened after one of these closed
+    faults: set[tuple[str, str]] = field(default_factory=set)  # (kind, text) of failures that were told in full
+    status: str = ""
+    text: str = ""
+    exit_code: int = 0
+    headed: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("done", "failed", "stopped")
+
+    @property
+    def now(self) -> str:
+        one = next((r for r in self.rounds.values() if r.closed is None), None)
+        if one is None or self.status != "running":
+            return self.text or self.status
+        return f"round {one.number}: {one.accepted} of {one.of} replies" + self._before()
+
+    @property
+    def _ahead(self) -> int:
+        """Rounds that are open behind the one that closes: as many later a version is measured."""
+        return sum(one.closed is None for one in self.rounds.values())
+
+    def then(self, lines: list[str]) -> list[str]:
+        """What happens now, behind the rounds that have closed: while a line of theirs waits, these wait too."""
+        if not self.waiting:
+            return lines
+        self.behind.setdefault(self.waiting[-1], []).extend(lines)
+        return []
+
+    def _before(self) -> str:
+        """The round that closed last: where rounds are quick, an open one is seldom seen with a reply."""
+        last = max((r for r in self.rounds.values() if r.closed), key=lambda r: r.number, default=None)
+        if last is None or last.closed is None:
+            return ""
+        took = seconds(last.closed.seconds)
+        return f" (round {last.number}: {len(last.closed.folded)} of {last.of} in {took})"
+
+    def hear(self, event: Event) -> list[str]:
+        """Take in one event; gives the lines that are now ready."""
+        from thinwire.core import events
+
+        match event:
+            case events.RunStatusChanged():
+                return self._status(event)
+            case events.RunNoted() | events.FirstModelAsked() | events.FirstModelFailed():
+                return [event.text]
+            case events.RoundOpened():
+                self.rounds[event.round] = Round(event.round, len(event.asks), target=event.target)
+            case events.UpdateAccepted():
+                self._accept(event)
+            case events.RoundClosed():
+                self.rounds.setdefault(event.round, Round(event.round, len(event.folded))).closed = event
+                lines = self._flush({}, before=event.round - (HELD if event.reason == "buffer" else self._ahead))
+                self.waiting.append(event.round)
+                return lines
+            case events.Evaluated():
+                return self._flush(event.decisive, before=event.round + 1, measured=event.round)
+            case events.ClientAsked() | events.StateLost() | events.ClientFailed() | events.ClientBack():
+                if event.round in self.rounds:
+                    self.rounds[event.round].note(event)
+                return self._fault(event) if isinstance(event, events.ClientFailed) else []
+        return []
+
+    def _fault(self, event: ClientFailed) -> list[str]:
+        """What went wrong, the first time that a device says so: the rounds' lines have its kind alone."""
+        fault = (event.kind, event.text)
+        if event.kind in ("left", "over") or not event.text or fault in self.faults:
+            return []
+        self.faults.add(fault)
+        return [f"{event.device} {event.kind}: {event.text}"]
+
+    def _accept(self, event: UpdateAccepted) -> None:
+        heard = self.rounds.setdefault(event.round, Round(event.round, 0))
+        heard.accepted += 1
+        heard.late += event.late
+        heard.payload_up += sum(part["length"] for part in event.head.get("parts", ()))
+
+    def _status(self, event: RunStatusChanged) -> list[str]:
+        self.status, self.text, self.exit_code = event.status, event.text, event.exit_code
+        return self._flush({}, before=1 << 62) if self.over else []
+
+    def _flush(self, metrics: dict[str, float], before: int, measured: int = -1) -> list[str]:
+        ready = [number for number in self.waiting if number < before]
+        self.waiting = [number for number in self.waiting if number >= before]
+        lines = [HEADER] if ready and not self.headed else []
+        self.headed = self.headed or bool(ready)
+        for number in ready:
+            lines += [self.rounds[number].line(metrics if number == measured else {}), *self.behind.pop(number, ())]
+        return lines

@@ -1,0 +1,137 @@
+"""A run as one JSON document: what `runs show --json` and `run --json` print; and its bytes on the wire in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import console
+
+if TYPE_CHECKING:
+    from thinwire.store import RoundRow, RunRow, Store, UpdateRow
+
+
+def total(up: int | None, down: int | None) -> int | None:
+    """Bytes both ways; None where no wire is."""
+    return None if up is None or down is None else up + down
+
+
+def run_document(store: Store, run_id: str) -> dict[str, Any]:
+    row = store.run(run_id)
+    rounds = store.rounds(row.run_id)
+    measured = measured_version(row, rounds)
+    return run_summary(row) | {"measured_version": measured, "rounds": [_round(r) for r in rounds]}
+
+
+def measured_version(row: RunRow, rounds: Sequence[RoundRow]) -> int | None:
+    """The version that the run's metrics are of; the newest one may not be measured yet. None: none was."""
+    if not row.metrics:
+        return None
+    return max((r.version for r in rounds if r.metrics and r.version is not None), default=0)
+
+
+def run_summary(row: RunRow) -> dict[str, Any]:
+    """A run without its rounds."""
+    return {
+        "run_id": row.run_id,
+        "task": row.task,
+        "source": row.source,
+        "status": row.status,
+        "status_text": row.status_text,
+        "exit_code": row.exit_code,
+        "rounds_total": row.rounds_total,
+        "rounds_closed": row.rounds_closed,
+        "version": row.version,
+        "model_digest": row.model_digest,
+        "parameters": row.size,
+        "notes": row.notes,
+        "metrics": row.metrics,
+        "clipped": row.clipped,
+        "best_version": row.best_version,
+        "best_value": row.best_value,
+        "late": row.late,
+        "dropped": row.dropped,
+        "failed": row.failed,
+        "payload_up": row.payload_up,
+        "payload_down": row.payload_down,
+        "wire_up": row.wire_up,
+        "wire_down": row.wire_down,
+        "dense_up": row.dense_up,
+        "dense_down": row.dense_down,
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
+        "plan": row.plan,
+    }
+
+
+def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
+    """Sentences on the metrics that were clipped, by client, and on those that were not recorded."""
+    if means := row.clipped.get("means"):
+        said = ", ".join(f"{name} {row.metrics[name]:g}" for name in means)
+        yield f"values of clients were clipped, as for best and target; the plain mean is {said}"
+    if row.best_version is None and row.plan["run"]["metric"] in row.metrics:
+        yield "no version is best or meets a target: fewer than half of those who answer measure, and fewer than three"
+    of = Counter(
+        (device, name) for r in rounds for device, names in r.clipped.get("clients", {}).items() for name in names
+    )
+    for device in sorted({device for device, _ in of}):
+        named = ", ".join(f"{name} after {of[device, name]}" for name in sorted(n for d, n in of if d == device))
+        yield f"{device}: clipped {named} of {len(rounds)} rounds"
+    if ignored := sum(r.ignored for r in rounds):
+        yield f"{ignored} metrics were ignored: fewer than half of a round's updates carried them"
+
+
+def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterator[str]:
+    """A sentence on each client whose updates weighed less than they said, by the plan's `max_weight`."""
+    from thinwire.core.events import CAPPED
+
+    of = dict[str, list[str]]()
+    for update in updates:
+        if update.reason.startswith(CAPPED):
+            of.setdefault(update.device, []).append(update.reason.removeprefix(f"{CAPPED}: "))
+    for device, reasons in sorted(of.items()):
+        yield f"{device}: {CAPPED} in {len(reasons)} of {len(rounds)} rounds, lastly {reasons[-1]}"
+
+
+def _round(row: RoundRow) -> dict[str, Any]:
+    return {
+        "round": row.round,
+        "reason": row.reason,
+        "asked": row.asked,
+        "folded": row.folded,
+        "late": row.late,
+        "failed": row.failed,
+        "dropped": row.dropped,
+        "seconds": row.seconds,
+        "payload_bytes": total(row.payload_up, row.payload_down),
+        "wire_bytes": total(row.wire_up, row.wire_down),
+        "payload_up": row.payload_up,
+        "payload_down": row.payload_down,
+        "wire_up": row.wire_up,
+        "wire_down": row.wire_down,
+        "version": row.version,
+        "codec": row.codec,
+        "deadline_s": row.deadline_s,
+        "deadline_reason": row.deadline_reason,
+        "drawn": row.drawn,
+        "codecs": row.codecs,
+        "codec_reasons": row.codec_reasons,
+        "metrics": row.metrics,
+        "clipped": row.clipped,
+        "train_metrics": row.train_metrics,
+        "ignored": row.ignored,
+        "spent": row.spent,
+    }
+
+
+def on_the_wire(wire: int | None, payload: int) -> str:
+    """Bytes on the wire in words; fewer than the payload can only be a part of them.
+
+    >>> on_the_wire(1_090_000, 1_150_000)
+    '1.09 MB counted on the wire so far (an ask is, with its answer)'
+    """
+    if wire is None or wire >= payload:
+        return f"{console.size(wire)} on the wire"
+    return f"{console.size(wire)} counted on the wire so far (an ask is, with its answer)"

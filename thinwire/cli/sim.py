@@ -1,0 +1,304 @@
+"""`thinwire sim`: a plan's runs in this process."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.cli import console
+from thinwire.cli.params import Data, Home, Json, PlanFile, Sets, Task, overrides
+from thinwire.cli.runs.progress import Teller, screen
+from thinwire.cli.signals import remembered
+
+if TYPE_CHECKING:
+    from thinwire.core import RunPlan
+    from thinwire.core.events import Event
+    from thinwire.reports.sweep_results import Cell, Cells
+    from thinwire.simulation.sweep import Estimate
+
+
+# `thinwire sim PLAN`: the same plan and task in this process, with as many clients as wanted; or many such runs.
+
+
+SWEEP = "one key of the plan with several values: uplink.codec='identity|int8', local.lr=0.05,0.1; repeatable"
+SPLIT = 'how data is cut: iid, "dirichlet(0.3)", "by(KEY)", "shards(N)"'
+
+
+def sim(
+    plan: PlanFile,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="how many clients to simulate")] = 20,
+    task: Task = None,
+    data: Data = None,
+    split: Annotated[str, typer.Option(metavar="SPEC", help=SPLIT)] = "iid",
+    sets: Sets = None,
+    sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=A|B", help=SWEEP)] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="of a sweep: runs with each, from the plan's on")] = 1,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="of a sweep: processes that simulate at once")] = 1,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="that the clients of one run train in")] = 1,
+    name: Annotated[str | None, typer.Option("--name", help="of a sweep: its group; default: the task's name")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="raise a task's error where it happens")] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Run a plan without devices or network: stored, shown and exported like any other run.
+
+    With --processes N its clients train in N processes, to the same bits as in one.
+
+    With --sweep, --seeds or --name it is a group of runs, one for each combination: what is there is not made again,
+    and thinwire runs compare --group NAME shows what they came to.
+    """
+    from thinwire.aggregation import codecs
+    from thinwire.client.task import parse_split
+    from thinwire.core import RunPlan
+
+    parse_split(split)
+    if sweep or seeds > 1 or name:
+        if debug:
+            raise typer.BadParameter("--debug is for one run: leave --sweep, --seeds and --name out")
+        if processes > 1:
+            raise typer.BadParameter("--processes is for one run: a sweep's runs are made side by side with --workers")
+        group, code = swept(
+            plan, overrides(sets), axes(sweep or []), name=name, seeds=seeds, workers=workers, task=task,
+            clients=clients, split=split, data=data, home=home,
+        )  # fmt: skip
+        if json:
+            console.document(group)
+        raise typer.Exit(code)
+    if workers > 1:
+        raise typer.BadParameter("--workers is for a sweep: give --sweep KEY=A|B or --seeds N too")
+
+    read = RunPlan.load(plan, overrides(sets))
+    if refused := read.check(codecs):
+        raise refused[0].error()
+    document, code = simulated(
+        read, plan, task, clients=clients, split=split, data=data, debug=debug, home=home, processes=processes
+    )
+    if json:
+        console.document(document)
+    else:
+        console.line(document["run_id"])
+    raise typer.Exit(code)
+
+
+# `--sweep KEY=A|B`: one key of the plan with several values.
+
+
+# A comma outside of brackets and quotes: `topk(0.1), qsgd(4, l2)` are two.
+COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^(]*\))')
+
+
+def axes(given: list[str]) -> dict[str, list[str]]:
+    """Keys with their values, which stand apart by | where there is one, else by commas; a usage error says what not.
+
+    >>> axes(["local.lr=0.05,0.1", "uplink.codec=identity|topk(0.01) > int8", "uplink.codec=int8,qsgd(4, l2)"][:2])
+    {'local.lr': ['0.05', '0.1'], 'uplink.codec': ['identity', 'topk(0.01) > int8']}
+    """
+    found: dict[str, list[str]] = {}
+    for one in given:
+        key, equals, text = one.partition("=")
+        key = key.strip()
+        values = [value.strip() for value in (text.split("|") if "|" in text else COMMA.split(text))]
+        if not equals or "." not in key or not all(values):
+            raise typer.BadParameter(f"{one!r} has no values: --sweep section.key=A|B, as in --sweep local.lr=0.05,0.1")
+        if key in found:
+            raise typer.BadParameter(f"{key} is swept twice: put all its values into one --sweep {key}=A|B")
+        if key == "run.seed":
+            raise typer.BadParameter("seeds are not swept: --seeds 5 takes the plan's and the four that follow it")
+        if key == "run.task":
+            raise typer.BadParameter("tasks are not swept: the runs of a group train one code; a sweep for each task")
+        found[key] = list(dict.fromkeys(values))
+    return found
+
+
+# A simulated run with its lines, on the store of this machine's aggregator.
+
+
+INTERRUPTED = 130
+TASK_RAISED = 3
+
+
+def simulated(
+    plan: RunPlan,
+    file: Path,
+    task: str | None,
+    *,
+    clients: int,
+    split: str,
+    data: Path | None,
+    debug: bool,
+    home: Path | None,
+    processes: int = 1,
+) -> tuple[dict[str, Any], int]:
+    """Run it and tell it; gives its document and exit code. Ctrl-C stops it for good: nobody would go on with it."""
+    from thinwire.cli.local_state import aggregator_home, opened
+    from thinwire.cli.run import first_model
+    from thinwire.cli.runs.render import run_document
+    from thinwire.cli.task import task_spec
+    from thinwire.client import Site
+    from thinwire.client.task import Initial, initial_model, load_task
+    from thinwire.simulation import run_sim
+    from thinwire.simulation.run import require_processes
+
+    spec = task_spec(plan.run.task, file, task)
+    code = load_task(spec)
+    require_processes(processes, spec, debug)
+    made = initial_model(code, plan.run.seed)
+    if made.left_out:
+        console.note(f"warning: {made.left_out}")
+    site = Site(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
+    teller, begun = Teller(), list[str]()
+    with opened(home, read_only=False) as store, screen() as (tell, show), remembered() as look:
+        params, buffers, counters = first_model(store, home, plan, file, made)
+
+        def on_event(event: Event) -> None:
+            look()
+            for line in teller.hear(event):
+                tell(line)
+            show(f"{begun[0]}: {teller.now}")
+
+        try:
+            run_sim(
+                plan, code, store=store, home=aggregator_home(home), clients=clients, site=site, debug=debug,
+                first=Initial(made.layout, params, buffers, dict(counters), made.fixed), on_event=on_event,
+                on_begin=begun.append, processes=processes, spec=spec,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            _end(store, begun, "stopped", "stopped with Ctrl-C", 10)
+            return run_document(store, begun[0]), INTERRUPTED
+        except Exception as error:
+            if not (debug and begun):
+                raise
+            traceback.print_exc()
+            if hint := getattr(error, "hint", ""):
+                console.note(f"try:   {hint}")
+            _end(store, begun, "failed", f"the task raised {type(error).__name__}", TASK_RAISED)
+            return run_document(store, begun[0]), TASK_RAISED
+        tell(f"{begun[0]} {teller.status}: {teller.text}")
+        if any(kind == "task-error" for kind, _ in teller.faults):
+            tell("where in the task that was: the same command with --debug")
+        return run_document(store, begun[0]), store.run(begun[0]).exit_code
+
+
+def _end(store: Any, begun: list[str], status: Any, text: str, code: int) -> None:
+    from thinwire.core.events import RunStatusChanged
+    from thinwire.server.run_end import close_undriven
+
+    if not begun:
+        raise KeyboardInterrupt
+    close_undriven(store, begun[0], RunStatusChanged(time.time(), status, text, code))
+    console.note(f"{begun[0]} {status}: {text}")
+
+
+# A sweep with its lines: what it will take, each run as it ends, how much is left.
+
+
+HOUR = 3600.0
+
+
+def swept(
+    file: Path,
+    overrides: Mapping[str, str],
+    axes: Mapping[str, Sequence[str]],
+    *,
+    name: str | None,
+    seeds: int,
+    workers: int,
+    task: str | None,
+    clients: int,
+    split: str,
+    data: Path | None,
+    home: Path | None,
+) -> tuple[dict[str, Any], int]:
+    """Make every run that is missing; gives the group's document and the exit code of the first that failed."""
+    from thinwire.cli.local_state import again, aggregator_home
+    from thinwire.cli.task import task_spec
+    from thinwire.core import RunPlan
+    from thinwire.reports.sweep_results import Cells
+    from thinwire.simulation.sweep import Sweep, grid, run_sweep
+
+    base = RunPlan.load(file, overrides)
+    plans = [
+        RunPlan.load(file, {**overrides, **cell}, option="--sweep")
+        for cell in grid(axes, range(base.run.seed, base.run.seed + seeds))
+    ]
+    _require_sense(plans)
+    group = name or base.run.task
+    cells = Cells.named(aggregator_home(home).sweeps, group)
+    sweep = Sweep.of(task_spec(base.run.task, file, task), plans, clients, split, data)
+    told = Told(cells, list(axes), len(sweep.made), workers)
+    try:
+        made = run_sweep(sweep, cells, workers=workers, on_estimate=told.estimate, on_cell=told.cell)
+    except KeyboardInterrupt:
+        console.note(f"{group}: {len(cells.all())} runs are kept; the same command goes on with what is missing")
+        return _document(group, [], told), INTERRUPTED
+    console.note(f"{group}: {len(made)} runs are there: {again(f'runs compare --group {group}', home)}")
+    failed = next((cell.exit_code for cell in made if cell.exit_code), 0)
+    return _document(group, made, told), failed
+
+
+class Told:
+    """What was said of a sweep while it went on."""
+
+    def __init__(self, cells: Cells, keys: Sequence[str], total: int, workers: int) -> None:
+        self.cells, self.keys, self.total, self.workers = cells, keys, total, workers
+        self.began, self.made = 0.0, 0
+        self.estimate_s: float | None = None
+
+    def estimate(self, estimate: Estimate | None, missing: int) -> None:
+        """Before the first run begins."""
+        self.began = time.monotonic()
+        there = f", {self.total - missing} are there already" if missing < self.total else ""
+        about = "too few rounds to estimate"
+        if estimate is not None:
+            self.estimate_s = estimate.seconds
+            hours = estimate.seconds / HOUR
+            about = f"about {f'{hours:.1f} h' if hours > 1 else console.seconds(estimate.seconds)}, {estimate.how}"
+        console.note(f"{missing} of {self.total} runs to make{there}; {self.workers} at once: {about}")
+
+    def cell(self, cell: Cell, done: int, missing: int) -> None:
+        """One more run is over and kept."""
+        self.made = done
+        left = (time.monotonic() - self.began) / done * (missing - done)
+        metric, plan = cell.plan.run.metric, cell.made.plan
+        settings = [f"{key}={_value(plan, key)}" for key in (*self.keys, "run.seed")]
+        text = f"{metric} {console.figure(cell.metrics.get(metric))}" if cell.status == "done" else cell.status_text
+        rest = f"; about {console.seconds(left)} left" if done < missing else ""
+        console.note(f"{done}/{missing}  {' '.join(settings)}: {text}, {console.seconds(cell.took_s)}{rest}")
+
+
+def _value(plan: Mapping[str, Any], place: str) -> Any:
+    found: Any = plan
+    for name in place.split("."):
+        found = found[name]
+    return found
+
+
+def _document(group: str, made: Sequence[Cell], told: Told) -> dict[str, Any]:
+    return {
+        "group": group,
+        "folder": str(told.cells.folder),
+        "runs": told.total,
+        "made": told.made,
+        "estimate_s": told.estimate_s,
+        "cells": [
+            {"cell": one.made.digest, "seed": one.plan.run.seed, "status": one.status, "metrics": one.metrics}
+            for one in made
+        ],
+    }
+
+
+def _require_sense(plans: Sequence[RunPlan]) -> None:
+    """Everything is refused before anything is begun."""
+    from thinwire.aggregation import codecs
+    from thinwire.simulation.run import require_own_start
+
+    for plan in plans:
+        require_own_start(plan)
+        if refused := plan.check(codecs):
+            raise refused[0].error()

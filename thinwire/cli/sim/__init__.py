@@ -1,1 +1,0 @@
-"""`thinwire sim`: a plan's runs in this process."""

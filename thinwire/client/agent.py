@@ -1,0 +1,160 @@
+"""The client as a service: one thread keeps a pull open, the other one works and pushes, until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from thinwire import __version__
+from thinwire.client import payload
+from thinwire.client.admission import Gate
+from thinwire.client.context import Say
+from thinwire.client.errors import CannotAnswer
+from thinwire.client.executor import Bench, Worker
+from thinwire.client.handler import Session
+from thinwire.client.loop import Loop, Upkeep
+from thinwire.client.policy import Policy
+from thinwire.client.retry import Calls
+from thinwire.client.train.protocol import Site
+from thinwire.client.train.task import LoadedTask
+from thinwire.client.worker_process import installed
+from thinwire.core.errors import Refused, ThinwireError, Unreachable
+from thinwire.core.fleet import Link
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import NOTHING_SAID, Ask, Equipment
+
+
+def serve(
+    link: Link,
+    tasks: Sequence[LoadedTask | Bench],
+    folder: Path,
+    name: str,
+    *,
+    site: Site | None = None,
+    say: Say = print,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    slow_step_s: float = 0.0,
+    gate: Gate | None = None,
+    worker: Worker | None = None,
+    reload: threading.Event | None = None,
+    reread: Callable[[], Policy] | None = None,
+    has: Callable[[], Equipment] = lambda: NOTHING_SAID,
+) -> int:
+    """Answer asks until `stop` is set, SIGTERM or Ctrl-C; gives the exit code.
+
+    `folder` is this client's own (core.home.client_home). While the aggregator does not answer it keeps trying and
+    says so once a minute; with `once` it ends instead (4), and it ends after a run (0). Who is refused ends with 5.
+    `worker` is where the tasks are worked on, unless that is here. `reload` has it begin anew between two asks, and the
+    policy be what `reread` gives then. `has` gives what the aggregator is told of this device.
+    """
+    where = replace(site or Site(), name=name)
+    gate = gate or Gate(folder=folder)
+    sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks}
+    with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
+        upkeep, here = Upkeep(gate, worker, reload, reread), installed() if worker is None else {}
+        calls = Calls(ending, tell, give_up=once)
+
+        def said() -> Mapping[str, str]:
+            return versions(gate.policy, worker.versions if worker is not None else here)
+
+        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, upkeep, has)
+        if worker is not None:
+            worker.stopping = ending.is_set
+        try:
+            return loop.run()
+        except (Refused, Unreachable) as error:
+            tell(error.text())
+            return error.exit_code
+        finally:
+            ending.set()
+            link.close()
+            loop.end_behind()
+            loop.save()
+            loop.join()
+            if worker is not None:
+                worker.close()
+
+
+def wanted(gate: Gate, benches: Sequence[Bench]) -> Callable[[Ask], bool]:
+    """Give the question whether an assignment's parts are worth fetching: its task is here, the policy lets it in, and
+    no part is larger than that task's model can need.
+    """
+    tasks = {bench.name: bench for bench in benches}
+
+    def is_wanted(ask: Ask) -> bool:
+        bench, plan = tasks.get(ask.task), gate.plans.known(ask)
+        if bench is None or plan is None or not gate.wanted(ask):
+            return False
+        try:
+            payload.require_parts(ask, RunPlan.from_json(plan), bench.layout)
+        except (CannotAnswer, ThinwireError):  # the session says so in its answer
+            return False
+        return True
+
+    return is_wanted
+
+
+def versions(policy: Policy | None = None, training: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """What an operator wants to know of a device; of its policy no more than that it is another one than before.
+
+    `training`: the versions of the Python that trains, and of its packages.
+    """
+    said = {"policy": policy.digest} if policy and policy != Policy() else {}
+    return {
+        "thinwire": __version__, **(installed() if training is None else training), "machine": platform.machine(),
+        "system": platform.system(), **said,
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def reloads() -> Iterator[threading.Event]:
+    """`thinwire client reload` sends SIGUSR1; SIGHUP still ends a client whose terminal is closed."""
+    wished = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: wished.set())
+    try:
+        yield wished
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextlib.contextmanager
+def _always_said(say: Say) -> Iterator[Say]:
+    """Both threads speak; a line that was just said is not said again."""
+    lock, last = threading.Lock(), [""]
+
+    def tell(line: str) -> None:
+        with lock:
+            if line != last[0]:
+                last[0] = line
+                say(line)
+
+    yield tell
+
+
+@contextlib.contextmanager
+def _ended_by_signals(ending: threading.Event) -> Iterator[threading.Event]:
+    """SIGTERM and Ctrl-C set the event; a second one ends the process at once. Elsewhere than in a main thread: not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield ending
+        return
+
+    def end(number: int, _frame: object) -> None:
+        if ending.is_set():
+            os._exit(128 + number)
+        ending.set()
+
+    before: dict[int, Callable[..., object] | int | None] = {
+        number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,189 @@
+"""What comes after training: how long encoding and sending will take, by what they took before."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from thinwire.aggregation.downlink import Shadow
+from thinwire.client import payload
+from thinwire.client.errors import CannotAnswer
+from thinwire.client.train import layout
+from thinwire.client.train.errors import Cancelled
+from thinwire.client.train.schedule import REAL, Clock, Schedule
+from thinwire.core.formatting import p90
+from thinwire.core.prng import Key, derive
+from thinwire.core.types import Ask, ReplyHead, Vector
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from thinwire.client.admission import Limit
+    from thinwire.client.executor import Bench
+    from thinwire.client.train.protocol import Done, Order, Site
+    from thinwire.core.fleet import Delivery
+    from thinwire.core.plan import RunPlan
+
+
+KEPT = 20  # the last ones of each codec
+ENCODES = 50e6  # bytes of the model a second: the guess before anything was encoded, far under what a small board does
+SLOWER = 4.0  # a way up is taken to be this much slower than the way down until it was gone
+
+
+def _kept() -> defaultdict[str, deque[float]]:
+    return defaultdict(lambda: deque(maxlen=KEPT))
+
+
+@dataclass
+class Afterwards:
+    """How long encoding and sending took in one run on this device.
+
+    Kept in memory: a new process begins with the guess.
+    """
+
+    encoding: defaultdict[str, deque[float]] = field(default_factory=_kept)  # codec -> seconds
+    sending: defaultdict[str, deque[float]] = field(default_factory=_kept)
+
+    def encoded(self, head: ReplyHead, commit_s: float) -> None:
+        """An answer was made, and was on disk so long after."""
+        self.encoding[head.codec].append(head.timings.encode_s + commit_s)
+
+    def sent(self, head: ReplyHead, upload_s: float) -> None:
+        self.sending[head.codec].append(upload_s)
+
+    def least_s(self, codec: str) -> float:
+        """The least that both took with this codec; 0 where that is not known."""
+        if codec not in self.encoding or codec not in self.sending:
+            return 0.0
+        return min(self.encoding[codec]) + min(self.sending[codec])
+
+    def lasts_s(self, codec: str, dense_bytes: int, asked_bytes: int, download_s: float) -> float:
+        """What must be left when training ends: the p90 of what both took, or a guess that errs on the long side.
+
+        The guess is for a whole model of `dense_bytes`, on a way up that is `SLOWER` than the ask of `asked_bytes` came
+        down in `download_s`. What another codec took counts where it is more.
+        """
+        down_s = SLOWER * download_s * dense_bytes / asked_bytes if asked_bytes else 0.0
+        return _expected(self.encoding, codec, dense_bytes / ENCODES) + _expected(self.sending, codec, down_s)
+
+
+def _expected(known: defaultdict[str, deque[float]], codec: str, guess: float) -> float:
+    if codec in known:
+        return p90(known[codec])
+    return max([guess, *(p90(seconds) for seconds in known.values())])
+
+
+# One ask with what stands around it: its keys, its schedule, and how long it may take.
+
+
+Say = Callable[[str], None]
+TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
+SAY_EVERY_S = (1.0, 60.0)  # at first, and at most after long
+SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours is a screen
+MARGIN = 0.1  # of the deadline, that partial work leaves for what cannot be foreseen
+LATER = 0.5  # of the rounds that an answer may be late by: as long as an answer that is late anyway takes its time
+
+
+@dataclass
+class Job:
+    """One ask with what stands around it. `device` is this device's name: what is drawn depends on it."""
+
+    delivery: Delivery
+    plan: RunPlan
+    device: str
+    cancelled: Callable[[], bool]
+    say: Say
+    queue_s: float = 0.0
+    slow_step_s: float = 0.0
+    may_measure: bool = True
+    take_base: TakeBase = payload.take_base
+    may_stop: bool = True  # whether the deadline may end its training, where the plan allows it
+    afterwards: Afterwards = field(default_factory=Afterwards)
+    clock: Clock = REAL
+    limit: Limit | None = None  # the owner's
+
+    def __post_init__(self) -> None:
+        waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s  # it was sent ahead
+        self.until = self.clock.now() - waited_s + self.ask.deadline_s
+        self._said_at = -math.inf
+        self._began_at: float | None = None  # training, as far as was told
+
+    @property
+    def ask(self) -> Ask:
+        return self.delivery.ask
+
+    def key(self, purpose: str) -> Key:
+        """The key of this assignment's draws for one purpose: the seed, the device's name and the round decide it.
+
+        Nothing else may: neither the run's name nor a path, a time or a process. The same plan gives the same bits
+        under every name.
+        """
+        key = derive(Key(self.plan.run.seed), purpose, self.device, self.ask.round)
+        return derive(key, "further") if self.ask.further else key
+
+    @property
+    def train_key(self) -> layout.Key:
+        key = self.key("train")
+        return layout.Key(key.a, key.b)
+
+    def schedule_after(self, pending: int) -> Schedule:
+        """The learning rate's, over the part of the run that comes so many changes after this ask's version."""
+        local, made, rounds = self.plan.local, self.ask.base_version + pending, self.plan.run.rounds
+        return Schedule(local.schedule, local.lr_warmup, local.lr_end, made / rounds, (made + 1) / rounds)
+
+    @property
+    def left_s(self) -> float | None:
+        """To the deadline, where there is one."""
+        return self.until - self.clock.now() if self.ask.deadline_s else None
+
+    def train_within_s(self, dense_bytes: int) -> float | None:
+        """How long training and what comes before it may take, where partial work sees to it; None where nothing does.
+
+        Who would come late without any training, by the least that encoding and sending ever took, need not hurry: it
+        trains for as long as its answer will still count, by half of the versions that it may be behind, since rounds
+        may close before their deadline. The owner's limit ends it before, whatever the deadline.
+        """
+        cohort, deadline_s = self.plan.cohort, self.ask.deadline_s
+        if not (self.plan.local.partial and self.may_stop):
+            return None
+        limit_s = math.inf if self.limit is None else (1 - MARGIN) * self.limit.left_s
+        if (left_s := self.left_s) is None:
+            return limit_s if math.isfinite(limit_s) else None
+        if cohort.late == "fold" and left_s < self.afterwards.least_s(self.ask.codec):
+            left_s += LATER * cohort.max_staleness * deadline_s
+        asked = sum(part.length for part in self.ask.parts)
+        after_s = self.afterwards.lasts_s(self.ask.codec, dense_bytes, asked, self.delivery.download_s)
+        return min(limit_s, left_s - MARGIN * deadline_s - after_s)
+
+    def do(self, bench: Bench, order: Order, site: Site, params: Vector, buffers: Vector | None) -> Done:
+        """Have the bench do an order; `CannotAnswer` ("declined") where this device's owner ends it."""
+        try:
+            return bench.do(order, site, params, buffers, self.tell, self._is_over, self.left_s)
+        except Cancelled:
+            if self.limit is None or self.cancelled() or (ended := self.limit.over()) is None:
+                raise
+            raise CannotAnswer("declined", ended.text) from None
+
+    def _is_over(self) -> bool:
+        return self.cancelled() or (self.limit is not None and self.limit.over() is not None)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """A line a second at first, then fewer: one a minute after ten."""
+        if what == "measure":
+            self.say(f"round {self.ask.round}: measure" if self.ask.kind == "train" else "measure the last model")
+            return
+        if self.limit is not None:
+            self.limit.progressed(done, self.plan.local.min_steps if self.plan.local.partial else total)
+        now = self.clock.now()
+        self._began_at = now if self._began_at is None else self._began_at
+        least_s, most_s = SAY_EVERY_S
+        if now - self._said_at < min(most_s, max(least_s, SAY_SHARE * (now - self._began_at))) and done != total:
+            return
+        self._said_at = now
+        left = self.until - now
+        deadline = f", deadline in {left:.0f} s" if left >= 0 else f", {-left:.0f} s over the deadline"
+        of = f"{done}/{total}" if total else str(done)
+        self.say(f"round {self.ask.round}: train {of} steps" + (deadline if self.ask.deadline_s else ""))

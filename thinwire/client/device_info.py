@@ -1,0 +1,183 @@
+"""Whether this device's link is paid by volume, as far as that can be known."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from thinwire.client.policy import Policy
+from thinwire.compression.native.threads import cores
+from thinwire.core.types import Equipment
+
+PATIENCE_S = 5.0  # NetworkManager answers within milliseconds, or is stuck
+NMCLI = ("nmcli", "-t", "-f", "GENERAL.TYPE,GENERAL.STATE,GENERAL.METERED", "dev", "show")
+VIRTUAL = frozenset({"loopback", "bridge", "dummy", "veth"})  # they carry what another device sends
+
+
+def metered(link: Literal["auto", "metered", "unmetered"]) -> bool | None:
+    """As the owner says, else as NetworkManager does; None: nobody knows."""
+    if link != "auto":
+        return link == "metered"
+    if (program := shutil.which(NMCLI[0])) is None:
+        return None
+    try:
+        done = subprocess.run(
+            (program, *NMCLI[1:]),
+            capture_output=True,
+            timeout=PATIENCE_S,
+            env={**os.environ, "LC_ALL": "C"},
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return as_told(done.stdout.decode(errors="replace"))
+
+
+def as_told(text: str) -> bool | None:
+    """What nmcli's blocks, one a device, come to: True where any connected one is metered, False where none may be.
+
+    >>> as_told("GENERAL.TYPE:wifi\\nGENERAL.STATE:100 (connected)\\nGENERAL.METERED:no (guessed)")
+    False
+    >>> as_told("GENERAL.TYPE:gsm\\nGENERAL.STATE:100 (connected)\\nGENERAL.METERED:yes")
+    True
+    >>> as_told("GENERAL.TYPE:wifi\\nGENERAL.STATE:30 (disconnected)\\nGENERAL.METERED:no") is None
+    True
+    """
+    found: list[bool | None] = []
+    for block in text.split("GENERAL.TYPE:")[1:]:
+        kind, _, rest = block.partition("\n")
+        fields = dict(line.split(":", 1) for line in rest.splitlines() if ":" in line)
+        if kind.strip() not in VIRTUAL and fields.get("GENERAL.STATE", "").startswith("100"):
+            found.append({"yes": True, "no": False}.get(fields.get("GENERAL.METERED", "").partition(" ")[0]))
+    if True in found:
+        return True
+    return False if found and None not in found else None
+
+
+# What this device has, read where Linux keeps it; its owner says what cannot be measured (`client.toml`).
+
+
+AGAIN_S = 600.0  # between two looks
+NEWS = 0.25  # by how much free memory must have changed to be told anew
+ROOT = Path("/")
+
+
+class Having:
+    """What is told: looked at again every `AGAIN_S`, and free memory only told anew when it is another by a quarter.
+
+    `mine` gives the processes of this client, whose memory a task of its own may have.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[[], Policy],
+        mine: Callable[[], Iterable[int]] = lambda: (os.getpid(),),
+        root: Path = ROOT,
+        now: Callable[[], float] = time.monotonic,
+        link_is: Callable[..., bool | None] = metered,
+    ) -> None:
+        self._policy, self._mine, self._root, self._now, self._link_is = policy, mine, root, now, link_is
+        self._told: Equipment | None = None
+        self._looked_at, self._by = 0.0, Policy()
+
+    def __call__(self) -> Equipment:
+        policy = self._policy()
+        if self._told is None or policy != self._by or self._now() - self._looked_at >= AGAIN_S:
+            self._looked_at, self._by = self._now(), policy
+            self._told = _worth_telling(self._told, self._look(policy))
+        return self._told
+
+    def _look(self, policy: Policy) -> Equipment:
+        total, free = memory(self._root, self._mine())
+        powered = on_mains(self._root) if policy.power == "auto" else policy.power == "mains"
+        return Equipment(usable_cores(self._root), total, free, powered, self._link_is(policy.link))
+
+
+def _worth_telling(told: Equipment | None, seen: Equipment) -> Equipment:
+    """What was told, where the news is no more than that a little memory came or went."""
+    if told is None or told.free_bytes is None or seen.free_bytes is None:
+        return seen
+    little = abs(seen.free_bytes - told.free_bytes) <= NEWS * told.free_bytes
+    kept = Equipment(seen.cores, seen.memory_bytes, told.free_bytes, seen.mains, seen.metered)
+    return kept if little else seen
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Those that this process may run on, or as many as its control groups give it time for; one at least."""
+    given = [cores()]
+    for group in _groups(root):
+        quota, _, period = _text(group / "cpu.max").strip().partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            given.append(int(quota) // int(period))
+    return max(1, min(given))
+
+
+def memory(root: Path = ROOT, mine: Iterable[int] = ()) -> tuple[int | None, int | None]:
+    """(all, free) bytes: of the machine, or of the control group that this process is in, where that has less."""
+    fields = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
+    total, free = (_kilobytes(fields.get(name, "")) for name in ("MemTotal", "MemAvailable"))
+    if total is None or free is None:
+        return total, None
+    for limit, used in _limits(root):
+        total, free = min(total, limit), min(free, max(0, limit - used))
+    own = sum(_kilobytes(_field(_text(root / f"proc/{pid}/status"), "VmRSS")) or 0 for pid in mine)
+    return total, min(total, free + own)
+
+
+def on_mains(root: Path = ROOT) -> bool | None:
+    """Whether power comes from the wall; None where no supply of this machine says so.
+
+    A supply that says so is online; what only charges a mouse (scope Device) is none. Machines without a battery often
+    list no supply at all: then nobody knows.
+    """
+    supplies = [
+        {name: _text(path / name).strip() for name in ("type", "scope", "online", "status")}
+        for path in sorted((root / "sys/class/power_supply").glob("*"))
+    ]
+    own = [one for one in supplies if one["scope"] != "Device"]
+    walls = [one["online"] for one in own if one["type"] in ("Mains", "USB") and one["online"]]
+    if any(online != "0" for online in walls):
+        return True
+    batteries = [one["status"] for one in own if one["type"] == "Battery"]
+    if "Discharging" in batteries or (walls and batteries):
+        return False
+    return None
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(most, used) bytes of every control group around this process that has a limit."""
+    for group in _groups(root):
+        most, used = (_text(group / f"memory.{name}").strip() for name in ("max", "current"))
+        if most.isdigit() and used.isdigit():
+            yield int(most), int(used)
+
+
+def _groups(root: Path) -> tuple[Path, ...]:
+    """The control groups around this process, its own first (version 2 only)."""
+    path = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), None)
+    if path is None:
+        return ()
+    base = root / "sys/fs/cgroup"
+    here = base / path.strip().lstrip("/")
+    return (here, *(up for up in here.parents if up == base or base in up.parents))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _field(text: str, name: str) -> str:
+    return next((line.partition(":")[2] for line in text.splitlines() if line.startswith(f"{name}:")), "")
+
+
+def _kilobytes(text: str) -> int | None:
+    number = text.strip().removesuffix("kB").strip()
+    return int(number) * 1024 if number.isdigit() else None

@@ -1,0 +1,316 @@
+"""Where a session has its task worked on: in this process (simulations), or in one of its own (`training/`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thinwire.aggregation import float_buffers
+from thinwire.client import task
+from thinwire.client.errors import CannotAnswer, named
+from thinwire.client.task import Described
+from thinwire.client.train.errors import BadTask, BadUsage, Cancelled, Wrong
+from thinwire.client.train.protocol import Done, Order, Site
+from thinwire.client.train.schedule import REAL, Clock
+from thinwire.client.train.task import LoadedTask
+from thinwire.client.worker_process import HUNG_S, LOG, Broken, Child, Interpreter, Patience, Until
+from thinwire.core.errors import TaskError
+from thinwire.core.fleet import TaskReport
+from thinwire.core.layout import Layout, differences
+from thinwire.core.types import Vector
+
+if TYPE_CHECKING:
+    from thinwire.client.train import runtime
+    from thinwire.client.train.protocol import Tell
+
+
+class Bench(Protocol):
+    """One task. `file` is its source, of which places in failures speak; `left_s` is what is left to the deadline."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def layout(self) -> Layout: ...
+
+    def report(self) -> TaskReport: ...
+
+    def do(
+        self,
+        order: Order,
+        site: Site,
+        params: Vector,
+        buffers: Vector | None,
+        tell: Tell,
+        cancelled: Callable[[], bool],
+        left_s: float | None = None,
+    ) -> Done: ...
+
+
+class Here:
+    """In this process, where nothing can be taken back: whoever hangs, hangs it.
+
+    Clients that take turns share one; `at` gives it to one of them with a clock of its own.
+    """
+
+    def __init__(self, task: LoadedTask, device: str = "cpu", clock: Clock = REAL, shared: Here | None = None) -> None:
+        self.task, self.device, self.clock, self._shared = task, device, clock, shared
+
+    def at(self, clock: Clock) -> Here:
+        return Here(self.task, self.device, clock, self)
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def file(self) -> str:
+        return self.task.file
+
+    @cached_property
+    def inner(self) -> runtime.Bench:
+        from thinwire.client.train.runtime import Bench as Inner
+
+        if self._shared is not None:
+            return self._shared.inner
+        return Inner(self.task, self.device)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.from_json(self.inner.places.to_json())
+
+    def report(self) -> TaskReport:
+        from thinwire.client.task import report
+
+        return report(self.task)
+
+    def do(
+        self,
+        order: Order,
+        site: Site,
+        params: Vector,
+        buffers: Vector | None,
+        tell: Tell,
+        cancelled: Callable[[], bool],
+        left_s: float | None = None,
+    ) -> Done:
+        return self.inner.do(order, site, params, buffers, tell, cancelled, self.clock)
+
+
+# The process that trains, as the service sees it: there when it is needed, given up when it hangs, begun anew.
+
+
+IDLE_S = 600.0  # without an ask: its memory is given back
+
+
+class Theirs(Exception):
+    """The traceback of an error in the other process: of use to this device's owner alone."""
+
+
+class Worker:
+    """One process for all tasks of a client. Used by one thread.
+
+    Law: whatever becomes of the process, an ask is answered or raises `CannotAnswer("worker", ..)` within the time that
+    `patience.py` gives it, and the next one finds a fresh process.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[str],
+        interpreter: Interpreter,
+        *,
+        device: str = "auto",
+        threads: int = 0,
+        hung_s: float = HUNG_S,
+        idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.specs, self.interpreter, self.folder = tuple(specs), interpreter, interpreter.folder
+        self.device, self.threads, self.idle_s, self._clock = device, threads, idle_s, clock
+        self.patience = Patience(hung_s, clock)
+        self.stopping: Callable[[], bool] = lambda: False
+        self.described: list[Described] = []
+        self.changed: list[str] = []  # what is said of models that are others than they were described last
+        self.versions: Mapping[str, str] = {}
+        self._child: Child | None = None
+        self._number, self._used_at = 0, clock()
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.process.pid if self._child is not None else None
+
+    def describe(self) -> list[str]:
+        """Know the tasks from the process, at every start, and say what of them is another than at the last one.
+
+        No digest of files says that a model is the same: its packages, its data and its environment make it too.
+        TaskError or UsageError: the person who typed it can do something about it. ModuleNotFoundError: no torch here.
+        """
+        self.versions = self.interpreter.versions
+        try:
+            self._started(None)
+            self._require_tasks()
+        except Wrong as wrong:
+            raise named(wrong) from wrong
+        except Broken as broken:
+            hint = f"what it printed last: {self.folder / LOG}"
+            raise TaskError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
+        return self.changed
+
+    def benches(self) -> list[There]:
+        return [There(self, one.name) for one in self.described]
+
+    def anew(self) -> None:
+        """A fresh process with the code as it is now; a task that is none any more says so in its report."""
+        self.close()
+        try:
+            self._started(None)
+        except Wrong as wrong:
+            raise named(wrong) from wrong
+
+    def rest(self) -> None:
+        """Give the memory back when nothing was asked for so long."""
+        if self._child is not None and self._clock() - self._used_at >= self.idle_s:
+            self.close()
+
+    def close(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+    def do(
+        self,
+        task: str,
+        order: Order,
+        site: Site,
+        params: Vector,
+        buffers: Vector | None,
+        tell: Tell,
+        cancelled: Callable[[], bool],
+        left_s: float | None,
+    ) -> Done:
+        layout, until, began = self.layout(task), self.patience.until(left_s), self._clock()
+        try:
+            child = self._child if self._child is not None and self._child.alive else self._started(until)
+            if self.layout(task).digest != layout.digest:
+                differs = differences(self.layout(task), layout)
+                raise CannotAnswer("layout-mismatch", f"its code gives another model than it did: {differs}")
+            if cancelled():
+                raise Cancelled
+            self._number += 1
+            order = order.after(self._clock() - began)
+            head = {
+                "do": "work", "id": self._number, "task": task, "order": order.to_json(),
+                "buffers": buffers is not None, "shift": order.shift is not None,
+                "site": {**vars(site), "data": str(site.data) if site.data else None},
+            }  # fmt: skip
+            child.send(head, *(vector for vector in (params, buffers, order.shift) if vector is not None))
+            found = self.patience.heard(child, tell, cancelled, until, self._number)
+            with child.held_to_account():
+                if "failed" in found:
+                    raise self._error(child, found["failed"])
+                if "cancelled" in found:
+                    raise Cancelled
+                done = Done.from_json(found["done"])
+                sizes = [layout.size, sum(t.size for t in float_buffers(layout))]
+                vectors = child.vectors(found, sizes if order.train or order.first else [])
+            done.params, done.buffers = vectors or (None, None)
+        except Wrong as wrong:
+            raise CannotAnswer("task-error", wrong.what, str(wrong)) from wrong
+        finally:
+            self._used_at = self._clock()
+            if self._child is not None and not self._child.alive:
+                self._child = None
+        self.patience.rewarded()
+        return done
+
+    def layout(self, task: str) -> Layout:
+        found = self.find(task)
+        if found.parsed is None:
+            raise CannotAnswer("task-error", found.error)
+        return found.parsed
+
+    def find(self, task: str) -> Described:
+        return next(one for one in self.described if one.name == task)
+
+    def _started(self, until: Until | None) -> Child:
+        """A process that knows the tasks. `Wrong`: it cannot be used as things are."""
+        self._child = child = Child(self.interpreter, self.folder, self.patience.hung_s)
+        try:
+            child.send({"do": "load", "tasks": self.specs, "device": self.device, "threads": self.threads})
+            found = self.patience.heard(child, lambda what, done, total: None, self.stopping, until)
+            with child.held_to_account():
+                if "missing" in found:
+                    raise self._missing(str(found["missing"]))
+                if "wrong" in found:
+                    raise _wrong(found["wrong"])
+                self.described = [Described.told(row) for row in found["loaded"]]
+                self.versions = {**self.interpreter.versions, **found["versions"]}
+        except BaseException:
+            self._child = None
+            child.kill()
+            raise
+        self._used_at = self._clock()
+        self.changed = task.changed(task.last(self.folder), self.described)
+        task.keep(self.folder, self.described)
+        return child
+
+    def _error(self, child: Child, raw: Mapping[str, Any]) -> CannotAnswer:
+        place, said = str(raw["place"]), str(raw["said"])
+        if raw["out_of_memory"]:
+            child.kill()
+            error = CannotAnswer("worker", f"out of memory: {place}", f"out of memory: {place}: {said}")
+        else:
+            named = said.startswith(place)  # a refusal in our own words
+            error = CannotAnswer(str(raw["kind"]), place, said if named else f"{place}: {said}" if said else place)
+        error.__cause__ = Theirs("\n" + str(raw["trace"]))
+        return error
+
+    def _require_tasks(self) -> None:
+        """At the start a task that is none ends it all; later it fails its asks."""
+        for one in self.described:
+            if one.wrong:
+                self.close()
+                raise _wrong(one.wrong)
+
+    def _missing(self, name: str) -> Exception:
+        if self.interpreter.path is None:
+            return ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return BadUsage(f"--python {self.interpreter.path} has no {name}", "it trains with it", "install it there")
+
+
+class There:
+    """One of a worker's tasks, as a session sees it."""
+
+    def __init__(self, worker: Worker, name: str) -> None:
+        self.worker, self.name = worker, name
+
+    @property
+    def file(self) -> str:
+        return self.worker.find(self.name).file
+
+    @property
+    def layout(self) -> Layout:
+        return self.worker.layout(self.name)
+
+    def report(self) -> TaskReport:
+        return self.worker.find(self.name).report
+
+    def do(
+        self,
+        order: Order,
+        site: Site,
+        params: Vector,
+        buffers: Vector | None,
+        tell: Tell,
+        cancelled: Callable[[], bool],
+        left_s: float | None = None,
+    ) -> Done:
+        return self.worker.do(self.name, order, site, params, buffers, tell, cancelled, left_s)
+
+
+def _wrong(raw: Sequence[str]) -> Wrong:
+    kind, what, why, hint = (str(text) for text in raw)
+    return (BadUsage if kind == "BadUsage" else BadTask)(what, why, hint)

@@ -1,1 +1,0 @@
-"""How the aggregator is reached: calls are made again until they go through, and a file says how that stands."""

@@ -1,0 +1,364 @@
+"""What a device keeps of one run, and how it is put on disk: all of it at one moment, or nothing.
+
+`runs/RUN/state.json` is the commit: it names the files that count (residual, local buffers, parts of each answer) with
+their digests. They are written and synced before it and removed after it, so that a crash at any moment leaves the
+state before or after a commit, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.serialization import reply_from_json, reply_to_json
+from thinwire.core.statedir import disk_error, private_folder, private_opener, require_room, write_atomically
+from thinwire.core.types import ReplyHead, Vector
+
+FORMAT = 1
+STATE = "state.json"
+NOT_KNOWN = -1  # as `references_from`
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it names a folder
+Write = Callable[[Path, bytes], None]
+Arrays = Mapping[str, NDArray[Any]]
+VECTORS = ("residual", "momentum", "buffers", "shadow", "own")
+FILES = (*VECTORS, "memory", "pending")
+
+
+def no_bytes() -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An answer that was made: its head, the round of its ask, and the file of its parts ("" where it has none).
+
+    `first`: its parts are a run's first model, and no change of one.
+    """
+
+    head: ReplyHead
+    round: int
+    file: str = ""
+    first: bool = False
+
+    @property
+    def settles(self) -> bool:
+        """Whether a verdict on it will come: on a change, of which this device has to know what became of it."""
+        return bool(self.head.parts) and not self.first
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Frozen: a step gives a new one. Vectors are flat, None where all is zero or shared.
+
+    `residual` is ef21's reference where the plan says so; `memory` are a codec's own arrays, called SEGMENT/NAME;
+    `encoded_at` is the round of the last encode. `shadow` is the model that the aggregator sends changes to, as it was
+    at `shadow_version`; it is kept where the downlink is compressed, and never written to. `own` is the sum of what was
+    sent of the vector that SCAFFOLD or FedDyn follows (aggregation/algorithms), `counted_at` the first version into
+    which any of that was folded, 0 where none was. `references_from` is of the ask with which ef21's reference began,
+    or `own`, or of which some was `lost`: NOT_KNOWN until an ask came after that. `lost` says why this state began at
+    zero, as `ReplyHead` does, until an update has said so. `pending` are changes that no version holds yet, as they
+    were before they were encoded, where training goes on meanwhile (client/outbox.py).
+    """
+
+    sequence: int = 0
+    layout_digest: str = ""
+    residual: Vector | None = None
+    buffers: Vector | None = None  # with [local] buffers = "local"
+    counters: Mapping[str, int] = field(default_factory=dict)
+    outbox: tuple[Entry, ...] = ()
+    momentum: Vector | None = None
+    memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    encoded_at: int = 0
+    references_from: int = 0
+    shadow: Vector | None = None
+    shadow_version: int = 0
+    own: Vector | None = None
+    counted_at: int = 0
+    lost: str = ""
+    pending: Mapping[str, Vector] = field(default_factory=dict)
+    identity: str = ""  # of the run, as its asks say it
+
+    def counted_in(self, version: int) -> bool:
+        """Whether the aggregator's mean has anything of `own` in it at a version."""
+        return 0 < self.counted_at <= version
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for arrays in _arrays(self).values() for array in arrays.values())
+
+
+class RunFolder:
+    """The files of one run. `write` may be replaced by one that does not sync, for simulations.
+
+    `min_free` gives how many bytes of the disk stay free: a commit that makes the folder larger and would leave less
+    raises `NotWritten`, and one that makes it smaller is always written.
+    """
+
+    def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
+        self.folder, self._write, self._min_free = folder, write, min_free
+        self._kept: dict[str, tuple[Arrays, str]] = {}  # file -> what it holds, and its digest
+
+    def path(self, entry: Entry) -> Path | None:
+        return self.folder / entry.file if entry.file else None
+
+    def load(self) -> tuple[RunState, list[str]]:
+        """The last commit, and in words what of it could not be read: that part begins anew."""
+        path, said = self.folder / STATE, list[str]()
+        try:
+            raw = json.loads(path.read_bytes())
+            outbox = [self._entry(row) for row in raw["outbox"]]
+            state = RunState(
+                int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
+                encoded_at=int(raw.get("encoded_at", 0)), shadow_version=int(raw.get("shadow_version", 0)),
+                references_from=int(raw.get("references_from", 0)), lost=str(raw.get("lost", "")),
+                counted_at=int(raw.get("counted_at", 0)), identity=str(raw.get("identity", "")),
+            )  # fmt: skip
+        except FileNotFoundError:
+            return RunState(), []
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, BadPayload) as error:
+            return RunState(lost="damaged", references_from=NOT_KNOWN), [
+                f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
+            ]
+        found: dict[str, Arrays] = {}
+        for name in FILES:
+            if raw.get(name):
+                try:
+                    found[name] = self._read(raw[name])
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    said.append(f"the {name} of {self.folder.name} cannot be read ({error}); it begins at zero")
+        state = replace(_with_arrays(state, found), lost="damaged" if said else state.lost)
+        whole = [entry for entry in outbox if self._whole(entry)]
+        if len(whole) < len(outbox):
+            said.append(f"{len(outbox) - len(whole)} answers of {self.folder.name} are not on disk any more")
+        return replace(state, outbox=tuple(whole)), said
+
+    def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+        """Make the state durable, with the bytes of new outbox files; `DataLost` leaves the commit before."""
+        self.require_room(state, parts or {})
+        private_folder(self.folder)
+        for file, data in (parts or {}).items():
+            self._write(self.folder / file, data)
+        raw: dict[str, Any] = {
+            "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
+            "counters": dict(state.counters), "encoded_at": state.encoded_at,
+            "shadow_version": state.shadow_version, "references_from": state.references_from, "lost": state.lost,
+            "counted_at": state.counted_at, "identity": state.identity,
+            **dict.fromkeys(FILES),
+            "outbox": [
+                {"head": reply_to_json(e.head), "round": e.round, "file": e.file, "first": e.first}
+                for e in state.outbox
+            ],
+        }  # fmt: skip
+        for name, arrays in _arrays(state).items():
+            raw[name] = self._file(name, state.sequence, arrays)
+        self._write(self.folder / STATE, json.dumps(raw, separators=(",", ":")).encode())
+        self._tidy({STATE, *(e.file for e in state.outbox), *(raw[n]["file"] for n in FILES if raw[n])})
+
+    def settle(self, state: RunState) -> None:
+        """Make a state with fewer answers as durable as the one before it."""
+        self.commit(state)
+
+    def require_room(self, state: RunState, parts: Mapping[str, bytes]) -> None:
+        """Raise `NotWritten` where a state that needs more than before does not fit; nothing is written until then.
+
+        Files that it replaces stay until its commit: what has to fit is every new file.
+        """
+        if not (min_free := self._min_free()):
+            return
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        held = {path.name: path.stat().st_size for path in self.folder.iterdir()} if there == self.folder else {}
+        if sent_bytes(state) + state.nbytes > sum(held.values()):
+            arrays = [arrays for name, arrays in _arrays(state).items() if self._stored(name, arrays) is None]
+            more = sum(array.nbytes for group in arrays for array in group.values())
+            more += sum(len(data) for file, data in parts.items() if file not in held)
+            require_room(there, more, min_free)
+
+    def _stored(self, name: str, arrays: Arrays) -> dict[str, str] | None:
+        """Return the file that holds these very arrays already."""
+        for file, (held, digest) in self._kept.items():
+            if file.startswith(name) and held.keys() == arrays.keys() and all(held[k] is arrays[k] for k in held):
+                return {"file": file, "sha256": digest}
+        return None
+
+    def _file(self, name: str, sequence: int, arrays: Arrays) -> dict[str, str]:
+        """Write arrays to a file of their own, unless they are there already."""
+        if (stored := self._stored(name, arrays)) is not None:
+            return stored
+        names = (f"{name}-{sequence}-{n}.safetensors" for n in itertools.count())
+        file = next(name for name in names if not (self.folder / name).exists())  # never over one that may count
+        data = save(dict(arrays))
+        digest = hashlib.sha256(data).hexdigest()
+        self._write(self.folder / file, data)
+        self._kept = {f: kept for f, kept in self._kept.items() if not f.startswith(name)}
+        self._kept[file] = (arrays, digest)
+        return {"file": file, "sha256": digest}
+
+    def _read(self, row: Mapping[str, str]) -> Arrays:
+        name = _plain(row["file"])
+        data = (self.folder / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != row["sha256"]:
+            raise ValueError("it is damaged")
+        out = {key: np.array(array) for key, array in load(data).items()}
+        self._kept[name] = (out, row["sha256"])
+        return out
+
+    def _entry(self, row: Mapping[str, Any]) -> Entry:
+        head = reply_from_json(row["head"])
+        if not isinstance(head, ReplyHead):
+            raise TypeError("a failure is not kept")
+        number = int(row["round"])  # rounds count from 1, and older versions said no more than that it was before them
+        return Entry(head, number, _plain(row["file"]) if row["file"] else "", bool(row.get("first", number == 0)))
+
+    def _whole(self, entry: Entry) -> bool:
+        if (path := self.path(entry)) is None:
+            return True
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return False
+        at = 0
+        for part in entry.head.parts:
+            if hashlib.sha256(data[at : at + part.length]).hexdigest() != part.sha256:
+                return False
+            at += part.length
+        return at == len(data)
+
+    def _tidy(self, keep: set[str]) -> None:
+        """What does not count any more; a file that cannot be removed does no harm."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                if path.name not in keep:
+                    path.unlink(missing_ok=True)
+
+
+def sent_bytes(state: RunState) -> int:
+    """The bytes of all outbox files together."""
+    return sum(entry.head.payload_bytes for entry in state.outbox if entry.file)
+
+
+def _arrays(state: RunState) -> dict[str, Arrays]:
+    """What of a state is kept in files of its own."""
+    vectors = {name: getattr(state, name) for name in VECTORS}
+    found: dict[str, Arrays] = {name: {name: vector} for name, vector in vectors.items() if vector is not None}
+    groups = {"memory": state.memory, "pending": state.pending}
+    return {**found, **{name: arrays for name, arrays in groups.items() if arrays}}
+
+
+def _with_arrays(state: RunState, found: Mapping[str, Arrays]) -> RunState:
+    """The state with what its files held."""
+    vectors: dict[str, Any] = {name: found.get(name, {}).get(name) for name in VECTORS}
+    return replace(state, **vectors, memory=found.get("memory", {}), pending=found.get("pending", {}))
+
+
+def _plain(file: str) -> str:
+    """A file's name that leads nowhere else."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}", file):
+        raise ValueError(f"{file!r} is no file of this folder")
+    return file
+
+
+def write_unsynced(path: Path, data: bytes) -> None:
+    """As `write_atomically` for what need not outlive this process."""
+    try:
+        with open(path, "wb", opener=private_opener) as file:
+            file.write(data)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def run_folder(folder: Path, run: str, write: Write = write_atomically) -> RunFolder:
+    """The folder of a run whose id came from outside; `DataLost` for one that no run can have."""
+    if not RUN_ID.fullmatch(run) or ".." in run:
+        raise DataLost(f"no run can be called {run[:80]!r}")
+    return RunFolder(folder / "runs" / run, write)
+
+
+# A run's folder that may wait: what is held is on disk when it is saved (`[local] durability = "exit"`).
+#
+# While anything is held, a mark stands on disk, and in it a number that no answer has reached. So a kill costs what was
+# held, residual and unsettled answers, and no more: what the disk has from before would count things twice and is not
+# gone on with, and the next process numbers its answers above the mark, so that no id is ever used again.
+
+
+MARK = "held.json"
+AHEAD = 64  # numbers that one mark allows: one durable write for so many rounds
+
+
+class WaitingFolder(RunFolder):
+    """Law: after a kill, `load` gives what was saved last if nothing was held since, else zero state above the mark."""
+
+    def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
+        super().__init__(folder, write, min_free)
+        self._held: RunState | None = None
+        self._below = -1  # the highest sequence that the mark on disk allows
+
+    def load(self) -> tuple[RunState, list[str]]:
+        state, said = super().load()
+        try:
+            below = int(json.loads((self.folder / MARK).read_bytes())["below"])
+        except FileNotFoundError:
+            return state, said
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ):  # the aggregator's hello still says what it has seen
+            below = state.sequence + AHEAD
+        lost = f"{self.folder.name}: what was not yet sent of it is lost: this client ended before it could save it"
+        return RunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]
+
+    def hold(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+        """Keep the state until `save`. Parts are files at once, to be sent from, but not synced."""
+        self.require_room(state, parts or {})  # also for what is written at the exit
+        private_folder(self.folder)
+        if state.sequence > self._below:
+            below = state.sequence + AHEAD
+            self._write(self.folder / MARK, json.dumps({"below": below}).encode())
+            self._below = below
+        for file, data in (parts or {}).items():
+            write_unsynced(self.folder / file, data)
+        settled = _files(self._held.outbox if self._held else ()) - _files(state.outbox)
+        for file in settled:
+            with contextlib.suppress(OSError):
+                (self.folder / file).unlink()
+        self._held = state
+
+    def settle(self, state: RunState) -> None:
+        if self._held is None:
+            self.commit(state)
+        else:
+            self.hold(state)
+
+    def save(self) -> None:
+        """Make durable what is held; `DataLost` leaves it held."""
+        if self._held is not None:
+            files = _files(self._held.outbox)
+            self.commit(self._held, {file: (self.folder / file).read_bytes() for file in files})
+
+    def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+        super().commit(state, parts)  # what is not of it goes: the mark too
+        self._held, self._below = None, -1
+
+
+def waiting_folder(
+    folder: Path, run: str, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes
+) -> WaitingFolder:
+    return WaitingFolder(run_folder(folder, run).folder, write, min_free)
+
+
+def _files(outbox: tuple[Entry, ...]) -> set[str]:
+    return {entry.file for entry in outbox if entry.file}

@@ -1,0 +1,339 @@
+"""What a device keeps of all runs of one task: the state of each as it is on disk, and what is still to be sent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from thinwire.client import outbox
+from thinwire.client.context import Say
+from thinwire.client.errors import CannotAnswer
+from thinwire.client.run_state import NOT_KNOWN, STATE, RunFolder, RunState, WaitingFolder, Write
+from thinwire.core.errors import DataLost, ThinwireError
+from thinwire.core.plan import canonical, digest_of
+from thinwire.core.protocol import BYTES_A_TOKEN, require_small
+from thinwire.core.statedir import private_folder, write_atomically
+from thinwire.core.types import Ask, Failure, ReplyHead
+
+Reply = ReplyHead | Failure
+MAX_OPEN_RUNS = 4  # of a task, not over: an aggregator has devices work on one run at a time
+MAX_ENDED_RUNS = 64  # of a task, of which the disk keeps the sequence: who comes back to an older one says hello first
+
+
+class KeptRuns:
+    """Runs by id, in `folders(FOLDER, RUN)` each. `seen`: the highest sequence of each that the aggregator has seen;
+    `identities`: of the runs that it counted them in.
+
+    Invariant: however many runs an aggregator names, disk and memory hold `MAX_OPEN_RUNS` of a task with all that they
+    keep, and of `MAX_ENDED_RUNS` others the sequence. Two threads may call it.
+    """
+
+    def __init__(self, folder: Path, folders: Callable[[Path, str], RunFolder]) -> None:
+        self.seen: dict[str, int] = {}
+        self.identities: dict[str, str] = {}
+        self._folder, self._folders = folder, folders
+        self._runs: dict[str, tuple[RunFolder, RunState]] = {}
+        self._lock = threading.RLock()
+
+    def __getitem__(self, run: str) -> tuple[RunFolder, RunState]:
+        """What was opened or kept before; KeyError where nothing was."""
+        return self._runs[run]
+
+    def __contains__(self, run: str) -> bool:
+        return run in self._runs
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all vectors in memory."""
+        return sum(state.nbytes for _, state in self._runs.values())
+
+    def opened(self, run: str, say: Say, identity: str | None = None) -> tuple[RunFolder, RunState]:
+        """Its state, from the disk at first; one that is older than what was sent begins anew.
+
+        So does one of another run with the same id, whose `identity` differs: nothing of it is sent into this one.
+        """
+        with self._lock:
+            return self._opened(run, say, identity)
+
+    def _opened(self, run: str, say: Say, identity: str | None) -> tuple[RunFolder, RunState]:
+        if run not in self._runs:
+            try:
+                folder = self._folders(self._folder, run)
+            except DataLost as error:
+                raise CannotAnswer("protocol", error.what) from error
+            state, said = folder.load()
+            is_same = not state.identity or self.identities.get(run, state.identity) == state.identity
+            if (seen := self.seen.get(run, 0)) > state.sequence and is_same:
+                said.append(f"{run}: {seen} answers were sent, and this disk knows of {state.sequence}; it begins anew")
+                why = state.lost or ("older" if state.sequence else "missing")
+                state = RunState(seen, lost=why, references_from=NOT_KNOWN)
+            for line in said:
+                say(line)
+            self._runs[run] = folder, state
+        folder, state = self._runs[run]
+        if identity is not None and not (state.outbox or state.nbytes):  # an ask, by which it may come to hold more
+            self._give_up_oldest(run, say)
+            self._forget_ended(run, say)
+        if identity is not None and identity != state.identity:
+            if state.sequence and not (state.lost and not state.identity):  # of what was lost it is not known whose
+                say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
+                seen = self.seen.get(run, 0)
+                state = RunState(seen, lost="missing" if seen else "", references_from=NOT_KNOWN if seen else 0)
+            self._runs[run] = folder, replace(state, identity=identity)
+        return self._runs[run]
+
+    def keep(self, ask: Ask, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+        """Durable from here on, or until `save` where the plan lets it wait; a simulation's folders know better."""
+        local = {} if isinstance(ask.plan, str) else ask.plan.get("local", {})
+        if local.get("durability") == "exit" and isinstance(folder, WaitingFolder):
+            folder.hold(state, parts)
+        else:
+            folder.commit(state, parts)
+        self._runs[ask.run] = folder, state
+
+    def over(self, run: str, say: Say, identity: str = "") -> bool:
+        """Keep no more than the sequence of a run that has ended; False where another run is kept under this id.
+
+        A run of which this disk holds nothing is forgotten without a write: its sequence is 0.
+        """
+        try:
+            if not self._folders(self._folder, run).folder.exists():
+                self._runs.pop(run, None)
+                return True
+            folder, state = self.opened(run, say)
+            if state.identity and identity != state.identity:
+                say(f"{run}: another run of this name is over; what this disk holds of its own one is kept")
+                return False
+            state = outbox.over(state)
+            folder.commit(state)
+            self._runs[run] = folder, state
+        except (CannotAnswer, DataLost) as error:  # what is left on disk does no harm, and other runs go on
+            say(str(error))
+        else:
+            say(f"{run} is over")
+            self._forget_ended(run, say)
+        return True
+
+    def _give_up_oldest(self, run: str, say: Say) -> None:
+        """Keep of the task's oldest runs that are not over no more than the sequence, where `run` is one too many."""
+        full = [path for path in self._others(run) if any(file.name != STATE for file in path.iterdir())]
+        for path in full[: max(0, len(full) - MAX_OPEN_RUNS + 1)]:
+            try:
+                if path.name in self._runs:
+                    folder, state = self._runs.pop(path.name)
+                else:
+                    folder = self._folders(self._folder, path.name)
+                    state = folder.load()[0]
+                folder.commit(replace(outbox.over(state), lost="given-up", references_from=NOT_KNOWN))
+            except (DataLost, OSError) as error:
+                say(str(error))
+            else:
+                say(f"{path.name}: {MAX_OPEN_RUNS} newer runs are not over; what was kept of this one is given up")
+
+    def _forget_ended(self, run: str, say: Say) -> None:
+        """Remove what is left of the task's oldest runs that keep a sequence and owe nothing, but for the newest, and
+        forget those of which nothing is kept at all.
+        """
+        with self._lock:
+            for name, (_, state) in list(self._runs.items()):
+                if name != run and not state.nbytes and replace(state, identity="") == RunState():
+                    del self._runs[name]
+            ended = [path for path in self._others(run) if all(file.name == STATE for file in path.iterdir())]
+            for path in ended[: max(0, len(ended) - MAX_ENDED_RUNS)]:
+                try:
+                    if path.name in self._runs:
+                        _, state = self._runs[path.name]
+                    else:
+                        state = self._folders(self._folder, path.name).load()[0]
+                    if state.outbox or state.nbytes:
+                        continue
+                    (path / STATE).unlink(missing_ok=True)
+                    path.rmdir()
+                except (DataLost, OSError) as error:  # it does no harm, and is tried again
+                    say(f"{path.name} cannot be removed: {error}")
+                else:
+                    self._runs.pop(path.name, None)
+
+    def _others(self, run: str) -> list[Path]:
+        """Return the folders of the task's other runs, the one that was written longest ago first."""
+        task = run.rpartition("-")[0]
+        folders = [path for path in (self._folder / "runs").glob("*") if path.name.rpartition("-")[0] == task]
+        return sorted((path for path in folders if path.name != run), key=lambda path: path.stat().st_mtime_ns)
+
+    def save(self, say: Say) -> None:
+        """Make durable what plans let wait: at the exit, and from time to time before it."""
+        for folder, _ in list(self._runs.values()):
+            if isinstance(folder, WaitingFolder):
+                try:
+                    folder.save()
+                except (DataLost, OSError) as error:
+                    say(f"{folder.folder.name}: what waits to be saved cannot be: {error}")
+
+    def unsent(self, task: str, say: Say) -> list[tuple[ReplyHead, Path | None]]:
+        """Everything of a task's runs on disk on which there is no verdict yet: what a new process sends again."""
+        found = []
+        for path in sorted((self._folder / "runs").glob("*/state.json")):
+            if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: another session's
+                continue
+            folder, state = self.opened(path.parent.name, say)
+            found += [(entry.head, folder.path(entry)) for entry in state.outbox]
+        return found
+
+    def delivered(self, reply: Reply) -> None:
+        """The other end has it. What no verdict will come on goes, and from the disk at once where it is large."""
+        if not isinstance(reply, ReplyHead):
+            return
+        with self._lock:
+            if reply.update_id.run not in self._runs:
+                return
+            folder, state = self._runs[reply.update_id.run]
+            after = outbox.delivered(state, reply)
+            self._runs[reply.update_id.run] = folder, after
+        if after is not state and reply.parts:
+            with contextlib.suppress(DataLost):  # a full disk: it goes with the next commit
+                folder.settle(after)
+
+
+# Resolved plans that this device keeps, each under the digest that it computed itself.
+#
+# An ask then carries 64 letters where it carried the plan. Law: a plan under a digest that is not its own is never
+# used: what a file holds is hashed when it is read, and a plan that comes in an ask is hashed as it came.
+
+
+KEPT = 32
+MOST_BYTES = 2**16  # of one plan, and its values are few; a larger one is used and not kept
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Plans:
+    """In memory, and in `folder` where there is one, so that the next process knows them too."""
+
+    def __init__(self, folder: Path | None = None, write: Write = write_atomically) -> None:
+        self.folder, self._write = folder, write
+        self._held: dict[str, dict[str, Any]] = {}  # least lately used first
+        self._named: dict[str, str] = {}  # ask_id -> the digest that it named and that was not here
+        for path in self._files():
+            self._load(path)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """What is held: a hello says it."""
+        return tuple(self._held)
+
+    def known(self, ask: Ask) -> Mapping[str, Any] | None:
+        """The ask's plan where it is here or came with it; nothing is kept."""
+        return self._held.get(ask.plan) if isinstance(ask.plan, str) else ask.plan
+
+    def of(self, ask: Ask) -> Mapping[str, Any]:
+        """The ask's plan, kept from now on; CannotAnswer("need-plan") where only its digest came and is not here."""
+        if isinstance(ask.plan, str):
+            if (plan := self._held.pop(ask.plan, None)) is None:
+                self._await(ask.ask_id, ask.plan)
+                raise CannotAnswer("need-plan", "the plan was sent by its digest only")
+            self._held[ask.plan] = plan
+            self._touch(ask.plan)
+            return plan
+        if not isinstance(ask.plan, Mapping):
+            raise CannotAnswer("protocol", "the ask has neither a plan nor its digest")
+        digest = digest_of(ask.plan)
+        if self._named.get(ask.ask_id, digest) != digest:
+            raise CannotAnswer("protocol", "the plan that came is not the one whose digest was sent before")
+        self._keep(digest, ask.plan)
+        return ask.plan
+
+    def _await(self, ask_id: str, digest: str) -> None:
+        """When the ask comes again with its plan, that is the plan it named."""
+        if DIGEST.fullmatch(digest):
+            self._named[ask_id] = digest
+            while len(self._named) > KEPT:
+                del self._named[next(iter(self._named))]
+
+    def _keep(self, digest: str, plan: Mapping[str, Any]) -> None:
+        """A disk that refuses costs a plan sent again, no more."""
+        known = self._held.pop(digest, None)
+        data = canonical(plan)
+        if not _is_small(data):
+            return
+        self._held[digest] = dict(plan)
+        if known is not None:
+            self._touch(digest)
+        elif self.folder is not None:
+            with contextlib.suppress(ThinwireError):
+                self._write(private_folder(self.folder) / f"{digest}.json", data)
+        while len(self._held) > KEPT:
+            self._forget(next(iter(self._held)))
+
+    def _files(self) -> list[Path]:
+        """Least lately used first."""
+        if self.folder is None or not self.folder.is_dir():
+            return []
+        return sorted(self.folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+    def _load(self, path: Path) -> None:
+        """A file that is not what its name says is thrown away."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            plan = json.loads(data) if _is_small(data) else None
+            if DIGEST.fullmatch(path.stem) and isinstance(plan, dict) and digest_of(plan) == path.stem:
+                self._held[path.stem] = plan
+                while len(self._held) > KEPT:
+                    self._forget(next(iter(self._held)))
+                return
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def _touch(self, digest: str) -> None:
+        """Its file's time says when it was used last."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self.folder / f"{digest}.json")
+
+    def _forget(self, digest: str) -> None:
+        self._held.pop(digest, None)
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                (self.folder / f"{digest}.json").unlink()
+
+
+def _is_small(data: bytes) -> bool:
+    """Whether a plan's JSON, and what it is in memory, is little enough for KEPT of them."""
+    try:
+        require_small(data, MOST_BYTES // BYTES_A_TOKEN)
+    except ValueError:
+        return False
+    return len(data) <= MOST_BYTES
+
+
+# What a client's folder holds that was made from local data, or may quote them; deleted when the device leaves.
+
+
+FOLDERS = ("runs", "downloads", "plans")
+LOGS = ("client.log", "worker.log", "last-error.txt")  # an exception's text and what a task prints may hold data
+
+
+def delete_learned(folder: Path) -> None:
+    """Delete updates, residuals, models, plans and logs. The owner's settings stay; a link is removed, never followed.
+
+    `DataLost` names what this disk did not delete.
+    """
+    found = [folder / name for name in FOLDERS] + [path for name in LOGS for path in folder.glob(f"{name}*")]
+    for path in found:
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise DataLost(
+                f"cannot delete {path}", why=error.strerror or str(error),
+                hint="make it writable and leave again: it may hold what was learned from this device's data",
+            ) from error  # fmt: skip

@@ -1,0 +1,208 @@
+"""A task's dress rehearsal: one local step, one encode and one fold, in this process (`task check`).
+
+Law: the task's functions get what a device hands them: the very data of data(site) and batches drawn as there. The
+check is short by the few steps that it assigns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from thinwire.aggregation import WeightedMean
+from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.downlink import Downlink
+from thinwire.aggregation.plan_codecs import require_rules, rungs
+from thinwire.client import payload
+from thinwire.client.errors import place
+from thinwire.client.payload import Following, encode
+from thinwire.client.run_state import RunState
+from thinwire.client.task import Initial, build, initial_model, require_own_loop
+from thinwire.client.train import data
+from thinwire.client.train import module as tensors
+from thinwire.client.train.errors import Wrong, task_code
+from thinwire.client.train.evaluate import BATCH, as_loss, evaluate, names
+from thinwire.client.train.layout import Key, derive
+from thinwire.client.train.protocol import Local, Work
+from thinwire.client.train.runtime import Bench, require_alike
+from thinwire.client.train.trainer import TorchTrainer
+from thinwire.compression import parse
+from thinwire.core import prng
+from thinwire.core.errors import PlanError, TaskError, ThinwireError
+
+if TYPE_CHECKING:
+    from thinwire.client.train.protocol import Site, Split
+    from thinwire.client.train.task import LoadedTask
+    from thinwire.core.layout import Layout
+    from thinwire.core.plan import RunPlan
+    from thinwire.core.types import Payload, Vector
+
+STEPS = 3  # timed; the first one also pays for what torch sets up
+KEY = Key(1)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was seen. Bytes are a round's payload; `peak_bytes` is this process's memory at its highest.
+
+    `own_train`: the task has its own train(); `step_s` is then the time of a call that was assigned `STEPS` steps,
+    divided by them. `left_out` says what of the model's state does not travel. `counted_once`: metrics with a count of
+    1 over a batch of `measured` examples.
+    """
+
+    parameters: int
+    tensors: int
+    buffers: int
+    frozen: int
+    layout_digest: str
+    train_examples: int | None
+    test_examples: int | None
+    batch: list[str]
+    loss_before: float
+    loss_after: float
+    left_out: str
+    own_train: bool
+    metrics: dict[str, float]
+    counted_once: list[str]
+    measured: int
+    step_s: float
+    peak_bytes: int
+    codec: str
+    up_bytes: int
+    down_bytes: int
+    dense_bytes: int
+
+
+def metrics_of(task: LoadedTask, site: Site, plan: RunPlan) -> list[str] | None:
+    """The names of the metrics that this client's first batch is measured by; None where the task does not say now."""
+    try:
+        with task_code():
+            initial, bench = initial_model(task, plan.run.seed), Bench(task)
+            test = bench.split(site).test
+            batch = next(iter(data.in_order(test, plan.local.batch)))
+            return names(bench.set_up(initial.vector, initial.buffers, initial.counters), task, batch)
+    except Exception:  # whatever the task raises: the client that it is raised on says so, in its own words
+        return None
+
+
+def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
+    """Do it; `TaskError` says what is wrong with the task and at which of its lines."""
+    require_own_loop(plan, task)
+    initial = initial_model(task, plan.run.seed)
+    require_rules(plan, travels_of(plan, initial.layout))
+    try:
+        bench = Bench(task)
+        require_alike(bench.places, tensors.places_of(build(task)))
+        with task_code():
+            return _rehearse(bench, bench.split(site), plan, initial)
+    except (ThinwireError, Wrong) as error:
+        raise (
+            error if isinstance(error, (TaskError, PlanError)) else TaskError(error.what, error.why, error.hint)
+        ) from error
+    except Exception as error:  # whatever the task's code raises, at the line where it did
+        raise TaskError(
+            f"the task {task.name} raised {place(error, task.file)}",
+            why=str(error),
+            hint="breakpoint() there stops this command",
+        ) from error
+
+
+def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Rehearsal:
+    task, size, layout, base = bench.task, plan.local.batch, initial.layout, initial.vector
+    if plan.local.epochs is not None and task.optional("train") is None:
+        data.require_countable(split.train, plan.local.epochs, size)  # the steps below do not count passes
+    module = bench.set_up(base.copy(), None, {})
+    batch = next(iter(data.shuffled(split.train, size, derive(KEY, "data"))))  # the first that is trained on below
+    before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
+    trained = TorchTrainer(task, assigned(plan, 1)).train(module, split.train, Work(1, size), KEY)
+    change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
+    after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
+    spec, travels = rungs(plan.uplink)[0], travels_of(plan, layout)
+    held = np.resize(base, travels.size)  # what stands behind the model is as large as the model
+    news = Downlink(travels, plan.downlink.codec, held).publish(held + np.resize(change, travels.size))
+    payloads = _encoded(plan, spec, change, travels)
+    mean = WeightedMean(parse(spec).bind(travels), travels)
+    mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
+    parts, _ = payload.packed(payloads, travels, tensors.read_buffers(module, bench.places))
+    began = time.perf_counter()
+    TorchTrainer(task, assigned(plan, STEPS)).train(module, split.train, Work(STEPS, size), Key(3))
+    step_s = (time.perf_counter() - began) / STEPS
+    tested = split.train if split.test is None else split.test
+    sums = evaluate(module, task, tested, most=1)
+    if plan.unknown_metrics(sums):  # unless it is no number on this batch
+        plan.require_metrics(names(module, task, next(iter(data.in_order(tested, size)))))
+    counted_once = [name for name, (_, count) in sums.items() if count == 1]
+    measured = data.examples_in(next(iter(data.in_order(tested, BATCH)))) if counted_once else 0
+    bench.require_unchanged("training" if task.optional("train") is None else "train()")
+    return Rehearsal(
+        layout.size, len(layout.trained), len(layout.buffers) + len(layout.of_role("fixed")),
+        len(layout.of_role("frozen")), layout.digest,
+        data.count(split.train), data.count(split.test) if split.test is not None else None, shapes(batch),
+        before, after, initial.left_out, task.optional("train") is not None,
+        {name: total / n for name, (total, n) in sums.items() if n}, counted_once if measured > 1 else [], measured,
+        step_s, peak_bytes(), spec,
+        sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, layout.size * 4,
+    )  # fmt: skip
+
+
+def travels_of(plan: RunPlan, layout: Layout) -> Layout:
+    return carried(algorithm_of(plan), layout)
+
+
+def _encoded(plan: RunPlan, spec: str, change: Vector, travels: Layout) -> list[Payload]:
+    """A first update's frames; `change` is donated."""
+    algorithm = algorithm_of(plan)
+    behind: list[Payload] = []
+    if algorithm is not None:
+        following = Following.of(algorithm, travels, None, np.zeros(travels.size, np.float32), counted=False)
+        behind = following.differences(change, spec, prng.Key(2))
+    payloads, _ = encode(change, RunState(), spec, plan.uplink, travels, prng.Key(2))
+    return payloads + behind
+
+
+def _finite(loss: float, when: str, hint: str) -> float:
+    if not math.isfinite(loss):
+        raise TaskError(f"loss(model, batch) is {loss} {when}", why="a loss is one finite number", hint=hint)
+    return loss
+
+
+def assigned(plan: RunPlan, steps: int) -> Local:
+    """Return the plan's [local] as the task's own train() gets it, with few steps and at most one epoch.
+
+    A loop in epochs finds `epochs` where the plan gives them; one in steps finds `steps`.
+    """
+    local = Local.of(plan.local.model_dump(mode="json"))
+    most = local.steps if isinstance(local.steps, int) else steps
+    epochs = None if local.epochs is None else min(1.0, local.epochs)
+    return dataclasses.replace(local, steps=min(steps, most), epochs=epochs)
+
+
+def _loss(task: LoadedTask, module: torch.nn.Module, batch: Any) -> float:
+    with torch.no_grad():
+        return float(as_loss(task.module.loss(module, batch)))
+
+
+def shapes(batch: Any) -> list[str]:
+    """Each tensor of a batch in words: float32 [32, 64]."""
+    if isinstance(batch, torch.Tensor):
+        return [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"]
+    if isinstance(batch, dict):
+        return [f"{name}: {said}" for name, inner in batch.items() for said in shapes(inner)]
+    if isinstance(batch, (list, tuple)):
+        return list(itertools.chain.from_iterable(map(shapes, batch)))
+    return [type(batch).__name__]
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held so far (macOS counts bytes, Linux kibibytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

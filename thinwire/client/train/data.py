@@ -1,0 +1,219 @@
+"""Batches of a task's data: by index and in an order that a key decides, or as its own DataLoader gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from .errors import BadTask, given, is_array
+from .layout import Key, derive, seed63
+from .module import seed_all
+from .protocol import Split
+
+if TYPE_CHECKING:
+    Fetch = Callable[[torch.Tensor], Any]
+
+DRAWN = 4096  # places of examples that are drawn at once at most, unless one pass has more
+
+
+def as_split(data: Any) -> Split:
+    """What `data(site)` gave, as train and test; `BadTask` when it is no data."""
+    split = data if isinstance(data, Split) else Split(data)
+    for name, part in (("train", split.train), ("test", split.test)):
+        if part is None and name == "test":
+            continue
+        if not _is_data(part):
+            where = f" as {name}" if isinstance(data, Split) else ""
+            raise BadTask(
+                f"data(site) gave {given(part)}{where}",
+                why="it must give a Dataset, a DataLoader, or Split(train, test) of them",
+                hint=_instead(part),
+            )
+    if count(split.train) == 0:
+        raise BadTask("data(site) gave no examples to train on", hint="another --partition or --split")
+    return split
+
+
+def _is_data(part: Any) -> bool:
+    """Return whether this is data: a list of examples is, what holds data sets or columns of examples is not."""
+    if isinstance(part, (DataLoader, IterableDataset)):
+        return True
+    if isinstance(part, list) and (_holds_data(part) or _are_columns(part)):
+        return False
+    if isinstance(part, (tuple, Mapping, str, bytes, type)) or is_array(part) or hasattr(part, "iloc"):
+        return False
+    return isinstance(part, Sized) and hasattr(part, "__getitem__")
+
+
+def _holds_data(parts: Sequence[Any]) -> bool:
+    return any(isinstance(one, (Dataset, DataLoader, Split)) for one in parts[:2])
+
+
+def _are_columns(parts: Sequence[Any]) -> bool:
+    """Return whether these are arrays that nothing could stack into a batch, such as inputs and targets."""
+    return bool(parts) and all(map(is_array, parts)) and len({tuple(one.shape) for one in parts}) > 1
+
+
+def _instead(part: Any) -> str:
+    """Return what data(site) is to write in place of this."""
+    if part is None:
+        return "return Split(train, test) at the end of data(site)"
+    if isinstance(part, (tuple, list)) and any(isinstance(one, Split) for one in part):
+        return "return the Split alone"
+    if isinstance(part, (tuple, list)) and _holds_data(part):
+        return "return Split(train, test)"
+    if isinstance(part, Mapping):
+        return 'return Split(parts["train"], parts["test"])'
+    if isinstance(part, str):
+        return "read the file in data(site), and return its examples as a Dataset"
+    if isinstance(part, Iterator):
+        return "a list or a Dataset: each round goes through the data again"
+    if isinstance(part, type):
+        return f"return {part.__name__}(...), an object of the class"
+    return "return TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"
+
+
+def count(data: Any) -> int | None:
+    """How many examples there are, where that can be known."""
+    if isinstance(data, DataLoader):
+        return count(data.dataset)
+    return len(data) if isinstance(data, Sized) else None
+
+
+def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
+    """Batches without end, for a number of steps: one permutation after the other, each batch full.
+
+    A DataLoader is gone through again and again, in its own order.
+    """
+    if isinstance(data, (DataLoader, IterableDataset)):
+        for epoch in _forever():
+            yield from _never_empty(one_pass(data, batch, derive(key, epoch)))
+    fetch = _fetch(data)
+    for indices in _orders(len(data), min(batch, len(data)), key):
+        yield fetch(indices)
+
+
+def _orders(size: int, batch: int, key: Key) -> Iterator[torch.Tensor]:
+    """The examples of one full batch after the other.
+
+    Soon they are drawn for many batches at once: a draw between two steps of a small model costs ten times one that
+    follows another.
+    """
+    rest, epoch, passes_at_once = torch.empty(0, dtype=torch.int64), 0, 1
+    while True:
+        drawn = [_permutation(size, derive(key, "order", epoch + more)) for more in range(passes_at_once)]
+        order = torch.cat([rest, *drawn])
+        whole = len(order) // batch * batch
+        yield from torch.split(order[:whole], batch)
+        rest, epoch = order[whole:], epoch + passes_at_once
+        passes_at_once = max(1, min(2 * passes_at_once, DRAWN // size))
+
+
+def one_pass(data: Any, batch: int, key: Key) -> Iterator[Any]:
+    """Each example once; the last batch may be smaller."""
+    if isinstance(data, IterableDataset):
+        data = DataLoader(data, batch)
+    if isinstance(data, DataLoader):
+        seed_all(derive(key, "order"))  # its sampler draws from the global generator, or from one of its own
+        for owner in (data, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)):
+            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+                generator.manual_seed(seed63(derive(key, "order")))
+        yield from data
+        return
+    fetch = _fetch(data)
+    for indices in torch.split(_permutation(len(data), derive(key, "order")), batch):
+        yield fetch(indices)
+
+
+def in_order(data: Any, batch: int) -> Iterator[Any]:
+    """Each example once, for measuring."""
+    if isinstance(data, (DataLoader, IterableDataset)):
+        yield from one_pass(data, batch, Key(0))
+        return
+    fetch = _fetch(data)
+    for indices in torch.split(torch.arange(len(data)), batch):
+        yield fetch(indices)
+
+
+def passes(data: Any, epochs: float, batch: int) -> int | None:
+    """Batches in so many epochs; None where the data's length is not known."""
+    if isinstance(data, DataLoader):
+        try:
+            return max(1, round(epochs * len(data)))
+        except TypeError:
+            return None
+    size = count(data)
+    return None if size is None else max(1, round(epochs * -(-size // batch)))
+
+
+def require_countable(data: Any, epochs: float, batch: int) -> None:
+    """`BadTask` for a part of a pass over data of which nobody knows the length."""
+    if epochs != int(epochs) and passes(data, epochs, batch) is None:
+        raise BadTask(
+            f"[local] epochs = {epochs:g}, and data(site) gave data without a length",
+            why="nobody knows where half a pass over an IterableDataset ends",
+            hint=f"[local] epochs = {max(1, round(epochs))}, or steps; or give the IterableDataset a __len__()",
+        )
+
+
+def moved(batch: Any, device: str) -> Any:
+    """The batch with all its tensors on the device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch
+
+
+def examples_in(batch: Any) -> int:
+    """The length of the first tensor that is found."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 1
+    parts: Iterable[Any] = (
+        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else ()
+    )
+    return next((examples_in(part) for part in parts if not isinstance(part, (str, bytes))), 1)
+
+
+def _fetch(data: Any) -> Fetch:
+    """How examples are taken by index: tensors at once, anything else one by one."""
+    if (tensors := _tensors(data)) is not None:
+        return lambda indices: [tensor[indices] for tensor in tensors]
+    if hasattr(data, "__getitems__"):
+        return lambda indices: default_collate(data.__getitems__(indices.tolist()))
+    return lambda indices: default_collate([data[i] for i in indices.tolist()])
+
+
+def _tensors(data: Any) -> tuple[torch.Tensor, ...] | None:
+    if type(data) is TensorDataset:
+        return data.tensors
+    if type(data) is Subset and (inner := _tensors(data.dataset)) is not None:
+        return tuple(tensor[torch.as_tensor(data.indices)] for tensor in inner)
+    return None
+
+
+def _permutation(size: int, key: Key) -> torch.Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed63(key)))
+
+
+def _forever() -> Iterator[int]:
+    epoch = 0
+    while True:
+        yield epoch
+        epoch += 1
+
+
+def _never_empty(batches: Iterator[Any]) -> Iterator[Any]:
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch
+    if empty:
+        raise BadTask("data(site) gave a DataLoader without a batch", hint="drop_last=False, or a smaller batch")

@@ -1,0 +1,204 @@
+"""The end of a process: at once where it is ours to end, and an error where a task's code asks for it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import inspect
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+if TYPE_CHECKING:
+    Handler = Callable[[int, Any], Any]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by which a person or a system ends a process
+
+
+@contextlib.contextmanager
+def task_code() -> Iterator[None]:
+    """Raise `Exited` where the task's code inside calls sys.exit() or os._exit(), or raises KeyboardInterrupt.
+
+    Invariants: a signal that comes meanwhile (Ctrl-C) ends the block as it would without this. A process that the
+    task's code has forked ends as it wants to.
+    """
+    came: list[int] = []
+    here = os.getpid()
+    inside, _local.pid = getattr(_local, "pid", None), here
+    if os._exit is not _exit:
+        os._exit = _exit
+    noted = {number: _noting(came, handler) for number, handler in _handlers().items()}
+    before = {number: signal.signal(number, note) for number, note in noted.items()}
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        if os.getpid() != here:
+            raise
+        if signal.SIGINT in came:  # what a library made of it: Lightning ends the process at Ctrl-C
+            raise KeyboardInterrupt from error
+        if came:
+            raise
+        raise Exited(type(error).__name__).with_traceback(error.__traceback__) from error
+    finally:
+        _local.pid = inside
+        for number, handler in before.items():
+            if signal.getsignal(number) is noted[number]:  # else the task's code has its own, which stays
+                signal.signal(number, handler)
+
+
+_local = threading.local()
+_real_exit = os._exit
+
+
+def _exit(status: int) -> NoReturn:
+    """Stand in for `os._exit`: nothing else sees that a task's code calls it."""
+    ours = str(sys._getframe(1).f_globals.get("__name__", "")).startswith("thinwire.")
+    if getattr(_local, "pid", None) != os.getpid() or ours:
+        _real_exit(status)
+    raise Exited("os._exit")
+
+
+def _handlers() -> dict[int, Handler]:
+    """Return the handlers that Python calls in this thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in SIGNALS}
+    return {number: handler for number, handler in found.items() if callable(handler)}
+
+
+def _noting(came: list[int], handler: Handler) -> Handler:
+    def note(number: int, frame: Any) -> Any:
+        came.append(number)
+        return handler(number, frame)
+
+    return note
+
+
+class Ending:
+    """Made when a process begins. Once `code` is set, the process ends with it without the interpreter's own end,
+    which with torch takes longer than many a command.
+
+    Law: threads that are no daemons have ended before, whatever `atexit` has was called, and what was printed is out.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        atexit.register(self._end)  # before any other: it is called after them
+
+    def _end(self) -> None:
+        if self.code is None:
+            return
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):  # nobody reads it, or there is none: as the interpreter tells it
+            return
+        os._exit(self.code)
+
+
+# What can be wrong with a task or with what it was given. Thinwire's own side turns these into its errors.
+
+
+MAX_NAMED = 4  # elements of a tuple whose types are named
+
+
+class Wrong(Exception):
+    """A refusal in our own words, which hold no data: what, why, and what to try."""
+
+    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what, self.why, self.hint = what, why, hint
+
+    def __str__(self) -> str:
+        return self.what if not self.why else f"{self.what} ({self.why})"
+
+
+class BadTask(Wrong):
+    """The task's code cannot be imported, or answers with what a task may not."""
+
+
+class BadUsage(Wrong):
+    """What was typed cannot be: a split, a device."""
+
+
+class NotFinite(Wrong):
+    """Training gave NaN or infinity."""
+
+
+class Cancelled(Exception):
+    """The aggregator has withdrawn the ask: nobody waits for its answer."""
+
+
+class Exited(Exception):
+    """The task's code tried to end the process that it runs in. `by` names how: SystemExit, os._exit."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__("it would end the whole process; a task raises an error, or returns")
+        self.by = by
+
+
+def given(value: Any) -> str:
+    """Return what a task's function gave, by types and shapes alone: nothing here tells of the data.
+
+    >>> given(0.5), given(None), given(int), given((1, "b"))
+    ('a float', 'None', 'the class int', 'a tuple of 2 (int, str)')
+    """
+    if value is None:
+        return "None"
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    if is_array(value) and hasattr(value, "tolist") and not name.startswith(("float", "int", "bool", "uint")):
+        kind = "a tensor" if hasattr(value, "requires_grad") else "an array"
+        return f"{kind} of shape {tuple(value.shape)} ({str(value.dtype).split('.')[-1]})"
+    if isinstance(value, (tuple, list)) and value:
+        types = ", ".join(type(one).__name__ for one in value[:MAX_NAMED]) + (", ..." if len(value) > MAX_NAMED else "")
+        return f"{_article(name)} of {len(value)} ({types})"
+    return _article(name)
+
+
+def is_array(value: Any) -> bool:
+    """Return whether this is a tensor or an array, of whatever library."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
+
+
+def _article(name: str) -> str:
+    vowels = "AEFHILMNORSX" if name.isupper() else "AEIOUaeiou"  # an SGD, an LBFGS
+    return f"{'an' if name[:1] in vowels else 'a'} {name}"
+
+
+# What may be said of an error outside this device: its class and its place in the task's code, never its text.
+
+
+OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def place(error: BaseException, file: str) -> str:
+    """`ValueError at task.py:7`: the innermost line of the task's own file that the error passed through.
+
+    A refusal that these modules themselves raised is told in its own words: they are ours and hold no data.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, Wrong) and (not frames or os.path.abspath(frames[-1].filename).startswith(OURS)):
+        return error.what
+    own = [frame for frame in frames if file and os.path.abspath(frame.filename) == file]
+    said = error.by if isinstance(error, Exited) else type(error).__name__
+    return f"{said} at {os.path.basename(file)}:{own[-1].lineno}" if own else said
+
+
+def in_full(error: BaseException) -> str:
+    """Return an error's own text, with what to try where it is a refusal: for this device's owner alone."""
+    hint = getattr(error, "hint", "")
+    return f"{error}; try: {hint}" if hint else str(error)
+
+
+def kind(error: BaseException) -> str:
+    """The failure's kind (docs/reference/failures.md)."""
+    return "non-finite" if isinstance(error, NotFinite) else "task-error"

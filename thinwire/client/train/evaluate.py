@@ -1,0 +1,198 @@
+"""Measuring a model as sums and counts, so that the figures of many clients can be pooled."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .data import examples_in, in_order, moved
+from .errors import BadTask, Cancelled, given
+from .layout import Key
+from .module import seeded
+
+if TYPE_CHECKING:
+    from .task import LoadedTask
+
+    Sums = dict[str, tuple[float, float]]
+
+BATCH = 512
+MAX_METRICS, MAX_METRIC_LETTERS = 64, 64  # that an aggregator takes of one task (core/serialization.py)
+IGNORED = -100  # torch's default `ignore_index` of a cross entropy
+ROUNDING = 1e-6  # of an accuracy that was made of means in float32
+
+
+def never() -> bool:
+    return False
+
+
+def evaluate(
+    module: nn.Module,
+    task: LoadedTask,
+    data: Any,
+    *,
+    device: str = "cpu",
+    cancelled: Callable[[], bool] = never,
+    most: int | None = None,
+) -> Sums:
+    """{name: (sum, count)} over the data: the task's `metrics`, else loss and, for a classifier, accuracy.
+
+    A loss is the mean of its batch. A metric whose sum is NaN or infinite is left out: it says nothing. `most` is the
+    number of batches to stop after. Invariant: where one batch is no classifier's, there is no accuracy of the others.
+    """
+    totals: dict[str, list[float]] = {}
+    classifies = True
+    was_training = module.training
+    module.eval()
+    try:
+        with seeded(Key(0)), torch.no_grad(), _outputs(module) as output:
+            for batch in itertools.islice(in_order(data, BATCH), most):
+                if cancelled():
+                    raise Cancelled
+                measured = _measure(module, task, moved(batch, device), output)
+                classifies = classifies and "accuracy" in measured
+                for name, (value, count) in measured.items():
+                    entry = totals.setdefault(name, [0.0, 0.0])
+                    entry[0] += value
+                    entry[1] += count
+    finally:
+        module.train(was_training)
+    if not classifies and task.optional("metrics") is None:
+        totals.pop("accuracy", None)
+    return {name: (total, n) for name, (total, n) in totals.items() if math.isfinite(total) and math.isfinite(n)}
+
+
+def names(module: nn.Module, task: LoadedTask, batch: Any) -> list[str]:
+    """The metrics that a batch is measured by, also those that are no number on it."""
+    was_training = module.training
+    module.eval()
+    try:
+        with seeded(Key(0)), torch.no_grad(), _outputs(module) as output:
+            return sorted(_measure(module, task, batch, output))
+    finally:
+        module.train(was_training)
+
+
+def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any]) -> Sums:
+    found: Sums = {}
+    own = task.optional("metrics")
+    if own is not None:
+        found = _checked(own(module, batch))
+    if "loss" not in found:
+        output.clear()
+        examples = examples_in(batch)
+        found = {"loss": (float(as_loss(task.module.loss(module, batch))) * examples, float(examples)), **found}
+        if own is None and len(output) == 1:  # of several calls nobody knows which one classifies
+            found.update(accuracy(output[0], batch))
+    return found
+
+
+def as_loss(value: Any) -> torch.Tensor:
+    """What `loss` gave, when it is one number."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
+        return value.reshape(())
+    raise BadTask(
+        f"loss(model, batch) gave {given(value)}",
+        why="it must give one number as a tensor of floats, which torch can differentiate",
+        hint=_instead(value),
+    )
+
+
+def _instead(value: Any) -> str:
+    """Return what loss(model, batch) is to write in place of this."""
+    if value is None:
+        return "return the loss at the end of loss(model, batch)"
+    if isinstance(value, torch.Tensor):
+        return "return loss.mean()" if value.numel() > 1 else "a tensor of one float: .mean() of the losses"
+    if isinstance(value, (numbers.Number, np.ndarray)):
+        return "return the tensor itself, without .item(), float() or .numpy()"
+    if isinstance(value, Mapping):
+        return 'return output["loss"]'
+    if isinstance(value, (tuple, list)):
+        return "return the loss alone; what else is measured goes into metrics(model, batch)"
+    return "return nn.functional.cross_entropy(model(inputs), targets)"
+
+
+def accuracy(output: Any, batch: Any) -> Sums:
+    """Count the right ones of a classifier, and give nothing where the batch does not show that it is one.
+
+    The output is logits (N, C), the batch two entries, the second one N integers from 0 to C - 1. An `IGNORED` target
+    is not counted.
+    """
+    targets = batch[1] if isinstance(batch, (list, tuple)) and len(batch) == 2 else None
+    if not (isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor)):
+        return {}
+    fits = output.dim() == 2 and output.shape[1] > 1 and output.is_floating_point()
+    if not (fits and targets.dtype == torch.int64 and targets.shape == output.shape[:1]):
+        return {}
+    counted = targets != IGNORED
+    if bool((counted & ((targets < 0) | (targets >= output.shape[1]))).any()):
+        return {}
+    return {"accuracy": (float((output.argmax(1) == targets).sum()), float(counted.sum()))}
+
+
+def _checked(metrics: Any) -> Sums:
+    """What `metrics` gave, when it is a sum and a count by name."""
+    if not isinstance(metrics, Mapping):
+        raise _no_sums(given(metrics))
+    found = {}
+    for name, value in metrics.items():
+        pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, None)
+        total, count = map(_number, pair)
+        if total is None or count is None:
+            raise _no_sums(f"{given(value)} as {str(name)[:MAX_METRIC_LETTERS]!r}")
+        if count < 0:
+            raise _no_sums(f"a negative count as {str(name)[:MAX_METRIC_LETTERS]!r}")
+        found[str(name)] = (total, count)
+    impossible = [name for name in found if len(name) > MAX_METRIC_LETTERS or not name.isprintable()]
+    if len(found) > MAX_METRICS or impossible:
+        gave = f"the name {impossible[0][:80]!r}" if impossible else f"{len(found)} metrics"
+        raise BadTask(
+            f"metrics(model, batch) gave {gave}",
+            why=f"an aggregator takes {MAX_METRICS} of at most {MAX_METRIC_LETTERS} printable letters",
+            hint="return fewer, with shorter names",
+        )
+    right, count = found.get("accuracy", (0.0, 0.0))
+    if right < 0 or right > count * (1 + ROUNDING):
+        raise BadTask(
+            f"metrics(model, batch) gave an accuracy of {right:g} right of {count:g}",
+            why="accuracy is a sum and a count: how many were right, and of how many",
+            hint='return {"accuracy": (correct, len(targets))}, or another name for another figure',
+        )
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or a tensor or an array of one, as a float; a text that reads like one is none."""
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last for several elements, and for complex ones
+        return None
+
+
+def _no_sums(said: str) -> BadTask:
+    return BadTask(
+        f"metrics(model, batch) gave {said}",
+        why="it must give sums and counts by name: clients' figures are pooled as sum / count",
+        hint='return {"accuracy": (correct, len(targets))}',
+    )
+
+
+@contextlib.contextmanager
+def _outputs(module: nn.Module) -> Iterator[list[Any]]:
+    """What the module gave each time it was called: the loss's own forward pass serves the accuracy too."""
+    seen: list[Any] = []
+    handle = module.register_forward_hook(lambda _module, _given, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()

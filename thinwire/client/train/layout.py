@@ -1,0 +1,123 @@
+"""A model's tensors by name, shape and role, and where the trained ones and the buffers lie in flat vectors.
+
+The same order and offsets as in `core/layout.py`, which reads `to_json`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+FLOATS, COMPLEX = ("float", "bfloat"), "complex"
+
+
+class Tensor(NamedTuple):
+    """One tensor; `role` is trained, buffer, frozen, or fixed: a buffer of floats that are not all finite."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@dataclass(frozen=True)
+class Places:
+    """All tensors in the module's order. Tied ones stand once, their other names in `aliases`.
+
+    `frozen_digest` is over the values of frozen tensors and fixed buffers, which every client makes for itself;
+    `frozen_values` is a checksum of each of them, in this order.
+    """
+
+    tensors: tuple[Tensor, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+    frozen_digest: str = ""
+    frozen_values: tuple[str, ...] = ()
+
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role == "trained")
+
+    @cached_property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Those of floats: running means and the like, one flat vector."""
+        return tuple(t for t in self.tensors if t.role == "buffer" and t.dtype.startswith(FLOATS))
+
+    @cached_property
+    def counters(self) -> tuple[Tensor, ...]:
+        """Integer buffers of one element: plain numbers."""
+        return tuple(t for t in self._others if t.size == 1 and not t.dtype.startswith(COMPLEX))
+
+    @cached_property
+    def fixed(self) -> tuple[Tensor, ...]:
+        """All other buffers (permutations, masks, complex numbers): training leaves them as `model()` made them."""
+        others = {*self._others} - {*self.counters}
+        return tuple(t for t in self.tensors if t.role == "fixed" or t in others)
+
+    @cached_property
+    def untrained(self) -> tuple[Tensor, ...]:
+        """Frozen tensors and fixed buffers: what training may not change."""
+        return tuple(t for t in self.tensors if t.role == "frozen") + self.fixed
+
+    @cached_property
+    def _others(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role == "buffer" and not t.dtype.startswith(FLOATS))
+
+    @cached_property
+    def size(self) -> int:
+        return sum(t.size for t in self.trained)
+
+    @cached_property
+    def buffer_size(self) -> int:
+        return sum(t.size for t in self.buffers)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [[t.name, list(t.shape), t.dtype, t.role] for t in self.tensors]
+        told: dict[str, Any] = {"tensors": rows, "aliases": [list(pair) for pair in self.aliases]}
+        told["frozen"] = self.frozen_digest
+        if self.frozen_values:
+            told["values"] = list(self.frozen_values)
+        return told
+
+
+def placed(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
+    """Each tensor with its place, one after the other."""
+    at = 0
+    for t in tensors:
+        yield t, slice(at, at + t.size)
+        at += t.size
+
+
+# Public randomness as in `core/keys.py`, for an interpreter that has no `core`; a test holds the two together.
+
+
+class Key(NamedTuple):
+    """128 bits as two unsigned 64-bit words."""
+
+    a: int
+    b: int = 0
+
+
+def derive(key: Key, *labels: str | int) -> Key:
+    """A key for one purpose; different labels give independent keys."""
+    digest = hashlib.blake2s(struct.pack("<QQ", key.a, key.b), digest_size=16, person=b"tw-drv-1")
+    for label in labels:
+        kind, raw = (b"i", str(label).encode()) if isinstance(label, int) else (b"s", label.encode())
+        digest.update(kind + struct.pack("<I", len(raw)) + raw)
+    return Key(*struct.unpack("<QQ", digest.digest()))
+
+
+def seed63(key: Key) -> int:
+    """A seed for a library's generator (torch, random): 63 bits."""
+    raw = hashlib.blake2s(struct.pack("<QQ", key.a, key.b), digest_size=8).digest()
+    return int(struct.unpack("<Q", raw)[0]) >> 1

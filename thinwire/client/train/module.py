@@ -1,0 +1,290 @@
+"""The module that a task gives, and the first model of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import random
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from .errors import BadTask, Wrong, given, place, task_code
+from .layout import Key, Places, Tensor, derive, placed, seed63
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .task import LoadedTask
+
+
+class First(NamedTuple):
+    """Version 0: trained parameters, float buffers, single integers as counters, and what no training changes.
+
+    `fixed` holds the fixed buffers, and the frozen tensors that `model()` draws at random: whoever loads the exported
+    model could not make those. Both are the same in every run, since every client draws them by one seed. `left_out`
+    says what does not travel.
+    """
+
+    places: Places
+    params: Vector
+    buffers: Vector
+    counters: dict[str, int]
+    fixed: dict[str, NDArray[Any]]
+    left_out: str
+
+
+def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
+    """The task's module. Without a key the same seed is used on every device, so that frozen tensors agree."""
+    with seeded(key or derive(Key(0), "model")), task_code():
+        module = task.module.model()
+    if not isinstance(module, nn.Module):
+        raise BadTask(
+            f"model() of the task {task.name} gave {given(module)}",
+            why="it must give a torch.nn.Module, freshly made",
+            hint=_instead(module),
+        )
+    return module
+
+
+def first_model(task: LoadedTask, run_seed: int) -> First:
+    """A model drawn by the run's seed; `BadTask` says where the task's code raised."""
+    try:
+        everywhere = build(task)
+        places = places_of(everywhere)
+        module = build(task, derive(Key(run_seed), "init"))
+    except Wrong:
+        raise
+    except Exception as error:  # whatever model() raises is the task's error
+        raise BadTask(f"model() of the task {task.name} raised {place(error, task.file)}", why=str(error)) from error
+    return First(
+        places, read(module, places), read_buffers(module, places),
+        read_counters(module, places), read_fixed(everywhere, places, module),
+        left_out(module),
+    )  # fmt: skip
+
+
+def _instead(value: Any) -> str:
+    """Return what model() is to write in place of this."""
+    if value is None:
+        return "return the module at the end of model()"
+    if inspect.isclass(value) and issubclass(value, nn.Module):
+        return f"return {value.__name__}(...), an object of the class"
+    if isinstance(value, Mapping):
+        return "make the module, and load these weights: net = Net(); net.load_state_dict(weights); return net"
+    if isinstance(value, (tuple, list)):
+        return "return the module alone; what goes with it (a tokenizer, a config) stands at the top of the task"
+    return "def model(): return nn.Linear(2, 1)"
+
+
+# Task code draws from global generators; here they are seeded by a key, and given back as they were found.
+
+
+def seed_all(key: Key) -> None:
+    """Let whatever is drawn next from torch, numpy or `random` depend on the key alone."""
+    seed = seed63(key)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda.manual_seed_all(seed)
+    elif torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 -- task code uses the global generator
+    random.seed(seed)
+
+
+@contextlib.contextmanager
+def seeded(key: Key) -> Iterator[None]:
+    """Seed the generators of this process; afterwards they go on as if nothing had been drawn."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.default_generator.set_state, torch.default_generator.get_state())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 -- as above
+        stack.callback(random.setstate, random.getstate())
+        seed_all(key)
+        yield
+
+
+# A torch module as one flat vector, and back. Tied weights stand once.
+#
+# Frozen tensors and fixed buffers (integers, bools, complex numbers, and floats that `model()` makes infinite or NaN,
+# as in a mask of -inf) do not travel: the layout's digest holds their values, so that a client whose code makes
+# others is refused.
+
+
+if TYPE_CHECKING:
+    Vector = NDArray[np.float32]
+
+REAL_ONLY = "float32; of a complex number its real and imaginary part, joined by torch.view_as_complex"
+MAX_NAMED = 3  # modules in one sentence
+STORED = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "complex64")
+
+
+def places_of(module: nn.Module) -> Places:
+    """Trained tensors are those with `requires_grad`, buffers those that a state dict keeps.
+
+    `BadTask` for a model with nothing to train, or with tensors that no float32 vector can hold.
+    """
+    first: dict[int, str] = {}
+    tensors: list[Tensor] = []
+    aliases: list[tuple[str, str]] = []
+    values: list[torch.Tensor] = []
+    for name, tensor, role in _named(module):
+        if id(tensor) in first:
+            aliases.append((name, first[id(tensor)]))
+            continue
+        first[id(tensor)] = name
+        tensors.append(Tensor(name, tuple(tensor.shape), str(tensor.dtype).split(".")[-1], role))
+        values.append(tensor)
+    if not any(t.role == "trained" and t.size for t in tensors):
+        raise BadTask("model() has nothing to train", why="no parameter has requires_grad", hint="unfreeze some")
+    places, whole = Places(tuple(tensors), tuple(aliases)), hashlib.sha256()
+    untrained, checksums = {t.name for t in places.untrained}, []
+    for t, tensor in zip(tensors, values):
+        if t.name in untrained:
+            data = _bytes(tensor).data
+            whole.update(data)
+            checksums.append(f"{zlib.crc32(data):08x}")
+    return replace(places, frozen_digest=whole.hexdigest(), frozen_values=tuple(checksums)) if untrained else places
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
+    """Every name of every tensor, in the module's order, with its role."""
+    for name, parameter in members(module, "_parameters"):
+        if nn.parameter.is_lazy(parameter):
+            raise BadTask(
+                f"model() has a tensor without a shape: {name}",
+                why="lazy layers get theirs at the first call",
+                hint="call the model once on an example in model(), or give the sizes",
+            )
+        if parameter.requires_grad and not parameter.dtype.is_floating_point:
+            raise BadTask(f"{name} is trained as {parameter.dtype}", why="updates are float32 vectors", hint=REAL_ONLY)
+        yield name, parameter, "trained" if parameter.requires_grad else "frozen"
+    kept = set(module.state_dict(keep_vars=True))
+    for name, buffer in members(module, "_buffers"):
+        if name in kept:
+            if not buffer.dtype.is_floating_point and str(buffer.dtype).split(".")[-1] not in STORED:
+                raise BadTask(
+                    f"the buffer {name} is {buffer.dtype}",
+                    why="a model is exported as safetensors, which has no such type",
+                    hint="complex64 instead of complex128; or register_buffer(.., persistent=False)",
+                )
+            floats = buffer.dtype.is_floating_point
+            yield name, buffer, "buffer" if not floats or bool(np.isfinite(_flat(buffer)).all()) else "fixed"
+
+
+def left_out(module: nn.Module) -> str:
+    """What of the module's state does not travel though its state dict has it, in words; "" where nothing is."""
+    own = getattr(nn.Module, "get_extra_state", None)  # since torch 1.10
+    names = [
+        name or type(inner).__name__
+        for name, inner in module.named_modules()
+        if getattr(type(inner), "get_extra_state", None) is not own
+    ]
+    said = "get_extra_state() does not travel and is not in the exported model"
+    return f"{said}: {', '.join(names[:MAX_NAMED])}" if names else ""
+
+
+def members(module: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
+    """What `named_parameters` and `named_buffers` give with every name of a tied one, which only torch 2 can."""
+    for prefix, inner in module.named_modules(remove_duplicate=False):
+        for name, tensor in getattr(inner, kind).items():
+            if tensor is not None:
+                yield (f"{prefix}.{name}" if prefix else name), tensor
+
+
+def member(module: nn.Module, name: str) -> torch.Tensor | None:
+    """The parameter or buffer of this name; None where there is none any more."""
+    found: Any = module
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def hash_values(tensor: torch.Tensor, into: Any) -> None:
+    """Feed a tensor's bytes to a hash."""
+    into.update(_bytes(tensor).data)
+
+
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
+def read(module: nn.Module, places: Places) -> Vector:
+    """The trained parameters, one after the other."""
+    out: Vector = np.empty(places.size, np.float32)
+    for t, span in placed(places.trained):
+        out[span] = _flat(_there(module, t))
+    return out
+
+
+def write(module: nn.Module, places: Places, vector: Vector) -> None:
+    """Set the trained parameters; a gradient that was left over is forgotten."""
+    named = dict(module.named_parameters())
+    with torch.no_grad():
+        for t, span in placed(places.trained):
+            named[t.name].copy_(torch.from_numpy(vector[span]).view(t.shape))
+            named[t.name].grad = None
+
+
+def read_buffers(module: nn.Module, places: Places) -> Vector:
+    """The buffers of floats (running means and the like) as one vector."""
+    parts = [_flat(_there(module, t)) for t in places.buffers]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def write_buffers(module: nn.Module, places: Places, vector: Vector) -> None:
+    named = dict(module.named_buffers())
+    with torch.no_grad():
+        for t, span in placed(places.buffers):
+            named[t.name].copy_(torch.from_numpy(vector[span]).view(t.shape))
+
+
+def read_counters(module: nn.Module, places: Places) -> dict[str, int]:
+    """The integer buffers of one element."""
+    return {t.name: int(_there(module, t).item()) for t in places.counters}
+
+
+def read_fixed(module: nn.Module, places: Places, otherwise_seeded: nn.Module) -> dict[str, NDArray[Any]]:
+    """The fixed buffers, and the frozen tensors that another seed makes otherwise, by name."""
+    drawn = [t for t in places.tensors if t.role == "frozen" and not _equal(module, otherwise_seeded, t)]
+    return {t.name: _array(_there(module, t)) for t in (*places.fixed, *drawn)}
+
+
+def _equal(one: nn.Module, other: nn.Module, t: Tensor) -> bool:
+    return bool((_bytes(_there(one, t)) == _bytes(_there(other, t))).all())
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    kept = tensor.detach().cpu()
+    lacking = str(kept.dtype).startswith(("torch.bfloat", "torch.float8"))  # numpy has no such types
+    found: NDArray[Any] = (kept.float() if lacking else kept).numpy().copy()
+    return found
+
+
+def write_counters(module: nn.Module, places: Places, values: Mapping[str, int]) -> None:
+    named = dict(module.named_buffers())
+    with torch.no_grad():
+        for t in places.counters:
+            if t.name in values:
+                named[t.name].fill_(values[t.name])
+
+
+def _there(module: nn.Module, t: Tensor) -> torch.Tensor:
+    """A tensor of the model; `BadTask` where task code took it out or gave it another shape."""
+    found = member(module, t.name)
+    if found is None or tuple(found.shape) != t.shape:
+        now = "is no longer in the model" if found is None else f"now has the shape {tuple(found.shape)}"
+        raise BadTask(
+            f"{t.name} {now}", why="training changed the model's structure", hint="give model() its final structure"
+        )
+    return found
+
+
+def _flat(tensor: torch.Tensor) -> Vector:
+    return tensor.detach().to("cpu", torch.float32).reshape(-1).numpy()

@@ -1,0 +1,192 @@
+"""How one data set is cut into the parts of many clients: `iid`, or by what examples are, as in `dirichlet(0.3)`.
+
+    iid            a permutation in equal parts
+    by(key)        whole groups of one value of `key` (a writer, a package): the largest first, each to the part that
+                   has least, so that as many clients as values have one each
+    shards(n)      examples in the order of their labels, cut into n shards a client, which are drawn (McMahan 2017)
+    dirichlet(a)   for each label, shares drawn from Dirichlet(a, .., a): the smaller a, the fewer labels a client has
+                   (Hsu, Qi and Brown 2019)
+
+A task gives one array of labels, which is the key `label`, or several by their keys; `dirichlet` and `shards` go by the
+first. The cut depends on (labels, parts, spec, seed) only, so that every client can work out its own part.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from .errors import BadTask, BadUsage
+from .layout import Key, derive, seed63
+from .protocol import Site
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Indices = NDArray[np.int64]
+    Labels = Sequence[Any] | NDArray[Any]
+    Keyed = dict[str, NDArray[Any]]
+
+FEWEST = 2  # examples in a part: one to train on, one to be measured on
+LABEL = "label"  # the key of labels that were given without one
+DIRICHLET = re.compile(r"dirichlet\(\s*([0-9.eE+-]+)\s*\)")
+BY = re.compile(r"by\(\s*([A-Za-z][A-Za-z0-9_-]*)\s*\)")
+SHARDS = re.compile(r"shards\(\s*([1-9][0-9]{0,3})\s*\)")
+
+
+class Cut(Protocol):
+    """A way to cut: what examples are, by key, to one sorted array of indices for each part."""
+
+    def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]: ...
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Equal parts (their sizes differ by at most one), drawn without regard to the labels."""
+
+    def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        order = _draw(seed, "iid").permutation(len(_first(keyed)))
+        return [np.sort(part).astype(np.int64) for part in np.array_split(order, count)]
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each label's examples in shares of its own; parts under `FEWEST` are filled from the largest one."""
+
+    alpha: float
+
+    def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        labels, draw = _first(keyed), _draw(seed, "dirichlet")
+        parts: list[list[int]] = [[] for _ in range(count)]
+        for label in np.unique(labels):
+            mine = draw.permutation(np.flatnonzero(labels == label))
+            shares = draw.dirichlet(np.full(count, self.alpha))
+            cuts = np.round(np.cumsum(shares)[:-1] * len(mine)).astype(int)
+            for part, found in zip(parts, np.split(mine, cuts)):
+                part += found.tolist()
+        for part in parts:
+            while len(part) < FEWEST:
+                part.append(max(parts, key=len).pop())
+        return [np.array(sorted(part), np.int64) for part in parts]
+
+
+@dataclass(frozen=True)
+class By:
+    """Whole groups of one value; nothing is drawn. More parts than values, or a part under `FEWEST`: BadTask."""
+
+    key: str
+
+    def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        if self.key not in keyed:
+            known = ", ".join(keyed)
+            raise BadUsage(
+                f"no key {self.key!r} to cut by", why=f"the task gives: {known}", hint=f"by({next(iter(keyed))})"
+            )
+        values, group, sizes = np.unique(keyed[self.key], return_inverse=True, return_counts=True)
+        if len(values) < count:
+            why = "a group is never cut in two"
+            raise BadTask(
+                f"{len(values)} values of {self.key} for {count} clients", why=why, hint=f"--clients {len(values)}"
+            )
+        held, owner = np.zeros(count, np.int64), np.zeros(len(values), np.int64)
+        for value in np.argsort(-sizes, kind="stable"):
+            owner[value] = np.argmin(held)
+            held[owner[value]] += sizes[value]
+        if held.min() < FEWEST:
+            why = f"a client needs at least {FEWEST}"
+            raise BadTask(f"a value of {self.key} has {held.min()} example", why=why, hint="fewer --clients")
+        return [np.flatnonzero(owner[group] == part).astype(np.int64) for part in range(count)]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """`each` runs of the sorted labels for every part, drawn: few labels a client, and parts of nearly one size."""
+
+    each: int
+
+    def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        labels = _first(keyed)
+        if len(labels) < FEWEST * self.each * count:
+            raise BadTask(
+                f"{len(labels)} examples are too few for {self.each * count} shards",
+                why=f"each has at least {FEWEST}",
+                hint=f"shards({max(1, len(labels) // (FEWEST * count))})",
+            )
+        draw = _draw(seed, "shards")
+        mixed = draw.permutation(len(labels))  # equal labels stand in no order of their own
+        runs = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], self.each * count)
+        dealt = draw.permutation(len(runs)).reshape(count, self.each)
+        return [np.sort(np.concatenate([runs[run] for run in mine])).astype(np.int64) for mine in dealt]
+
+
+def parse_split(spec: str) -> Cut:
+    """The cut of a spec; `BadUsage` when there is none such.
+
+    >>> parse_split("dirichlet(0.3)")
+    Dirichlet(alpha=0.3)
+    """
+    text = spec.strip()
+    if text == "iid":
+        return Iid()
+    if match := DIRICHLET.fullmatch(text):
+        try:
+            alpha = float(match[1])
+        except ValueError:
+            alpha = math.nan
+        if 0 < alpha < 1e6:
+            return Dirichlet(alpha)
+    if match := BY.fullmatch(text):
+        return By(match[1])
+    if match := SHARDS.fullmatch(text):
+        return Shards(int(match[1]))
+    known = "known: iid, dirichlet(ALPHA) with ALPHA above 0, by(KEY), shards(N)"
+    raise BadUsage(f"no split {spec!r}", why=known, hint="dirichlet(0.3)")
+
+
+def partition(labels: Labels | Mapping[str, Labels], count: int, split: str, seed: int) -> list[Indices]:
+    """All parts: disjoint, together everything, each of at least two examples."""
+    cut, keyed = parse_split(split), _keyed(labels)
+    size = len(_first(keyed))
+    if count < 1:
+        raise BadUsage(f"{count} parts cannot be", hint="--clients 8")
+    if size < FEWEST * count:
+        raise BadTask(
+            f"{size} examples are too few for {count} clients",
+            why=f"each needs at least {FEWEST}",
+            hint=f"--clients {max(1, size // FEWEST)}",
+        )
+    return cut.parts(keyed, count, seed)
+
+
+def _keyed(labels: Labels | Mapping[str, Labels]) -> Keyed:
+    keyed = {
+        key: np.asarray(found) for key, found in (labels if isinstance(labels, Mapping) else {LABEL: labels}).items()
+    }
+    if len({len(found) for found in keyed.values()}) != 1:
+        raise BadTask("the labels of the keys differ in length", why="each names every example once")
+    return keyed
+
+
+def _first(keyed: Keyed) -> NDArray[Any]:
+    return next(iter(keyed.values()))
+
+
+def own_part(labels: Labels | Mapping[str, Labels], site: Site) -> Indices:
+    """The indices of the examples that are this site's, for `data(site)` of a task whose data is one common set."""
+    return partition(labels, site.partitions, site.split, site.seed)[site.partition]
+
+
+def held_out(indices: Indices, share: float, site: Site) -> tuple[Indices, Indices]:
+    """(train, test): a seeded `share` of the examples is kept for measuring, and at least one is left for each."""
+    count = min(max(1, round(share * len(indices))), len(indices) - 1)
+    order = _draw(site.seed, "held-out", site.partition).permutation(len(indices))
+    return np.sort(indices[order[count:]]), np.sort(indices[order[:count]])
+
+
+def _draw(seed: int, *labels: str | int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed63(derive(Key(seed), "split", *labels))))

@@ -1,0 +1,188 @@
+"""Where a task is worked on, an order at a time: its module, its device, its data. Clients that take turns share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from . import data
+from . import module as tensors
+from .as_built import AsBuilt
+from .errors import BadTask, BadUsage, task_code
+from .evaluate import evaluate, never
+from .layout import Places
+from .module import build, first_model
+from .protocol import Done, Order, Site, Split
+from .schedule import REAL, Clock, Partial
+from .task import LoadedTask
+from .trainer import TorchTrainer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .protocol import Tell
+
+    Vector = NDArray[np.float32]
+
+SMALL = 1 << 20  # trained parameters under which more than one thread costs more than it gains
+
+
+def silent(what: str, done: int, total: int) -> None: ...
+
+
+@dataclass
+class Bench:
+    """The module is built when it is first needed, a site's data read then; each order begins with the module as built.
+
+    Law: what an order gives depends on the order, the site and the vectors alone, not on the orders before it.
+    """
+
+    task: LoadedTask
+    device: str = "cpu"
+    _splits: dict[Site, Split] = field(default_factory=dict)
+    _built: AsBuilt | None = field(init=False, default=None)
+    _in_use: bool = field(init=False, default=False)  # task code has had the module since its tensors were looked at
+
+    @cached_property
+    def places(self) -> Places:
+        return self.built.places
+
+    @property
+    def built(self) -> AsBuilt:
+        if self._built is None:
+            module = build(self.task).to(self.device)
+            places = tensors.places_of(module)
+            if "places" in vars(self):
+                require_alike(places, self.places)
+            self._built = AsBuilt(module, places)
+        return self._built
+
+    @property
+    def left_out(self) -> str:
+        """What of the module's state does not travel, in words."""
+        return tensors.left_out(self.built.module)
+
+    def split(self, site: Site) -> Split:
+        if site not in self._splits:
+            self._splits[site] = data.as_split(self.task.module.data(site))
+        return self._splits[site]
+
+    @cached_property
+    def fresh(self) -> tuple[Vector, dict[str, int]]:
+        """The buffers and counters that the module was built with."""
+        module = self.built.module
+        return tensors.read_buffers(module, self.places).copy(), tensors.read_counters(module, self.places)
+
+    def set_up(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
+        """The module as the run's model; what is not given is as it was built, whatever it has done since."""
+        if self._in_use and self.built.changed():  # the order before this one failed or was withdrawn
+            self._built = None
+        self._in_use = True
+        return self._filled(params, buffers, counters)
+
+    def _filled(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
+        fresh_buffers, fresh_counters = self.fresh
+        module = self.built.restore()
+        tensors.write(module, self.places, params)
+        tensors.write_buffers(module, self.places, fresh_buffers if buffers is None else buffers)
+        tensors.write_counters(module, self.places, {**fresh_counters, **counters})
+        return module
+
+    @property
+    def _trains(self) -> str:
+        return "training" if self.task.optional("train") is None else "train()"
+
+    def require_unchanged(self, by: str) -> None:
+        """`BadTask` where frozen tensors or fixed buffers have changed; the module is then built again."""
+        changed, self._in_use = self.built.changed(), False
+        if changed:
+            self._built = None
+            raise BadTask(
+                f"{changed} by {by}",
+                why="it does not travel: every client must keep what model() made",
+                hint="requires_grad = True, a finite float buffer, or register_buffer(.., persistent=False)",
+            )
+
+    @task_code()
+    def do(
+        self,
+        order: Order,
+        site: Site,
+        params: Vector,
+        buffers: Vector | None,
+        tell: Tell = silent,
+        cancelled: Callable[[], bool] = never,
+        clock: Clock = REAL,
+    ) -> Done:
+        """Measuring comes before training: its figures are of the model as it was given.
+
+        `Cancelled` and `NotFinite` as they come; whatever the task's code raises passes through.
+        """
+        if order.first:
+            first = first_model(self.task, order.key.a)
+            return Done(params=first.params, buffers=first.buffers, counters=first.counters)
+        until = None if order.within_s is None else clock.now() + order.within_s
+        partial = None if until is None else Partial(until, order.local.min_steps, clock)
+        trainer = (
+            TorchTrainer(
+                self.task, order.local, self.device, order.slow_step_s, order.schedule, partial, clock, order.shift
+            )
+            if order.train
+            else None
+        )  # before any data are read: it refuses what nobody would carry out
+        split, done = self.split(site), Done()
+        module = self.set_up(params, buffers, order.counters)
+        begun = clock.now()
+        if order.measure and split.test is not None:
+            tell("measure", 0, 0)
+            done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
+            module = self._filled(params, buffers, order.counters) if order.train else module
+        done.measure_s = clock.now() - begun
+        if trainer is not None:
+            begun = clock.now()
+            trained = trainer.train(
+                module, split.train, order.work, order.key, lambda at, total: tell("train", at, total), cancelled
+            )
+            done.examples, done.steps, done.a, done.loss, done.planned = trained
+            done.params = tensors.read(module, self.places)
+            done.buffers = tensors.read_buffers(module, self.places)
+            done.counters = tensors.read_counters(module, self.places)
+            done.train_s = clock.now() - begun
+        self.require_unchanged("evaluation" if not order.train else self._trains)
+        return done
+
+
+def require_alike(one: Places, other: Places) -> None:
+    """`BadTask` where two calls of model() gave other tensors, or other values of those that do not travel."""
+    if one != other:
+        raise BadTask(
+            "model() gives other tensors each time it is called",
+            why="frozen tensors and fixed buffers must be the same on every client",
+            hint="draw them by torch.rand and the like, which are seeded, or from a generator with a fixed seed",
+        )
+
+
+def compute_device(wanted: str) -> str:
+    """`auto` is the first GPU there is; `BadUsage` for one that is not there."""
+    if wanted == "auto":
+        apple = getattr(torch.backends, "mps", None)  # since torch 1.12
+        return "cuda:0" if torch.cuda.is_available() else "mps" if apple and apple.is_available() else "cpu"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise BadUsage(
+            f"--device {wanted} cannot be used", why=str(error).splitlines()[0][:200], hint="--device cpu"
+        ) from error
+    return wanted
+
+
+def use_threads(count: int, size: int = 0) -> None:
+    """So many torch threads; 0: one for a small model, else torch's own choice."""
+    if count or (size and size < SMALL):
+        torch.set_num_threads(count or 1)

@@ -1,0 +1,179 @@
+"""A task: any module or object with `model`, `data` and `loss`; how it is found, checked and described.
+
+Only the person at this machine says which code a name stands for (`--task NAME=MODULE`, or what is installed under
+the entry-point group `thinwire.tasks`): a name from outside is never imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import BadTask, BadUsage, Wrong, place, task_code
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+NEEDED = {
+    "model": "model() gives a torch.nn.Module",
+    "data": "data(site) gives a Dataset, a DataLoader or Split(train, test)",
+    "loss": "loss(model, batch) gives one number",
+}
+OPTIONAL = ("metrics", "optimizer", "train")
+
+
+@dataclass(frozen=True)
+class LoadedTask:
+    """A task's name and its code. `file` is the source that digests and places in failures speak of."""
+
+    name: str
+    module: Any
+    version: str = ""
+    source_digest: str = ""
+    file: str = ""
+
+    def optional(self, name: str) -> Callable[..., Any] | None:
+        """One of the functions that a task may have."""
+        found = getattr(self.module, name, None)
+        return found if callable(found) else None
+
+    @property
+    def defines(self) -> frozenset[str]:
+        """The optional functions that the task has."""
+        return frozenset(name for name in OPTIONAL if self.optional(name) is not None)
+
+
+def load_task(spec: str) -> LoadedTask:
+    """The task of `NAME=MODULE`; MODULE is a dotted name, a path to a .py file, either with `:OBJECT` behind it.
+
+    `BadTask` says what is wrong with the code, and where.
+    """
+    name, equals, module = spec.partition("=")
+    if not equals or not NAME.fullmatch(name) or not module:
+        raise BadUsage(f"--task {spec!r} cannot be", why="it reads NAME=MODULE", hint="--task digits=path/to/task.py")
+    return as_task(name, _imported(module))
+
+
+def as_task(name: str, module: Any) -> LoadedTask:
+    """Any object with the needed names as a task."""
+    if missing := [needed for needed in NEEDED if not callable(getattr(module, needed, None))]:
+        raise BadTask(
+            f"{_called(module)} is no task: it has no {', '.join(missing)}",
+            why="; ".join(NEEDED[needed] for needed in missing),
+            hint="thinwire init DIR writes one that runs",
+        )
+    if _needs_an_object(module):
+        raise BadTask(
+            f"the class {module.__name__} is no task: its functions need an object",
+            why="they are called as model(), data(site) and loss(model, batch)",
+            hint=f"{module.__name__}(), an object of it",
+        )
+    file = _source(module)
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    return LoadedTask(name, module, str(getattr(module, "__version__", "")), digest, file or _written_in(module.model))
+
+
+def _imported(text: str) -> Any:
+    file, dot, attribute = text.rpartition(":")
+    if not dot or os.sep in attribute:
+        file, attribute = text, ""
+    module = _from_file(Path(file)) if file.endswith(".py") or os.sep in file else _from_name(file)
+    try:
+        return getattr(module, attribute) if attribute else module
+    except AttributeError:
+        raise BadTask(
+            f"there is no {attribute!r} in {file}", why="it stands behind the colon", hint=f"one of: {_public(module)}"
+        ) from None
+
+
+def _from_file(given: Path) -> ModuleType:
+    path = given.expanduser().absolute()
+    if path.is_dir():
+        path /= "task.py"
+    if not path.is_file():
+        raise BadTask(
+            f"cannot import the task {given}",
+            why=f"there is no file {path}",
+            hint="a path to a .py file, or a module's dotted name",
+        )
+    name = f"thinwire_task_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadTask(f"cannot import the task {given}", why="it is not Python code", hint="a .py file")
+    _search(path.parent)  # what stands beside it can be imported, as for a script
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with task_code():
+            spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        raise _refused(error, str(given), str(path)) from error
+    return module
+
+
+def _from_name(name: str) -> ModuleType:
+    _search(Path.cwd())
+    try:
+        with task_code():
+            return importlib.import_module(name)
+    except BaseException as error:
+        found = sys.modules.get(name)
+        raise _refused(error, name, _source(found) if found else "") from error
+
+
+def _search(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _refused(error: BaseException, given: str, file: str) -> BaseException:
+    """What stands before a person at this machine: here the error's own text may be shown."""
+    if isinstance(error, (KeyboardInterrupt, Wrong)):
+        return error
+    where = place(error, file)
+    if isinstance(error, SyntaxError):
+        where = f"SyntaxError at {os.path.basename(error.filename or given)}:{error.lineno}"
+    hint = "a path to a .py file, or a module's dotted name that can be imported here"
+    if isinstance(error, ImportError) and error.name and error.name != given:
+        hint = f"install {error.name.split('.')[0]} into this environment ({sys.prefix})"
+    elif not isinstance(error, ImportError):
+        hint = f"python {given} shows the whole traceback"
+    return BadTask(f"cannot import the task {given}", why=f"{where}: {error}", hint=hint)
+
+
+def _source(module: Any) -> str:
+    try:
+        file = inspect.getsourcefile(module if inspect.ismodule(module) or inspect.isclass(module) else type(module))
+    except (TypeError, OSError):  # built in; or defined in a notebook's cell or on a command line, where no file is
+        return ""
+    return os.path.abspath(file) if file and os.path.exists(file) else ""
+
+
+def _written_in(function: Any) -> str:
+    """Return where a function's code says that it stands: a notebook's cell has a name and no file."""
+    code = getattr(function, "__code__", None)
+    return os.path.abspath(code.co_filename) if code is not None else ""
+
+
+def _needs_an_object(module: Any) -> bool:
+    """Return whether this is a class whose model() is a method that the class does not bind."""
+    function: Any = module.model
+    method = inspect.isclass(module) and inspect.isfunction(function)
+    return method and next(iter(inspect.signature(function).parameters), "") == "self"
+
+
+def _called(module: Any) -> str:
+    return _source(module) or getattr(module, "__name__", type(module).__name__)
+
+
+def _public(module: Any) -> str:
+    return ", ".join(name for name in sorted(vars(module)) if not name.startswith("_"))[:200]

@@ -1,0 +1,295 @@
+"""Local training of a task: so many steps from the model that was given, in an order that a key decides."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from . import data as batches
+from .corrections import Descent, Drift, Proximal
+from .errors import BadTask, Cancelled, NotFinite, given
+from .evaluate import as_loss, never
+from .layout import Key, derive
+from .module import seed_all, seeded
+from .protocol import Local, Work, ignored
+from .schedule import CONSTANT, REAL, Clock, Normaliser, Partial, Schedule, weight
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .task import LoadedTask
+
+
+if TYPE_CHECKING:
+    Progress = Callable[[int, int], None]  # steps done, steps in all (0: not known)
+
+
+MAX_EXAMPLES = 1 << 53  # up to here a float counts exactly
+
+
+class Trained(NamedTuple):
+    """What was done: `examples` weigh the change, `a` divides it, `loss` is (sum, count) over the batches seen.
+
+    `planned` are the steps of the whole work; 0: not known.
+    """
+
+    examples: int
+    steps: int
+    a: float
+    loss: tuple[float, float]
+    planned: int = 0
+
+
+def nothing(done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class TorchTrainer:
+    """Data order, dropout and augmentation depend on the key given to `train` alone."""
+
+    task: LoadedTask
+    local: Local
+    device: str = "cpu"
+    slow_step_s: float = 0.0  # the demo's slow client
+    schedule: Schedule = CONSTANT
+    partial: Partial | None = None
+    clock: Clock = REAL
+    shift: NDArray[np.float32] | None = None  # added to the gradient of every step
+
+    def __post_init__(self) -> None:
+        if self.shift is not None and self.task.optional("train") is not None:
+            raise BadTask(
+                "scaffold or feddyn with a task that has its own train()",
+                why="the gradient of every step would have to be corrected in it",
+                hint='[run] algorithm = "fedavg"',
+            )
+        for what, why, hint in ignored(self.local, self.task.defines):
+            raise BadTask(what, why, hint)
+
+    def train(
+        self,
+        module: nn.Module,
+        data: Any,
+        work: Work,
+        key: Key,
+        progress: Progress = nothing,
+        cancelled: Callable[[], bool] = never,
+    ) -> Trained:
+        """Train the module in place. `Cancelled` and `NotFinite` leave it half trained: nobody uses it then."""
+        module.train()
+        if self.local.buffers == "frozen":
+            _hold_statistics(module)
+        with seeded(key):
+            if (whole := self.task.optional("train")) is not None:
+                return self._theirs(whole(module, data, self.local))
+            return self._steps(module, data, work, key, progress, cancelled)
+
+    def _theirs(self, examples: Any) -> Trained:
+        """The whole loop was the task's: how its change scales with steps is not known, so it is taken as it is."""
+        try:
+            seen = 0 if isinstance(examples, bool) else operator.index(examples)  # numpy's and torch's integers too
+        except TypeError:
+            seen = 0
+        if not 0 < seen <= MAX_EXAMPLES:
+            count = isinstance(examples, int) and not isinstance(examples, bool) and seen <= MAX_EXAMPLES
+            said = str(examples) if count else "more than 2^53" if seen > MAX_EXAMPLES else given(examples)
+            raise BadTask(
+                f"train(model, data, local) gave {said}",
+                why="it must give the number of examples that were seen, one at least: it weighs the update",
+                hint="return len(data)",
+            )
+        return Trained(seen, 0, 1.0, (0.0, 0.0))
+
+    def _steps(
+        self, module: nn.Module, data: Any, work: Work, key: Key, progress: Progress, cancelled: Callable[[], bool]
+    ) -> Trained:
+        params = [p for p in module.parameters() if p.requires_grad]
+        optimizer = self._optimizer(params)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        counted = self._normaliser()
+        proximal = Proximal(params, self.local.prox) if self.local.prox else None
+        drift = Drift(params, self.shift) if self.shift is not None else None
+        drawn, total = self._batches(data, work, derive(key, "data"))
+        losses, steps, factor = Losses(self.device), 0, 1.0
+        begun = self.clock.now()
+        for group in _groups(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
+            if cancelled():
+                raise Cancelled
+            for parameter in params:
+                parameter.grad = None  # zero_grad() does the same at a tenth of a small step's cost
+            for batch in group:
+                here = batches.moved(batch, self.device)
+                loss = _differentiable(as_loss(self.task.module.loss(module, here)))
+                (loss / len(group) if len(group) > 1 else loss).backward()  # type: ignore[no-untyped-call]  # torch's
+                losses.add(loss, batches.examples_in(here))
+            if proximal is not None:
+                proximal.pull()
+            if self.local.clip_grad is not None:
+                nn.utils.clip_grad_norm_(params, self.local.clip_grad)
+            if drift is not None:
+                drift.correct()
+            if self.schedule.moves:
+                factor = self.schedule.factor(steps, total)
+                _scale(optimizer, rates, factor)
+            optimizer.step()
+            counted.step(self.local.lr * factor)
+            steps += 1
+            progress(steps, total)
+            if self.slow_step_s:
+                self.clock.sleep(self.slow_step_s)
+            if self.partial is not None:
+                float(loss.detach())  # a GPU's step has ended only then
+                last, begun = begun, self.clock.now()
+                if self.partial.over(steps, begun - last):
+                    break
+        summed, seen = losses.total()
+        if not math.isfinite(summed):
+            raise NotFinite("the loss became NaN or infinity", why="training diverged", hint="a smaller [local] lr")
+        examples = self._weight(batches.count(data), seen, steps, work.steps, total)
+        return Trained(examples, steps, counted.a, (summed, float(seen)), total)
+
+    def _weight(self, size: int | None, seen: int, steps: int, wanted: int, total: int) -> int:
+        """The examples that weigh the change: all of the data's, where the work was not cut short."""
+        if self.partial is None or steps == total or not size:
+            return size or seen
+        return weight(size, steps / wanted if wanted else seen / ((self.local.epochs or 1.0) * size))
+
+    def _normaliser(self) -> Normaliser:
+        """The recurrence holds for SGD; of others every step counts as its share of the learning rate."""
+        if self.local.optimizer != "sgd":
+            return Normaliser(lr=self.local.lr)
+        return Normaliser(self.local.momentum, self.local.prox, self.local.lr)
+
+    def _batches(self, data: Any, work: Work, key: Key) -> tuple[Iterator[Any], int]:
+        """The batches to train on, and the steps that they make (0: not known)."""
+        size, accumulate = work.batch, self.local.accumulate
+        if isinstance(data, DataLoader) and self.local.batch not in (Local.batch, data.batch_size):
+            raise BadTask(
+                f"[local] batch = {self.local.batch}, and data(site) gave a DataLoader with "
+                f"batch_size {data.batch_size}",
+                why="a DataLoader's own batches are trained on",
+                hint="leave [local] batch out, or let data(site) give the Dataset",
+            )
+        if work.steps:
+            return itertools.islice(batches.shuffled(data, size, key), work.steps * accumulate), work.steps
+        epochs = self.local.epochs or 1.0
+        batches.require_countable(data, epochs, size)
+        wanted = batches.passes(data, epochs, size)
+        endless = itertools.chain.from_iterable(
+            batches.one_pass(data, size, derive(key, epoch)) for epoch in itertools.count()
+        )
+        if wanted is None:
+            found = (batches.one_pass(data, size, derive(key, epoch)) for epoch in range(int(epochs)))
+            return itertools.chain.from_iterable(found), 0
+        return itertools.islice(endless, wanted), -(-wanted // accumulate)
+
+    def _optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer | Descent:
+        local = self.local
+        if local.optimizer == "sgd" and self.device == "cpu":
+            return Descent(params, local.lr, local.momentum, local.weight_decay)
+        if local.optimizer == "sgd":  # many parameters in one launch
+            return torch.optim.SGD(params, local.lr, local.momentum, weight_decay=local.weight_decay)
+        if local.optimizer in ("adam", "adamw"):
+            kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+            return kind(params, local.lr, weight_decay=local.weight_decay)
+        own = self.task.optional("optimizer")
+        assert own is not None  # `ignored` has refused it
+        made = own(params, local)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise BadTask(
+                f"optimizer(params, local) gave {given(made)}",
+                why="it must give a torch.optim.Optimizer",
+                hint="return torch.optim.SGD(params, lr=local.lr); [local] schedule moves its lr",
+            )
+        ours = {id(p) for p in params}
+        if not any(id(p) in ours for group in made.param_groups for p in group["params"]):
+            raise BadTask(
+                f"optimizer(params, local) gave {given(made)} that holds none of the model's parameters",
+                why="it would train something else",
+                hint="return torch.optim.SGD(params, lr=local.lr)",
+            )
+        if inspect.signature(made.step).parameters["closure"].default is inspect.Parameter.empty:
+            raise BadTask(
+                f"optimizer(params, local) gave {given(made)}, whose step() needs a closure",
+                why="it computes the loss itself, several times a step",
+                hint="another optimizer, or such a loop in train(model, data, local)",
+            )
+        return made
+
+
+def _scale(optimizer: torch.optim.Optimizer | Descent, rates: Sequence[float], factor: float) -> None:
+    """Every group's learning rate as it was made, times the schedule's factor."""
+    for group, rate in zip(optimizer.param_groups, rates):
+        group["lr"] = rate * factor
+
+
+def _hold_statistics(module: nn.Module) -> None:
+    """Layers with running statistics use those they have, as they will when the model is measured."""
+    for layer in module.modules():
+        if getattr(layer, "running_mean", None) is not None:
+            layer.eval()
+
+
+def _differentiable(loss: torch.Tensor) -> torch.Tensor:
+    if not loss.requires_grad:
+        raise BadTask(
+            "loss(model, batch) does not depend on the model's parameters",
+            why="there is no gradient",
+            hint="no .detach(), .item() or torch.no_grad() on its way",
+        )
+    return loss
+
+
+def _groups(drawn: Iterator[Any], size: int, before: Callable[[int], None]) -> Iterator[list[Any]]:
+    """The batches of one step each; randomness is seeded anew before they are drawn."""
+    for step in itertools.count():
+        before(step)
+        group = list(itertools.islice(drawn, size))
+        if not group:
+            return
+        yield group
+
+
+# The losses of the batches that were trained on, as one sum.
+
+
+KEPT = 256  # losses that wait to be added
+
+
+class Losses:
+    """Adds each loss times its batch's examples in float32, in their order, and many at a time.
+
+    An addition between two steps of a small model costs several times one that follows another.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._sum, self._examples = torch.zeros((), device=device), 0
+        self._waiting: list[tuple[torch.Tensor, int]] = []
+
+    def add(self, loss: torch.Tensor, examples: int) -> None:
+        self._waiting.append((loss.detach(), examples))
+        if len(self._waiting) >= KEPT:
+            self._add_up()
+
+    def total(self) -> tuple[float, int]:
+        """(sum of losses times examples, examples)."""
+        self._add_up()
+        return float(self._sum), self._examples
+
+    def _add_up(self) -> None:
+        for loss, examples in self._waiting:
+            self._sum += loss * examples
+            self._examples += examples
+        self._waiting.clear()

@@ -1,0 +1,207 @@
+"""The process that trains. It is started with one socket, does what comes on it, and ends when the other side does.
+
+    {"do": "load", "tasks", "device", "threads"}    {"loaded", "device", "versions"} | {"missing"} | {"wrong"}
+    {"do": "work", "id", "task", ..} and vectors    {"told"} .. {"done"} and vectors | {"failed"} | {"cancelled"}
+    {"do": "cancel", "id"}
+
+What the task prints goes to stdout and stderr, which are the client's log; nothing of it comes near the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import platform
+import select
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import Cancelled, Ending, Wrong, in_full, kind, place
+from .protocol import Order, Site, Wire
+from .task import LoadedTask, load_task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .runtime import Bench
+
+
+TELL_S = 0.5  # between two words on progress
+ENDS_S = 2.0  # how long it may go on when the other side is gone
+MOST_TEXT, MOST_TRACE = 2000, 64000
+FIRST_KILLED = "800"  # of 1000: when memory runs out, this process goes before the service that starts it anew
+
+
+def main(descriptor: int) -> None:
+    """Serve the socket of this number until it is closed."""
+    ending = Ending()
+    faulthandler.enable()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(FIRST_KILLED)
+    sock = socket.socket(fileno=descriptor)
+    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
+    with contextlib.suppress(EOFError):
+        Served(Wire(sock)).run()
+    ending.code = 0
+
+
+def _end_with(descriptor: int) -> None:
+    """When the other side is gone, whatever is under way here is worth nothing to anybody."""
+    poll = select.poll()
+    poll.register(descriptor, getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    time.sleep(ENDS_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # with whatever the task has started
+    os._exit(1)
+
+
+class Served:
+    """One order at a time."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.device = wire, "cpu"
+        self.benches: dict[str, Bench] = {}
+        self._poll = select.poll()
+        self._poll.register(wire.sock.fileno(), select.POLLIN)
+
+    def run(self) -> None:
+        while True:
+            head = self.wire.head()
+            if head["do"] == "load":
+                with imported_for_good():
+                    loaded = self.load(head)
+                self.wire.send(loaded)
+            elif head["do"] == "work":
+                self.work(head)
+
+    def load(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        """Import the tasks and describe their models."""
+        try:
+            import torch
+
+            from .runtime import Bench, compute_device, use_threads
+        except ModuleNotFoundError as error:
+            return {"missing": error.name}
+        use_threads(head["threads"])
+        try:
+            self.device = compute_device(head["device"])
+        except Wrong as wrong:
+            return {"wrong": _wrong(wrong)}
+        found = []
+        for spec in head["tasks"]:
+            try:
+                task = load_task(spec)
+            except Wrong as wrong:
+                found.append({"spec": spec, "wrong": _wrong(wrong)})
+                continue
+            self.benches[task.name] = bench = Bench(task, self.device)
+            found.append({"spec": spec, **_described(bench, task)})
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        return {"loaded": found, "device": self.device, "versions": versions}
+
+    def work(self, head: Mapping[str, Any]) -> None:
+        bench, number = self.benches[head["task"]], head["id"]
+        order, site = Order.from_json(head["order"]), replace(_site(head["site"]), device=self.device)
+        places, began = bench.places, time.monotonic()
+        given = ["params", *(name for name in ("buffers", "shift") if head[name])]
+        sizes = [places.buffer_size if name == "buffers" else places.size for name in given]
+        vectors = dict(zip(given, self.wire.vectors(head, sizes)))
+        order, told_at = replace(order.after(time.monotonic() - began), shift=vectors.get("shift")), 0.0
+
+        def tell(what: str, done: int, total: int) -> None:
+            nonlocal told_at
+            now = time.monotonic()
+            if now - told_at >= TELL_S or done == total:
+                told_at = now
+                self.wire.send({"told": [what, done, total]})
+
+        try:
+            done = bench.do(
+                order, site, vectors["params"], vectors.get("buffers"), tell, lambda: self._cancelled(number)
+            )
+        except Cancelled:
+            self.wire.send({"cancelled": number})
+        except Exception as error:  # whatever the task's code raises: the other side answers with it
+            self.wire.send({"failed": _failed(error, bench.task.file)})
+        else:
+            trained = [vector for vector in (done.params, done.buffers) if vector is not None]
+            self.wire.send({"done": done.to_json()}, *trained)
+
+    def _cancelled(self, number: int) -> bool:
+        """Looked at between two batches."""
+        while self._poll.poll(0):
+            head = self.wire.head()
+            if head["do"] == "cancel" and head["id"] == number:
+                return True
+        return False
+
+
+def _described(bench: Bench, task: LoadedTask) -> dict[str, Any]:
+    """What is told of a task; an error by its place."""
+    told: dict[str, Any] = {
+        "name": task.name, "version": task.version, "source_digest": task.source_digest, "file": task.file,
+        "layout": None, "error": "", "left_out": "",
+    }  # fmt: skip
+    try:
+        told["layout"] = bench.places.to_json()
+        told["left_out"] = bench.left_out
+    except Exception as error:  # whatever model() raises: another task of this device may work
+        told["error"] = place(error, task.file)
+        traceback.print_exc()
+    return told
+
+
+def _failed(error: Exception, file: str) -> dict[str, Any]:
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    found = {
+        "kind": kind(error),
+        "place": place(error, file),
+        "said": in_full(error)[:MOST_TEXT],
+        "trace": trace[-MOST_TRACE:],
+    }
+    return {**found, "out_of_memory": out_of_memory(error)}
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Python's own, or torch's: of a GPU a class of its own, of the machine a RuntimeError that says so."""
+    if isinstance(error, MemoryError):
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and ("out of memory" in said or "can't allocate memory" in said)
+
+
+def _wrong(wrong: Wrong) -> list[str]:
+    return [type(wrong).__name__, wrong.what, wrong.why, wrong.hint]
+
+
+def _site(raw: Mapping[str, Any]) -> Site:
+    return Site(**{**raw, "data": Path(raw["data"]) if raw["data"] else None})
+
+
+# Importing what stays until a process ends, such as torch, without the garbage collector's looks through it.
+
+
+@contextlib.contextmanager
+def imported_for_good() -> Iterator[None]:
+    """What is made inside is no garbage: it is not looked through meanwhile, nor at any later collection.
+
+    torch and what comes with it are there a tenth sooner, Flower's SuperLink an eighth.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()

@@ -1,0 +1,298 @@
+"""A process of ours at the other end of a socket: what it prints is kept in a bounded log; it can always be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import thinwire
+from thinwire.client.errors import CannotAnswer
+from thinwire.client.status import append_all
+from thinwire.client.train.errors import Cancelled
+from thinwire.client.train.protocol import BadFrame, Wire
+from thinwire.core.errors import UsageError
+from thinwire.core.statedir import private_folder, write_atomically
+from thinwire.core.types import Vector
+
+if TYPE_CHECKING:
+    from thinwire.client.train.protocol import Tell
+
+
+LOG = "worker.log"
+MOST_LOG = 1 << 20  # bytes of each of the two
+ENDS_S = 5.0  # how long it may take to end by itself
+
+
+class Broken(CannotAnswer):
+    """The process is gone, by itself or by us, and with it the ask that it was at."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("worker", why)
+
+
+class Child:
+    """It inherits one end of a socket and nothing else. A session of its own: what it starts is ended with it.
+
+    Law: whatever it does or says, a call gives what it says or raises `Broken`, and after `Broken` it is no more.
+    """
+
+    def __init__(self, interpreter: Interpreter, folder: Path, takes_s: float) -> None:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(takes_s)  # for a head or a vector that has begun, either way
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    interpreter.command(theirs.fileno()),
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    pass_fds=(theirs.fileno(),), start_new_session=True, env=dict(interpreter.environment),
+                )  # fmt: skip
+            except OSError as error:
+                ours.close()
+                raise Broken(f"it cannot be started: {error.strerror}") from error
+        self._wire, self._folder = Wire(ours), folder
+        self._log = threading.Thread(target=self._keep_log, daemon=True, name="worker's log")
+        self._log.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def send(self, head: Mapping[str, Any], *vectors: Vector) -> None:
+        with self.held_to_account():
+            self._wire.send(head, *vectors)
+
+    def hear(self, wait_s: float) -> dict[str, Any] | None:
+        """What it says next; None when it says nothing for so long."""
+        with self.held_to_account():
+            if not select.select([self._wire.sock], [], [], wait_s)[0]:
+                return None
+            return self._wire.head()
+
+    def vectors(self, head: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
+        """Those that come with the head, when they have these sizes."""
+        with self.held_to_account():
+            return self._wire.vectors(head, sizes)
+
+    @contextlib.contextmanager
+    def held_to_account(self) -> Iterator[None]:
+        """What cannot be understood ends it; what it died of is said in our words."""
+        try:
+            yield
+        except EOFError:
+            raise Broken(died(self._reaped(ENDS_S))) from None
+        except (BadFrame, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            self.kill()
+            raise Broken("it said what cannot be") from error
+        except TimeoutError as error:
+            self.kill()
+            raise Broken("it stopped in the middle of a word") from error
+
+    def close(self) -> None:
+        """Kindly: it sees that we are gone. Then not."""
+        self._wire.sock.close()
+        self._log.join(ENDS_S)  # until nothing that it started can print any more
+        self._reaped(0.0)
+
+    def kill(self) -> None:
+        self._reaped(0.0)
+
+    def _reaped(self, wait_s: float) -> int:
+        self._wire.sock.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if wait_s:
+                self.process.wait(wait_s)
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+    def _keep_log(self) -> None:
+        assert self.process.stdout is not None
+        append_all(self.process.stdout, self._folder / LOG, MOST_LOG)
+
+
+def died(code: int) -> str:
+    """What an exit code says of a process.
+
+    >>> died(-9), died(3)
+    ('killed by SIGKILL: perhaps there was no memory left', 'ended with exit code 3')
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (": perhaps there was no memory left" if name == "SIGKILL" else "")
+    return f"killed by signal {-code}"
+
+
+# How long the process that trains is waited for: while it has time left, or gives a sign of life.
+
+
+LOOK_S = 0.1  # between two looks whether the ask was withdrawn
+LETS_GO_S = 5.0  # from hearing that the ask was withdrawn to the end of the batch
+HUNG_S = 60.0  # past the deadline without a sign of life
+MOST_TWICE = 10
+
+
+@dataclass(frozen=True)
+class Until:
+    """A deadline on a worker's clock, and how long it was away when the work began."""
+
+    at: float
+    had_s: float
+
+
+class Patience:
+    """Of one worker. `hung_s` is what it has at least, past its deadline, without a sign of life.
+
+    Law: who hangs is ended at the latest `hung_s`, or once more the time it had, past its deadline. After each that
+    hung the next one has twice as long: what is only slow comes to an end some time.
+    """
+
+    def __init__(self, hung_s: float, clock: Callable[[], float]) -> None:
+        self.hung_s, self._clock, self._hung = hung_s, clock, 0
+
+    def until(self, left_s: float | None) -> Until | None:
+        return None if left_s is None else Until(self._clock() + left_s, left_s)
+
+    def rewarded(self) -> None:
+        """It has come to an end."""
+        self._hung = 0
+
+    def heard(
+        self, child: Child, tell: Tell, cancelled: Callable[[], bool], until: Until | None, number: int = 0
+    ) -> dict[str, Any]:
+        """What it says when it is done with order `number`; meanwhile its progress is told on, and its time runs.
+
+        `Cancelled`: it did not let go of what was withdrawn; `Broken`: it hung. Either way it was ended.
+        """
+        alive_at, told_at = self._clock(), None
+        while True:
+            head, now = child.hear(LOOK_S), self._clock()
+            if head is not None:
+                if "told" not in head:
+                    return head
+                with child.held_to_account():
+                    what, done, total = head["told"]
+                    tell(str(what), int(done), int(total))
+                alive_at = now
+            if told_at is None and cancelled():
+                told_at = now
+                child.send({"do": "cancel", "id": number})
+            if told_at is not None and now - told_at > LETS_GO_S:
+                child.kill()
+                raise Cancelled
+            if until is not None and now - max(until.at, alive_at) > self._for_s(until):
+                child.kill()
+                self._hung += 1
+                raise Broken(f"hung: {now - alive_at:.0f} s without a sign of life, and past the deadline")
+
+    def _for_s(self, until: Until) -> float:
+        return max(self.hung_s, until.had_s) * 2.0 ** min(self._hung, MOST_TWICE)
+
+
+# The Python that trains: ours, or another one that has numpy and torch and nothing of ours.
+
+
+OURS = Path(thinwire.__file__).parent
+OLDEST = (3, 8)
+PATIENCE_S = 60.0  # an SD card takes its time
+PACKAGES = ("numpy", "torch")
+# `thinwire` by its place: what else stands on this interpreter's path neither hides it nor is hidden.
+BEGIN = """
+import sys, importlib.util
+if sys.path[:1] == [""]: del sys.path[0]
+found = importlib.util.spec_from_file_location("thinwire", sys.argv[2] + "/__init__.py",
+    submodule_search_locations=[sys.argv[2]])
+sys.modules["thinwire"] = importlib.util.module_from_spec(found)
+found.loader.exec_module(sys.modules["thinwire"])
+from thinwire.client.train.worker import main
+main(int(sys.argv[1]))
+"""
+ASK = """
+import json, sys
+found = {"python": "%d.%d.%d" % sys.version_info[:3]}
+for name in sys.argv[1:]:
+    try:
+        from importlib.metadata import version
+        found[name] = version(name)
+    except ImportError: pass
+print(json.dumps(found))
+"""
+
+
+def installed() -> dict[str, str]:
+    """Of our own Python and what it trains with, without importing it."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """`path` is None for our own. `folder` is the client's, where another one finds a copy of what it needs of ours."""
+
+    path: Path | None
+    folder: Path
+
+    def command(self, descriptor: int) -> list[str]:
+        code = OURS if self.path is None else self._copied()
+        return [str(self.path or sys.executable), "-c", BEGIN, str(descriptor), str(code)]
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        kept = {name: value for name, value in os.environ.items() if self.path is None or name != "PYTHONHOME"}
+        return {**kept, "PYTHONUNBUFFERED": "1"}
+
+    @cached_property
+    def versions(self) -> Mapping[str, str]:
+        """Of Python, numpy and torch as their metadata say, without importing them; one that says nothing is left out.
+
+        `UsageError` where it is no Python that can train.
+        """
+        return installed() if self.path is None else self._asked(self.path)
+
+    def _asked(self, path: Path) -> Mapping[str, str]:
+        try:
+            done = subprocess.run(
+                [str(path), "-c", ASK, *PACKAGES], capture_output=True, timeout=PATIENCE_S, env=dict(self.environment),
+                stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+            found = json.loads(done.stdout)
+            python = tuple(int(number) for number in str(found["python"]).split("."))
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"--python {path} cannot be run",
+                why=str(error)[:200] if isinstance(error, OSError) else "it does not answer as a Python does",
+                hint="a Python from 3.8 on with numpy and torch",
+            ) from error
+        if python < OLDEST:
+            raise UsageError(f"--python {path} is Python {found['python']}", why="3.8 is the oldest that can train")
+        return {str(name): str(value) for name, value in found.items()}
+
+    def _copied(self) -> Path:
+        """The few files that it needs: `train/` imports nothing else of ours."""
+        root = self.folder / "worker" / "thinwire"
+        inner = [path.relative_to(OURS) for path in sorted((OURS / "client" / "train").glob("*.py"))]
+        for name in (Path("__init__.py"), Path("client", "__init__.py"), *inner):
+            data, path = (OURS / name).read_bytes(), root / name
+            if not path.is_file() or path.read_bytes() != data:
+                private_folder(path.parent)
+                write_atomically(path, data)
+        return root

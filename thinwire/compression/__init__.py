@@ -1,0 +1,10 @@
+"""Making updates small, and putting them together again: codecs, feedback, the mean, server optimizers, model files."""
+
+from thinwire.compression.base import BoundCodec, Codec, Contractive, Encoded, Everything, ResidualOnly, Unbiased
+from thinwire.compression.feedback import feedback
+from thinwire.compression.spec import parse, with_layers
+
+__all__ = [
+    "BoundCodec", "Codec", "Contractive", "Encoded", "Everything", "ResidualOnly", "Unbiased", "feedback", "parse",
+    "with_layers",
+]  # fmt: skip

@@ -1,0 +1,219 @@
+"""What each name of a chain is and costs, read from the code itself: role, kind, bits, paper."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from thinwire.compression.base import BoundCodec, Codec, Contractive, Kind, Unbiased
+from thinwire.compression.feedback import feedback
+from thinwire.compression.registry import steps
+from thinwire.compression.spec import ALIASES, parse
+from thinwire.compression.vector_ops import blocks
+from thinwire.core.errors import CodecError, UsageError
+from thinwire.core.layout import Layout
+from thinwire.core.prng import Key
+from thinwire.core.types import State, Vector
+
+ROLES = ("quantizer", "sparsifier", "lowrank", "coder")
+SIDE = 256
+SAMPLE = SIDE * SIDE  # normal values in a square matrix, on which the bits are counted
+ALIAS_EXAMPLES = {"dgc": "dgc(0.001)", "stc": "stc(0.01)", "fedpaq": "fedpaq(4)"}
+PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]\w+)?),? \(?(\d{4})\b")
+
+
+@dataclass(frozen=True)
+class Described:
+    """One name. `bits` are those a parameter of `example`; `under_feedback` is its kind inside a residual, or why not.
+
+    A coder loses nothing and is shown in its example, so `kind` and `bits` are those of the chain that stands there.
+    """
+
+    name: str
+    role: str
+    example: str
+    kind: str
+    under_feedback: str
+    bits: float
+    paper: str
+    what: str
+    stands_for: str = ""
+
+
+def described() -> list[Described]:
+    """All names that a chain may be made of: codecs and coders in the order of their roles, then aliases.
+
+    What another package brings and does not hold hides nothing else: it is a row that says why.
+    """
+    rows, broken = list[Described](), list[Described]()
+    for name in steps:
+        try:
+            step = steps[name]
+            text = inspect.getdoc(step) or ""
+            example = parse(step.examples[0]).spec
+            rows.append(_row(name, step.role, example, papers(text), text.split("\n", maxsplit=1)[0]))
+        except CodecError as error:
+            broken.append(_broken(name, f"{error.what}: {error.why}"))
+        except Exception as error:  # whatever its code raises
+            broken.append(_broken(name, f"{type(error).__name__}: {error}"))
+    rows.sort(key=lambda row: ROLES.index(row.role))
+    rows += broken
+    for name, (stands_for, text) in ALIASES.items():
+        example = ALIAS_EXAMPLES.get(name, name)
+        rows.append(_row(name, "alias", example, papers(text), text, stands_for.format("_")))
+    return rows
+
+
+def _broken(name: str, why: str) -> Described:
+    return Described(name, "broken", "", "", "", 0.0, "", why)
+
+
+def _row(name: str, role: str, example: str, paper: str, what: str, stands_for: str = "") -> Described:
+    codec = parse(example)
+    bound = codec.bind(Layout.of({"w": (SIDE, SIDE)}))
+    try:
+        inside = worded(feedback(codec).bind(Layout.of({"w": (SIDE, SIDE)})).inner.kind)
+    except CodecError as error:
+        inside = f"refused: {error.why}"
+    return Described(name, role, example, worded(bound.kind), inside, round(bits(example), 4), paper, what, stands_for)
+
+
+@lru_cache
+def bits(spec: str) -> float:
+    """Bits a parameter that a codec takes, on SAMPLE normal values; `CodecError` for one that cannot be.
+
+    >>> round(bits("fp16"), 1)
+    16.0
+    """
+    bound = parse(spec).bind(Layout.of({"w": (SIDE, SIDE)}))
+    x = np.random.default_rng(0).standard_normal(SAMPLE).astype(np.float32)
+    return 8 * len(bound.encode(x, bound.init(), Key(1)).payload) / SAMPLE
+
+
+def worded(kind: Kind) -> str:
+    """A kind as people say it.
+
+    >>> worded(Contractive(0.01))
+    'contractive, delta 0.01'
+    """
+    if isinstance(kind, Unbiased):
+        return f"unbiased, omega {kind.omega:.3g}"
+    return f"contractive, delta {kind.delta:.3g}" if isinstance(kind, Contractive) else "residual only"
+
+
+def papers(text: str) -> str:
+    """Who is named with a year in a docstring.
+
+    >>> papers("QSGD (Alistarh et al. 2017) as in Strom (2015)")
+    'Alistarh et al. 2017; Strom 2015'
+    """
+    return "; ".join(dict.fromkeys(f"{who} {year}" for who, year in PAPER.findall(text)))
+
+
+def as_json(row: Described) -> dict[str, Any]:
+    return dict(vars(row))
+
+
+# What a codec costs on this machine: milliseconds there and back, bits, and error, with a plain copy beside it.
+
+
+MOST_PARAMS = 200_000_000  # design, section 6: what an aggregator of 24 GiB takes
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way of encoding `params` normal values; times are the best of `TRIES`, in ms of one thread or the plan's.
+
+    `relative_error`: ||decoded - x|| / ||x||. `memcpy_ms`: copying the vector into warm memory in the same run.
+    `refused`: why there is nothing to measure.
+    """
+
+    feedback: bool
+    params: int
+    memcpy_ms: float
+    encode_ms: float | None = None
+    decode_ms: float | None = None
+    bits_per_param: float | None = None
+    relative_error: float | None = None
+    refused: str = ""
+
+
+def trials(codec: Codec, params: int) -> list[Trial]:
+    """Without feedback and with it."""
+    if not 1 <= params <= MOST_PARAMS:
+        raise UsageError(
+            f"{params} parameters cannot be tried",
+            why=f"1 to {MOST_PARAMS} fit a device and its aggregator",
+            hint="--params 1000000",
+        )
+    layout = Layout.of(_shapes(params))
+    draw = np.random.default_rng(1)
+    xs = [draw.standard_normal(segment.size, np.float32) for segment in layout.segments]
+    copies = [np.empty_like(x) for x in xs]
+    copy_ms = sum(best(partial(np.copyto, to, x)) for to, x in zip(copies, xs, strict=True))
+    found = [_trial(codec.bind(layout), xs, copies, copy_ms, fed=False)]
+    try:
+        found.append(_trial(feedback(codec).bind(layout), xs, copies, copy_ms, fed=True))
+    except CodecError as error:
+        found.append(Trial(feedback=True, params=params, memcpy_ms=copy_ms, refused=f"{error.what}: {error.why}"))
+    return found
+
+
+def _shapes(params: int) -> dict[str, tuple[int, ...]]:
+    """A matrix that is nearly square, so that low rank finds one, and what is left over.
+
+    >>> _shapes(50_000)
+    {'w': (224, 223), 'b': (48,)}
+    """
+    side = math.isqrt(params)
+    rows, rest = divmod(params, side)
+    return {name: shape for name, shape in (("w", (rows, side)), ("b", (rest,))) if shape[0]}
+
+
+def _trial(bound: BoundCodec, xs: list[Vector], given: list[Vector], copy_ms: float, fed: bool) -> Trial:
+    """`given`: buffers for what is donated; their filling is not timed."""
+    encode_ms, states, payloads = 0.0, [], []
+    for segment, (x, mine) in enumerate(zip(xs, given, strict=True)):
+        state: State = bound.init(segment)
+        times = []
+        for _ in range(TRIES):
+            np.copyto(mine, x)
+            fresh = {name: array.copy() for name, array in state.items()}
+            began = time.perf_counter()
+            encoded = bound.encode(mine, fresh, Key(1), segment)
+            times.append(1000 * (time.perf_counter() - began))
+        encode_ms += min(times)
+        states.append(state)
+        payloads.append(encoded.payload)
+    decode_ms, lost, whole = 0.0, 0.0, 0.0
+    for segment, (x, into) in enumerate(zip(xs, given, strict=True)):
+        payload = payloads[segment]
+        decode_ms += best(partial(bound.decode_add, payload, 1.0, into, segment=segment))
+        decoded = bound.decode(payload, segment)
+        for a, b in blocks(x.size):
+            lost += float(((decoded[a:b] - x[a:b]).astype(np.float64) ** 2).sum())
+            whole += float((x[a:b].astype(np.float64) ** 2).sum())
+    params = sum(x.size for x in xs)
+    bits = 8 * sum(map(len, payloads)) / params
+    error = float(np.sqrt(lost / whole)) if whole else 0.0
+    return Trial(fed, params, copy_ms, encode_ms, decode_ms, bits, error)
+
+
+def best(work: Callable[[], object]) -> float:
+    """Milliseconds of the quickest of `TRIES` and one to warm up."""
+    work()
+    times = []
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return 1000 * min(times)

@@ -1,0 +1,261 @@
+"""A chain of stages, `Sparsifier? > Quantizer? > coders`: one vector to its streams and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression import frame
+from thinwire.compression.base import (
+    Contractive,
+    Drawn,
+    Everything,
+    Kind,
+    Quantizer,
+    Scales,
+    Sparsifier,
+    Support,
+    Unbiased,
+    chained,
+)
+from thinwire.compression.codecs.bitpack import packed_bytes
+from thinwire.compression.codecs.casts import Identity
+from thinwire.compression.frame import Stream
+from thinwire.compression.memory import Feeds, Held, Writes
+from thinwire.compression.native.threads import each
+from thinwire.compression.segmented import Bound, Group
+from thinwire.compression.streams import WORD, Coded, Read, read_word
+from thinwire.core.layout import Layout, Slice
+from thinwire.core.prng import Key, word32
+from thinwire.core.types import State, Vector
+
+PLAIN = Identity()
+UNCODED = Coded()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What `parse` gives. A frame's streams: a word of the key if it is needed to decode, indices if they are sent,
+    symbols, and scales if there are any. What is quantized is divided by `divisor` first; a decoder need not know.
+    """
+
+    sparsifier: Sparsifier | None = None
+    quantizer: Quantizer = PLAIN
+    coded: Coded = UNCODED
+    divisor: float = 1.0
+
+    @property
+    def spec(self) -> str:
+        """Canonical: what is always there is left out."""
+        stages = [self.sparsifier.spec] if self.sparsifier else []
+        stages += [self.quantizer.spec] if self.quantizer != PLAIN or not stages else []
+        return " > ".join(stages + self.coded.specs)
+
+    def bind(self, layout: Layout) -> Bound:
+        return Bound(self.spec, layout, [[Group(self.placed(s.slices))] for s in layout.segments])
+
+    def placed(self, slices: Sequence[Slice]) -> Chain:
+        """This chain for a vector in which these slices of tensors stand one after the other."""
+        return self.over(tuple(accumulate((piece.size for piece in slices[:-1]), initial=0)))
+
+    def over(self, starts: tuple[int, ...]) -> Chain:
+        """This chain for a vector whose tensors begin at these places; what a sparsifier sends counts as one tensor."""
+        return self if self.sparsifier else replace(self, quantizer=self.quantizer.over(starts))
+
+    def under_feedback(self) -> Chain:
+        """Inside a residual: a quantizer's own way, and C / (1 + omega) where that is unbiased and no contraction.
+
+        E||C(x) / (1 + omega) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega) for any omega.
+        """
+        quantizer = self.quantizer.under_feedback()
+        kind = quantizer.kind()
+        divisor = 1 + kind.omega if isinstance(kind, Unbiased) and kind.omega >= 1 else 1.0
+        return replace(self, quantizer=quantizer, divisor=divisor)
+
+    @property
+    def kind(self) -> Kind:
+        inner = self.quantizer.kind() if self.divisor == 1 else Contractive(1 / self.divisor)
+        return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
+
+    @property
+    def looks(self) -> bool:
+        """Whether `write` itself refuses NaN and infinity."""
+        return self.sparsifier is not None and self.sparsifier.looks
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the decoder needs the word."""
+        return self.quantizer.seeded or (self.sparsifier is not None and self.sparsifier.seeded)
+
+    def sent(self, size: int) -> int:
+        """How many of `size` values are sent, at the most."""
+        return self.sparsifier.count(size) if self.sparsifier else size
+
+    def init(self) -> State:
+        """It remembers nothing."""
+        return {}
+
+    @property
+    def writes(self) -> bool:
+        """Whether a kernel writes what it makes of a vector straight into a frame, and refuses NaN and infinity."""
+        plain = self.sparsifier is None and self.coded == UNCODED and self.divisor == 1
+        return plain and writes(self.quantizer)
+
+    @property
+    def apart(self) -> bool:
+        """Whether parts of a vector can be encoded by themselves, so that there is `held`."""
+        return self.writes and apart(self.quantizer)
+
+    def written(self, x: Vector, key: Key, segment: int, bound: bytes) -> bytes:
+        """The whole frame of one vector, where the chain `writes`: the bytes that `write` leads to."""
+        return written(self.quantizer, x, self._word(key, segment), bound)
+
+    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
+        """The frame of x with what is held (see `Held`), where a chain encodes `apart`: each part is read once."""
+        del state
+        return written(self.quantizer, x, self._word(key, segment), bound, held)
+
+    def _word(self, key: Key, segment: int, group: int = 0) -> int:
+        """What the rounding of one group draws by: groups of a segment draw apart from each other."""
+        stage = self.quantizer.spec if group == 0 else f"{self.quantizer.spec}#{group}"
+        return word32(key, stage, segment)
+
+    def write(
+        self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
+    ) -> tuple[list[Stream], Support, Read]:
+        """The streams for one vector, the segment's `group`-th, which coordinates they hold, and what `read` finds."""
+        streams, word = list[Stream](), self._word(key, segment, group)
+        values, indices = x, None
+        if self.seeded:
+            streams.append(Stream(WORD.pack(word)))
+        if self.sparsifier is not None:
+            indices, values = self.sparsifier.select(x, word)
+            if not self.sparsifier.seeded:
+                streams.append(self.coded.indices(indices, self.sparsifier))
+        if self.divisor != 1:
+            values = values * np.float32(1 / self.divisor)
+        symbols, scales = self.quantizer.quantize(values, word)
+        streams.append(self.coded.symbols(symbols, self.quantizer))
+        if scales.size:
+            streams.append(self.coded.scales(scales))
+        support = Everything.SENT if indices is None else indices
+        return streams, support, Read(self.quantizer, indices, symbols, scales, word)
+
+    def streams(self, size: int) -> int:
+        """How many streams a frame of a vector of `size` has."""
+        places = self.sparsifier is not None and not self.sparsifier.seeded
+        return 1 + self.seeded + places + (self.quantizer.scales_count(self.sent(size)) > 0)
+
+    def read(self, streams: list[Stream], size: int) -> Read:
+        """Undo the coders and check everything; `BadPayload` before anything else happens."""
+        rest = iter(streams)
+        word = read_word(next(rest)) if self.seeded else 0
+        indices, sent = None, self.sent(size)
+        drawn = self.sparsifier is not None and self.sparsifier.seeded
+        if self.sparsifier is not None and not drawn:
+            indices = self.coded.read_indices(next(rest), size, self.sparsifier)
+            sent = indices.size
+        symbols = self.coded.read_symbols(next(rest), sent, self.quantizer)
+        if self.sparsifier is not None and isinstance(symbols, np.ndarray):
+            symbols = np.require(symbols, requirements="A")  # they are few, and read more than once
+        scales: Scales = np.zeros(0, self.quantizer.scales_dtype)
+        if count := self.quantizer.scales_count(sent):
+            scales = self.coded.read_scales(next(rest), count, self.quantizer)
+        self.quantizer.check(symbols, scales)
+        if drawn:  # last: no stream says how many they are
+            indices = cast("Drawn", self.sparsifier).places(size, word)
+        return Read(self.quantizer, indices, symbols, scales, word)
+
+    def add(self, read: Read, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
+        """See `Read.add`."""
+        read.add(weight, into, start, stop, shift)
+
+    def max_bytes(self, size: int) -> int:
+        """The most bytes that the streams of a vector of `size` can have."""
+        sent, quantizer, coded = self.sent(size), self.quantizer, self.coded
+        indices = 0
+        if self.sparsifier is not None and not self.sparsifier.seeded:
+            indices = coded.most_of_indices(size, self.sparsifier)
+        scales = quantizer.scales_count(sent) * quantizer.scales_dtype.itemsize
+        return WORD.size * self.seeded + indices + coded.most_of_symbols(sent, quantizer) + scales
+
+
+# A frame that a kernel writes straight from a vector: no stream is made first, and no value is read twice.
+#
+# With what is held (see `Held`) a part of the vector is prepared, written, decoded and settled while it is in cache.
+
+
+CACHED = 1 << 18  # elements: of three passes over so many the last two find them in the second or third level
+
+
+def writes(quantizer: Quantizer) -> bool:
+    """Whether a kernel writes what this quantizer makes, and refuses NaN and infinity."""
+    return isinstance(quantizer, Writes) and quantizer.writes
+
+
+def apart(quantizer: Quantizer) -> bool:
+    """Whether it writes parts of a vector by themselves, as it must where something is held."""
+    return writes(quantizer) and (_feeds(quantizer) or (isinstance(quantizer, Writes) and quantizer.apart))
+
+
+def _feeds(quantizer: Quantizer) -> bool:
+    return isinstance(quantizer, Feeds) and quantizer.feeds
+
+
+def written(quantizer: Quantizer, x: Vector, word: int, bound: bytes, held: Held | None = None) -> bytes:
+    """The whole frame of one vector; with `held` x becomes what is to be held."""
+    assert isinstance(quantizer, Writes)
+    scales: Scales = np.empty(quantizer.scales_count(x.size), quantizer.scales_dtype)
+    symbols_bytes = packed_bytes(x.size, quantizer.bits)
+    lengths = [WORD.size] * quantizer.seeded + [symbols_bytes] + [scales.nbytes] * (scales.size > 0)
+    payload, places = frame.blank(bound, lengths)
+    if quantizer.seeded:
+        places.pop(0)[:] = np.frombuffer(WORD.pack(word), np.uint8)
+    if held is None:
+        quantizer.write(x, word, places[0], scales)
+    elif isinstance(quantizer, Feeds) and quantizer.feeds:
+        quantizer.write_held(x, held, word, places[0], scales)
+    else:
+        _write_parts(quantizer, x, held, word, places[0], scales)
+    if scales.size:
+        places[1][:] = scales.view(np.uint8)
+    return payload
+
+
+def _write_parts(
+    quantizer: Quantizer, x: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales
+) -> None:
+    assert isinstance(quantizer, Writes)
+
+    def part(start: int, stop: int) -> None:
+        for a, b in cached(start, stop):
+            here = slice(a, b)
+            held.before(x, here)
+            packed = symbols[packed_bytes(a, quantizer.bits) : packed_bytes(b, quantizer.bits)]
+            own = scales[quantizer.scales_count(a) : quantizer.scales_count(b)]
+            quantizer.write(x[here], word, packed, own, a)
+            held.after(x, here)
+            found = Coded().read_symbols(Stream(packed.data), b - a, quantizer)
+            # Signs are drawn by index ^ word. No index within the part has a bit of a's, so a + i is a ^ i: counted
+            # from a they are drawn by word ^ a.
+            Read(quantizer, None, found, own, word ^ a).add(held.weight, x[here], 0, b - a)
+            held.settled(x, here)
+
+    each(0, x.size, part)
+
+
+def cached(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """(from, to) of what is worked on while it is in cache: none longer than its start's lowest bit says.
+
+    >>> list(cached(3 << 16, 1 << 19)) == [(3 << 16, 1 << 18), (1 << 18, 1 << 19)]
+    True
+    """
+    while start < stop:
+        end = min(start + min(start & -start or CACHED, CACHED), stop)
+        yield start, end
+        start = end

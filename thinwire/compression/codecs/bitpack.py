@@ -1,0 +1,139 @@
+"""pack: symbols side by side in as many bits as they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression.base import Role, Symbols
+from thinwire.compression.native import sparse as native
+from thinwire.compression.vector_ops import blocks
+from thinwire.core.errors import BadPayload
+
+
+class Pack:
+    """Puts symbols side by side, little-endian (always there: it need not be written).
+
+    Symbols of fewer than 8 bits are two's complement in their `bits` lowest bits, the first one in the lowest bits of
+    the first byte; what is left of the last byte is 0.
+    """
+
+    role: ClassVar[Role] = "coder"
+    examples: ClassVar[tuple[str, ...]] = ("int8 > pack",)
+    spec: ClassVar[str] = "pack"
+
+    @classmethod
+    def read(cls, argument: str | None) -> Pack:
+        del argument
+        return cls()
+
+    def pack(self, array: Symbols, bits: int = 0) -> memoryview:
+        """Whole symbols are the array's own memory: nothing is copied."""
+        if 0 < bits < 8:
+            return memoryview(packed(array, bits).data)
+        return memoryview(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8).data)
+
+    def held(self, data: bytes | memoryview, items: int, bits: int) -> Packed:
+        """Symbols of fewer than 8 bits as they were sent; `BadPayload` as `unpack` raises it."""
+        require_length(data, items, bits)
+        raw = np.frombuffer(data, np.uint8)
+        require_ended(raw, items, bits)
+        return Packed(raw, items, bits)
+
+    def unpack(self, data: bytes | memoryview, items: int, dtype: np.dtype[Any], bits: int = 0) -> Symbols:
+        bits = bits or 8 * dtype.itemsize
+        require_length(data, items, bits)
+        if bits < 8:
+            return unpacked(np.frombuffer(data, np.uint8), items, bits)
+        return np.frombuffer(data, dtype.newbyteorder("<"))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Symbols that stay side by side until they are used: a slice of them is an array of int8.
+
+    A kernel reads them as they are; numpy a block at a time. Neither ever holds a byte for each value of a segment.
+    """
+
+    data: NDArray[np.uint8]
+    size: int
+    bits: int
+
+    def __getitem__(self, span: slice) -> NDArray[np.int8]:
+        """Of a span with bounds and without a step."""
+        first = span.start // 8  # eight symbols begin at a byte
+        here = self.data[first * self.bits : packed_bytes(span.stop, self.bits)]
+        return _unpacked(here, span.stop - first * 8, self.bits)[span.start - first * 8 :]
+
+    def min(self) -> int:
+        """The least of them, or 0."""
+        done = native.least(self.data, self.size, self.bits)
+        return min((int(self[a:b].min()) for a, b in blocks(self.size)), default=0) if done is None else done
+
+
+def require_length(data: bytes | memoryview, items: int, bits: int) -> None:
+    """BadPayload unless so many bytes are what so many symbols take."""
+    if len(data) != packed_bytes(items, bits):
+        raise BadPayload(f"a stream of {len(data)} bytes", why=f"{items} items take {packed_bytes(items, bits)}")
+
+
+def require_ended(data: NDArray[np.uint8], items: int, bits: int) -> None:
+    """BadPayload where the last byte's rest is not 0."""
+    rest = len(data) * 8 - items * bits
+    if rest and data[-1] >> (8 - rest):
+        raise BadPayload("bits behind the last symbol", why="they are 0 in what an encoder makes")
+
+
+def packed_bytes(items: int, bits: int) -> int:
+    return -(-items * bits // 8)
+
+
+def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
+    """Symbols of less than 8 bits in two's complement, the first in the lowest bits.
+
+    >>> packed(np.int8([1, -1, 0, -2]), 2).tolist()
+    [141]
+    """
+    done = native.packed(symbols, bits)
+    if done is not None:
+        return done
+    if bits == 1:
+        return np.packbits(symbols.view(np.uint8) & 1, bitorder="little")
+    low = symbols.view(np.uint8) & np.uint8((1 << bits) - 1)
+    if 8 % bits == 0:
+        each = 8 // bits
+        padded = np.zeros(-(-low.size // each) * each, np.uint8)
+        padded[: low.size] = low
+        out = padded[0::each].copy()
+        for place in range(1, each):
+            out |= padded[place::each] << np.uint8(place * bits)
+        return out
+    spread = (low[:, None] >> np.arange(bits, dtype=np.uint8)) & np.uint8(1)
+    return np.packbits(spread.reshape(-1), bitorder="little")
+
+
+def unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8]:
+    """The other way; `BadPayload` where the last byte's rest is not 0."""
+    require_ended(data, items, bits)
+    return _unpacked(data, items, bits)
+
+
+def _unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8]:
+    done = native.unpacked(data, items, bits)
+    if done is not None:
+        return done
+    if 8 % bits == 0:
+        each = 8 // bits
+        low = np.empty(len(data) * each, np.uint8)
+        for place in range(each):
+            low[place::each] = data >> np.uint8(place * bits) & np.uint8((1 << bits) - 1)
+        low = low[:items]
+    else:
+        spread = np.unpackbits(data, count=items * bits, bitorder="little").reshape(items, bits)
+        low = np.bitwise_or.reduce(spread << np.arange(bits, dtype=np.uint8), axis=1, dtype=np.uint8)
+    up = np.uint8(8 - bits)
+    signed: NDArray[np.int8] = (low << up).view(np.int8) >> up.view(np.int8)
+    return signed

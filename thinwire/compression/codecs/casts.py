@@ -1,0 +1,188 @@
+"""identity: nothing is lost and nothing is saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression.base import BUCKET, Contractive, Kind, Scales, Symbols, Unbiased, buckets
+from thinwire.compression.codecs.uniform import Whole
+from thinwire.compression.memory import Held
+from thinwire.compression.native import kernel, threads
+from thinwire.compression.native import quantize as held_native
+from thinwire.compression.native import quantize as native
+from thinwire.compression.vector_ops import blocks, finite, maxima, scaled
+from thinwire.core.errors import BadPayload
+from thinwire.core.types import Vector
+
+
+@dataclass(frozen=True)
+class Identity(Whole):
+    """Sends every value as float32: nothing is lost and nothing is saved."""
+
+    examples: ClassVar[tuple[str, ...]] = ("identity",)
+    spec: ClassVar[str] = "identity"
+    symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
+    bits: ClassVar[int] = 32
+
+    def kind(self) -> Kind:
+        return Unbiased(0.0)
+
+    def scales_count(self, size: int) -> int:
+        return 0
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        return values, np.zeros(0, np.float32)
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        return symbols[span]
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        if not finite(symbols):
+            raise BadPayload("a value that is not finite")
+
+
+# fp16: half precision with a power of two for each bucket.
+
+
+TOP = 15  # a bucket's largest value is brought into [2^14, 2^15): it cannot round over half's 65504
+LEAST, MOST = -126, 112  # exponents with which 2^e and 2^-e are normal float32, and no half becomes infinity
+INFINITE = 0x7C00  # bits of half precision
+LARGEST = 65504.0  # of half precision
+
+
+@dataclass(frozen=True)
+class Fp16(Whole):
+    """Sends every value as float16, rounded to nearest, with a power of two for each 4096 values.
+
+    The exponent is one signed byte. A value loses at most 2^-11 of itself, or 2^-39 of its bucket's largest, so
+    delta = 1 - 2^-20 holds with room: small updates do not fall into the hole around half's zero.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("fp16",)
+    spec: ClassVar[str] = "fp16"
+    symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f2")
+    scales_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
+    bits: ClassVar[int] = 16
+
+    def kind(self) -> Kind:
+        return Contractive(1 - 2.0**-20)
+
+    def scales_count(self, size: int) -> int:
+        return buckets(size)
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        exponents = np.clip(np.frexp(maxima(values))[1] - TOP, LEAST, MOST).astype(np.int8)
+        down, symbols = power(-exponents), np.empty(values.size, "<f2")
+        for start, stop in blocks(values.size):
+            place = scaled(values[start:stop], down, start)
+            if exponents[start // BUCKET : buckets(stop)].max() == MOST:
+                # Float32's very largest values come over 65504 here, by less than half's last place.
+                np.clip(place, -LARGEST, LARGEST, out=place)
+            symbols[start:stop] = place
+        return symbols, exponents
+
+    @property
+    def writes(self) -> bool:
+        return kernel("fp16_encode") is not None
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        native.fp16_write(values, symbols, scales)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.fp16_write_held(values, held, symbols, scales)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return threads.add_in_parts("fp16_add", (symbols, scales), span, factor, adds, into)
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        return scaled(symbols[span], power(scales), span.start)
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        looked = native.halves_finite(symbols, INFINITE)
+        if not (finite(symbols) if looked is None else looked):
+            raise BadPayload("a half-precision value that is not finite")
+        if scales.size and (scales.min() < LEAST or scales.max() > MOST):
+            raise BadPayload("an exponent that fp16 never makes", why=f"they lie in {LEAST}..{MOST}")
+
+
+def power(exponents: Scales) -> Vector:
+    """Two to each of these."""
+    return np.ldexp(np.float32(1), exponents.astype(np.int32)).astype(np.float32)
+
+
+# bf16: the upper half of a float32.
+
+
+BF16_INFINITE, BF16_LARGEST = np.uint16(0x7F80), np.uint16(0x7F7F)
+
+
+@dataclass(frozen=True)
+class Bf16(Whole):
+    """Sends every value as bfloat16, rounded to nearest, ties to even.
+
+    It has eight bits, so a value loses at most 2^-8 of itself, and delta = 1 - 2^-16; float32's very largest values
+    become bfloat16's largest finite one instead of infinity.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("bf16",)
+    spec: ClassVar[str] = "bf16"
+    symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype("<u2")
+    bits: ClassVar[int] = 16
+
+    def kind(self) -> Kind:
+        return Contractive(1 - 2.0**-16)
+
+    def scales_count(self, size: int) -> int:
+        return 0
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        symbols = np.empty(values.size, "<u2")
+        for start, stop in blocks(values.size):
+            bits = values[start:stop].view(np.uint32)
+            rounded = ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)).astype(
+                "<u2"
+            )
+            over = (rounded & BF16_INFINITE) == BF16_INFINITE
+            rounded[over] = (rounded[over] & np.uint16(0x8000)) | BF16_LARGEST
+            symbols[start:stop] = rounded
+        return symbols, np.zeros(0, np.float32)
+
+    @property
+    def writes(self) -> bool:
+        return kernel("bf16_encode") is not None
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        native.bf16_write(values, symbols)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.bf16_write_held(values, held, symbols)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return threads.add_in_parts("bf16_add", (symbols,), span, factor, adds, into)
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        wide = symbols[span].astype(np.uint32)
+        wide <<= np.uint32(16)
+        values: Vector = wide.view(np.float32)
+        return values
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        looked = native.halves_finite(symbols, int(BF16_INFINITE))
+        if looked is False or (looked is None and ((symbols & BF16_INFINITE) == BF16_INFINITE).any()):
+            raise BadPayload("a bfloat16 value that is not finite")

@@ -1,0 +1,298 @@
+"""sign: one bit a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression.base import (
+    BUCKET,
+    Contractive,
+    Kind,
+    ResidualOnly,
+    Scales,
+    Symbols,
+    buckets,
+    not_finite,
+    read_number,
+)
+from thinwire.compression.codecs import uniform
+from thinwire.compression.codecs.uniform import Whole
+from thinwire.compression.memory import Held
+from thinwire.compression.native import kernel
+from thinwire.compression.native import quantize as held_native
+from thinwire.compression.native import quantize as levels_native
+from thinwire.compression.native import quantize as native
+from thinwire.compression.vector_ops import blocks, bucket_sums, maxima, rms, root_of, scaled
+from thinwire.core.errors import BadPayload, CodecError
+from thinwire.core.types import Vector
+
+
+@dataclass(frozen=True)
+class Sign(Whole):
+    """Sends the sign of every value, and for each 4096 values the mean of either side.
+
+    1-bit SGD (Seide et al. 2014), whose receiver puts each side's mean in place of its values; `sign(scaled)` sends
+    one mean magnitude instead of two means (Karimireddy et al. 2019). What is lost is the variance inside a side, so
+    delta >= 1/4096 in a bucket; on normal values it is about 0.64. Needs feedback: without it the error is a bias.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("sign", "sign(scaled)")
+    bits: ClassVar[int] = 1
+    scaled: bool = False
+
+    @classmethod
+    def read(cls, argument: str | None) -> Sign:
+        if argument is not None and argument.strip() != "scaled":
+            hint = "sign(scaled)" if argument.strip() else "sign"
+            raise CodecError(f"sign({argument}) cannot be", why="it sends two means, or one", hint=hint)
+        return cls(argument is not None)
+
+    @property
+    def spec(self) -> str:
+        return "sign(scaled)" if self.scaled else "sign"
+
+    def kind(self) -> Kind:
+        return Contractive(1 / BUCKET)
+
+    def scales_count(self, size: int) -> int:
+        return buckets(size) * (1 if self.scaled else 2)
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        negative = values < 0
+        symbols: Symbols = np.negative(negative.view(np.int8))  # 0, or -1: in one bit the sign itself
+        if self.scaled:
+            return symbols, mean_magnitudes(values)
+        counts = sizes(values.size)
+        below = bucket_sums(np.where(negative, values, np.float32(0)))
+        below_counts = np.add.reduceat(negative, np.arange(0, values.size, BUCKET), dtype=np.int64)
+        above = bucket_sums(np.where(negative, np.float32(0), values))
+        scales = np.stack([above / np.maximum(counts - below_counts, 1), below / np.maximum(below_counts, 1)], axis=1)
+        return symbols, scales.astype(np.float32).reshape(-1)
+
+    @property
+    def writes(self) -> bool:
+        return kernel("sign_encode") is not None
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        means = np.empty(2 * scales.size, np.float32) if self.scaled else scales
+        native.sign_write(values, symbols, means)
+        if self.scaled:
+            scales[:] = mean_magnitudes(values)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes and not self.scaled
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.sign_write_held(values, held, symbols, scales)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return native.sign_add(symbols, self._pairs(scales), span, factor, adds, into)
+
+    def _pairs(self, scales: Scales) -> Vector:
+        """The means of either side."""
+        return np.repeat(scales, 2) if self.scaled else scales
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        out = np.empty(span.stop - span.start, np.float32)
+        pairs = self._pairs(scales).reshape(-1, 2)
+        for start, stop in blocks(span.stop, span.start):
+            first = start // BUCKET
+            each = np.repeat(pairs[first : buckets(stop)], BUCKET, axis=0)[start - first * BUCKET :][: stop - start]
+            negative = symbols[start:stop] < 0
+            out[start - span.start : stop - span.start] = np.where(negative, -each[:, 1], each[:, 0])
+        return out
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        if not (np.isfinite(scales) & (scales >= 0)).all():
+            raise BadPayload("a mean that sign never makes", why="it is negative or not finite")
+
+
+def sizes(values: int) -> NDArray[np.int64]:
+    """How many values each bucket has."""
+    return np.diff(np.minimum(np.arange(buckets(values) + 1) * BUCKET, values))
+
+
+def mean_magnitudes(values: Vector) -> Vector:
+    return (bucket_sums(values) / sizes(values.size)).astype(np.float32)
+
+
+# ternary: -1, 0 or 1.
+
+
+SIGMAS = 2.5  # root mean squares: beyond, a tensor is clipped
+
+
+@dataclass(frozen=True)
+class Ternary(Whole):
+    """Sends every value as -1, 0 or 1 times the largest magnitude of its tensor, clipped at 2.5 sigma, at random.
+
+    TernGrad (Wen et al. 2017): not 0 with probability |x| / scale. Sigma is the root of the mean square, as if the mean
+    were 0, and each device has its own scale where the paper's workers share the largest. Its mean is exact but for the
+    clip, which keeps the noise small and moves what lies beyond, so nothing is promised of one call. The frame repeats
+    the scale for each 4096 values of a tensor: inside a residual each of those has its own maximum and rounds to
+    nearest, delta >= 1/4096.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("ternary",)
+    spec: ClassVar[str] = "ternary"
+    bits: ClassVar[int] = 2
+    apart: ClassVar[bool] = False
+    nearest: bool = False
+    starts: tuple[int, ...] = (0,)  # of the tensors
+
+    def kind(self) -> Kind:
+        return Contractive(1 / BUCKET) if self.nearest else ResidualOnly()
+
+    def under_feedback(self) -> Ternary:
+        return replace(self, nearest=True)
+
+    def over(self, starts: tuple[int, ...]) -> Ternary:
+        return replace(self, starts=starts)
+
+    def scales_count(self, size: int) -> int:
+        return sum(buckets(stop - start) for start, stop, _ in self._tensors(size))
+
+    def _tensors(self, size: int) -> Iterator[tuple[int, int, int]]:
+        """(start, stop, the first one's number among the scales) of each tensor."""
+        scale = 0
+        for start, stop in zip(self.starts, (*self.starts[1:], size), strict=True):
+            yield start, stop, scale
+            scale += buckets(stop - start)
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        symbols, scales = np.empty(values.size, np.int8), np.empty(self.scales_count(values.size), np.float32)
+        if self.writes:
+            self._write(values, word, 8, symbols.view(np.uint8), scales)
+            return symbols, scales
+        for start, stop, first in self._tensors(values.size):
+            tensor = values[start:stop]
+            largest = maxima(tensor)
+            if not self.nearest and tensor.size:
+                largest[:] = min(float(largest.max()), SIGMAS * rms(tensor))
+            own = scales[first : first + largest.size] = uniform.usable(largest, 1)
+            symbols[start:stop] = uniform.rounded(tensor, own, 1, None if self.nearest else word, start)
+        return symbols, scales
+
+    @property
+    def writes(self) -> bool:
+        return levels_native.levels_checks_finite()
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        self._write(values, word, self.bits, symbols, scales)
+
+    def _write(self, values: Vector, word: int, bits: int, out: NDArray[np.uint8], scales: Scales) -> None:
+        drawn = None if self.nearest else word
+        native.ternary_write(values, self.starts, SIGMAS, uniform.max_scale(1), drawn, bits, out, scales)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes and self.nearest
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        held_native.ternary_write_held(values, held, self.starts, uniform.max_scale(1), self.bits, symbols, scales)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return levels_native.levels_add(symbols, scales, span, factor, adds, into, self.starts)
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        out = np.empty(span.stop - span.start, np.float32)
+        for start, stop, first in self._tensors(symbols.size):
+            a, b = max(start, span.start), min(stop, span.stop)
+            if a < b:
+                out[a - span.start : b - span.start] = scaled(symbols[a:b], scales[first:], a - start)
+        return out
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        uniform.check(self.spec, symbols, scales, 1)
+
+
+# twobit(t): a step up, a step down, or none.
+
+
+@dataclass(frozen=True)
+class TwoBit(Whole):
+    """Sends t where a value is at least t, -t where it is at most -t, and 0 elsewhere; t in root mean squares.
+
+    MXNet's 2-bit scheme (Apache MXNet 1.x, `2bit`) after Strom (2015), whose threshold is a number that one has to
+    know; here it follows the values. Nothing is promised of one call: what lies under t waits in the residual until it
+    has grown.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("twobit(1)", "twobit(0.5)")
+    bits: ClassVar[int] = 2
+    apart: ClassVar[bool] = False
+    threshold: Decimal = Decimal(1)
+
+    @classmethod
+    def read(cls, argument: str | None) -> TwoBit:
+        return cls(read_number("twobit", argument, Decimal(2), "1"))
+
+    @property
+    def spec(self) -> str:
+        return f"twobit({self.threshold:f})"
+
+    def kind(self) -> Kind:
+        return ResidualOnly()
+
+    def scales_count(self, size: int) -> int:
+        return 1 if size else 0
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        scales = self._scales(rms(values), values.size)
+        step = scales[0] if values.size else np.float32(0)
+        symbols = (values >= step).astype(np.int8)
+        symbols -= values <= -step
+        return symbols if step else np.zeros_like(symbols), scales
+
+    def _scales(self, root: float, size: int) -> Vector:
+        return uniform.usable(np.array([float(self.threshold) * root] if size else []), 1)
+
+    @property
+    def writes(self) -> bool:
+        return levels_native.levels_checks_finite()
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        root = rms(values)
+        if not np.isfinite(root):
+            raise not_finite()
+        scales[:] = self._scales(root, values.size)
+        if scales.any():
+            native.steps_write(values, scales[0], self.bits, symbols)
+        else:
+            symbols[:] = 0
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        scales[:] = self._scales(root_of(held_native.squares_held(values, held), values.size), values.size)
+        if scales.any():
+            held_native.steps_write_held(values, held, scales[0], self.bits, symbols)
+        else:
+            symbols[:] = 0
+            held.after(values)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        each = np.broadcast_to(scales, buckets(symbols.size))
+        return levels_native.levels_add(symbols, each, span, factor, adds, into)
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        values: Vector = symbols[span] * scales[0]
+        return values
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        uniform.check(self.spec, symbols, scales, 1)

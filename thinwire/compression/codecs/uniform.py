@@ -1,0 +1,259 @@
+"""What most quantizers have in common: no argument, a float32 scale for each bucket, symbols of a byte or less."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression.base import (
+    BUCKET,
+    Contractive,
+    Kind,
+    Role,
+    Scales,
+    Symbols,
+    Unbiased,
+    buckets,
+    not_finite,
+    read_whole,
+)
+from thinwire.compression.memory import Held
+from thinwire.compression.native import quantize as held_native
+from thinwire.compression.native import quantize as native
+from thinwire.compression.vector_ops import blocks, bucket_sums, maxima, scaled
+from thinwire.core.errors import BadPayload, CodecError
+from thinwire.core.prng import uniform
+from thinwire.core.types import Vector
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A quantizer whose every value is sent. What differs is overridden; see `Quantizer` for what each means."""
+
+    role: ClassVar[Role] = "quantizer"
+    symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
+    scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
+    seeded: ClassVar[bool] = False
+    apart: ClassVar[bool] = True  # where it writes at all
+
+    @classmethod
+    def read(cls, argument: str | None) -> Self:
+        del argument
+        return cls()
+
+    def under_feedback(self) -> Self:
+        return self
+
+    def over(self, starts: tuple[int, ...]) -> Self:
+        del starts
+        return self
+
+    def scales_count(self, size: int) -> int:
+        return buckets(size)
+
+
+# Quantizers whose symbols are whole multiples of their bucket's scale: int8 and qsgd.
+
+
+@dataclass(frozen=True)
+class Levelled(Whole, ABC):
+    """2^bits - 1 levels between -max|x| and max|x| of the bucket; see `Quantizer` for what each method means."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def bits(self) -> int: ...
+
+    @property
+    def levels(self) -> int:
+        """On either side of 0."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    def drawn(self, word: int) -> int | None:
+        """What rounding draws by; None: it rounds to nearest."""
+        return word
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        return encoded(values, self.levels, self.drawn(word))
+
+    @property
+    def writes(self) -> bool:
+        return native.levels_checks_finite()
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        most = max_scale(self.levels)
+        native.levels_write(values, self.levels, most, self.drawn(word), self.bits, symbols, scales, first)
+
+    @property
+    def feeds(self) -> bool:
+        return self.writes
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        most = max_scale(self.levels)
+        held_native.levels_write_held(values, held, self.levels, most, self.drawn(word), self.bits, symbols, scales)
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        return scaled(symbols[span], scales, span.start)
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        return native.levels_add(symbols, scales, span, factor, adds, into)
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        check(self.spec, symbols, scales, self.levels)
+
+
+# Levels at equal distances: values as whole multiples of their bucket's scale, rounded at random or to nearest.
+
+
+LEAST = np.float32(2.0**-110)  # scales below this would make 1/scale overflow: such buckets are sent as zeros
+
+
+def max_scale(levels: int) -> np.float32:
+    """The largest scale of which so many levels are finite."""
+    return np.float32(np.nextafter(np.float32(np.finfo(np.float32).max / np.float32(levels)), np.float32(0)))
+
+
+def usable(scales: NDArray[np.floating], levels: int) -> Vector:
+    """Scales as they are sent: none so large that a level is infinite, none so small that its inverse is."""
+    with np.errstate(over="ignore"):
+        sent: Vector = np.minimum(scales.astype(np.float32), max_scale(levels))
+    sent[sent < LEAST] = 0
+    return sent
+
+
+def encoded(values: Vector, levels: int, word: int | None) -> tuple[NDArray[np.int8], Vector]:
+    """Symbols of so many levels a side, and their scales: the bucket's largest magnitude over `levels`."""
+    done = native.levels_encode(values, levels, max_scale(levels), word)
+    if done is not None:
+        return done
+    scales = usable(maxima(values) / np.float32(levels), levels)
+    return rounded(values, scales, levels, word), scales
+
+
+def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first: int = 0) -> NDArray[np.int8]:
+    """floor(x * (1 / scale) + u) with u of a hash of index and word; without a word to nearest, ties to even.
+
+    `first`: the index of the first value, where the vector is a part of another one.
+    """
+    done = native.levels_round(values, scales, levels, word, first)
+    if done is not None:
+        return done
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    symbols = np.empty(values.size, np.int8)
+    for start, stop in blocks(values.size):
+        place = scaled(values[start:stop], inverse, start)
+        if word is None:
+            np.rint(place, out=place)
+        else:
+            place += uniform(first + start, first + stop, word)
+            np.floor(place, out=place)
+        symbols[start:stop] = np.clip(place, -levels, levels, out=place)
+    return symbols
+
+
+def check(name: str, symbols: Symbols, scales: Scales, levels: int) -> None:
+    """BadPayload for what no encoder of so many levels makes."""
+    if scales.size and not np.all((scales == 0) | ((scales >= LEAST) & (scales <= max_scale(levels)))):
+        raise BadPayload(f"a scale that {name} never makes", why="it is negative, not finite or out of range")
+    if symbols.size and symbols.min() < -levels:
+        raise BadPayload(f"a symbol outside -{levels}..{levels}")
+
+
+# int8: eight bits a value, rounded at random, a scale for each bucket of 4096.
+
+
+@dataclass(frozen=True)
+class Int8(Levelled):
+    """Sends every value as 8 bits, rounded at random so that the mean is exact, with a scale for each 4096 values.
+
+    Integers from -127 to 127 times max|x|/127 of the bucket. Unbiased (QSGD, Alistarh et al. 2017, with the bucket's
+    maximum as norm): the variance is at most scale^2/4 a value, so omega = 4096 / (4 * 127^2) = 0.064 < 1, and
+    feedback around it contracts. Rounding draws from a hash of the index: bits depend on the key, not on the order.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("int8",)
+    spec: ClassVar[str] = "int8"
+    bits: ClassVar[int] = 8
+
+    def kind(self) -> Kind:
+        return Unbiased(BUCKET / (4 * self.levels**2))
+
+
+# qsgd(b): b bits a value.
+
+
+@dataclass(frozen=True)
+class Qsgd(Levelled):
+    """Sends every value as one of 2^b - 1 levels between -scale and scale of its bucket, rounded at random.
+
+    QSGD (Alistarh et al. 2017) with s = 2^(b-1) - 1 levels a side and the bucket's maximum as norm; `qsgd(b, l2)` takes
+    its Euclidean norm, as the paper does. Symbols have b bits each; the paper's Elias code is not here, `> rice` or
+    `> zstd` behind it does that work. Unbiased: a value's variance is at most (scale/s)^2 / 4, so with the maximum
+    omega = 4096 / (4 s^2), and with the Euclidean norm min(4096 / s^2, 64 / s), the paper's bound. Inside a residual
+    it rounds to nearest, ties to even, on the maximum: no error is larger than its value and the largest value is
+    exact, so delta is at least 1/4096 for every b, where random rounding would diverge.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("qsgd(2)", "qsgd(4)", "qsgd(4, l2)", "qsgd(7)", "qsgd(8)")
+    width: int = 4
+    euclidean: bool = False
+    nearest: bool = False
+
+    @classmethod
+    def read(cls, argument: str | None) -> Qsgd:
+        width, comma, norm = (argument or "").partition(",")
+        if comma and norm.strip() != "l2":
+            raise CodecError(f"qsgd({argument}) cannot be", why="its norm is the maximum, or l2", hint="qsgd(4, l2)")
+        try:
+            return cls(read_whole("qsgd", width, 2, 8, 4), bool(comma))
+        except CodecError as error:
+            hint = error.hint.replace(")", ", l2)") if comma else error.hint
+            raise CodecError(f"qsgd({argument or ''}) cannot be", why=error.why, hint=hint) from None
+
+    @property
+    def spec(self) -> str:
+        return f"qsgd({self.width}, l2)" if self.euclidean else f"qsgd({self.width})"
+
+    @property
+    def bits(self) -> int:
+        return self.width
+
+    def kind(self) -> Kind:
+        s = self.levels
+        if self.nearest:
+            return Contractive(max(1 / BUCKET, 1 - BUCKET / (4 * s * s)))
+        return Unbiased(min(BUCKET / s**2, BUCKET**0.5 / s) if self.euclidean else BUCKET / (4 * s * s))
+
+    def under_feedback(self) -> Qsgd:
+        return replace(self, nearest=True)
+
+    def drawn(self, word: int) -> int | None:
+        return None if self.nearest else word
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        if not self.euclidean or self.nearest:
+            return super().quantize(values, word)
+        scales = self._norms(bucket_sums(values, 2))
+        return rounded(values, scales, self.levels, word), scales
+
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        if not self.euclidean or self.nearest:
+            super().write(values, word, symbols, scales, first)
+            return
+        squares = bucket_sums(values, 2)
+        if not np.isfinite(squares).all():
+            raise not_finite()
+        scales[:] = self._norms(squares)
+        native.levels_write_rounded(values, scales, self.levels, word, self.bits, symbols, first)
+
+    def _norms(self, squares: NDArray[np.float64]) -> Vector:
+        return usable(np.sqrt(squares) / self.levels, self.levels)

@@ -1,0 +1,307 @@
+"""A bound codec around another one: it differs in what it encodes, and its frames are those of the one inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression.base import (
+    ALL,
+    BoundCodec,
+    Codec,
+    Contractive,
+    Encoded,
+    Everything,
+    Kind,
+    ResidualOnly,
+    Unbiased,
+    contraction,
+)
+from thinwire.compression.memory import Held
+from thinwire.compression.segmented import Bound
+from thinwire.compression.vector_ops import require_vector, require_writable
+from thinwire.core.errors import CodecError
+from thinwire.core.layout import Layout
+from thinwire.core.prng import Key
+from thinwire.core.types import Arrived, Payload, State, Vector
+
+
+@dataclass(frozen=True)
+class Around:
+    """What reads a frame: the inner codec's, since a decoder need not know what stood around the encoder."""
+
+    inner: BoundCodec
+
+    @property
+    def spec(self) -> str:
+        return self.inner.spec
+
+    def check(self, payload: Arrived, segment: int = 0) -> None:
+        self.inner.check(payload, segment)
+
+    def decode_add(self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+        self.inner.decode_add(payload, weight, into, span, segment)
+
+    def decode(self, payload: Arrived, segment: int = 0) -> Vector:
+        return self.inner.decode(payload, segment)
+
+    def max_bytes(self, segment: int = 0) -> int:
+        return self.inner.max_bytes(segment)
+
+
+# Error feedback around a whole chain: what was not sent is added to the next update.
+#
+# r_0 = 0;  p = x + r;  send C(p);  r' = p - decode(C(p))   (Seide et al. 2014; Karimireddy et al. 2019, EF-SGD)
+#
+# It needs a contraction: with a stochastic quantizer of omega >= 1 the residual grows without bound (qsgd(2) with L2
+# norms: 4e6 times after 60 steps), so such a chain is refused. The residual depends on the layout only: it survives a
+# switch of codec between two rounds.
+#
+# With momentum m, for one-step gradients only, what is accumulated is not x but its velocity (momentum correction, Lin
+# et al. 2018, "Deep gradient compression"):
+#
+# u = m u + x;  p = u + r;  send C(p);  r' = p - decode(C(p));  masked: u = 0 where it was sent
+
+
+RESIDUAL = "residual"
+MOMENTUM = "momentum"
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """A codec whose encoder carries the residual; frames are those of the codec inside."""
+
+    inner: Codec
+    momentum: float = 0.0
+    masked: bool = False
+
+    @property
+    def spec(self) -> str:
+        return self.inner.spec
+
+    def bind(self, layout: Layout) -> BoundFeedback:
+        bound = inside(self.inner, layout)
+        require_contraction(self.spec, bound.kind)
+        return BoundFeedback(bound, layout, self.momentum, self.masked)
+
+
+def feedback(codec: Codec, momentum: float = 0.0, masked: bool = False) -> Feedback:
+    """Stand error feedback around a codec; with `momentum` for gradients of one step, `masked` where they were sent.
+
+    >>> from thinwire.compression import parse
+    >>> bound = feedback(parse("topk(0.5)")).bind(Layout.of({"w": (2,)}))
+    >>> bound.encode(np.float32([1, 3]), bound.init(), Key(1)).state["residual"]
+    array([1., 0.], dtype=float32)
+    """
+    if not 0 <= momentum < 1:
+        raise CodecError(f"feedback with a momentum of {momentum}", why="it is at least 0 and under 1")
+    return Feedback(codec, momentum, masked)
+
+
+def inside(codec: Codec, layout: Layout) -> BoundCodec:
+    """A codec as it encodes inside a residual: its own way where it has one, else C / (1 + omega).
+
+    A chain of `parse` knows that of its quantizer; a codec that is no chain is `Shrunk` as a whole.
+    """
+    bound = codec.bind(layout)
+    if isinstance(bound, Bound):
+        return bound.under_feedback()
+    if isinstance(bound.kind, Unbiased) and bound.kind.omega > 0:
+        return Shrunk(bound, bound.kind.omega)
+    return bound
+
+
+def require_contraction(spec: str, kind: Kind) -> None:
+    """CodecError when a residual around this kind would grow from step to step."""
+    if not isinstance(kind, ResidualOnly) and contraction(kind) <= 0:
+        raise CodecError(
+            f"feedback around {spec!r} would diverge",
+            why="it is no contraction: what is left over can be larger than what was given",
+            hint='[uplink] feedback = "none", or a codec that contracts: int8',
+        )
+
+
+@dataclass(frozen=True)
+class BoundFeedback(Around):
+    """See `BoundCodec`; `x` becomes the new residual, and nothing of `state` is written to.
+
+    A codec inside that has state of its own keeps it beside the residual; arrays that it does not know are dropped,
+    so that a run may switch codecs and lose nothing but the old one's own memory.
+    """
+
+    layout: Layout
+    momentum: float = 0.0
+    masked: bool = False
+
+    @cached_property
+    def kind(self) -> Kind:
+        return self.inner.kind if isinstance(self.inner.kind, Contractive) else ResidualOnly()
+
+    def init(self, segment: int = 0) -> State:
+        size = self.layout.segments[segment].size
+        own = [RESIDUAL, MOMENTUM] if self.momentum else [RESIDUAL]
+        return {**self.inner.init(segment), **{name: np.zeros(size, np.float32) for name in own}}
+
+    def aged(self, state: State, decay: float, rounds: int) -> State:
+        """The state `rounds` after its last encode: of the residual decay^rounds is left, one round being the least."""
+        if decay == 1 or RESIDUAL not in state:
+            return state
+        return {**state, RESIDUAL: state[RESIDUAL] * np.float32(decay ** max(1, rounds))}
+
+    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        require_writable(x, self.layout.segments[segment].size)
+        kept = {MOMENTUM: self._velocity(x, state)} if self.momentum else {}
+        encoded = encode_held(self.inner, x, Held(state[RESIDUAL], 1.0), state, key, segment)
+        if self.masked and self.momentum:
+            sent = slice(None) if isinstance(encoded.support, Everything) else encoded.support
+            kept[MOMENTUM][sent] = 0
+        return Encoded(encoded.payload, {**encoded.state, **kept, RESIDUAL: x}, encoded.support)
+
+    def _velocity(self, x: Vector, state: State) -> Vector:
+        """U' = m u + x, which also takes x's place."""
+        velocity: Vector = np.zeros_like(x)
+        if (held := state.get(MOMENTUM)) is not None:
+            require_vector(held, x.size)
+            np.multiply(held, np.float32(self.momentum), out=velocity)
+        with np.errstate(over="ignore", invalid="ignore"):
+            velocity += x
+        x[:] = velocity
+        return velocity
+
+    def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
+        """Take back what was sent and not used: the decoded update goes into the residual, and into nothing else."""
+        residual = state[RESIDUAL].copy()
+        self.inner.decode_add(payload, 1.0, residual, segment=segment)
+        return {**state, RESIDUAL: residual}
+
+
+def encode_held(inner: BoundCodec, x: Vector, held: Held, state: State, key: Key, segment: int) -> Encoded:
+    """Encode x with what is held, and x becomes what is to be held: the codec's own way, or with a copy of x."""
+    own = carried(inner, state, segment)
+    if isinstance(inner, Bound):
+        return inner.encode_held(x, held, own, key, segment)
+    held.before(x)
+    encoded = inner.encode(x.copy(), own, key, segment)
+    held.after(x)
+    inner.decode_add(encoded.payload, held.weight, x, segment=segment)
+    held.settled(x)
+    return encoded
+
+
+def carried(inner: BoundCodec, state: State, segment: int) -> State:
+    """Of an earlier encode's arrays those that a codec knows, by name and size; the others begin anew."""
+    own = dict[str, NDArray[Any]]()
+    for name, fresh in inner.init(segment).items():
+        held = state.get(name, fresh)
+        own[name] = (held if held.shape == fresh.shape and held.dtype == fresh.dtype else fresh).copy()
+    return own
+
+
+# EF21: not the update travels but its difference to a reference that both ends advance by what was sent.
+#
+# g_0 = 0;  send c = C(x - g);  g' = g + decode(c)                        (Richtarik, Sokolov and Fatkhullin 2021)
+#
+# Nothing that was left out is ever added to a later update: a residual under classic feedback can grow with the step
+# size, the difference to g shrinks wherever updates settle. The paper's server keeps one g a client; here it keeps only
+# their weighted sum, which moves by the sum of what was decoded (server/model/shares.py), so decoders remember nothing.
+# That sum is right while every c counts exactly once with the same weight: a dropped one is taken back on the device.
+
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Ef21:
+    """A codec that sends differences; its frames are those of the codec inside."""
+
+    inner: Codec
+
+    @property
+    def spec(self) -> str:
+        return self.inner.spec
+
+    def bind(self, layout: Layout) -> BoundEf21:
+        bound = inside(self.inner, layout)
+        if isinstance(bound.kind, ResidualOnly):
+            raise CodecError(
+                f"ef21 around {self.spec!r} need not come to rest",
+                why="each call has to contract, and this codec promises nothing of one call",
+                hint='[uplink] feedback = "classic"',
+            )
+        require_contraction(self.spec, bound.kind)
+        return BoundEf21(bound, layout)
+
+
+def ef21(codec: Codec) -> Ef21:
+    """Send differences to a reference.
+
+    >>> from thinwire.compression import parse
+    >>> bound = ef21(parse("topk(0.5)")).bind(Layout.of({"w": (2,)}))
+    >>> state = bound.encode(np.float32([1, 3]), bound.init(), Key(1)).state
+    >>> bound.encode(np.float32([1, 3]), state, Key(2)).state["reference"]
+    array([1., 3.], dtype=float32)
+    """
+    return Ef21(codec)
+
+
+@dataclass(frozen=True)
+class BoundEf21(Around):
+    """See `BoundCodec`; what a frame decodes to is a step of the reference, and `x` becomes the new one.
+
+    Law: ||x - g'||^2 <= (1 - delta) ||x - g||^2. A refund takes such a step back. The reference depends on the layout
+    only: it survives a switch of codec.
+    """
+
+    layout: Layout
+
+    @property
+    def kind(self) -> Kind:
+        return self.inner.kind if isinstance(self.inner.kind, Contractive) else ResidualOnly()
+
+    def init(self, segment: int = 0) -> State:
+        return {**self.inner.init(segment), REFERENCE: np.zeros(self.layout.segments[segment].size, np.float32)}
+
+    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        require_writable(x, self.layout.segments[segment].size)
+        encoded = encode_held(self.inner, x, Held(state[REFERENCE], -1.0), state, key, segment)
+        return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
+
+    def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
+        """Take a step of the reference back: it was not used."""
+        reference = state[REFERENCE].copy()
+        self.inner.decode_add(payload, -1.0, reference, segment=segment)
+        return {**state, REFERENCE: reference}
+
+
+# C / (1 + omega): an unbiased codec made a contraction, for those that have no way of their own inside a residual.
+
+
+@dataclass(frozen=True)
+class Shrunk(Around):
+    """Encodes x / (1 + omega): E||C(y) - x||^2 <= omega / (1 + omega) ||x||^2 with y = x / (1 + omega).
+
+    So delta = 1 / (1 + omega) for any omega, where C itself contracts only under omega = 1.
+    Frames are the inner codec's: the decoder need not know.
+    """
+
+    omega: float
+
+    @property
+    def layout(self) -> Layout:
+        return self.inner.layout
+
+    @property
+    def kind(self) -> Kind:
+        return Contractive(1 / (1 + self.omega))
+
+    def init(self, segment: int = 0) -> State:
+        return self.inner.init(segment)
+
+    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        require_writable(x, self.layout.segments[segment].size)
+        x *= np.float32(1 / (1 + self.omega))
+        return self.inner.encode(x, state, key, segment)

@@ -1,0 +1,157 @@
+"""One vector on several threads: parts that begin at whole blocks, so that no bit depends on how many there are.
+
+How many is said by the environment; where it says nothing, by the plan of the run that is worked for.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression.base import not_finite
+from thinwire.compression.native.library import kernel
+from thinwire.core.errors import UsageError
+from thinwire.core.types import Vector
+
+if TYPE_CHECKING:
+    from thinwire.compression.memory import Held
+
+
+T = TypeVar("T")
+
+VARIABLE = "THINWIRE_THREADS"
+GRAIN = 1 << 16  # elements: parts begin at multiples, which are whole buckets
+LEAST = 1 << 18  # elements a thread is worth waking for
+MOST = 1024
+
+_said: ContextVar[int] = ContextVar("threads", default=0)  # by `using_threads`, of the thread that calls
+
+
+def threads() -> int:
+    """How many one call may use: 1, unless something says more."""
+    return _said.get() or of_environment() or 1
+
+
+def of_environment() -> int:
+    """How many the environment says (0 there: as many as cores); 0 where it says nothing."""
+    said = os.environ.get(VARIABLE, "")
+    return _read(said) if said else 0
+
+
+@functools.cache
+def _read(said: str) -> int:
+    if not (said.isascii() and said.isdigit() and int(said) <= MOST):
+        raise UsageError(f"{VARIABLE}={said} cannot be", why=f"it is a number up to {MOST}, 0 for all cores")
+    return int(said) or cores()
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def parts(start: int, stop: int) -> list[tuple[int, int]]:
+    """(from, to) of about equal parts of start .. stop, one a thread."""
+    count = max(1, min(threads(), (stop - start) // LEAST))
+    each = -(-(stop - start) // count)
+    cuts = [start, *((start + i * each) // GRAIN * GRAIN for i in range(1, count)), stop]
+    return list(itertools.pairwise(cuts))
+
+
+def parts_between(edges: Sequence[int]) -> list[tuple[int, int]]:
+    """(from, to) as places among the edges of about equal parts, one a thread, whose packed symbols begin at a byte."""
+    size = edges[-1] - edges[0]
+    count = max(1, min(threads(), size // LEAST))
+    whole = [place for place, edge in enumerate(edges) if edge % 8 == 0 and 0 < place < len(edges) - 1]
+    places = [bisect.bisect_left(whole, edges[0] + i * size // count, key=edges.__getitem__) for i in range(1, count)]
+    cuts = sorted({0, *(whole[place] for place in places if place < len(whole)), len(edges) - 1})
+    return list(itertools.pairwise(cuts))
+
+
+def each(start: int, stop: int, work: Callable[[int, int], T]) -> list[T]:
+    """What work(from, to) gave of every part, in order."""
+    return each_of(parts(start, stop), work)
+
+
+def each_of(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) -> list[T]:
+    """The same of parts that are given."""
+    if len(pieces) == 1:
+        return [work(*pieces[0])]
+    return list(_pool(len(pieces)).map(lambda piece: work(*piece), pieces))
+
+
+@functools.cache
+def _pool(count: int) -> ThreadPoolExecutor:
+    # Its threads part nothing further: a part that waited for others of the same pool could wait for ever.
+    return ThreadPoolExecutor(count, "thinwire-kernel", initializer=lambda: _said.set(1))
+
+
+@contextlib.contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """So many for what this thread calls while the context lasts, whatever else says."""
+    before = _said.set(count)
+    try:
+        yield
+    finally:
+        _said.reset(before)
+
+
+@contextlib.contextmanager
+def planned_threads(count: int) -> Iterator[None]:
+    """So many as a plan says, at most `MOST`; the environment of the machine has the last word."""
+    with using_threads(of_environment() or min(count, MOST)):
+        yield
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
+
+
+# A kernel called on each part of a vector, one a thread: what it takes besides the vector is each kernel's own.
+
+
+Own = Callable[[int], tuple[Any, ...]]  # for the part that begins at this value
+
+
+def write_in_parts(name: str, values: Vector, own: Own) -> None:
+    """Encode values; NonFiniteUpdate for NaN and infinity."""
+    run = kernel(name)
+    assert run is not None
+    x = values.ctypes.data
+    if not all(each(0, values.size, lambda a, b: run(x + 4 * a, b - a, *own(a)))):
+        raise not_finite()
+
+
+def write_held_in_parts(name: str, values: Vector, held: Held, own: Own) -> None:
+    """The same with what is held, and values become what is to be held."""
+    run = kernel(name)
+    assert run is not None
+    x, r = values.ctypes.data, held.vector.ctypes.data
+    if not all(each(0, values.size, lambda a, b: run(x + 4 * a, r + 4 * a, held.sign, b - a, *own(a)))):
+        raise not_finite()
+
+
+def add_in_parts(
+    name: str, own: Sequence[NDArray[Any] | int], span: slice, factor: np.float32, adds: bool, into: Vector
+) -> bool:
+    """into[0 ..] gets the values in `span` times a factor, added or in place of what stands there.
+
+    False: numpy is the path, and nothing was done.
+    """
+    run = kernel(name)
+    if run is None:
+        return False
+    at = [array.ctypes.data if isinstance(array, np.ndarray) else array for array in own]
+    to = into.ctypes.data
+    each(span.start, span.stop, lambda a, b: run(*at, a, b, factor, adds, to + 4 * (a - span.start)))
+    return True

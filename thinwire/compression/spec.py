@@ -1,0 +1,296 @@
+"""Rules by layer: which chain each tensor follows, `layers("*.bias"=fp16; *=topk(0.01) > int8)`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import cast
+
+from thinwire.compression.base import Quantizer, Sparsifier, Step
+from thinwire.compression.chain import PLAIN, Chain
+from thinwire.compression.codecs.byte_codecs import Last
+from thinwire.compression.codecs.casts import Fp16
+from thinwire.compression.codecs.integers import Delta, Rice
+from thinwire.compression.lowrank import LowRank, PowerSgd
+from thinwire.compression.registry import steps
+from thinwire.compression.segmented import Bound, Group
+from thinwire.compression.streams import Coded
+from thinwire.core.errors import CodecError
+from thinwire.core.layout import Layout, Segment, Slice
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tensors whose names match `pattern` (as in a shell) follow `chain`."""
+
+    pattern: str
+    chain: Chain | LowRank
+
+    @property
+    def spec(self) -> str:
+        return f"{self.pattern}={self.chain.spec}" if self.pattern == "*" else f'"{self.pattern}"={self.chain.spec}'
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The first rule that matches a tensor's name decides; tensors of one rule share budget, buckets and streams."""
+
+    rules: tuple[Rule, ...]
+
+    @property
+    def spec(self) -> str:
+        return "layers(" + "; ".join(rule.spec for rule in self.rules) + ")"
+
+    def bind(self, layout: Layout) -> Bound:
+        return Bound(self.spec, layout, [self._groups(segment) for segment in layout.segments])
+
+    def _groups(self, segment: Segment) -> list[Group]:
+        pieces: dict[int, list[Slice]] = {}
+        for piece in segment.slices:
+            rule = next(i for i, rule in enumerate(self.rules) if fnmatchcase(piece.tensor.name, rule.pattern))
+            pieces.setdefault(rule, []).append(piece)
+        return [_group(self.rules[rule].chain, found) for rule, found in sorted(pieces.items())]
+
+
+def chains(codec: Chain | LowRank | Layers) -> list[Chain | LowRank]:
+    """Those that a codec is made of: one, or one a rule."""
+    return [rule.chain for rule in codec.rules] if isinstance(codec, Layers) else [codec]
+
+
+def _group(chain: Chain | LowRank, pieces: list[Slice]) -> Group:
+    return Group(chain.placed(pieces), tuple(slice(piece.at, piece.at + piece.size) for piece in pieces))
+
+
+# From a spec to a codec: `parse("topk(0.01) > int8 > zstd")`.
+#
+#     chain  = [sparsifier ">"] [quantizer] {">" coder} | lowrank [">" cast] [">" compressor]
+#     layers = "layers(" PATTERN "=" chain {";" PATTERN "=" chain} ")"
+#
+# The spec that a codec carries is canonical: exact decimals, one space around ">", patterns in double quotes, coders
+# that are always there left out (`delta` on indices, `pack` on symbols). `parse(parse(s).spec) == parse(s)`.
+
+
+# A spec comes with every assignment: repetitions are possessive, so that no text makes a pattern try an end twice.
+STAGE = re.compile(r"\s*+([A-Za-z][A-Za-z0-9_]*+)\s*+(?:\(([^()]*+)\)\s*+)?")
+LAYERS = re.compile(r"layers\s*+\((.*)\)", re.DOTALL)
+RULE = re.compile(r"""\s*+(?:"([^"]++)"\s*+|'([^'"]++)'\s*+|([^"'=;\s][^"'=;]*+))=([^"=;]++)(?:;|$)""")
+ORDER = {"sparsifier": 0, "lowrank": 0, "quantizer": 1, "coder": 2}
+CASTS = ("identity", "fp16", "bf16")
+LONGEST = 4096  # characters of a spec: one comes with every ask
+EXAMPLE, RULES = "topk(0.01) > int8 > zstd", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'
+
+
+@lru_cache(maxsize=64)  # a codec never changes, and one comes with every ask
+def parse(spec: str) -> Chain | LowRank | Layers:
+    """The codec of a spec; `CodecError` says what is wrong and names the nearest right one.
+
+    >>> parse("topk(0.010)>int8 > delta > zstd").spec
+    'topk(0.01) > int8 > zstd'
+    """
+    text = spec.strip()
+    if len(text) > LONGEST:
+        raise CodecError(f"a codec of {len(text)} characters", why=f"at most {LONGEST} are read")
+    if rules := LAYERS.fullmatch(text):
+        return _layers(rules[1])
+    return _chain(text)
+
+
+def _chain(spec: str) -> Chain | LowRank:
+    steps = [step for written in spec.split(">") for step in _steps(written, spec)]
+    ranks = [ORDER[step.role] for step in steps]
+    coders = [step for step in steps if step.role == "coder"]
+    codes = [step.spec for step in coders]
+    if (
+        ranks != sorted(ranks)
+        or max(map(ranks.count, (0, 1))) > 1
+        or len(set(codes)) < len(codes)
+        or any(isinstance(step, Last) for step in coders[:-1])
+    ):
+        raise CodecError(
+            f"the steps of {spec!r} stand in no sensible order",
+            why="a chain picks coordinates or takes a low rank, makes symbols, then codes those: each at most once, a "
+            "compressor last",
+            hint=_nearest(steps).spec,
+        )
+    chain = _gathered(steps)
+    low = next((step for step in steps if step.role == "lowrank"), None)
+    if low is not None:
+        return _low_rank(spec, cast("PowerSgd", low), chain, codes)
+    _require_work(spec, chain, codes)
+    return chain
+
+
+def _gathered(steps: Sequence[Step]) -> Chain:
+    """The first of each kind in a chain's order; of quantizers the first that makes anything smaller."""
+    sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
+    quantizer = next((step for step in steps if step.role == "quantizer" and step != PLAIN), PLAIN)
+    last = next((step for step in steps if isinstance(step, Last)), None)
+    rice = any(isinstance(step, Rice) for step in steps)
+    return Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Coded(rice, last))
+
+
+def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
+    """A chain that can be, of steps that cannot stand as they do."""
+    chain = _gathered(steps)
+    low = next((step for step in steps if step.role == "lowrank"), None)
+    if low is not None:
+        return LowRank(cast("PowerSgd", low), _cast(replace(chain, sparsifier=None)))
+    return _without_idle_rice(chain)
+
+
+def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowRank:
+    """CodecError unless factors are cast at most: they multiply, and so do their errors."""
+    last = inner.coded.last
+    if inner.quantizer.spec not in CASTS or set(codes) - ({last.spec} if last else set()):
+        raise CodecError(
+            f"{spec!r} cannot be",
+            why="the factors of a low rank may be cast, and pass through a compressor, but no more",
+            hint=LowRank(step, _cast(inner)).spec,
+        )
+    return LowRank(step, inner)
+
+
+def _cast(inner: Chain) -> Chain:
+    """What the factors of a low rank may pass through, of what was written."""
+    quantizer = inner.quantizer if inner.quantizer.spec in CASTS else Fp16()
+    return replace(inner, quantizer=quantizer, coded=Coded(last=inner.coded.last))
+
+
+def _sends_places(chain: Chain) -> bool:
+    return chain.sparsifier is not None and not chain.sparsifier.seeded
+
+
+def _rice_works(chain: Chain) -> bool:
+    """Whether there is anything for it to code, where it stands in the chain."""
+    return not chain.coded.rice or _sends_places(chain) or chain.quantizer.bits <= 8
+
+
+def _without_idle_rice(chain: Chain) -> Chain:
+    return chain if _rice_works(chain) else replace(chain, coded=replace(chain.coded, rice=False))
+
+
+def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
+    """CodecError where a coder has nothing to code."""
+    places = _sends_places(chain)
+    if Delta.spec in codes and (chain.coded.rice or not places):
+        why = "rice codes the places already" if places else "it codes the places that a sparsifier sends"
+        raise CodecError(f"delta in {spec!r} has nothing to code", why=why, hint=_without_idle_rice(chain).spec)
+    if not _rice_works(chain):
+        why = "it codes places that a sparsifier sends, and symbols of at most 8 bits"
+        raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=_without_idle_rice(chain).spec)
+
+
+def _steps(written: str, spec: str) -> list[Step]:
+    """One step, or those that an alias stands for."""
+    match = STAGE.fullmatch(written)
+    if match is None:
+        why = f"a chain is names with > between them, as in {EXAMPLE}"
+        raise CodecError(f"cannot read {written.strip()!r} in the codec {spec!r}", why=why, hint=EXAMPLE)
+    name, argument = match.groups()
+    if name not in ALIASES:
+        return [_step(name, argument)]
+    parts = [STAGE.fullmatch(stage) for stage in expanded(name, argument).split(">")]
+    try:
+        return [_step(*part.groups()) for part in parts if part]
+    except CodecError as error:
+        raise said_of(name, argument, error) from None
+
+
+def _step(name: str, argument: str | None) -> Step:
+    if name == "layers":
+        raise CodecError("layers within a chain", why="rules by layer are of a whole update", hint=RULES)
+    kind = steps.find(name, also=ALIASES)
+    if argument is not None and not any(re.search(rf"\b{name}\(", example) for example in kind.examples):
+        raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
+    return kind.read(argument)
+
+
+def _layers(inside: str) -> Layers:
+    rules, at = list[Rule](), 0
+    while at < len(inside) or not rules:
+        match = RULE.match(inside, at)
+        if match is None:
+            raise CodecError(
+                f"cannot read the rule {inside[at:].strip()!r}",
+                why="a rule is PATTERN = CODEC, and rules stand apart by ;",
+                hint=RULES,
+            )
+        rules.append(Rule(match[1] or match[2] or match[3].rstrip(), _chain(match[4].strip())))
+        at = match.end()
+    patterns = [rule.pattern for rule in rules]
+    if patterns[-1] != "*":
+        raise CodecError("the last rule must be for *", why="every tensor needs a codec", hint="; *=topk(0.01) > int8")
+    if twice := {pattern for pattern in patterns if patterns.count(pattern) > 1}:
+        why, hint = "the first one that names a tensor decides", "leave one of them out"
+        raise CodecError(f"two rules for {twice.pop()}", why=why, hint=hint)
+    return Layers(tuple(rules))
+
+
+def with_layers(spec: str, layers: Mapping[str, str]) -> str:
+    """A plan's codec and its rules by layer as one canonical spec.
+
+    >>> with_layers("int8", {"*.bias": "fp16"})
+    'layers("*.bias"=fp16; *=int8)'
+    """
+    if not layers:
+        return parse(spec).spec
+    if any(LAYERS.fullmatch(chain.strip()) for chain in (spec, *layers.values())):
+        why, hint = "each rule is a chain", f"all of them in one place: [uplink] codec = '{RULES}'"
+        raise CodecError("rules by layer within rules by layer", why=why, hint=hint)
+    rules = [f'"{pattern}"={chain}' for pattern, chain in layers.items()]
+    return parse(f"layers({'; '.join([*rules, f'*={spec}'])})").spec
+
+
+# Names of the literature for chains of ours: `stc(0.01)` is `topk(0.01) > sign > rice`.
+
+
+STC = "sparse ternary compression (Sattler et al. 2019), but each sign of 4096 values sent has a mean of its own"
+DGC = "deep gradient compression (Lin et al. 2018): as a plan's [uplink] codec with all its four parts, else top-k"
+FEDPAQ = "FedPAQ (Reisizadeh et al. 2020) with [uplink] feedback = none; in a residual it rounds to nearest"
+SIGNSGD = "EF-signSGD (Karimireddy et al. 2019), a scale for each 4096; no majority vote as in Bernstein et al. 2018"
+
+# A name, the chain with a place for its argument, and whose method it is: where ours is not the paper's, how.
+ALIASES = {
+    "stc": ("topk({}) > sign > rice", STC),
+    "dgc": ("topk({})", DGC),
+    "fedpaq": ("qsgd({})", FEDPAQ),
+    "signsgd": ("sign(scaled)", SIGNSGD),
+}
+
+
+NAME = re.compile(rf"\b({'|'.join(ALIASES)})\b")
+
+
+def expanded(name: str, argument: str | None) -> str:
+    """What an alias stands for; CodecError for an argument where it takes none.
+
+    >>> expanded("stc", "0.01")
+    'topk(0.01) > sign > rice'
+    """
+    chain, _ = ALIASES[name]
+    if "{}" not in chain and argument is not None:
+        raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
+    return chain.format(argument or "")
+
+
+def standing_for(spec: str) -> dict[str, str]:
+    """The aliases in a spec, each with the chain that it stands for and whose method it is.
+
+    >>> standing_for("dgc(0.01) > int8")["dgc"][:37]
+    'topk(_): deep gradient compression (L'
+    """
+    return {name: f"{ALIASES[name][0].format('_')}: {ALIASES[name][1]}" for name in NAME.findall(spec)}
+
+
+def said_of(name: str, argument: str | None, refused: CodecError) -> CodecError:
+    """The same refusal in the words that were written: of the alias, and not of the chain that it stands for."""
+    written = name if argument is None else f"{name}({argument})"
+    _, bracket, nearest = refused.hint.partition("(")
+    return CodecError(
+        f"{written} cannot be",
+        why=f"it stands for {expanded(name, '_')}: {refused.why}",
+        hint=f"{name}({nearest}" if bracket else refused.hint,
+    )

@@ -1,0 +1,287 @@
+"""The laws of what a codec does with a vector, each a test of one `spec`. Those of its frames: frame_laws.py.
+
+Ours are run over the registry, another package's by the plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.compression import Contractive, Everything, ResidualOnly, Unbiased, feedback, parse
+from thinwire.compression.base import BoundCodec, Kind, contraction
+from thinwire.compression.chain import Chain
+from thinwire.conformance.strategies import dense, drawn, layout_of, made, rotates, vectors
+from thinwire.core import Key, Layout
+from thinwire.core.errors import BadPayload, NonFiniteUpdate
+from thinwire.core.types import Vector
+
+few = settings(max_examples=12, deadline=None)
+MANY = 200  # values of which six encodings say how large the error is in the mean
+NEARLY = 0.1  # of the error of a uniform rotation, which a Hadamard transform comes near
+fewer = settings(max_examples=5, deadline=None)
+
+
+def test_its_spec_is_canonical(spec: str) -> None:
+    assert parse(parse(spec).spec) == parse(spec)
+    assert parse(spec).spec == spec
+
+
+@few
+@given(n=st.integers(0, 9000))
+def test_zero_stays_zero(spec: str, n: int) -> None:
+    codec = parse(spec).bind(Layout.of({"w": (n,)}) if n < 3 else layout_of(n, spec))
+    if n:
+        payload = codec.encode(np.zeros(n, np.float32), codec.init(), Key(1)).payload
+        assert not codec.decode(payload).any()
+
+
+@fewer
+@given(x=vectors(), bad=st.sampled_from([np.nan, np.inf, -np.inf]), place=st.integers(0, 4999))
+def test_what_is_not_finite_is_refused_and_nothing_is_changed(spec: str, x: Vector, bad: float, place: int) -> None:
+    codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
+    state = {name: array + np.float32(0.5) for name, array in codec.init().items()}
+    before = {name: array.copy() for name, array in state.items()}
+    x[place % x.size] = bad
+    with pytest.raises(NonFiniteUpdate):
+        codec.encode(x, state, Key(1))
+    assert all(np.array_equal(state[name], before[name]) for name in before)
+
+
+@fewer
+@given(x=vectors())
+def test_the_same_key_gives_the_same_bytes_and_leaves_the_vector_alone(spec: str, x: Vector) -> None:
+    codec, given_x = parse(spec).bind(layout_of(x.size, spec)), x.copy()
+    first, again = (codec.encode(x, codec.init(), Key(3, 4)).payload for _ in range(2))
+    assert first == again
+    assert np.array_equal(x, given_x)
+
+
+@settings(few, derandomize=True)
+@given(x=vectors())
+def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
+    """In the mean over fixed keys, with four of its standard deviations of room; the same vectors in every run.
+
+    What draws nothing has no room but for rounding: a codec that says it contracts by 1/4096 and sends nothing fails.
+    """
+    codec = parse(spec).bind(layout_of(x.size, spec))
+
+    def error(key: int) -> Vector:
+        return codec.decode(codec.encode(x, codec.init(), Key(key)).payload) - x.astype(np.float64)
+
+    _keeps_within(codec.kind, spec, x, error)
+
+
+@settings(fewer, derandomize=True)
+@given(x=vectors())
+def test_what_is_left_keeps_within_the_kind_inside_a_residual(spec: str, x: Vector) -> None:
+    codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
+
+    def left(key: int) -> Vector:
+        return codec.encode(x.copy(), codec.init(), Key(key)).state["residual"].astype(np.float64)
+
+    _keeps_within(codec.inner.kind, spec, x, left)
+
+
+def _keeps_within(kind: Kind, spec: str, x: Vector, error: Callable[[int], Vector]) -> None:
+    if isinstance(kind, ResidualOnly):
+        return
+    bound = kind.omega if isinstance(kind, Unbiased) else 1 - kind.delta
+    if rotates(spec) and (x.size < 1024 or not dense(x)):
+        return  # a Hadamard transform is no uniform rotation: it comes near on dense data
+    keys = 200 if drawn(spec) or x.size < MANY else 6
+    errors = [float((error(k) ** 2).sum()) for k in range(keys)]
+    whole = float((x.astype(np.float64) ** 2).sum())
+    room = 4 * np.std(errors) / np.sqrt(keys)
+    if drawn(spec):  # one value may be nearly all there is, and be drawn by none of the keys
+        room = max(room, 4 * np.sqrt(bound * (1 - bound) / keys) * whole)
+    if rotates(spec):
+        room += NEARLY * bound * whole
+    assert np.mean(errors) <= bound * (1 + 1e-5) * whole + room
+
+
+def test_the_mean_of_many_encodings_is_the_vector(spec: str) -> None:
+    """Over 400 fixed keys: the mean's squared error is what their own spread leaves of so many, and a third more.
+
+    Not what omega would leave: it is a bound, and where it is large a codec that sends nothing would keep within it.
+    """
+    x = made(600, seed=7, shape="normal", exponent=3).astype(np.float64)
+    codec = parse(spec).bind(layout_of(x.size, spec))
+    if not isinstance(codec.kind, Unbiased):
+        return  # it does not say so of itself
+    keys, total, squares = 400, np.zeros(x.size), 0.0
+    for k in range(keys):
+        away = codec.decode(codec.encode(x.astype(np.float32), codec.init(), Key(k)).payload) - x
+        total, squares = total + away, squares + float((away**2).sum())
+    bias = float(((total / keys) ** 2).sum())
+    spread = squares / keys - bias
+    assert bias <= 4 / 3 * spread / keys + 1e-12 * float((x**2).sum())
+
+
+@few
+@given(x=vectors(), weight=st.sampled_from([1.0, -1.0, 0.5, 37.25]), cuts=st.lists(st.integers(0, 5000), max_size=4))
+def test_adding_spans_is_decoding_times_weight(spec: str, x: Vector, weight: float, cuts: list[int]) -> None:
+    codec = parse(spec).bind(layout_of(x.size, spec))
+    payload = codec.encode(x, codec.init(), Key(9)).payload
+    into = np.zeros(x.size, np.float32)
+    borders = sorted({0, x.size, *(cut % (x.size + 1) for cut in cuts)})
+    for start, stop in pairwise(borders):
+        codec.decode_add(payload, weight, into, slice(start, stop))
+    assert np.array_equal(into, codec.decode(payload) * np.float32(weight))
+
+
+@few
+@given(x=vectors())
+def test_the_support_holds_all_that_was_sent(spec: str, x: Vector) -> None:
+    codec = parse(spec).bind(layout_of(x.size, spec))
+    encoded = codec.encode(x, codec.init(), Key(1))
+    decoded = codec.decode(encoded.payload)
+    if encoded.support is Everything.SENT:
+        return
+    assert np.all(np.diff(encoded.support) > 0)
+    outside = np.ones(x.size, bool)
+    outside[encoded.support] = False
+    assert not decoded[outside].any()
+
+
+@few
+@given(x=vectors(furthest=60), seed=st.integers(0, 1000))
+def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector, seed: int) -> None:
+    codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
+    state = codec.init()
+    state["residual"][:] = made(x.size, seed, "normal", 0)
+    before = x.copy() + state["residual"]
+    encoded = codec.encode(x, state, Key(seed))
+    decoded = codec.decode(encoded.payload)
+    ulp = np.spacing(np.maximum(np.abs(before), np.abs(decoded)))
+    assert np.all(np.abs(decoded.astype(np.float64) + encoded.state["residual"] - before) <= 4 * ulp)
+
+
+def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
+    codec = feedback(parse(spec)).bind(layout_of(400, spec))
+    delta = contraction(codec.kind)
+    state, largest = codec.init(), 0.0
+    for step in range(500):
+        x = made(400, step, "normal", 0)
+        largest = max(largest, float(np.linalg.norm(x)))
+        state = codec.encode(x, state, Key(step)).state
+        allowed = 2 / delta if delta >= 0.05 else 20
+        assert float(np.linalg.norm(state["residual"])) <= allowed * largest
+
+
+def test_a_residual_survives_a_switch_of_codec(spec: str) -> None:
+    layout, x = layout_of(300, spec), made(300, 1, "normal", 0)
+    first, second = feedback(parse(spec)).bind(layout), feedback(parse("identity")).bind(layout)
+    sent = first.encode(x.copy(), first.init(), Key(1))
+    rest = second.encode(np.zeros(300, np.float32), sent.state, Key(2))
+    total = first.decode(sent.payload) + second.decode(rest.payload)
+    assert np.allclose(total, x, atol=1e-6)
+    assert not rest.state["residual"].any()
+
+
+def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
+    layout, x = layout_of(300, spec), made(300, 1, "normal", 0)
+    codec = feedback(parse(spec)).bind(layout)
+    sent = codec.encode(x.copy(), codec.init(), Key(1))
+    kept = sent.state["residual"].copy()
+    back = codec.refund(sent.payload, sent.state)
+    assert np.allclose(back["residual"], x, atol=1e-6)
+    assert np.array_equal(sent.state["residual"], kept)
+
+
+def test_it_says_what_kind_it_is(spec: str) -> None:
+    assert isinstance(parse(spec).bind(layout_of(9, spec)).kind, Unbiased | Contractive | ResidualOnly)
+
+
+# The laws of a codec's frames, each a test of one `spec`: none is longer than it says, and no stranger's does harm.
+
+
+few_frames = settings(max_examples=12, deadline=None)
+
+
+@few_frames
+@given(x=vectors())
+def test_a_frame_is_at_most_as_long_as_it_says(spec: str, x: Vector) -> None:
+    codec = parse(spec).bind(layout_of(x.size, spec))
+    payload = codec.encode(x, codec.init(), Key(1)).payload
+    assert len(payload) <= codec.max_bytes()
+    codec.check(payload)
+
+
+def test_a_frame_cut_anywhere_or_added_to_is_refused(spec: str) -> None:
+    codec, payload = _encoded(spec, 700)
+    for length in {*range(min(40, len(payload))), *range(40, len(payload), 97), len(payload) - 1}:
+        _refused(codec, payload[:length])
+    for more in (b"\0", payload, b"x" * 100_000):
+        _refused(codec, payload + more)
+
+
+def test_a_foreign_frame_is_refused(spec: str) -> None:
+    codec, payload = _encoded(spec, 700)
+    _refused(codec, _encoded("int8" if spec != "int8" else "fp16", 700)[1])
+    _refused(parse(spec).bind(Layout.of({"other": (700,)})), payload)
+    _refused(codec, b"TW\x02" + payload[3:])
+    _refused(codec, b"")
+
+
+def test_three_hundred_broken_frames_change_nothing_or_decode_to_numbers(spec: str) -> None:
+    codec, payload = _encoded(spec, 300)
+    rng = np.random.default_rng(12)
+    legal = 0
+    for _ in range(300):
+        broken = bytearray(payload)
+        for _ in range(rng.integers(1, 4)):
+            way, at = rng.integers(4), int(rng.integers(len(broken)))
+            if way == 0:
+                broken[at] ^= 1 << rng.integers(8)
+            elif way == 1:
+                broken[at] = rng.integers(256)
+            elif way == 2:
+                del broken[at : at + int(rng.integers(1, 9))]
+                if not broken:
+                    broken = bytearray(b"T")
+            else:
+                broken[at:at] = rng.bytes(int(rng.integers(1, 9)))
+        into = np.ones(300, np.float32)
+        try:
+            codec.decode_add(bytes(broken), 1.0, into)
+        except BadPayload:
+            assert (into == 1).all()
+        else:
+            legal += 1
+            assert np.isfinite(codec.decode(bytes(broken))).all()
+    assert legal < 300
+
+
+def test_a_compressed_stream_comes_back_whole_and_never_grows_beyond_what_it_may(spec: str) -> None:
+    codec = parse(spec)
+    last = codec.coded.last if isinstance(codec, Chain) else None
+    if last is None:
+        return
+    for data in (b"", b"x", bytes(100_000), made(3000, 5, "normal", 0).tobytes(), bytes(range(256)) * 40):
+        stream = last.shrink(data)
+        assert len(stream.data) <= len(data)
+        assert bytes(last.grow(stream, len(data))) == data
+        if stream.compressed:
+            for most in (0, 1, len(data) - 1):
+                with pytest.raises(BadPayload):
+                    last.grow(stream, most)
+
+
+def _encoded(spec: str, n: int) -> tuple[BoundCodec, bytes]:
+    codec = parse(spec).bind(layout_of(n, spec))
+    return codec, bytes(codec.encode(made(n, 3, "normal", 0), codec.init(), Key(1)).payload)
+
+
+def _refused(codec: BoundCodec, payload: bytes) -> None:
+    into = np.ones(codec.layout.size, np.float32)
+    with pytest.raises(BadPayload):
+        codec.decode_add(payload, 1.0, into)
+    with pytest.raises(BadPayload):
+        codec.check(payload)
+    assert (into == 1).all()

@@ -1,0 +1,68 @@
+"""What the laws are tried on: vectors of many kinds, in three tensors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import strategies as st
+
+from thinwire.compression import parse
+from thinwire.compression.chain import Chain
+from thinwire.core import Layout
+from thinwire.core.types import Vector
+
+
+def rotates(spec: str) -> bool:
+    return "drive" in spec or "eden" in spec
+
+
+def drawn(spec: str) -> bool:
+    """Whether the places are drawn: the contraction holds in expectation, and one value may be nearly all there is."""
+    codec = parse(spec)
+    return isinstance(codec, Chain) and codec.sparsifier is not None and codec.sparsifier.seeded
+
+
+def dense(x: Vector) -> bool:
+    """Whether no few values are most of it."""
+    return bool(np.abs(x).max() <= 6 * np.sqrt(np.mean(x.astype(np.float64) ** 2)))
+
+
+def layout_of(n: int, spec: str = "") -> Layout:
+    """Some n values as three tensors whose names rules by layer tell apart; matrices where low rank needs some."""
+    third = n // 3
+    if "powersgd" in spec:
+        side, rows = math.isqrt(n // 2), n // 16
+        rest = n - side * side - rows * 4
+        return Layout.of({"a.weight": (side, side), "b.bias": (rest,), "c.weight": (rows, 2, 2)})
+    return Layout.of({"a.weight": (third,), "b.bias": (third,), "c.weight": (n - 2 * third,)})
+
+
+def made(n: int, seed: int, shape: str, exponent: int) -> Vector:
+    """A vector whose largest magnitude is about 2^exponent; in all shapes but `equal` it is a power of two."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(n)
+    if shape == "equal":  # the worst of roundings for all of them at once
+        return np.copysign((1 + rng.random()) * 2.0 ** (exponent - 1), x).astype(np.float32)
+    if shape == "ties":
+        x = np.round(x)
+    elif shape == "spike":
+        x *= 1e-3
+        x[seed % n] = -1.0
+    elif shape == "steep":
+        x *= 2.0 ** -rng.integers(0, 60, n)
+    elif shape == "sparse":
+        x[rng.random(n) < 0.95] = 0
+    top = np.abs(x).max()
+    scaled: Vector = (x * (2.0**exponent / (top or 1))).astype(np.float32)
+    return scaled
+
+
+@st.composite
+def vectors(draw: st.DrawFn, most: int = 5000, furthest: int = 100) -> Vector:
+    return made(
+        n=draw(st.integers(1, most)),
+        seed=draw(st.integers(0, 2**32)),
+        shape=draw(st.sampled_from(["normal", "equal", "ties", "spike", "steep", "sparse"])),
+        exponent=draw(st.integers(-furthest, furthest)),
+    )

@@ -1,0 +1,375 @@
+"""The tables of a plan and their keys: what each means stands beside it and becomes docs/reference/plan.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from thinwire.core.errors import PlanError
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAX_BATCH = 2**20  # examples: of a stream a device holds a whole batch in memory
+MAX_ACCUMULATE = 4096  # batches: a device holds those of one step in memory
+MOST_DELAY = 16  # a device keeps a change of the model's size for each of these rounds
+TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+
+
+class Section(BaseModel):
+    """A table of the plan: frozen, and a key that it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class Target(Section):
+    """Stop as soon as `metric` reaches `value` (loss: at most, others: at least)."""
+
+    metric: str = Field(default="accuracy", description="a metric of the task, or loss")
+    value: float = Field(description="where to stop: loss at most, others at least this")
+
+
+class RunSection(Section):
+    """What is trained, for how long, and how it is measured."""
+
+    task: TaskName = Field(description="the task's name; devices map it to code installed on them")
+    algorithm: Literal["fedavg", "scaffold", "feddyn"] = Field(
+        default="fedavg", description="how updates become a step, and what devices remember between rounds"
+    )
+    alpha: Positive = Field(default=0.1, description="of feddyn: how strongly a device is held to the round's model")
+    rounds: Count = Field(default=20, description="rounds to make")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of everything that is drawn in public")
+    init: str = Field(
+        default="",
+        description="the first model: a .safetensors file, run:ID, device (one is drawn, and asked); else the task's",
+    )
+    keep: str = Field(default="last,best", description="versions kept when the run ends: last,best or all")
+    target: Target | None = Field(default=None, description="stop when a metric reaches a value")
+    metric: str = Field(default="loss", description="what `best` goes by; loss is minimised, others are maximised")
+    evaluate: Literal["clients", "holdout", "off"] = Field(default="clients", description="where the model is measured")
+    evaluate_every: Count = Field(default=1, description="rounds between two evaluations")
+    eval_cohort: Literal["asked"] = Field(default="asked", description="who evaluates")
+    task_match: Literal["digest", "version", "layout"] = Field(
+        default="layout", description="what must be equal between the operator's task and the device's"
+    )
+
+
+class Requires(Section):
+    """What a device must have to be asked."""
+
+    cores: Annotated[int, Field(ge=0)] = Field(default=0, description="processor cores that its client may use")
+    memory_gb: NotNegative = Field(default=0.0, description="free memory in GiB")
+    mains: bool = Field(default=False, description="on mains power")
+    unmetered: bool = Field(default=False, description="on a link that is not paid by volume")
+
+
+class CohortSection(Section):
+    """Who is asked, how long is waited for, and what becomes of the late."""
+
+    clients: Literal["all"] | Count | Annotated[float, Field(gt=0, lt=1)] = Field(
+        default="all", description='asked each round: "all", a count, or a fraction of those there'
+    )
+    wait_for: Count | list[str] = Field(
+        default=1, description="devices that must be there before a round opens: a count or names"
+    )
+    wait_s: NotNegative = Field(
+        default=0.0, description="seconds to wait for them before the run fails; 0 waits for ever"
+    )
+    min_replies: Annotated[float, Field(gt=0)] = Field(
+        default=0.5, description="fewest replies that make a step: a share of those asked, or from 1 on a count"
+    )
+    over_select: NotNegative = Field(
+        default=0.0, description="share asked beyond the number wanted; the round closes when enough came"
+    )
+    deadline_s: Literal["auto"] | Seconds = Field(
+        default="auto", description="seconds a round may take; auto: by the links and speed of its devices"
+    )
+    late: Literal["fold", "drop"] = Field(default="fold", description="what becomes of a reply after its round")
+    staleness_exponent: NotNegative = Field(default=0.5, description="a late reply counts (1 + staleness)^-exponent")
+    max_staleness: Count = Field(default=5, description="versions that a reply may be behind; one of more is dropped")
+    retry_limit: Annotated[int, Field(ge=0)] = Field(
+        default=3,
+        description="rounds in a row with too few replies before the run fails; more asks of one device for a model",
+    )
+    mode: Literal["sync", "buffered"] = Field(
+        default="sync",
+        description="rounds, or a buffer that fills as replies come while all devices are at work (FedBuff)",
+    )
+    buffer: Count = Field(
+        default=10, description='replies that fill the buffer of mode = "buffered", at most one a device'
+    )
+    max_concurrency: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="devices that may be at work at once, the others when a place is free; 0: no limit"
+    )
+    selection: Literal["uniform", "speed", "link"] = Field(
+        default="uniform",
+        description="how a round's devices are drawn: with equal odds, or rather the quick ones, by a step or by link",
+    )
+    max_weight: Literal["none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=10.0,
+        description="most that one client counts, in medians of its round, from three clients on, in the model and in "
+        "what `best` and `target` go by; none: no limit",
+    )
+    requires: Requires = Field(default=Requires(), description="what a device must have to be asked")
+
+
+class Overlap(Section):
+    """Delayed averaging: training goes on while updates travel."""
+
+    max_delay: Annotated[int, Field(ge=1, le=MOST_DELAY)] = Field(
+        default=1, description="rounds that a change may be under way while training goes on"
+    )
+
+
+class LocalSection(Section):
+    """What a device does between taking a model and giving a change."""
+
+    lr: Positive = Field(description="learning rate on the device")
+    steps: Count | Literal["auto"] | None = Field(
+        default=None,
+        description="optimizer steps a round; auto: what a device's speed allows, up to a pass; excludes `epochs`",
+    )
+    epochs: Positive | None = Field(
+        default=None, description="passes over the device's data a round; default 1 where no steps are given"
+    )
+    min_steps: Count = Field(
+        default=1, description='steps made even where time is short, with partial work or steps = "auto"'
+    )
+    codec_threads: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="threads that encode and decode on a device; 0: as many as cores"
+    )
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(default=32, description="examples a batch")
+    accumulate: Annotated[int, Field(ge=1, le=MAX_ACCUMULATE)] = Field(
+        default=1, description="batches whose gradients make one step"
+    )
+    optimizer: Literal["sgd", "adam", "adamw", "task"] = Field(
+        default="sgd", description='"task": the task\'s own optimizer()'
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of sgd")
+    weight_decay: NotNegative = Field(default=0.0, description="of the optimizer")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how lr falls over the run, step by step"
+    )
+    lr_warmup: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of the run over which lr rises to its value"
+    )
+    lr_end: Share = Field(default=0.0, description="share of lr at the end of a linear or cosine schedule")
+    clip_grad: Positive | None = Field(default=None, description="largest L2 norm of a step's gradient")
+    prox: NotNegative = Field(default=0.0, description="FedProx's mu")
+    buffers: Literal["average", "local", "frozen"] = Field(
+        default="average", description="BatchNorm statistics and the like"
+    )
+    partial: bool = Field(
+        default=False, description="train no longer than leaves time to encode and send before the deadline"
+    )
+    overlap: Overlap | None = Field(default=None, description="delayed averaging: train on while updates travel")
+    durability: Literal["round", "exit"] = Field(
+        default="round", description="when a device's state is durable; exit: a kill costs its residual"
+    )
+
+    @property
+    def delay(self) -> int:
+        """Rounds that a change may be under way while training goes on; 0: a device waits for what became of it."""
+        return self.overlap.max_delay if self.overlap else 0
+
+
+class Warmup(Section):
+    """Milder ratios for the first rounds."""
+
+    rounds: Count = Field(description="rounds until the codec's own ratio holds")
+    ratios: list[Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, description="ratios on the way there")
+
+
+DGC = "dgc"
+DGC_MOMENTUM = 0.9
+DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
+
+
+class UplinkSection(Section):
+    """How an update is made small. Without any key it is `eden(1)` without feedback, which cost less than half a point
+    wherever it was measured (docs/how/which-codec.md); a section that says anything has feedback by default.
+    """
+
+    codec: str = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
+    layers: dict[str, str] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
+    feedback: Literal["classic", "ef21", "none"] = Field(
+        default="classic", description='what becomes of what was not sent; "none" where [uplink] has no key at all'
+    )
+    feedback_decay: Share = Field(
+        default=1.0, description="what is left of the residual for each round since the last update"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="momentum correction within the feedback, for [local] steps = 1"
+    )
+    warmup: Warmup | None = Field(default=None, description="milder ratios for the first rounds")
+    ladder: list[str] = Field(
+        default=[],
+        description="codecs, mildest first: each device is asked in the first that its link carries in time",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_recommended(cls, given: Any) -> Any:
+        return given or {"feedback": "none"}
+
+    @property
+    def codecs(self) -> list[str]:
+        """In which a device may be asked, mildest first: the ladder's, or the one codec."""
+        return self.ladder or [self.codec]
+
+    @property
+    def dgc(self) -> bool:
+        """Whether the codec is the macro of deep gradient compression: top-k with all its four parts."""
+        return self.codec.partition("(")[0].strip() == DGC
+
+    @property
+    def velocity(self) -> float:
+        """The feedback's momentum: dgc has the paper's where none is given."""
+        return self.momentum or (DGC_MOMENTUM if self.dgc else 0.0)
+
+    @property
+    def warming(self) -> Warmup | None:
+        """The warm-up: dgc has the paper's ratios, a round each, where none is given."""
+        return self.warmup or (Warmup(rounds=len(DGC_RATIOS), ratios=list(DGC_RATIOS)) if self.dgc else None)
+
+
+class DownlinkSection(Section):
+    """How the model travels to the devices."""
+
+    codec: str = Field(default="identity", description="a chain of codecs for the model's changes")
+    feedback: Literal["shadow"] = Field(
+        default="shadow", description="the server keeps the model that the devices have"
+    )
+    full_every: Annotated[int, Field(ge=0)] = Field(default=0, description="rounds between two full models; 0: never")
+    log_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=20, description="rounds that a device may be behind and still get changes only"
+    )
+
+    @property
+    def compressed(self) -> bool:
+        """Whether devices get changes of a shadow; else the model as it is."""
+        return self.codec.strip() != "identity"
+
+
+class ServerSection(Section):
+    """What the aggregator does with the replies."""
+
+    threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
+    optimizer: str = Field(
+        default="fedavg",
+        description="how the mean change becomes a step: fedavg, fedavgm, fedadam, fedyogi, fedadagrad",
+    )
+    lr: Positive = Field(default=1.0, description="of the server's step")
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="of fedavgm, fedadam, fedyogi (0.9 where none is given) and fedadagrad (0)"
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="of fedadam and fedyogi: how long squares are remembered; 0.99 where none is given"
+    )
+    tau: Positive | None = Field(
+        default=None, description="of fedadam, fedyogi and fedadagrad: the least that a step is divided by; 0.001"
+    )
+    reduce: str = Field(default="mean", description="how changes are put together")
+
+
+class SecureSection(Section):
+    """Secure sums: the server sees only the sum."""
+
+    enabled: bool = Field(default=False, description="sum under masks")
+    adversary: Literal["curious", "malicious"] = Field(default="curious", description="the server that is withstood")
+    max_corrupt: Share = Field(default=0.1, description="share of devices that may collude with it")
+    max_dropout: Share = Field(default=0.1, description="share of devices that may be lost in a round")
+    min_survivors: Annotated[int, Field(ge=0)] = Field(default=0, description="fewest devices in a sum")
+    bits: Annotated[int, Field(ge=2, le=32)] = Field(default=8, description="of one value before it is masked")
+    support: Positive = Field(default=1.0, description="share of coordinates, the same for all devices")
+    rotate: bool = Field(default=False, description="rotate before rounding")
+    post_quantum: bool = Field(default=False, description="keys from X25519 and ML-KEM together")
+
+
+class PrivacySection(Section):
+    """Differential privacy."""
+
+    mode: Literal["off", "central", "distributed", "example"] = Field(default="off", description="who adds the noise")
+    clip: Positive | None = Field(default=None, description="largest L2 norm of a device's change")
+    adaptive: bool = Field(default=False, description="clip follows a quantile of the norms")
+    noise_multiplier: Positive | None = Field(default=None, description="noise over clip")
+    target_epsilon: Positive | None = Field(default=None, description="epsilon of the whole run, instead of the noise")
+    delta: Positive = Field(default=1e-5, description="the probability outside epsilon")
+    budget: Positive | None = Field(default=None, description="epsilon at which the run stops")
+
+
+# All sections of a plan as plain values: what is checked, and what core/plan.py reads, stores and binds.
+
+
+class Sections(Section):
+    """Two keys have no default, `[run] task` and `[local] lr`."""
+
+    plan_version: Literal[1] = 1
+    run: RunSection
+    cohort: CohortSection = CohortSection()
+    local: LocalSection
+    uplink: UplinkSection = UplinkSection()
+    downlink: DownlinkSection = DownlinkSection()
+    server: ServerSection = ServerSection()
+    secure: SecureSection = SecureSection()
+    privacy: PrivacySection = PrivacySection()
+
+
+# What the plan's format has and this version does not: such a key must keep its default, and is never ignored.
+
+
+UNBUILT = {
+    "run": ("eval_cohort",),
+    "server": ("reduce",),
+    "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
+               "post_quantum"),
+    "privacy": ("mode", "clip", "adaptive", "noise_multiplier", "target_epsilon", "delta", "budget"),
+}  # fmt: skip
+UNBUILT_VALUES = {
+    ("run", "evaluate"): "holdout",
+}
+
+
+def unbuilt(plan: Sections) -> Iterator[Refusal]:
+    """Keys and values that this version cannot honour."""
+    for section, keys in UNBUILT.items():
+        given = getattr(plan, section)
+        for key in keys:
+            default = type(given).model_fields[key].get_default(call_default_factory=True)
+            if getattr(given, key) != default:
+                yield _refused(section, key, getattr(given, key), default)
+    for (section, key), value in UNBUILT_VALUES.items():
+        if getattr(getattr(plan, section), key) == value:
+            yield _refused(section, key, value, None)
+
+
+def _refused(section: str, key: str, value: object, default: object) -> Refusal:
+    plain = isinstance(default, (str, int, float)) and default != ""
+    shown = str(default).lower() if isinstance(default, bool) else json.dumps(default, default=str)
+    said = json.dumps(value) if isinstance(value, (str, bool, int, float)) else "..."
+    return Refusal(
+        f"[{section}] {key} = {said} cannot be honoured",
+        "this version of Thinwire does not have it yet",
+        f"[{section}] {key} = {shown}" if plain else f"leave [{section}] {key} out, or give another value",
+    )
+
+
+# One thing that a plan cannot be.
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One thing that cannot be, why, and what would do instead."""
+
+    what: str
+    why: str
+    hint: str
+
+    def error(self) -> PlanError:
+        return PlanError(self.what, self.why, self.hint)

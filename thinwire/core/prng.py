@@ -1,0 +1,99 @@
+"""Counter-based public randomness: a key, not a generator, decides what is drawn.
+
+The same key gives the same numbers on every machine, in any order, on any number of threads. What must stay
+secret never comes from a `Key`: it takes a `SecretRng`, which cannot be built from a seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.core.types import Vector
+
+MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Key:
+    """128 bits of public randomness as two unsigned 64-bit words (in secure-and-private.md: PublicRng).
+
+    >>> Key(1) == Key(1, 0)
+    True
+    """
+
+    a: int
+    b: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.a <= MASK64 and 0 <= self.b <= MASK64):
+            raise ValueError(f"a Key's words are unsigned 64-bit integers, not {self.a}, {self.b}")
+
+    def to_bytes(self) -> bytes:
+        """Sixteen bytes, little-endian, a before b."""
+        return struct.pack("<QQ", self.a, self.b)
+
+
+def derive(key: Key, *labels: str | int) -> Key:
+    """A key for one purpose; different labels give independent keys (BLAKE2s, length-prefixed labels).
+
+    >>> derive(Key(1), "round", 2) == derive(Key(1), "round", 2)
+    True
+    >>> derive(Key(1), "ab", "c") == derive(Key(1), "a", "bc")
+    False
+    """
+    digest = hashlib.blake2s(key.to_bytes(), digest_size=16, person=b"tw-drv-1")
+    for label in labels:
+        kind, raw = (b"i", str(label).encode()) if isinstance(label, int) else (b"s", label.encode())
+        digest.update(kind + struct.pack("<I", len(raw)) + raw)
+    return Key(*struct.unpack("<QQ", digest.digest()))
+
+
+def word32(key: Key, stage: str, segment: int) -> int:
+    """The 32 bits that a stage of a codec mixes into each index: BLAKE2s(key, stage, segment)."""
+    raw = key.to_bytes() + struct.pack("<I", segment) + stage.encode()
+    return int(struct.unpack("<I", hashlib.blake2s(raw, digest_size=4, person=b"tw-w32-1").digest())[0])
+
+
+def seed63(key: Key) -> int:
+    """A seed for a library's generator (torch, random): 63 bits."""
+    return int(struct.unpack("<Q", hashlib.blake2s(key.to_bytes(), digest_size=8).digest())[0]) >> 1
+
+
+class SecretRng(Protocol):
+    """Randomness from the operating system, for masks, shares and privacy noise. Implemented in `privacy/`."""
+
+    def random_bytes(self, count: int) -> bytes: ...
+
+
+# Counter-based draws: what is drawn for a value depends on its index and a word of the key, on nothing before it.
+
+
+def uniform(start: int, stop: int, word: int) -> Vector:
+    """U in [0, 1) for each index: the upper 24 bits of lowbias32(index ^ word) / 2^24."""
+    mixed = np.arange(start, stop, dtype=np.uint32)
+    mixed ^= np.uint32(word)
+    lowbias32(mixed)
+    mixed >>= np.uint32(8)
+    drawn = mixed.astype(np.float32)
+    drawn *= np.float32(2.0**-24)
+    return drawn
+
+
+def lowbias32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """A two-multiply hash of 32 bits with very low bias, in place (Wellons 2018, "Prospecting for Hash Functions").
+
+    >>> int(lowbias32(np.uint32([1]))[0])
+    1753845952
+    """
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    return x

@@ -1,0 +1,362 @@
+"""Asks and replies as JSON bytes: the only form in which they travel or are stored (no pickle anywhere)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thinwire.core.errors import BadPayload
+from thinwire.core.events import Event
+from thinwire.core.formatting import plain
+from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
+
+MAX_HEAD_BYTES = 4 * 2**20  # of an ask, and of the reply of the largest model: a run's own bound is ReplyLimit
+FREE_HEADER_BYTES = 96 * 2**10  # of a reply to any run: ids, a codec, metrics in letters of any script
+MAX_KEPT_BYTES = MAX_HEAD_BYTES + 1024  # of a header in the spool: a line with six numbers follows it
+MAX_PARTS = 65_536
+MAX_METRICS = 64 + 2  # that a task measures, and its loss in evaluation and in training
+MAX_METRIC_LETTERS = 64  # of a metric's name behind "eval/"
+MAX_NAME = 1024  # letters of an id, a name or a digest
+MAX_INT = 2**63 - 1
+MAX_EXAMPLES = 2**40
+MAX_A = 1e9  # a step weighs at most 1 / (1 - momentum)
+MAX_SECONDS = 1e9  # of a stage: their sum is shown
+MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients stay finite
+ROUNDING = 1e-6  # of an accuracy: its sum may come from means in float32
+MAX_NORM = 1e100  # its square is finite
+MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
+EVAL = "eval/"
+ASK_ID = re.compile(r"[!\"$-.0->@-~]+")  # it stands in a path: printable ASCII without space, #, / and ?
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplyLimit:
+    """How large a reply may be, which follows from the run that it is for: its parts together in bytes, how many parts
+    and counters it has, and its header in bytes, inflated. `identity` is that run's, "" where its replies need not say
+    one, None where no run of this aggregator can have asked: no reply is taken.
+    """
+
+    payload_bytes: int
+    parts: int = MAX_PARTS
+    counters: int = MAX_PARTS
+    header_bytes: int = FREE_HEADER_BYTES
+    identity: str | None = ""
+
+
+def ask_to_bytes(ask: Ask) -> bytes:
+    raw = plainly(ask)
+    raw["verdicts"] = [{**plainly(v), "update_id": str(v.update_id)} for v in ask.verdicts]
+    for rare in ("references_from", "further", "farewell", "identity"):
+        if not raw[rare]:
+            del raw[rare]
+    if not ask.work.clip:
+        del raw["work"]["clip"]
+    return _dump(raw)
+
+
+def ask_from_bytes(data: bytes) -> Ask:
+    """Read an ask; `BadPayload` says which field is wrong. Fields that a newer aggregator added are ignored.
+
+    Nothing of it is made before `require_small` has bounded it: 4 kB on the wire could be a million lists.
+    """
+    with _Reading("ask"):
+        raw = _load(data)
+        scalars = _scalars(Ask, raw, exclude=("plan", "work", "parts", "vectors", "verdicts"))
+        for value in scalars.values():
+            _printable(str(value))
+        for name in ("ask_id", "run", "task", "kind", "base_digest", "layout_digest", "identity"):
+            _name(scalars.get(name, ""))
+        if not ASK_ID.fullmatch(scalars["ask_id"]):
+            raise ValueError(f"ask_id = {scalars['ask_id'][:80]!r} is no id")
+        work = Work(**_scalars(Work, raw["work"]))
+        for name, value in {**scalars, **dataclasses.asdict(work)}.items():
+            if isinstance(value, int | float) and value < 0:
+                raise ValueError(f"{name} = {value} is negative")
+        return Ask(
+            **scalars,
+            plan=raw["plan"],
+            work=work,
+            parts=_parts(raw["parts"]),
+            vectors=tuple(raw.get("vectors", ())),
+            verdicts=tuple(
+                Verdict(UpdateId.parse(_name(v["update_id"])), v["outcome"], _int(v["version"]))
+                for v in raw["verdicts"]
+            ),
+        )
+
+
+def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
+    raw = plainly(reply)
+    if isinstance(reply, ReplyHead):
+        raw["update_id"] = str(reply.update_id)
+    for rare in ("planned", "lost", "identity"):
+        if rare in raw and not raw[rare]:
+            del raw[rare]
+    raw["type"] = "reply" if isinstance(reply, ReplyHead) else "failure"
+    return raw
+
+
+def reply_to_bytes(reply: ReplyHead | Failure) -> bytes:
+    return _dump(reply_to_json(reply))
+
+
+def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHead | Failure:
+    """Read a reply's head or a failure; numbers are checked to be finite and counts not to be negative.
+
+    Nothing of it is made before `read_json` has bounded it, and a key that this version does not know is refused: a
+    device says what its aggregator asked for, and no more.
+    """
+    with _Reading("reply"):
+        raw = read_json(data, max_bytes)
+        _known(raw, _KEYS[raw["type"]])
+        _known(raw.get("transfer") or {}, _TRANSFER)
+        for part in raw.get("parts", ()):
+            _known(part, _PART)
+        _known(raw.get("timings", {}), _TIMINGS)
+    return reply_from_json(raw)
+
+
+def arrived_to_bytes(head: ReplyHead, received: bytes) -> bytes:
+    """Give what is kept of a reply that arrived: the bytes that the device sent, unchanged, and a line with `transfer`.
+
+    Invariant: `arrived_from_bytes` reads it, since it read `received` within the same bound.
+    """
+    if len(received) > MAX_HEAD_BYTES:
+        raise BadPayload(f"a head of {len(received)} bytes", why=f"at most {MAX_HEAD_BYTES} are read")
+    return received + b"\n" + json.dumps(plainly(head.transfer) if head.transfer else None).encode()
+
+
+def arrived_from_bytes(data: bytes) -> ReplyHead | Failure:
+    """Read what `arrived_to_bytes` gave, or a header alone, as one that came over no wire is kept."""
+    received, _, transfer = data.rpartition(b"\n")
+    if not received:
+        return reply_from_bytes(data)
+    with _Reading("transfer"):
+        raw = json.loads(transfer)
+        seen = Transfer(**_scalars(Transfer, raw)) if raw else None
+    return dataclasses.replace(reply_from_bytes(received), transfer=seen)
+
+
+def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
+    """The same from JSON that was read already."""
+    with _Reading("reply"):
+        transfer = Transfer(**_scalars(Transfer, raw["transfer"])) if raw.get("transfer") else None
+        if raw["type"] == "failure":
+            failure = Failure(**_scalars(Failure, raw, exclude=("transfer",)), transfer=transfer)
+            _name(failure.ask_id), _name(failure.kind), _name(failure.device), _name(failure.identity)
+            return dataclasses.replace(failure, text=plain(failure.text))
+        head = ReplyHead(
+            **_scalars(ReplyHead, raw, exclude=("update_id", "metrics", "timings", "parts", "counters", "transfer")),
+            update_id=UpdateId.parse(raw["update_id"]),
+            metrics=_metrics(raw["metrics"]),
+            timings=Timings(**_scalars(Timings, raw["timings"])),
+            parts=_parts(raw["parts"]),
+            counters={_name(k): _int(v) for k, v in raw.get("counters", {}).items()},
+            transfer=transfer,
+        )
+        _name(head.ask_id), _name(raw["update_id"])
+        if str(head.update_id) != raw["update_id"]:
+            raise ValueError(f"{raw['update_id'][:80]!r} is not written as an update's id is")
+        _name(head.lost), _name(head.identity)
+        _printable(head.codec)
+        if min(head.examples, head.steps, head.planned, head.a, head.base_version, head.update_id.sequence) < 0:
+            raise ValueError("counts must not be negative")
+        if max(head.steps, head.planned) > MAX_STEPS or not max(abs(head.norm), abs(head.residual_norm)) <= MAX_NORM:
+            raise ValueError(f"more than {MAX_STEPS} steps, or a norm of more than {MAX_NORM:g}")
+        if not all(0 <= seconds <= MAX_SECONDS for seconds in dataclasses.astuple(head.timings)):
+            raise ValueError("a stage took less than no time, or for ever")
+        if head.examples > MAX_EXAMPLES or head.a > MAX_A or head.update_id.sequence > MAX_INT:
+            raise ValueError(f"more than {MAX_EXAMPLES} examples, a = {MAX_A:g} or 2^63 updates")
+        return head
+
+
+class _Reading:
+    """Any way in which received JSON can be wrong becomes one BadPayload."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)):
+            raise BadPayload(f"cannot read the {self.what}", why=f"{type(error).__name__}: {error}") from error
+
+
+def _dump(raw: Mapping[str, Any]) -> bytes:
+    return json.dumps(raw, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_HEAD_BYTES:
+        raise BadPayload(f"a head of {len(data)} bytes", why=f"at most {MAX_HEAD_BYTES} are read")
+    require_small(data, MAX_HEAD_BYTES // BYTES_A_TOKEN)
+    raw = json.loads(data)
+    if not isinstance(raw, dict):
+        raise ValueError("not a JSON object")
+    return raw
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{str(value)[:80]!r} is no integer")
+    if abs(value) > MAX_INT:
+        raise ValueError("an integer of more than 64 bits")
+    return value
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{str(value)[:80]!r} is neither true nor false")
+    return value
+
+
+def _float(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ValueError(f"{str(value)[:80]!r} is no number")
+    return finite(float(value), "a number")
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:80]!r} is no text")
+    return value
+
+
+def _printable(text: str) -> None:
+    """A plan's codec by layers may be long; it is a line all the same."""
+    if not text.isprintable():
+        raise ValueError(f"{text[:80]!r} is no line of text")
+
+
+def _name(value: Any) -> str:
+    """A short text that UTF-8 can hold and a line of a log can show."""
+    text = _str(value)
+    if len(text) > MAX_NAME or not text.isprintable():
+        raise ValueError(f"{text[:80]!r} is no name")
+    return text
+
+
+_CASTS: Mapping[str, Callable[[Any], Any]] = {"int": _int, "float": _float, "str": _str, "bool": _bool}
+
+
+def _scalars(kind: type, raw: Mapping[str, Any], exclude: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of a dataclass that are plain values, cast to what they are declared as; unknown keys are ignored.
+
+    null stands only where the field may be None.
+    """
+    known: dict[str, Any] = {}
+    for f in dataclasses.fields(kind):
+        if f.name in exclude or f.name not in raw:
+            continue
+        declared = str(f.type).removesuffix(" | None")
+        if raw[f.name] is None and declared == f.type:
+            raise ValueError(f"{f.name} is null")
+        cast = _CASTS.get(declared, _CASTS["str"])
+        known[f.name] = None if raw[f.name] is None else cast(raw[f.name])
+    return known
+
+
+def _metrics(raw: Any) -> dict[str, tuple[float, float]]:
+    if len(raw) > MAX_METRICS:
+        raise ValueError(f"{len(raw)} metrics, at most {MAX_METRICS} are read")
+    metrics = {_name(k): (_float(total), _float(count)) for k, (total, count) in raw.items()}
+    for name, (total, count) in metrics.items():
+        if len(name.removeprefix(EVAL)) > MAX_METRIC_LETTERS:
+            raise ValueError(f"the metric {name!r} has more than {MAX_METRIC_LETTERS} letters")
+        if abs(total) > MAX_METRIC or not (count == 0 or MIN_COUNT < count < MAX_METRIC):
+            raise ValueError(f"{name} is {total} over {count}")
+        if name.rpartition("/")[2] == "accuracy" and not 0 <= total <= count * (1 + ROUNDING):
+            raise ValueError(f"{name} is {total} right of {count}")
+    return metrics
+
+
+def _parts(raw: Any) -> tuple[Part, ...]:
+    if len(raw) > MAX_PARTS:
+        raise BadPayload(f"{len(raw)} parts", why=f"at most {MAX_PARTS} are read")
+    parts = tuple(Part(_name(p["name"]), _int(p["length"]), _name(p["sha256"]), _int(p["offset"])) for p in raw)
+    if any(p.length < 0 or p.offset != 0 for p in parts):
+        raise ValueError("a part's length is negative or its offset is not 0")
+    return parts
+
+
+def _known(raw: Mapping[str, Any], keys: frozenset[str]) -> None:
+    if unknown := raw.keys() - keys:
+        raise ValueError(f"unknown keys: {', '.join(sorted(unknown))[:80]!r}")
+
+
+def _keys(kind: type, *more: str) -> frozenset[str]:
+    return frozenset((*(f.name for f in dataclasses.fields(kind)), *more))
+
+
+_KEYS = {"reply": _keys(ReplyHead, "type"), "failure": _keys(Failure, "type")}
+_TRANSFER, _PART, _TIMINGS = _keys(Transfer), _keys(Part), _keys(Timings)
+
+
+# Events as the journal keeps them: JSON, by the name of their class.
+
+
+KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
+    return {"event": type(event).__name__, **plainly(event)}
+
+
+def from_json(raw: Mapping[str, Any]) -> Event:
+    """The event back; keys that a newer version wrote are ignored."""
+    kind = KINDS[raw["event"]]
+    names = {f.name for f in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in raw.items() if name in names})
+
+
+# Dataclasses as dictionaries for JSON: what `dataclasses.asdict` gives, at a third of its cost.
+
+
+LEAVES = frozenset({str, int, float, bool, type(None)})
+
+
+def plainly(thing: Any) -> dict[str, Any]:
+    """Equal to `dataclasses.asdict(thing)`; leaves are not copied.
+
+    >>> from thinwire.core.types import Work
+    >>> plainly(Work(5, 32))
+    {'steps': 5, 'batch': 32, 'clip': 0.0}
+    """
+    return {name: _plain(getattr(thing, name)) for name in _names(type(thing))}
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind in LEAVES:
+        return value
+    if kind is list or kind is tuple:
+        return kind([_plain(each) for each in value])
+    if kind is dict:
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if _names(kind):
+        return plainly(value)
+    if isinstance(value, (list, tuple, dict)):  # named tuples and the like: as asdict treats them
+        return dataclasses.asdict(_Holder(value))["value"]
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Holder:
+    value: Any
+
+
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """A dataclass's fields; none for any other class."""
+    if (known := _NAMES.get(kind)) is None:
+        known = tuple(each.name for each in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+        _NAMES[kind] = known
+    return known
+
+
+_NAMES: dict[type[Any], tuple[str, ...]] = {}

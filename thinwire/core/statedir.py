@@ -1,0 +1,308 @@
+"""The state folder: where everything lies, who holds it, and how a file is replaced without ever being half there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.errors import DataLost, NotWritten, ThinwireError
+
+log = logging.getLogger("thinwire.home")
+
+MB = 10**6
+SWEEPS = "sweeps"
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # a disk that takes no more, for now
+
+
+def find_home(given: str | Path | None = None) -> Path:
+    """`--home`, else THINWIRE_HOME, else the XDG state folder."""
+    if given:
+        return Path(given).expanduser().absolute()
+    if env := os.environ.get("THINWIRE_HOME"):
+        return Path(env).expanduser().absolute()
+    return default_home()
+
+
+def default_home() -> Path:
+    """The XDG state folder: what every terminal of this user finds without `--home` and THINWIRE_HOME."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser().absolute() / "thinwire"
+
+
+@dataclass(frozen=True)
+class AggregatorHome:
+    """`HOME/aggregator/`: database, spool, and one folder a run with its models and downlink bundles."""
+
+    root: Path
+    durable: bool = True  # False for a folder that is removed when its process ends: nothing in it is synced
+
+    @classmethod
+    def under(cls, home: Path, durable: bool = True) -> AggregatorHome:
+        return cls(private_folder(_state_directory(home) / "aggregator"), durable)
+
+    @property
+    def database(self) -> Path:
+        return self.root / "store.sqlite3"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def clock(self) -> Path:
+        """By which setting of the wall clock the lock's time is (core/clock.py)."""
+        return self.root / "clock"
+
+    @property
+    def wire(self) -> Path:
+        """What was counted of each device's bytes and is in no answer yet."""
+        return self.root / "wire"
+
+    @property
+    def spool(self) -> Path:
+        return private_folder(self.root / "spool")
+
+    @property
+    def tls(self) -> Path:
+        """The door's certificates and keys."""
+        return private_folder(self.root / "tls")
+
+    @property
+    def sweeps(self) -> Path:
+        """One folder a group of simulated runs."""
+        return self.root / SWEEPS
+
+    def owner(self, run_id: str) -> Path:
+        """The lock that the process holds which simulates this run or hands it over; no backup has it."""
+        return self.root / "runs" / run_id / ".owner"
+
+    def run(self, run_id: str) -> Path:
+        return private_folder(self.root / "runs" / run_id)
+
+
+def client_home(home: Path, name: str) -> Path:
+    """`HOME/clients/NAME/`: key, residuals and outbox of one client."""
+    private_folder(_state_directory(home) / "clients")
+    return private_folder(home / "clients" / name)
+
+
+def _state_directory(home: Path) -> Path:
+    """The folder that `--home` names. One that was there may be read by others, but only its owner adds to it."""
+    found = _made(home)
+    _close(home, found, 0 if found.st_mode & stat.S_ISVTX else stat.S_IWGRP | stat.S_IWOTH)
+    return home
+
+
+def private_folder(path: Path) -> Path:
+    """The folder with mode 0700, whatever the umask: it and what is missing above it are made so.
+
+    One of ours that was open to other users is closed, with a warning.
+    """
+    _close(path, _made(path), OTHERS)
+    return path
+
+
+def keep_private(path: Path) -> None:
+    """Close a file of ours that other users could read or write, with a warning; a missing one stays missing.
+
+    A symbolic link is left alone: the file at its end may be no file of ours.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISLNK((found := path.lstat()).st_mode):
+            _close(path, found, OTHERS)
+
+
+def require_its_database(database: Path) -> None:
+    """Raise `DataLost` where a SQLite file is missing or empty beside runs or updates, which only it could list."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if database.stat().st_size:
+            return
+    folders = (database.with_name(name) for name in ("runs", "spool"))
+    found = next((one for folder in folders if folder.is_dir() for one in sorted(folder.iterdir())), None)
+    if found is not None:
+        raise DataLost(
+            f"the database {database} is {'empty' if database.exists() else 'not there'}",
+            why=f"{found} stands beside it: a new one would know neither the runs nor the devices that were here",
+            hint="restore a backup: thinwire aggregator restore FILE --force; or start anew: --home FOLDER",
+        )
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For `open(..., opener=private_opener)`: a file that is made has mode 0600, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
+def _made(path: Path) -> os.stat_result:
+    """The folder's state; it is made where it is missing. `mkdir(parents=True)` would leave parents to the umask."""
+    try:
+        if not path.is_dir():
+            for folder in [*reversed(path.parents), path]:
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700, exist_ok=True)
+        return path.stat()
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _close(path: Path, found: os.stat_result, bits: int) -> None:
+    if found.st_mode & bits and found.st_uid == os.geteuid():
+        try:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~bits)
+        except OSError as error:
+            raise disk_error(error, path) from error
+        could, mode = "use" if bits == OTHERS else "write into", stat.S_IMODE(found.st_mode)
+        log.warning("warning: other users could %s %s (mode %o); it is closed to them now", could, path, mode)
+
+
+def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) -> None:
+    """Replace a file by `data`: after a crash at any moment the old or the new one is there, whole and durable."""
+    try:
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def sync_folder(path: Path) -> None:
+    """Make a rename in this folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def require_room(folder: Path, more_bytes: int, min_free_bytes: int) -> None:
+    """Raise `NotWritten` where so many more bytes would leave less than `min_free_bytes` of the disk free."""
+    if not min_free_bytes:
+        return
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    if free - more_bytes < min_free_bytes:
+        raise NotWritten(
+            f"min_free_disk_mb = {min_free_bytes // MB}: {max(0, more_bytes) / MB:,.1f} MB more do not fit on a disk "
+            f"with {free / MB:,.1f} MB free",
+            why=f"the disk of {folder} would have less free than its owner keeps free",
+            hint="free some space, or a smaller [policy] min_free_disk_mb in client.toml",
+        )
+
+
+def disk_error(error: OSError, path: Path) -> ThinwireError:
+    """A disk's refusal in words that name the way out."""
+    hint = {
+        errno.ENOSPC: "free some space, or use another disk: --home FOLDER",
+        errno.EROFS: "the disk is read-only: --home FOLDER on one that is not",
+        errno.EACCES: "run as the folder's owner, or use another: --home FOLDER",
+    }.get(error.errno or 0, "look at the disk, or use another: --home FOLDER")
+    kind = NotWritten if error.errno in NO_MORE else DataLost
+    return kind(f"cannot write {path}", why=error.strerror or str(error), hint=hint)
+
+
+class Held(ThinwireError):
+    """Another process holds the folder; `holder` is what it wrote about itself."""
+
+    def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
+        super().__init__(
+            f"{path.parent} is in use by process {holder.get('pid', '?')}",
+            why="two processes on one state folder would write over each other",
+            hint="stop the other one, or give this one a folder of its own: --home FOLDER",
+        )
+        self.holder = dict(holder)
+
+
+@contextlib.contextmanager
+def hold(path: Path, about: Mapping[str, Any]) -> Iterator[None]:
+    """Hold a folder through its lock file and write `about` (with our pid) into it; raises `Held`."""
+    with lock_file(path) as descriptor:
+        write_about(descriptor, about)
+        yield
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[int]:
+    """An exclusive lock that the system releases when this process ends, however it ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise disk_error(error, path) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Held(path, _read(path)) from None
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def own(path: Path) -> Iterator[None]:
+    """Hold a new lock file, which is seen only when it is held. It stays where the block raises, and then nobody holds
+    it: like that of a process that died.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    with lock_file(draft) as descriptor:
+        write_about(descriptor, {"host": socket.gethostname()})
+        os.replace(draft, path)
+        yield
+        path.unlink(missing_ok=True)
+
+
+def dead_owner(path: Path) -> str | None:
+    """The process that made this lock file and has died; None while it lives, and where nothing says that it died:
+    without a file, and for a process of another machine, whose locks may not be seen here.
+    """
+    about = _read(path)
+    if about.get("host") != socket.gethostname() or holder(path) is not None:
+        return None
+    return f"process {about.get('pid')}"
+
+
+def write_about(descriptor: int, about: Mapping[str, Any]) -> None:
+    """What others may know of the holder: its pid and addresses."""
+    data = json.dumps({"pid": os.getpid(), **about}).encode()
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))
+
+
+def holder(path: Path) -> dict[str, Any] | None:
+    """What the process that holds this lock wrote about itself, or None when nobody holds it."""
+    if not path.exists():
+        return None
+    try:
+        with lock_file(path):
+            return None
+    except Held as held:
+        return held.holder
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        return dict(json.loads(path.read_bytes() or b"{}"))
+    return {}

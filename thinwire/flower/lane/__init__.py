@@ -1,1 +1,0 @@
-"""The lane: the routes of devices behind the door, and what is kept of them between two requests."""

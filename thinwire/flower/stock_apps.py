@@ -1,0 +1,369 @@
+"""A run of ours as a Flower ServerApp: stock nodes are asked, their frames are folded by our weighted mean.
+
+Plain synchronous rounds: no overlap, no exactly-once, no resume, no replay protection. Those are our own client's.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.aggregation.mean import unpack_fixed
+from thinwire.aggregation.plan_codecs import codec_of
+from thinwire.core.errors import BadPayload, DataLost, PlanError, TaskError, TooFewClients
+from thinwire.core.events import ModelStored, capped_text
+from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
+from thinwire.core.protocol import read_json
+from thinwire.core.serialization import MAX_HEAD_BYTES, ask_to_bytes, reply_from_bytes
+from thinwire.core.statedir import private_opener
+from thinwire.core.types import Ask, Failure, Fixed, ReplyHead, UpdateId, Verdict, Work
+
+from flwr.app import Context  # isort: skip
+from flwr.app import Message
+
+from flwr.serverapp import Grid  # isort: skip
+from flwr.serverapp import ServerApp
+
+from thinwire.core.errors import UsageError
+from thinwire.core.fleet import Delivery
+from thinwire.core.serialization import ask_from_bytes, reply_to_bytes
+from thinwire.core.statedir import find_home, private_folder
+
+from flwr.clientapp import ClientApp  # isort: skip
+from flwr.app import ConfigRecord, RecordDict
+
+if TYPE_CHECKING:
+    from thinwire.server.aggregator import RoundAggregator
+    from thinwire.server.model_store import Versions
+    from thinwire.server.round_close import Folded
+
+
+ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
+UNREADABLE = (BadPayload, DataLost, TaskError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+
+
+def server_app(plan: Path) -> ServerApp:
+    """An app that makes the plan's rounds with `nodes` stock nodes (run config; 1), and writes the model to `out`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        read = _possible(RunPlan.from_json(tomllib.loads(plan.read_text())))
+        if rounds := int(context.run_config.get("rounds", 0)):
+            read = read.model_copy(update={"run": read.run.model_copy(update={"rounds": rounds})})
+        with tempfile.TemporaryDirectory() as folder:
+            run = StockRun(grid, read, f"{read.run.task}-{context.run_id}", Path(folder))
+            run.make(int(context.run_config.get("nodes", 1)))
+            if out := str(context.run_config.get("out", "")):
+                run.export(Path(out))
+
+    return app
+
+
+def _possible(plan: RunPlan) -> RunPlan:
+    """The plan, or `PlanError` for what needs an aggregator that knows what each device holds."""
+    if plan.downlink.compressed:
+        raise PlanError(
+            f"[downlink] codec = {plan.downlink.codec!r} over stock nodes",
+            why="this app keeps no log of changes, no note of what a node holds: each message has the whole model",
+            hint='[downlink] codec = "identity", or our own client: thinwire run',
+        )
+    if plan.run.algorithm != "fedavg":
+        raise PlanError(
+            f'[run] algorithm = "{plan.run.algorithm}" over stock nodes',
+            why="it needs each update to count exactly once, and this app cannot know which did",
+            hint='[run] algorithm = "fedavg", or our own client: thinwire run',
+        )
+    if plan.run.target:
+        raise PlanError(
+            "[run] target over stock nodes",
+            why="this app makes all rounds of the plan, and nobody holds what nodes measure against a target",
+            hint="leave [run] target out, or our own client: thinwire run",
+        )
+    if plan.uplink.ladder:
+        raise PlanError(
+            "[uplink] ladder over stock nodes",
+            why="this app measures no links, and asks all nodes in one codec",
+            hint="[uplink] codec = one of them, or our own client: thinwire run",
+        )
+    return plan
+
+
+@dataclass
+class StockRun:
+    """Rounds over a Grid. `payload_bytes` counts the frames that came back."""
+
+    grid: Grid
+    plan: RunPlan
+    run_id: str
+    folder: Path
+    payload_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    _max_header: int = MAX_HEAD_BYTES  # bytes of an update's, which follow from the first model
+    _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    fixed: Fixed = field(init=False, default_factory=dict)
+    _weights: dict[str, int] = field(default_factory=dict)  # see server/aggregator.py
+
+    def make(self, nodes: int) -> None:
+        """All rounds; each says in one line what came of it."""
+        from thinwire.server.aggregator import Model
+        from thinwire.server.submit import limit_of
+
+        versions, stored = self._first(self._nodes(nodes))
+        layout = versions.layout
+        self.model = Model(layout, *versions.read(stored), dict(stored.counters))
+        self._max_header = limit_of(self.plan, layout).header_bytes
+        for number in range(1, self.plan.run.rounds + 1):
+            stored = self._round(number, self._nodes(nodes), versions, stored)
+        print(f"thinwire: done, {self.plan.run.rounds} rounds, {self.payload_bytes} bytes of frames", flush=True)
+
+    def export(self, path: Path) -> None:
+        """The model as safetensors."""
+        from safetensors.numpy import save_file
+
+        from thinwire.aggregation.downlink import named_tensors
+
+        model = self.model
+        tensors = named_tensors(model.layout, model.params, model.buffers, model.counters, self.fixed)
+        save_file(tensors, path, {"format": "pt"})
+
+    def _nodes(self, wanted: int) -> list[int]:
+        """So many nodes, waited for."""
+        end = time.monotonic() + NODES_S
+        while len(found := sorted(self.grid.get_node_ids())) < wanted:
+            if time.monotonic() > end:
+                raise TooFewClients(f"{len(found)} of {wanted} nodes are there", hint="start more flower-supernodes")
+            time.sleep(LOOK_S)
+        return found
+
+    def _first(self, nodes: Sequence[int]) -> tuple[Versions, ModelStored]:
+        """The first model of the first node that gives one; a node whose answer cannot be read ends no run."""
+        from thinwire.server.aggregator import require_values
+        from thinwire.server.model_store import Versions
+
+        for node in nodes:
+            try:
+                layout, stored, body = self._begin(node)
+                length = sum(part[1] for part in stored.parts)
+                self.fixed = unpack_fixed(layout, body[length:])
+                versions = Versions(self.folder, layout)
+                with open(versions.path(0), "wb", opener=private_opener) as file:
+                    file.write(body[:length])
+                require_values(versions.read(stored)[0])
+            except UNREADABLE as error:
+                print(f"thinwire: node {node} gave no first model: {type(error).__name__}: {error}", flush=True)
+                continue
+            return versions, stored
+        raise TooFewClients("no node gave the first model", hint="look at the task's model() there")
+
+    def _begin(self, node: int) -> tuple[Layout, ModelStored, bytes]:
+        asked = Carried(json.dumps({"task": self.plan.run.task, "seed": self.plan.run.seed or 0}).encode())
+        (reply,) = self._exchange("query", {node: asked}).values()
+        said = read_json(reply.head, MAX_HEAD_BYTES)
+        parts = [(str(name), int(length), str(digest)) for name, length, digest in said["parts"]]
+        stored = ModelStored(time.time(), 0, said["digest"], "v000000.model", parts, said["counters"])
+        return Layout.from_json(said["layout"]), stored, reply.parts
+
+    def _round(self, number: int, nodes: Sequence[int], versions: Versions, stored: ModelStored) -> ModelStored:
+        from thinwire.server.aggregator import RoundAggregator
+        from thinwire.server.evaluation import pooled
+        from thinwire.server.policy.local_work import caps_of, work_of
+        from thinwire.server.round_close import folded_without, refolded
+
+        codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))
+        model_file = (self.folder / stored.file).read_bytes()
+        asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec, work)), model_file) for node in nodes}
+        fold: RoundAggregator
+        folded: dict[int, Folded]
+        new = partial(
+            RoundAggregator, self.plan, versions.layout, codec, self._weights,
+            counters=stored.counters, steps_of=lambda head: work.steps,
+        )  # fmt: skip
+        fold, folded = new(), {}
+        for node, reply in self._exchange("train", asks).items():
+            try:
+                head = reply_from_bytes(reply.head, self._max_header)
+                if isinstance(head, ReplyHead):
+                    folded[node] = head, partial(_frames, reply.parts, head), 1.0
+                    fold.add(*folded[node])
+            except BadPayload as error:
+                folded.pop(node, None)
+                print(f"thinwire: round {number}: node {node} sent what cannot be folded: {error}", flush=True)
+                continue
+            if isinstance(head, Failure):
+                print(f"thinwire: round {number}: node {node} failed, {head.kind}: {head.text}", flush=True)
+        heads = [head for head, _, _ in folded.values()]
+        caps = caps_of(self.plan, heads)
+        for update_id, capped in fold.capped(caps, heads).items():
+            new, found = partial(new, caps=caps), UpdateId.parse(update_id)
+            print(f"thinwire: round {number}: {found.device}: {capped_text(capped)}", flush=True)
+        if "caps" in new.keywords:
+            fold = refolded(new, list(folded.values()))
+        if not fold.fits():
+            fold, spoilers = folded_without(new, list(folded.values()))
+            for node in [node for node, (head, _, _) in folded.items() if head in spoilers]:
+                del folded[node]
+                print(f"thinwire: round {number}: node {node} sent numbers too large to be added", flush=True)
+        if not folded:
+            raise TooFewClients(f"no node answered in round {number}")
+        fold.step(self.model)
+        heads = [head for head, _, _ in folded.values()]
+        self.payload_bytes += sum(head.payload_bytes for head in heads)
+        self._verdicts |= {node: [Verdict(head.update_id, "folded", number)] for node, (head, _, _) in folded.items()}
+        self._weights |= fold.weights.new if fold.weights else {}
+        self.metrics = pooled((head.metrics for head in heads), "eval/")
+        print(f"thinwire: round {number}: {len(heads)} of {len(nodes)} nodes, {self.metrics}", flush=True)
+        return versions.write(number, self.model.params, self.model.buffers, self.model.counters, time.time())
+
+    def _ask(self, number: int, node: int, stored: ModelStored, codec: str, work: Work) -> Ask:
+        from thinwire.server.model_store import parts_of
+
+        return Ask(
+            ask_id=f"{self.run_id}.{number}.node-{node}", run=self.run_id, task=self.plan.run.task, kind="train",
+            plan=self.plan.to_json(), round=number, base_version=stored.version, base_digest=stored.digest,
+            layout_digest=self.model.layout.digest, codec=codec,
+            work=work, deadline_s=ROUND_S,
+            parts=parts_of(stored), verdicts=tuple(self._verdicts.get(node, ())),
+        )  # fmt: skip
+
+    def _exchange(self, kind: str, asks: dict[int, Carried]) -> dict[int, Carried]:
+        """What each node answered; a node that fails or stays silent is left out."""
+        messages = [
+            Message(asked.content(), dst_node_id=node, message_type=kind, ttl=ROUND_S) for node, asked in asks.items()
+        ]
+        found = {}
+        for reply in self.grid.send_and_receive(messages, timeout=ROUND_S):
+            if reply.has_error():
+                print(f"thinwire: node {reply.metadata.src_node_id}: {reply.error.reason}", flush=True)
+                continue
+            try:
+                found[reply.metadata.src_node_id] = Carried.read(reply)
+            except BadPayload as error:
+                print(f"thinwire: node {reply.metadata.src_node_id}: {error}", flush=True)
+        return found
+
+
+def _frames(parts: bytes, head: ReplyHead) -> Iterator[bytes]:
+    at = 0
+    for part in head.parts:
+        yield parts[at : at + part.length]
+        at += part.length
+
+
+# Our task as a Flower ClientApp: a stock node trains it and answers with our codec's frames.
+#
+# What the node trains is named on its own command line, never from outside:
+# `flower-supernode --node-config 'task="path/to/task.py" partition="0/2" data="path" home="folder"'`.
+
+
+def client_app() -> ClientApp:
+    """An app that answers `query` with the model that a run begins with, and `train` with an update."""
+    app = ClientApp()
+
+    @app.query()
+    def describe(message: Message, context: Context) -> Message:
+        return Message(described(Carried.read(message), context).content(), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(trained(Carried.read(message), context).content(), reply_to=message)
+
+    return app
+
+
+def described(asked: Carried, context: Context) -> Carried:
+    """Layout and first model, drawn by the run's seed, with the fixed tensors behind it.
+
+    The aggregator never imports task code.
+    """
+    from thinwire.aggregation.mean import pack_fixed
+    from thinwire.client import load_task
+    from thinwire.client.task import initial_model
+    from thinwire.server.model_store import Versions
+
+    said = json.loads(asked.head)
+    made = initial_model(load_task(_spec(said["task"], context)), int(said["seed"]))
+    with tempfile.TemporaryDirectory() as folder:
+        versions = Versions(Path(folder), made.layout)
+        stored = versions.write(0, made.vector, made.buffers, made.counters, time.time())
+        parts = versions.path(0).read_bytes() + pack_fixed(made.fixed)
+    head = {"layout": made.layout.to_json(), "digest": stored.digest, "parts": stored.parts, "counters": made.counters}
+    return Carried(json.dumps(head).encode(), parts)
+
+
+def trained(asked: Carried, context: Context) -> Carried:
+    """One ask answered as our own client would; residuals are kept in the node's folder from round to round."""
+    from thinwire.client import Site, load_task
+    from thinwire.client.handler import Session
+
+    ask, name = ask_from_bytes(asked.head), f"node-{context.node_id}"
+    folder = private_folder(_home(context) / name)
+    part, _, parts = str(context.node_config.get("partition", "0/1")).partition("/")
+    data = context.node_config.get("data")
+    split = str(context.node_config.get("split", "iid"))
+    site = Site(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
+    session = Session(name, load_task(_spec(ask.task, context)), folder, site)
+    with tempfile.NamedTemporaryFile(dir=folder) as bundle:
+        bundle.write(asked.parts)
+        bundle.flush()
+        delivery = Delivery(ask, Path(bundle.name))
+        reply, file = session.answer(delivery, cancelled=lambda: False, say=lambda line: print(line, flush=True))
+    return Carried(reply_to_bytes(reply), file.read_bytes() if file else b"")
+
+
+def _spec(name: str, context: Context) -> str:
+    """What the node's owner named, under the run's name for it, which comes from outside: `=` would begin a module."""
+    from thinwire.client.train.task import NAME
+
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{name[:80]!r} is no task's name")
+    return f"{name}={_module(context)}"
+
+
+def _module(context: Context) -> str:
+    if not (found := context.node_config.get("task")):
+        raise UsageError(
+            "this node has no task",
+            why="its --node-config names none",
+            hint="--node-config 'task=\"path/to/task.py\"'",
+        )
+    return str(found)
+
+
+def _home(context: Context) -> Path:
+    given = context.node_config.get("home")
+    return Path(str(given)).expanduser() if given else find_home() / "stock"
+
+
+# Our asks and answers inside Flower messages: a head as JSON bytes, and the parts one after the other.
+
+
+RECORD, HEAD, PARTS = "thinwire", "head", "parts"
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one message holds."""
+
+    head: bytes
+    parts: bytes = b""
+
+    @classmethod
+    def read(cls, message: Message) -> Carried:
+        """`BadPayload` for a message of another app."""
+        record = message.content.config_records.get(RECORD)
+        head, parts = (record.get(name) if record else None for name in (HEAD, PARTS))
+        if not isinstance(head, bytes) or not isinstance(parts, bytes):
+            raise BadPayload("a Flower message that is not ours", why=f"it has no {RECORD} record")
+        return cls(head, parts)
+
+    def content(self) -> RecordDict:
+        return RecordDict({RECORD: ConfigRecord({HEAD: self.head, PARTS: self.parts})})

@@ -1,0 +1,380 @@
+"""Why a round took as long as it did: its stages along the device that it waited for, and one sentence.
+
+All is read from the rows of the round and its asks, so what a late answer tells of a round is said once it is here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from thinwire.core.clock import absence_s
+from thinwire.core.events import CAPPED
+from thinwire.core.formatting import counted, duration, size, speed, trip
+from thinwire.core.types import is_further
+from thinwire.reports.round_timing import ALONG, OWN, STAGES, along, on_one_clock, within, within_s
+from thinwire.store.read_models import MeasureRow, RoundRow, RunRow, UpdateRow
+
+
+@dataclass(frozen=True)
+class Why:
+    """Seconds by stage (`STAGES`); `device`: along whose answer, "" where none came. `waiting`: from the last answer
+    that counted until nothing more was accepted, for `waited_for`: who was lost or dropped then, or still out.
+    `requests`: of that device's exchange, where there is a wire, with a round trip of `rtt_s` where one was measured;
+    `trips_s`: what these come to. That is no stage: it lies in the download, the upload and between.
+    `uncounted`: the aggregator's part in a simulation, whose clock stands still meanwhile.
+    """
+
+    round: int
+    seconds: float
+    sentence: str
+    device: str = ""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    waited_for: tuple[str, ...] = ()
+    requests: int = 0
+    rtt_s: float | None = None
+    uncounted: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def trips_s(self) -> float | None:
+        return None if self.rtt_s is None else self.requests * self.rtt_s
+
+
+def why(
+    found: RoundRow, asks: Sequence[UpdateRow] = (), parameters: int = 0, earlier: Sequence[UpdateRow] = (),
+    turn_at: float | None = None, *, simulated: bool = False, rtts: Mapping[str, float] | None = None,
+) -> Why:  # fmt: skip
+    """Of a round that is closed. `asks`: the round's own rows; `earlier`: those of rounds before it that were folded
+    into it; without them less is told. `parameters`: of the model, for what a smaller codec would have come to.
+    `turn_at`: since when it took answers (`turns`), where that was not at its opening. `rtts`: seconds by device.
+    """
+    told_of, took = found, found.seconds or 0.0
+    found, turn_at, (asks, earlier) = on_one_clock(found, turn_at, asks, earlier)
+    slowest = _slowest(found, asks, earlier)
+    stages = {name.removesuffix("_s"): value for name, value in found.spent.items()}
+    stages = {"asked" if name == "wait" else name: value for name, value in stages.items()}
+    uncounted = {name: stages.pop(name) for name in OWN if name in stages} if simulated else {}
+    begin = found.opened_at if turn_at is None else turn_at
+    if slowest is not None and slowest.arrived_at is not None:
+        stages |= within(slowest, begin, found.away)
+        begin = max(begin, slowest.arrived_at)
+    held = _held_up_by(found, asks, begin)
+    if (asks or earlier) and found.closed_at is not None:
+        if after := within_s(found.away, begin, found.closed_at):  # the last answer that counted
+            stages["away"] = stages.get("away", 0.0) + after
+        known = sum(stages.get(name, 0.0) for name in STAGES if name != "waiting")
+        stages["waiting"] = max(0.0, took - known)
+    elif found.away:
+        known = sum(stages.get(name, 0.0) for name in STAGES)
+        stages["away"] = min(max(0.0, took - known), gone_s(found))
+    said = {name: stages[name] for name in STAGES if name in stages}
+    device, requests = (slowest.device, slowest.requests) if slowest else (found.slowest, 0)
+    rtt_s = (rtts or {}).get(device) if requests else None
+    if found.reason == "buffer":
+        reason = _filled(found, said, slowest, earlier, rtt_s)
+    elif found.reason == "deadline":
+        reason = _missed(found, asks, [one.device for one in held], parameters)
+    else:
+        reason = _waited(found, said, slowest, held, rtt_s)
+        reason += own_part(took, {name: said[name] for name in OWN if name in said}, uncounted)
+    told = f"Round {found.round} took {duration(took)}: {_blamed(told_of, said, reason)}."
+    told += _capped(found, (*asks, *earlier))
+    waited_for = tuple(one.device for one in held)
+    return Why(found.round, took, told, device, said, waited_for, requests, rtt_s, uncounted)
+
+
+def _capped(found: RoundRow, asks: Sequence[UpdateRow]) -> str:
+    """A sentence on the first client that counts less than its reply says, and how many more do."""
+    capped = [one for one in asks if one.update_id in found.folded and one.reason.startswith(CAPPED)]
+    if not capped:
+        return ""
+    more = f"; {counted(len(capped) - 1, 'more client')} too" if capped[1:] else ""
+    return f" {capped[0].device}: {capped[0].reason}{more}."
+
+
+def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
+    """The reason, and what of the round was without an aggregator: first where nothing else took so long."""
+    if not gone(found):
+        return reason
+    first = gone_s(found) > 0.0 and stages.get("away", 0.0) >= max(stages.values(), default=0.0)
+    return f"{gone(found)}; {reason}" if first else f"{reason}; {gone(found, ' meanwhile')}"
+
+
+def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
+    """The ask that the round waited for last; what filled a buffer may have been asked for before it opened."""
+    own = next((one for one in asks if one.device == found.slowest and not is_further(one.ask_id)), None)
+    if own is not None and found.reason != "buffer":
+        return own
+    came = [one for one in (*asks, *earlier) if one.update_id in found.folded and one.arrived_at is not None]
+    return max(came, key=lambda one: one.arrived_at or 0.0, default=own)
+
+
+def _held_up_by(found: RoundRow, asks: Sequence[UpdateRow], since: float) -> list[UpdateRow]:
+    """Who kept the round open after `since`, the last answer that counted: first who did so for longest. What a
+    deadline ended was kept open by those alone who were out when it passed; a full buffer waits for nobody, and none
+    for what a device does for the next one.
+    """
+    if found.reason == "buffer":
+        return []
+    over = [(one, _over_at(one, found)) for one in asks if not is_further(one.ask_id)]
+    out = [one for one, at in over if at is None]
+    if found.reason == "deadline":
+        return out
+    after = [(at, one) for one, at in over if at is not None and at > since]
+    return out + [one for _, one in sorted(after, key=lambda pair: -pair[0])]
+
+
+def _over_at(ask: UpdateRow, found: RoundRow) -> float | None:
+    """When this ask had its outcome, None: not before the round closed; 0 where nobody kept when it failed."""
+    if ask.arrived_at is None and ask.failed_at is None:
+        return 0.0 if ask.outcome in ("failed", "folded", "dropped") else None
+    moments = [at for at in (ask.arrived_at, ask.failed_at) if at is not None]
+    return max((at for at in moments if found.closed_at is None or at <= found.closed_at), default=None)
+
+
+def _waited(
+    found: RoundRow, stages: Mapping[str, float], slowest: UpdateRow | None, held: Sequence[UpdateRow],
+    rtt_s: float | None,
+) -> str:  # fmt: skip
+    """For whom, and what that device did most of the time; or who never came, where that took longer."""
+    device = {name: stages[name] for name in ALONG if name in stages}
+    name, waiting = slowest.device if slowest else found.slowest, stages.get("waiting", 0.0)
+    if held and waiting > sum(device.values()):
+        last, others = held[0], len(held) - 1
+        lost = last.failed_at is not None and (found.closed_at is None or last.failed_at <= found.closed_at)
+        return f"waited {duration(waiting)} for {last.device}, {became(last, lost)}" + (
+            f", and {others} more" if others else ""
+        )
+    if not name or not device:
+        return "no update came to wait for" if not found.folded else "nothing of it is known"
+    return (
+        f"waited {duration(sum(device.values()))} for {name}, which {did(device, slowest, rtt_s)}"
+        f"{_asked(stages, slowest)}{_again(device)}"
+    )
+
+
+def _again(device: Mapping[str, float]) -> str:
+    """That it was gone in the middle of its work, where something else took longer."""
+    took_s = device.get("again", 0.0)
+    return f" (it {again(took_s)})" if 0.0 < took_s < max(device.values()) else ""
+
+
+def _asked(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
+    """Of one that was asked in the middle of the round: when, and in whose place."""
+    if slowest is None or not slowest.asked_why:
+        return ""
+    place = f" instead of {slowest.instead_of}" if slowest.instead_of else ""
+    return f" (asked after {duration(stages.get('before', 0.0))}{place})"
+
+
+def _filled(
+    found: RoundRow, stages: Mapping[str, float], last: UpdateRow | None, earlier: Sequence[UpdateRow],
+    rtt_s: float | None,
+) -> str:  # fmt: skip
+    """A buffer waits for nobody: what filled it, how much of that was asked for earlier, and what came last."""
+    said = f"its buffer was full with {counted(len(found.folded), 'update')}"
+    if old := [one for one in earlier if one.update_id in found.folded]:
+        said += f", {'all' if len(old) == len(found.folded) else f'{len(old)} of them'} asked for before it opened"
+        behind = max(old, key=lambda one: one.staleness)
+        if behind.staleness:
+            said += f" ({behind.device}'s {counted(behind.staleness, 'version')} behind)"
+    device = {name: stages[name] for name in ALONG if name in stages}
+    if last is None or not any(device.values()):
+        return said
+    return f"{said}; the last came from {last.device}, which then {did(device, last, rtt_s)}{_again(device)}"
+
+
+def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str], parameters: int) -> str:
+    """Who had not answered when the deadline passed, and what is known of the first of those who answered later."""
+    silent = len(waited_for) or unanswered(found)
+    said = f"{silent} of {len(found.asked)} had not answered when its deadline of {duration(found.deadline_s)} passed"
+    late = [one for one in asks if one.device in waited_for and one.arrived_at is not None]
+    if late:
+        first = min(late, key=lambda one: one.arrived_at or 0.0)
+        stages = {name: took for name, took in along(first, found.away).items() if name in ALONG}
+        hint = would_do(first, stages, found.deadline_s, parameters)
+        return f"{said}; {first.device} took {duration(sum(stages.values()))} and {did(stages, first)}{hint}"
+    here = {one.device: one for one in asks if one.device in waited_for}
+    if not here:
+        return said
+    pulled = [name for name, one in here.items() if one.pulled_at]
+    if pulled:
+        return f"{said}; {names(pulled)} took the ask up and {still_out(here[pulled[0]])}"
+    return f"{said}; {names(list(here))} was not seen to take the ask up"
+
+
+# What is said of where time went: stages as nouns and as something that a device did.
+
+
+TOLD_S = 1.0  # an absence that is shorter is not worth a word
+OWN_SHARE = 0.2  # of a round's time, from which on the aggregator's part is worth a word
+# Bits of a parameter, mildest first: what could be tried instead. tests/store holds them against the codecs.
+SMALLER = {"fp16": 16.0, "int8": 8.0, "qsgd(4)": 4.0, "topk(0.01) > int8 > rice": 0.17, "topk(0.01) > sign > rice": 0.1}
+
+
+def did(stages: Mapping[str, float], ask: UpdateRow | None, rtt_s: float | None = None) -> str:
+    """The longest stage, as something that a device did."""
+    name = max(stages, key=lambda stage: stages[stage])
+    took = duration(stages[name])
+    if name == "upload" and ask and ask.payload_up and stages[name] > 0:
+        sent = ask.payload_up if ask.wire_up is None else ask.wire_up
+        return f"uploaded {size(sent)} at {speed(8 * sent / stages[name])} in {took}"
+    if name == "download" and ask and ask.payload_down and stages[name] > 0:
+        return f"downloaded {size(ask.payload_down)} at {speed(8 * ask.payload_down / stages[name])} in {took}"
+    if name == "train" and ask and ask.steps:
+        return f"trained {counted(ask.steps, 'step')} in {took}"
+    if name == "between" and ask and ask.requests:
+        of_it = ""
+        if rtt_s and ask.requests * rtt_s < stages[name] / 2:
+            of_it = ": it started what trains, wrote to its disk, or was gone"
+        return f"spent {took} between its stages ({exchange(ask.requests, rtt_s)}){of_it}"
+    return {
+        "asked": f"took the ask up after {took}", "again": again(stages[name]),
+        "queue": f"did other work first for {took}",
+        "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
+        "between": f"spent {took} between its stages", "upload": f"uploaded for {took}",
+        "download": f"downloaded for {took}", "train": f"trained for {took}",
+    }[name]  # fmt: skip
+
+
+def again(took_s: float) -> str:
+    """Of a device whose process or line was gone in the middle of its work."""
+    return f"took the ask up again after {duration(took_s)}: what it had begun was lost"
+
+
+def noun(name: str) -> str:
+    """A stage as a noun."""
+    return {
+        "asked": "until an ask was taken up", "again": "until an ask was taken up again", "queue": "behind other work",
+        "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
+        "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads", "fold": "folding",
+        "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was asked",
+        "between": "between the stages on the devices",
+    }[name]  # fmt: skip
+
+
+def exchange(requests: int, rtt_s: float | None) -> str:
+    """Requests x round trip and what that comes to, as far as it is known; "" where there was no request.
+
+    >>> exchange(2, 0.048), exchange(1, None), exchange(0, 0.048)
+    ('2 requests x 48 ms = 96 ms', '1 request', '')
+    """
+    if not requests:
+        return ""
+    return counted(requests, "request") + (f" x {trip(rtt_s)} = {trip(requests * rtt_s)}" if rtt_s else "")
+
+
+def became(ask: UpdateRow, lost: bool) -> str:
+    """What became of one that the round waited for and that brought it nothing; `lost`: it failed while it was open."""
+    kind = ask.reason.partition(":")[0]
+    if lost:
+        return "which was lost" if kind in ("left", "") or ask.outcome != "failed" else f"which failed ({kind})"
+    if ask.outcome == "dropped":
+        return f"whose answer was dropped ({kind})" if kind else "whose answer was dropped"
+    return "which had not answered"
+
+
+def still_out(ask: UpdateRow) -> str:
+    """Of one that was not answered by a deadline, nor since."""
+    over = "did not answer before the run's end" if ask.outcome == "over" else "did not answer"
+    return "has not answered yet" if ask.outcome == "asked" else over
+
+
+def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, float]) -> str:
+    """The aggregator's, where it is worth a word; `uncounted`: seconds of it that are none of the run's clock."""
+    mine = uncounted or stages
+    if not mine or sum(mine.values()) < OWN_SHARE * took:
+        return ""
+    most = max(mine, key=lambda stage: mine[stage])
+    said = f"; the aggregator took {duration(sum(mine.values()))} ({noun(most)} {duration(mine[most])})"
+    return said + (", which a simulation's clock does not count" if uncounted else "")
+
+
+def would_do(ask: UpdateRow, stages: Mapping[str, float], deadline_s: float, parameters: int) -> str:
+    """Which codec's update would have come in time on the link as it was; "" where it is not the upload's fault."""
+    if not parameters or not ask.payload_up or stages["upload"] <= 0.0:
+        return ""
+    rest = sum(stages.values()) - stages["upload"]
+    for codec, bits in SMALLER.items():
+        sent = parameters * bits / 8
+        if sent < ask.payload_up and rest + stages["upload"] * sent / ask.payload_up <= deadline_s:
+            return f"; {codec} would have made the deadline"
+    return "; no smaller update would have made the deadline" if rest > deadline_s else ""
+
+
+def gone_s(found: RoundRow) -> float:
+    """For how long no aggregator was there while the round was open, as far as that is known."""
+    return sum(absence_s(*one) or 0.0 for one in found.away)
+
+
+def gone(found: RoundRow, meanwhile: str = "") -> str:
+    """What is said of that; "" where it is not worth a word. `meanwhile`: a word behind it."""
+    if any(absence_s(*one) is None for one in found.away):
+        return f"the aggregator was away{meanwhile}, for how long is not known"
+    return f"the aggregator was away for {duration(took)}{meanwhile}" if (took := gone_s(found)) >= TOLD_S else ""
+
+
+def unanswered(found: RoundRow) -> int:
+    """Devices that had not answered when the round closed; late answers came after it."""
+    return max(0, len(found.asked) - found.folded_count - found.dropped - found.failed)
+
+
+def names(devices: Sequence[str]) -> str:
+    return devices[0] if len(devices) == 1 else f"{devices[0]} and {len(devices) - 1} more"
+
+
+# Why a run took as long as it did: the reasons of its rounds, and what they come to.
+
+
+def whys(
+    run: RunRow, rounds: Sequence[RoundRow], updates: Iterable[UpdateRow], since: Mapping[int, float | None],
+    rtts: Mapping[str, float] | None = None,
+) -> list[Why]:  # fmt: skip
+    """Of those of these rounds that are closed, in their order. `updates`: all that were asked for or folded in them;
+    `since`: when each began to take answers (`turns`); `rtts`: seconds by device (`round_trips`).
+    """
+    asks, earlier = defaultdict[int, list[UpdateRow]](list), defaultdict[int, list[UpdateRow]](list)
+    for one in updates:
+        asks[one.round].append(one)
+        if one.folded_round not in (None, one.round):
+            earlier[one.folded_round or 0].append(one)
+    simulated = run.source == "sim"
+    return [
+        why(one, asks[one.round], run.size, earlier[one.round], since[one.round], simulated=simulated, rtts=rtts)
+        for one in rounds if one.reason
+    ]  # fmt: skip
+
+
+def round_trips(measures: Iterable[MeasureRow]) -> dict[str, float]:
+    """Each device's median, in seconds."""
+    return {one.device: one.p50 for one in measures if one.kind == "rtt" and one.p50}
+
+
+def in_all(found: Sequence[Why]) -> Why:
+    """Of a run: the sums of its rounds' stages, along different devices, and who was waited for most often."""
+    took = sum(one.seconds for one in found)
+    spent = _summed(STAGES, [one.stages for one in found])
+    uncounted = _summed(OWN, [one.uncounted for one in found])
+    said = f"{counted(len(found), 'round')} took {duration(took)}"
+    if spent and took:
+        most = max(spent, key=lambda name: spent[name])
+        said += f", {100 * spent[most] / took:.0f} % of it {noun(most)}"
+    slowest = Counter(one.device for one in found if one.device).most_common(1)
+    device, count = slowest[0] if slowest else ("", 0)
+    said += f"; {device} was the slowest in {count} of {len(found)}" if device else ""
+    missed = Counter(name for one in found for name in one.waited_for).most_common(1)
+    said += f"; {missed[0][0]} had not answered in time in {missed[0][1]}" if missed else ""
+    said += own_part(took, {}, uncounted)
+    requests, trips_s = 0, 0.0
+    for one in found:
+        if one.rtt_s is not None:
+            requests, trips_s = requests + one.requests, trips_s + one.requests * one.rtt_s
+    rtt_s = trips_s / requests if requests else None
+    return Why(0, took, f"{said}.", device, spent, (), sum(one.requests for one in found), rtt_s, uncounted)
+
+
+def _summed(names: Iterable[str], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What took no time is left out."""
+    sums = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+    return {name: value for name, value in sums.items() if value > 0}

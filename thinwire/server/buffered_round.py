@@ -1,0 +1,248 @@
+"""A buffer of asynchronous updates as a state machine without I/O (FedBuff, Nguyen et al. 2022).
+
+It stands where a round stands (server/round.py): the same events go in, the same actions come out. But nobody waits for
+anybody: devices are at work all the time, each from the newest version that there was when it was asked, and whatever
+comes is folded into the buffer that is open, counting less the more versions it is behind. Laws:
+
+    - a device has one update in a buffer: a second one is kept for the next
+    - who is idle and has none in it is asked at once, as long as fewer than `max_concurrency` are at work; then who has
+      one, once, for the next buffer
+    - the buffer closes with `buffer` when it holds `target` updates, and never more; with `enough` when nobody who has
+      none in it is at work or can be asked, so that every device that lives stands in it
+    - who has not answered by the deadline of its own ask is not waited for; its answer counts all the same
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from thinwire.core.events import CloseReason
+from thinwire.core.types import UpdateId
+from thinwire.server.round_events import (
+    Action,
+    Asked,
+    AskNow,
+    AtWork,
+    Back,
+    Closed,
+    Defer,
+    Drop,
+    Failed,
+    Folded,
+    FoldUpdate,
+    Head,
+    Input,
+    Joined,
+    Left,
+    Lose,
+    Refused,
+    Spares,
+    Stop,
+    Terms,
+    Tick,
+    Told,
+    ended,
+    nobody,
+)
+
+
+@dataclass
+class Buffer:
+    """Feed it with `on`, after a restart with `replay` first; it answers with actions, and takes nothing after
+    `Closed`.
+
+    >>> b = Buffer(Terms(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1, opened_s=0.0, deadline_s=9.0))
+    >>> b.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
+    1.0
+    >>> b.on(Folded(UpdateId("run", "a", 1)), now=2.1)[0].reason
+    'buffer'
+    """
+
+    terms: Terms
+    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: the first that each was asked in this buffer
+    going_on: set[str] = field(default_factory=set)  # devices asked while they stood here: for the next buffer
+    at_work: dict[str, AtWork] = field(default_factory=dict)  # device -> what it does, with time left
+    overdue: dict[str, AtWork] = field(default_factory=dict)  # has not answered in its time
+    standing: set[UpdateId] = field(default_factory=set)  # in the buffer: folded, or about to be
+    folding: set[UpdateId] = field(default_factory=set)
+    folded: list[UpdateId] = field(default_factory=list)
+    dropped: list[UpdateId] = field(default_factory=list)
+    answered: dict[str, UpdateId] = field(default_factory=dict)  # ask_id -> the update that answered it
+    lost: dict[str, str] = field(default_factory=dict)  # device -> kind
+    shut: CloseReason | None = None
+    closed: Closed | None = None
+
+    def __post_init__(self) -> None:
+        self.at_work |= self.terms.earlier
+        for device, ask_id in self.terms.asks.items():
+            self._begin(device, ask_id, self.terms.opened_s)
+
+    @property
+    def deadline_at(self) -> float:
+        """When something changes though nothing happens: somebody's time is up."""
+        return min((work.until_s for work in self.at_work.values()), default=math.inf)
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        """Devices whose answer is waited for, to this buffer's ask or to an earlier one's."""
+        return tuple(self.at_work)
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Those with an update in the buffer."""
+        return frozenset(update_id.device for update_id in self.standing)
+
+    def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
+        """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where a place is free."""
+        if self.closed:
+            raise RuntimeError(f"buffer {self.terms.number} is closed: {event}")
+        self._time_out(now)
+        actions = self._take(event, now)
+        if not self.shut and len(self.standing) >= self.terms.target:
+            self.shut = "buffer"
+        if not self.shut:
+            actions += self._fill(now, spares)
+            if not isinstance(event, Refused):  # what was kept for the next buffer may fill the place: it comes first
+                self.shut = None if self._lacking else "enough"
+        if not self.shut:
+            actions += self._go_on(now)
+        if self.shut and not self.folding:
+            actions.append(self._close())
+        return actions
+
+    def replay(self, told: Told) -> None:
+        """Take in what happened before a restart: all that followed from it is told too, but whether the buffer is over
+        for that.
+        """
+        now = -math.inf
+        for event, now in told:
+            self._time_out(now)
+            self._take(event, now)
+        if now > -math.inf:
+            self.shut = "buffer" if len(self.standing) >= self.terms.target else None if self._lacking else "enough"
+        if self.shut and not self.folding:
+            self._close()
+
+    def _take(self, event: Input, now: float) -> list[Action]:
+        match event:
+            case Asked(device, ask_id):
+                self._begin(device, ask_id, now)
+            case Head():
+                return self._head(event)
+            case Folded(update_id):
+                self.folding.discard(update_id)
+                self.folded.append(update_id)
+            case Refused(update_id, reason):
+                self.folding.discard(update_id)
+                self.standing.discard(update_id)
+                if self.shut != "stopped":
+                    self.shut = None  # there is room again
+                return self._drop(update_id, reason)
+            case Failed(device, ask_id, kind, text):
+                return self._lose(device, ask_id, kind, text)
+            case Left(device, why):
+                working = self.at_work.get(device) or self.overdue.get(device)
+                return self._lose(device, working.ask_id, "left", why) if working else []
+            case Joined(device):
+                if self.lost.get(device) == "left" and not self.shut:
+                    del self.lost[device]
+                    self._begin(device, self.asks[device], now)
+                    return [Back(device, self.asks[device])]
+            case Stop():
+                self.shut = "stopped"
+            case Tick():
+                pass
+        return []
+
+    def _head(self, head: Head) -> list[Action]:
+        terms, device, ask_id = self.terms, head.device, head.ask_id
+        if ask_id in self.answered:
+            return self._drop(head.update_id, "duplicate")
+        in_time = self._done(self.at_work, device, ask_id)
+        self._done(self.overdue, device, ask_id)
+        if not head.again and (self.shut or device in self.devices):
+            return [Defer(head.update_id)]
+        self.answered[ask_id] = head.update_id
+        if self.asks.get(device) == ask_id:
+            self.lost.pop(device, None)
+        staleness = max(0, terms.base_version - head.base_version)
+        if staleness > terms.max_staleness:
+            return self._drop(head.update_id, "stale")
+        self.standing.add(head.update_id)
+        self.folding.add(head.update_id)
+        discount = (1.0 + staleness) ** -terms.staleness_exponent
+        late = not in_time if head.came_late is None else head.came_late
+        return [FoldUpdate(head.update_id, staleness, discount, late)]
+
+    def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
+        self.dropped.append(update_id)
+        return [Drop(update_id, reason)]
+
+    def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
+        """What becomes of an earlier buffer's ask is recorded by who drives this one: here it is only forgotten."""
+        known = self._done(self.at_work, device, ask_id) or self._done(self.overdue, device, ask_id)
+        if not known or self.asks.get(device) != ask_id:
+            return []
+        self.lost[device] = kind
+        return [Lose(device, ask_id, kind, text)]
+
+    @staticmethod
+    def _done(working: dict[str, AtWork], device: str, ask_id: str) -> bool:
+        """Whether the device was working on this; it is not any more."""
+        found = device in working and working[device].ask_id == ask_id
+        if found:
+            del working[device]
+        return found
+
+    def _begin(self, device: str, ask_id: str, now: float) -> None:
+        if device in self.devices:
+            self.going_on.add(device)
+        self.asks.setdefault(device, ask_id)
+        self.at_work[device] = AtWork(ask_id, now + self.terms.deadline_s)
+
+    def _time_out(self, now: float) -> None:
+        for device in [device for device, work in self.at_work.items() if now >= work.until_s]:
+            self.overdue[device] = self.at_work.pop(device)
+
+    @property
+    def _lacking(self) -> bool:
+        """Whether somebody is at work who has no update here yet."""
+        return not self.at_work.keys() <= self.devices
+
+    def _place_is_free(self) -> bool:
+        return len(self.at_work) < (self.terms.max_concurrency or math.inf)
+
+    def _fill(self, now: float, spares: Spares) -> list[Action]:
+        """Ask who is idle and does not stand here, as many as there are places for."""
+        actions = list[Action]()
+        if not self._place_is_free():
+            return actions
+        passed_over = self.asks.keys() | self.devices | self.at_work.keys()
+        for spare in spares(math.inf):
+            if spare.device not in passed_over:
+                actions.append(self._ask(spare.device, spare.ask_id, "it was idle"))
+                self._begin(spare.device, spare.ask_id, now)
+            if not self._place_is_free():
+                break
+        return actions
+
+    def _go_on(self, now: float) -> list[Action]:
+        """Ask who stands here for the next buffer, as many as there are places for; each once."""
+        actions = list[Action]()
+        for device in sorted(self.devices - self.going_on - self.at_work.keys()):
+            if self._place_is_free() and (ask_id := self.terms.further(device)):
+                actions.append(self._ask(device, ask_id, "its update stands in the buffer"))
+                self._begin(device, ask_id, now)
+        return actions
+
+    def _ask(self, device: str, ask_id: str, why: str) -> AskNow:
+        places = f" of at most {self.terms.max_concurrency}" if self.terms.max_concurrency else ""
+        why += f", {len(self.at_work)}{places} were at work"
+        return AskNow(device, ask_id, self.terms.base_version, self.terms.deadline_s, why)
+
+    def _close(self) -> Closed:
+        assert self.shut is not None
+        silent = tuple(device for device in self.overdue if device not in self.devices)
+        self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, silent)
+        return self.closed

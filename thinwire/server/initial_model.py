@@ -1,0 +1,218 @@
+"""The first model from a device, [run] init = "device": one that the seed draws is asked, and if it cannot, another.
+
+Before the first round. Whom it asks and what came of it is journalled before anything follows from it, so a run that
+was killed goes on with the device that it had asked. One answer is taken: the first that fits, of the device whose
+turn it is. It is version 0 as soon as it is durable, and whatever comes after it is thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+from thinwire.aggregation import BufferMean
+from thinwire.aggregation.downlink import BUFFERS
+from thinwire.compression import parse
+from thinwire.core.errors import BadPayload, TooFewClients
+from thinwire.core.events import FirstModelAsked, FirstModelFailed, RunNoted
+from thinwire.core.fleet import Envelope, NodeLeft
+from thinwire.core.layout import Layout
+from thinwire.core.types import Ask, Failure, ReplyHead, Vector
+from thinwire.server.aggregator import MAX_VALUE, largest
+from thinwire.server.context import POLL_S, RETURN_S, Running
+from thinwire.server.policy.deadlines import NAMED, Deadline, first_model_deadline
+from thinwire.server.policy.device_profiles import update_bytes, work_of
+from thinwire.server.state.backoff import ENOUGH, patient
+
+BUFFER_BYTES = 4  # of a value of the averaged buffers
+HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"
+
+
+def take_first_model(running: Running) -> bool:
+    """Ask one device after the other until one has given a model; False when the run was stopped meanwhile.
+
+    `TooFewClients`, with what each said, when for `[cohort] wait_s` seconds in all nobody was there who could be asked;
+    where that is 0, which waits for ever, when all that are there have said no for good and nobody who left is waited
+    for any more. Or when ENOUGH have failed.
+    """
+    first, waited_s = running.past.first, 0.0
+    while not running.stop_ordered():
+        asked = first.open or _next(running)
+        if asked is None:
+            waited_s += _wait(running, waited_s)
+            continue
+        answer = _answer(running, asked)
+        if answer is None:
+            break
+        if isinstance(answer, ReplyHead):
+            try:
+                _begin(running, answer)
+                return True
+            except BadPayload as error:
+                _fail(running, asked, "bad-payload", error.what)
+                running.fleet.ack([answer.update_id])
+        else:
+            _fail(running, asked, *answer)
+            running.fleet.cancel([asked.ask_id])
+    return False
+
+
+def _next(running: Running) -> FirstModelAsked | None:
+    """The next ask, recorded; None when nobody can be asked now."""
+    first, unable = running.past.first, _unable(running)
+    able = [device for device in running.presence.devices if device not in unable]
+    if not able or len(first.for_good(_most(running))) >= ENOUGH:
+        return None
+    device = first.next_of(able, running.plan.run.seed)
+    again = ", asked again" if first.times[device] else ""
+    why = f"the seed drew it from {len(able)}{again}"
+    if first.failed is not None and first.failed.device != device:
+        why += f", instead of {first.failed.device} ({first.failed.kind})"
+    deadline, ask_id = _deadline(running, device), _ask_id(running, device)
+    asked = FirstModelAsked(
+        running.clock.wall(), device, ask_id, why, deadline.seconds, deadline.reason, running.elapsed
+    )  # fmt: skip
+    running.record(asked)
+    return asked
+
+
+def _ask_id(running: Running, device: str) -> str:
+    """Another than that of an ask which was withdrawn, since work on that may still be under way."""
+    late = running.past.first.late[device]
+    return f"{running.run_id}.init{f'-{late}' if late else ''}.{device}"
+
+
+def _fail(running: Running, asked: FirstModelAsked, kind: str, reason: str) -> None:
+    now, elapsed = running.clock.wall(), running.elapsed
+    said = running.presence.said(asked.device)
+    running.record(FirstModelFailed(now, asked.device, asked.ask_id, kind, reason, elapsed, said))
+
+
+def _most(running: Running) -> int:
+    """How often a device is asked that leaves, or lets its time pass."""
+    return running.plan.cohort.retry_limit + 1
+
+
+def _named(said: Mapping[str, str]) -> str:
+    """What some devices said, and of how many more that is kept back: there may be thousands."""
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return "; ".join(f"{device}: {why}" for device, why in itertools.islice(said.items(), NAMED)) + more
+
+
+def _unable(running: Running) -> dict[str, str]:
+    """Who is not asked now, with the reason; those who have left are not among them."""
+    there = running.presence.hellos
+    barred = running.past.first.bars(running.elapsed, _most(running), running.presence.said)
+    return running.unable() | {device: why for device, why in barred.items() if device in there}
+
+
+def _wait(running: Running, waited_s: float) -> float:
+    """One look at who comes while nobody can be asked, and how long that took; `waited_s`: those before it."""
+    began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
+    first, most, revoked, says = running.past.first, _most(running), running.revoked(), running.presence.said
+    if len(failed := first.for_good(most)) >= ENOUGH:
+        why = f"{len(failed)} devices failed for good, the last of them {_named(failed)}"
+        raise TooFewClients("no device gave the first model", why=why, hint=HINT)
+    passing = first.may_pass(began, most, says) - revoked
+    said = {device: why for device, why in first.reasons(says).items() if device not in revoked}
+    named = _named(dict(sorted({**said, **failed, **unable}.items())))
+    for_good = bool(unable) and not passing and began >= running.return_by
+    if waited_s > wait_s if wait_s else for_good:
+        raise TooFewClients(
+            "no device gave the first model",
+            why=named or f"nobody was there for {wait_s:g} s",
+            hint=HINT,
+        )
+    running.status("waiting", f"waiting: no device can give the first model now{f' ({named})' if named else ''}")
+    running.fleet.ack([head.update_id for head in running.poll(POLL_S) if isinstance(head, ReplyHead)])
+    return running.elapsed - began
+
+
+def _deadline(running: Running, device: str) -> Deadline:
+    """By the model's size, by what is known of the device's link, and by how often its time was over before."""
+    layout = running.task_layout
+    up_bytes = update_bytes("identity", layout, {}) + BUFFER_BYTES * BufferMean(layout).layout.size
+    up = running.known.device(device, work_of(running.plan, running.layout)).up
+    one = first_model_deadline(up_bytes, up.seconds(up_bytes).p90 if up else None)
+    return patient(one, running.past.first.late[device])
+
+
+def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, str] | None:
+    """What the device sends, or why it sends nothing, as a failure's kind and text; None when the run was stopped.
+
+    What it had sent before a restart is looked for first: it is not to be made again. The ask leaves as soon as the
+    device is there, which after a restart may take a while.
+    """
+    device, until, back_by = asked.device, asked.elapsed_s + asked.deadline_s, running.elapsed + RETURN_S
+    running.status("running", f"asking {device} for the first model: {asked.why}")
+    sent, wait_s = False, 0.0
+    while not running.stop_ordered():
+        for arrival in running.poll(min(wait_s, max(0.0, until - running.elapsed))):
+            match arrival:
+                case ReplyHead() if (arrival.update_id.device, arrival.ask_id) == (device, asked.ask_id):
+                    if device in running.revoked():
+                        running.fleet.ack([arrival.update_id])
+                        return "refused", "revoked"
+                    return arrival
+                case ReplyHead():
+                    running.fleet.ack([arrival.update_id])
+                case Failure(kind, text, ask_id, _) if ask_id == asked.ask_id:
+                    return kind, text
+                case NodeLeft(left, why) if left == device:
+                    return "refused" if why == "revoked" else "left", why
+        if running.elapsed >= until:
+            return "stale", f"no answer within {asked.deadline_s:g} s"
+        if not sent and running.elapsed >= back_by:
+            return "left", "did not come back"
+        if not sent and device in running.presence.hellos:
+            running.ask([_envelope(running, asked)])
+            sent = True
+        wait_s = POLL_S
+    if running.stopped == "run":
+        running.fleet.cancel([asked.ask_id])
+    return None
+
+
+def _envelope(running: Running, asked: FirstModelAsked) -> Envelope:
+    plan = running.holders.plan_for(asked.device, running.presence.hellos.get(asked.device))
+    return Envelope(
+        asked.device,
+        Ask(
+            asked.ask_id, running.run_id, running.plan.run.task, "init", plan,
+            layout_digest=running.task_layout.digest, deadline_s=asked.deadline_s,
+            identity=running.identity,
+        ),
+    )  # fmt: skip
+
+
+def _begin(running: Running, head: ReplyHead) -> None:
+    """Make the model durable as version 0, and go on from it."""
+    params, buffers, counters = _model(running, head)
+    first = np.concatenate([params, np.zeros(running.layout.size - params.size, np.float32)])
+    now = running.clock.wall()
+    stored = running.versions.write(0, first, buffers, counters, now)
+    running.record(RunNoted(now, f"the first model is {head.update_id.device}'s"), stored)
+    running.begin()
+    running.fleet.ack([head.update_id])
+
+
+def _model(running: Running, head: ReplyHead) -> tuple[Vector, Vector, dict[str, int]]:
+    """What an answer holds: parameters, averaged buffers, and counters."""
+    layout: Layout = running.task_layout
+    mean, names = BufferMean(layout), [f"frame/{segment.index}" for segment in layout.segments]
+    if [part.name for part in head.parts] != [*names, *([BUFFERS] if mean.layout.size else [])]:
+        raise BadPayload("a first model whose parts are not those of the run's")
+    params, frames = np.zeros(layout.size, np.float32), list(running.fleet.open(head.update_id))
+    codec = parse("identity").bind(layout)
+    for segment, frame in zip(layout.segments, frames, strict=False):
+        codec.decode_add(frame, 1.0, params[segment.span], segment=segment.index)
+    if len(frames) > len(names):
+        mean.check(frames[-1])
+        mean.fold(frames[-1], 1.0)
+    mean.check_counters(head.counters, {})
+    mean.count(head.counters)
+    if not (found := largest(params)) <= MAX_VALUE:
+        raise BadPayload(f"a first model that holds {found:g}", why=f"at most {MAX_VALUE:g} can be stepped from")
+    return params, mean.close(np.zeros(mean.layout.size, np.float32)), mean.counters

@@ -1,0 +1,357 @@
+"""Who is asked: which devices could be, why others could not, and which of them the seed picks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import median
+
+from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.formatting import counted, plain
+from thinwire.core.layout import Layout, differences
+from thinwire.core.plan import RunPlan
+from thinwire.core.prng import Key, derive, seed63
+
+MAX_REASON = 500  # letters of what a device's own words make: a reason stands in the journal of every round
+
+SHOWN = 5  # devices that a waiting sentence says something of
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Those who are asked, in the order of asking, and of all others the reason.
+
+    `target` answers are enough; `[cohort] min_replies` may be a share of those `wanted`. `able` could take part.
+    `later` were drawn too, and are asked as places become free; `drawn` says how, where not all odds were alike.
+    """
+
+    candidates: tuple[str, ...]
+    asked: tuple[str, ...]
+    target: int
+    wanted: int
+    able: int
+    reasons: Mapping[str, str]
+    later: tuple[str, ...] = ()
+    drawn: str = ""
+
+
+def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | None = None) -> str:
+    """Why a device cannot take part in this run, as what is said of it, or "" when it can (task_match).
+
+    `layout` is the run's: tensors that differ are named where the device has told its own.
+    """
+    name = plan.run.task
+    own = {task.name: task for task in hello.tasks}.get(name)
+    if own is None:
+        return f"has no task {name!r} (type on it: thinwire client start --task {name}=MODULE)"
+    if own.error:
+        return f"has a task {name!r} that does not load: {own.error} (type on it: thinwire task check MODULE)"
+    if own.layout_digest and own.layout_digest != wanted.layout_digest:
+        differs = differing(own, layout) if layout is not None else ""
+        hint = "install the run's task on it, then: thinwire client reload"
+        return f"has another model in its task {name!r}{f': {differs}' if differs else ''} ({hint})"
+    if plan.run.task_match == "version" and own.version != wanted.version:
+        return f"has version {own.version or 'none'} of the task {name!r}, the run has {wanted.version or 'none'}"
+    if plan.run.task_match == "digest" and own.source_digest != wanted.source_digest:
+        return f"has another source of the task {name!r} than the run"
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def differing(own: TaskReport, layout: Layout) -> str:
+    """Name the tensors by which a device's model differs from the run's; "" where it has not told them."""
+    try:
+        told = Layout.from_json(json.loads(own.tensors)) if own.tensors else None
+        return (
+            plain(differences(told, layout))[:MAX_REASON]
+            if told is not None and told.digest == own.layout_digest
+            else ""
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return ""  # a stranger's words
+
+
+def wanted_count(plan: RunPlan, there: int) -> int:
+    """How many of `there` devices a round wants."""
+    clients = plan.cohort.clients
+    if clients == "all":
+        return there
+    if isinstance(clients, float):
+        return max(1, math.ceil(clients * there - 1e-9))
+    return min(clients, there)
+
+
+def with_excess(plan: RunPlan, wanted: int, there: int) -> int:
+    """How many of `there` devices a round asks that wants so many."""
+    excess = 0.0 if plan.cohort.clients == "all" else plan.cohort.over_select
+    return min(there, math.ceil(wanted * (1 + excess)))
+
+
+def alike(_candidates: Sequence[str]) -> Odds:
+    """Every candidate has the same odds."""
+    return Odds()
+
+
+def choose(
+    plan: RunPlan,
+    round_number: int,
+    present: Sequence[str],
+    unable: Mapping[str, str],
+    busy: Mapping[str, int],
+    odds_of: Callable[[Sequence[str]], Odds] = alike,
+    at_work: int = 0,
+) -> Cohort:
+    """Draw a round's cohort, by the run's seed, from those who are there, able and idle.
+
+    `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates, odds) only.
+    With `max_concurrency` so many, less those `at_work` on earlier rounds, are asked at once, but always one, and the
+    others of the cohort `later`.
+    """
+    candidates, reasons = _idle(present, unable, busy)
+    able = sum(device not in unable for device in present)
+    target, limit = min(wanted_count(plan, len(present)), len(candidates)), plan.cohort.max_concurrency
+    count = with_excess(plan, target, len(candidates))
+    most = max(1, limit - at_work) if limit else len(candidates)
+    if count == len(candidates) <= most:
+        return Cohort(candidates, candidates, target, count, able, reasons)
+    odds = odds_of(candidates) if count < len(candidates) else Odds()
+    drawn = draw(plan.run.seed, round_number, candidates, count, odds)
+    reasons |= {d: odds.why_not.get(d, "not drawn") for d in candidates if d not in drawn}
+    if count <= most:
+        return Cohort(candidates, drawn, target, count, able, reasons, drawn=odds.reason)
+    order = in_drawn_order(drawn, plan.run.seed, round_number)
+    asked, later = tuple(sorted(order[:most])), tuple(order[most:])
+    full = f"no place is free: {at_work} at work on earlier rounds, and" if at_work >= limit else ""
+    why = f"{full or 'asked when a place is free:'} at most {limit} devices may be at work at once"
+    reasons |= dict.fromkeys(later, why)
+    return Cohort(candidates, asked, target, count, able, reasons, later, odds.reason)
+
+
+def choose_for_buffer(
+    plan: RunPlan,
+    number: int,
+    present: Sequence[str],
+    unable: Mapping[str, str],
+    busy: Mapping[str, int],
+    at_work: int,
+) -> Cohort:
+    """All who are idle are asked when a buffer opens, as long as fewer than `max_concurrency` are at work; the others
+    when a place is free.
+    """
+    candidates, reasons = _idle(present, unable, busy)
+    limit = plan.cohort.max_concurrency
+    count = min(len(candidates), max(0, limit - at_work)) if limit else len(candidates)
+    asked = draw(plan.run.seed, number, candidates, count, Odds())
+    reasons |= {device: f"{limit} devices may be at work at once" for device in candidates if device not in asked}
+    able = sum(device not in unable for device in present)
+    return Cohort(candidates, asked, plan.cohort.buffer, min(plan.cohort.buffer, able), able, reasons)
+
+
+def _idle(
+    present: Sequence[str], unable: Mapping[str, str], busy: Mapping[str, int]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(who could be asked, why the others could not)."""
+    reasons = dict(unable)
+    reasons |= {device: f"busy with round {number}" for device, number in busy.items() if device not in reasons}
+    return tuple(sorted(set(present) - set(reasons))), reasons
+
+
+def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], begun: bool = False) -> str | None:
+    """One sentence on who is waited for, or None when a round can open.
+
+    Once the run has begun, `wait_for` no longer holds it up: as many as a round's floor asks for are enough. A round
+    that asks fewer devices than `min_replies` needs answers of could only end with too few, and is never opened.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nwait_for=["a","b"]')
+    >>> missing(plan, ["a"], {})
+    'waiting: 1 of 2 devices (missing b)'
+    """
+    able = [device for device in present if device not in unable]
+    wait_for = plan.cohort.wait_for
+    absent: list[str] = []
+    if isinstance(wait_for, int):
+        have, want = len(able), max(wait_for, plan.cohort.clients if isinstance(plan.cohort.clients, int) else 1)
+    else:
+        absent = [device for device in wait_for if device not in present]
+        have, want = sum(device in able for device in wait_for), len(wait_for)
+    asks = with_excess(plan, min(wanted_count(plan, len(present)), len(able)), len(able))
+    needs = floor_of(plan.cohort.min_replies, asks)
+    notes = [f"missing {', '.join(absent)}"] if absent else []
+    notes += [f"{device} {unable[device]}" for device in sorted(unable)[:SHOWN]]
+    notes += [f"and {len(unable) - SHOWN} more"] if len(unable) > SHOWN else []
+    noted = f" ({'; '.join(notes)})" if notes else ""
+    if have < (min(want, floor_of(plan.cohort.min_replies, want)) if begun else want):
+        return f"waiting: {have} of {want} devices{noted}"
+    if asks < needs:
+        there = counted(len(able), "device")
+        lacks = f"of {there} a round asks {asks}, and [cohort] min_replies = {needs}: more have to come or to be free"
+        return f"waiting: {lacks}{noted}"
+    return None
+
+
+def way_out(run_id: str) -> str:
+    """What a person can do about a run whose plan lets it wait for ever."""
+    return (
+        f"start more clients, or end it: thinwire runs stop {run_id} "
+        "(its plan sets no end to this: [cohort] wait_s, in seconds)"
+    )
+
+
+# Which devices a round draws where it does not ask all: with equal odds, or rather those that are quick.
+#
+# Odds follow what was measured and are bounded: the slowest device has an eighth of the quickest one's, so nobody is
+# left out for ever. One that is not measured yet has the quickest's, so that it soon is. Who is drawn more often
+# moves the model more often: what is learned leans towards the data of the quick.
+
+
+LEAST = 1 / 8  # of the quickest device's odds
+TINY_S = 1e-9  # no time is less: one may be divided by it
+
+
+@dataclass(frozen=True)
+class Odds:
+    """Each candidate's, 1 for the quickest, and how they came to be; no `each`: all are alike.
+
+    `why_not`: of each candidate the sentence that stands beside it when it is not drawn.
+    """
+
+    each: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    why_not: Mapping[str, str] = field(default_factory=dict)
+
+
+def odds(selection: str, seconds: Mapping[str, float | None], of: str) -> Odds:
+    """One over the seconds `of` something (a step, an exchange), where the quickest has 1 and nobody less than LEAST.
+
+    >>> found = odds("link", {"a": 2.0, "b": 4.0, "c": 90.0, "d": None}, "an exchange")
+    >>> found.reason
+    'drawn by link: 2.00 s to 90.00 s an exchange, odds from 1 to 0.12; 1 not measured yet counts as the quickest'
+    >>> found.why_not["b"]
+    "not drawn: its odds are 0.50 of the quickest's, with 4.00 s an exchange"
+    """
+    known = [max(taken, TINY_S) for taken in seconds.values() if taken is not None]
+    if not known:
+        return Odds(reason=f"drawn by {selection}: nobody is measured yet, so all have the same odds")
+    quickest = min(known)
+    each = {d: 1.0 if s is None else max(LEAST, quickest / max(s, TINY_S)) for d, s in seconds.items()}
+    said = f"drawn by {selection}: {quickest:.2f} s to {max(known):.2f} s {of}, odds from 1 to {min(each.values()):.2f}"
+    if unknown := len(seconds) - len(known):
+        said += f"; {unknown} not measured yet count{'s' if unknown == 1 else ''} as the quickest"
+    return Odds(each, said, {d: _why_not(each[d], s, of) for d, s in seconds.items()})
+
+
+def _why_not(odds: float, seconds: float | None, of: str) -> str:
+    if seconds is None:
+        return "not drawn: it is not measured yet, and has the odds of the quickest"
+    return f"not drawn: its odds are {odds:.2f} of the quickest's, with {seconds:.2f} s {of}"
+
+
+def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: Odds) -> tuple[str, ...]:
+    """`count` of the candidates, in their names' order; it depends on (seed, round, candidates, odds) alone.
+
+    With odds a device's place is a drawn waiting time at its own rate (Efraimidis and Spirakis 2006).
+    """
+    key = derive(Key(seed), "cohort", number)
+    if not found.each:
+        return tuple(sorted(random.Random(seed63(key)).sample(candidates, count)))
+
+    def waits(device: str) -> float:
+        uniform = (seed63(derive(key, device)) + 1) / 2**63
+        return -math.log(uniform) / found.each[device]
+
+    return tuple(sorted(sorted(candidates, key=waits)[:count]))
+
+
+def floor_of(min_replies: float, asked: int) -> int:
+    """The fewest replies that make a step: a share of those asked (rounded up), or from 1 on a count.
+
+    >>> floor_of(0.5, 7), floor_of(1.0, 7), floor_of(3, 7)
+    (4, 1, 3)
+    """
+    return max(1, math.ceil(min_replies * asked - 1e-9) if min_replies < 1 else int(min_replies))
+
+
+# What a plan comes to with the devices that are there, where that may not be what was meant: said, never refused.
+
+
+def notes(plan: RunPlan, able: int) -> list[str]:
+    """Sentences for whoever starts a run with so many devices that can take part.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nmode="buffered"\\nbuffer=4')
+    >>> notes(plan, 3)
+    ['[cohort] buffer = 4 is more than the 3 devices that are there: each buffer closes with what all of them sent']
+    >>> notes(plan, 9)
+    []
+    """
+    cohort = plan.cohort
+    if cohort.mode != "buffered":
+        return []
+    at_work = min(able, cohort.max_concurrency or able)
+    behind = at_work // cohort.buffer  # buffers that fill while one device works, where all are as quick
+    if able < cohort.buffer:
+        there = "device that is" if able == 1 else f"{able} devices that are"
+        said = f"is more than the {there} there: each buffer closes with what all of them sent"
+        return [f"[cohort] buffer = {cohort.buffer} {said}"]
+    if behind > cohort.max_staleness:
+        said = f"with {at_work} devices at work and [cohort] buffer = {cohort.buffer} most answers are about {behind} "
+        said += f"versions behind, and [cohort] max_staleness = {cohort.max_staleness} drops them: a larger buffer, or "
+        return [said + f"max_concurrency = {cohort.buffer * cohort.max_staleness}"]
+    if cohort.buffer < at_work == able <= 2 * cohort.buffer:
+        said = f"all {able} devices are at work at once and [cohort] buffer = {cohort.buffer}: quick ones train again "
+        said += "from a version that they have just trained from, which costs accuracy where data differ; with "
+        return [said + f"max_concurrency = {cohort.buffer} they take turns"]
+    return []
+
+
+# Who could be asked in the middle of a round: which idle device can still answer in time, and who is asked first.
+
+
+UNKNOWN = 0.5  # share of a round's deadline that a device gets where nothing was measured yet
+
+
+def who_could_answer(
+    idle: Iterable[str], left_s: float, took: Mapping[str, Sequence[float]], deadline_s: float, seed: int, number: int
+) -> list[str]:
+    """Those of the idle devices that should answer within `left_s` seconds, in the order that the seed draws.
+
+    `took` holds the seconds of each device's last answers.
+
+    >>> who_could_answer(["a", "b", "c"], 9.0, {"a": [5.0, 8.0], "b": [10.0]}, 60.0, seed=1, number=4)
+    ['c', 'a']
+    """
+    return in_drawn_order(in_time(idle, left_s, took, deadline_s), seed, number)
+
+
+def in_time(
+    devices: Iterable[str], left_s: float, took: Mapping[str, Sequence[float]], deadline_s: float
+) -> Iterator[str]:
+    """Those of the devices that should answer within `left_s` seconds; looks no further than is asked for."""
+    others_s = cache(lambda: expected_s("", took, deadline_s))
+    for device in devices:
+        seconds = expected_s(device, took, deadline_s) if took.get(device) else others_s()
+        if seconds <= left_s:
+            yield device
+
+
+def in_drawn_order(devices: Iterable[str], seed: int, number: int) -> list[str]:
+    """A device's place depends on (seed, round, device) alone, so that it is the same whoever else is there."""
+    return sorted(devices, key=lambda device: derive(Key(seed), "spare", number, device).to_bytes())
+
+
+def expected_s(device: str, took: Mapping[str, Sequence[float]], deadline_s: float) -> float:
+    """How long a device is expected to take: its slowest answer of late, else the others' median of these.
+
+    >>> expected_s("a", {"a": [5.0, 8.0]}, 60.0), expected_s("a", {"b": [4.0], "c": [6.0]}, 60.0)
+    (8.0, 5.0)
+    >>> expected_s("a", {}, 60.0)
+    30.0
+    """
+    if took.get(device):
+        return max(took[device])
+    others = [max(seconds) for seconds in took.values() if seconds]
+    return median(others) if others else UNKNOWN * deadline_s

@@ -1,0 +1,147 @@
+"""How long a round may take, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thinwire.server.policy.device_profiles import THIN_BYTES_S
+
+FIRST_S = 60.0  # nothing is known yet: a device may have to import its task and read its data
+LEAST_S = 10.0  # a machine may stand still for a moment, and who is gone is known after 4 s: neither may cost an update
+MARGIN = 3.0  # over what nine of ten answers took: the wanted ones are to be in time together, not each by itself
+OUTLYING = 10.0  # over the quicker half: with MARGIN, who is up to thirty times as slow as they is in time most often
+NAMED = 5  # devices in a sentence
+SHARE = 0.9  # of a deadline that a person gave: the rest is for what cannot be foreseen
+LONGER_S = 0.5  # by which a milder codec may lengthen a round
+
+# A measuring is shorter than the rounds it is judged by, which train too: three times the slowest answer is ample even
+# where another device was drawn. Of three rounds, since one alone may have had the quick ones; older ones tell of a
+# fleet that has changed. Answers count that were in time, so that it is never more than three deadlines of a round.
+FACTOR = 3.0
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """How long a round may take. `usual_s`: in which the answers that are wanted are expected, where it follows from
+    that.
+    """
+
+    seconds: float
+    reason: str
+    usual_s: float | None = None
+
+    @property
+    def fits_s(self) -> float:
+        """What nine of ten answers of a device must fit for its codec to hold nobody up by more than a little."""
+        if self.usual_s is None:
+            return SHARE * self.seconds
+        return min(SHARE * self.seconds, self.usual_s + LONGER_S)
+
+
+def fixed(seconds: float) -> Deadline:
+    return Deadline(seconds, f"{seconds:g} s: the plan says so")
+
+
+def auto_deadline(expected: Mapping[str, float | None], wanted: int, floor: int = 1) -> Deadline:
+    """The quantile of the devices' own times that gives as many answers as are wanted, three times over.
+
+    `expected`: device asked -> the seconds in which nine of ten of its answers would be here; None where that is not
+    known, which counts as nine of ten of the known. Who is slower than the wanted ones does not hold the round up.
+
+    Law: fewer than half of the wanted devices cannot lengthen a round at will, unless the `floor` of answers that make
+    a step needs them. Who uses up what time it is given is measured as that slow, and would be given three times as
+    much in the next round: so a round is never given more than OUTLYING times what the quicker half of the wanted
+    would be given alone, or as many of them as the floor needs.
+
+    >>> print(auto_deadline({"a": 20.0, "b": 8.0, "c": 300.0}, wanted=2).reason)
+    60 s: three times the 20.0 s in which 2 of 3 answers are expected; c (300 s) is slower
+    >>> print(auto_deadline({"a": 5.0, "b": 5.0, "c": 300.0}, wanted=3).reason)
+    150 s: ten times what 2 of the 3 wanted would be given alone, and no more; c (300 s) is slower
+    """
+    known = sorted(seconds for seconds in expected.values() if seconds is not None)
+    if not known:
+        return Deadline(FIRST_S, f"{FIRST_S:g} s: how long these devices take is not known yet")
+    unseen = known[math.ceil(0.9 * len(known)) - 1]
+    times = sorted((unseen if seconds is None else seconds, device) for device, seconds in expected.items())
+    wanted = min(max(wanted, 1), len(times))
+    enough_s, quick = times[wanted - 1][0], _quick(known[:wanted], floor / wanted)
+    most_s = OUTLYING * _with_margin(quick[-1])
+    seconds = min(_with_margin(enough_s), most_s)
+    if seconds == most_s:
+        said = f"{seconds:g} s: ten times what {len(quick)} of the {wanted} wanted would be given alone, and no more"
+    else:
+        said = f"{seconds:g} s: " + ("three times the" if seconds > LEAST_S else "the least, with")
+        said += f" {_brief(enough_s)} in which {wanted} of {len(times)} answers are expected"
+    if slower := [f"{device} ({_brief(time)})" for time, device in times if time > seconds]:
+        said += f"; {listed(slower)} {'is' if len(slower) == 1 else 'are'} slower"
+    if unknown := sum(seconds is None for seconds in expected.values()):
+        said += f"; {unknown} not known yet count as {_brief(unseen)}"
+    return Deadline(seconds, said, min(enough_s, most_s / MARGIN))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are.
+
+    >>> listed("abc"), listed("abcdefg")
+    ('a, b, c', 'a, b, c, d, e and 2 more')
+    """
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+def _with_margin(seconds: float) -> float:
+    return max(LEAST_S, math.ceil(10 * MARGIN * seconds) / 10)
+
+
+def _quick(known: Sequence[float], needed: float) -> Sequence[float]:
+    """The quicker half of the known, or the share of them that is `needed`: of two devices one is enough."""
+    return known[: min(len(known), math.ceil(max(0.5, needed) * len(known) - 1e-9))]
+
+
+def first_model_deadline(up_bytes: int, up_s: float | None) -> Deadline:
+    """For a device to make its first model and send the whole of it: as long as a device may take of which nothing is
+    known, and three times the upload. `up_s`: the seconds in which nine of ten such uploads are through, None where
+    its link was never seen.
+
+    >>> first_model_deadline(3_000_000, None).reason
+    '132 s: 60 s to make it, and three times the 24.0 s of 3,000,000 bytes at 1 Mb/s, for its link is not known'
+    >>> first_model_deadline(3_000_000, 0.5).reason
+    '61.5 s: 60 s to make it, and three times the 0.5 s of 3,000,000 bytes on its link'
+    """
+    sent_s = up_bytes / THIN_BYTES_S if up_s is None else up_s
+    seconds = math.ceil(10 * (FIRST_S + MARGIN * sent_s)) / 10
+    link = "at 1 Mb/s, for its link is not known" if up_s is None else "on its link"
+    said = f"{seconds:g} s: {FIRST_S:g} s to make it, and three times the {_brief(sent_s)} of {up_bytes:,} bytes {link}"
+    return Deadline(seconds, said)
+
+
+def in_groups(one: Deadline, devices: int, most: int) -> Deadline:
+    """The deadline of a round whose devices are asked one group of `most` after the other; 0: all at once.
+
+    >>> in_groups(Deadline(20.0, "20 s: because"), 9, 4).reason
+    '60 s: 3 times over, for at most 4 of 9 devices are at work at once; 20 s: because'
+    """
+    groups = math.ceil(devices / most) if most else 1
+    if groups == 1:
+        return one
+    seconds = groups * one.seconds
+    said = f"{seconds:g} s: {groups} times over, for at most {most} of {devices} devices are at work at once"
+    return Deadline(seconds, f"{said}; {one.reason}")
+
+
+def _brief(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s"
+
+
+def evaluation_deadline(slowest: Sequence[float]) -> float:
+    """Seconds for measuring a model: 3 times the slowest reply of the last 3 rounds; 60 while no round has had one.
+
+    `slowest` holds for each closed round the seconds from its opening to its last reply, oldest first.
+
+    >>> evaluation_deadline([]), evaluation_deadline([40.0, 9.0, 2.0, 3.0]), evaluation_deadline([0.2])
+    (60.0, 27.0, 10.0)
+    """
+    recent = slowest[-ROUNDS:]
+    return max(LEAST_S, FACTOR * max(recent)) if recent else FIRST_S

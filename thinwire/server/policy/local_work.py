@@ -1,0 +1,223 @@
+"""How many local steps each device is asked for, and of how many examples, where the plan leaves that to its speed.
+
+A change is divided by the normaliser of its own steps, so that few steps and many can be averaged (FedNova, Wang et al.
+2020): a small device takes part with few steps, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from thinwire.aggregation.control_variates import algorithm_of
+from thinwire.core.errors import BadPayload
+from thinwire.core.events import Capped, ClientAsked, UpdateAccepted
+from thinwire.core.formatting import p90
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_schema import LocalSection
+from thinwire.core.types import ReplyHead, Work
+
+KEPT = 16  # of the last answers, and of the last asks, of a device
+FIRST_STEPS = 8  # while nothing is known of its speed
+SHARE = 0.9  # of the deadline: the rest is for what cannot be foreseen
+HALVINGS = 3  # of the batch, where even the fewest steps would take too long
+LEAST_BATCH = 2  # a normed layer needs two examples
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One device at this run's work: p90 of its last answers."""
+
+    example_s: float  # of a step, for each example of its batch
+    rest_s: float  # of everything else: download, waiting, measuring, encoding, upload
+    examples: int  # to train on, as far as it has told
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one device is asked to do, and why so much."""
+
+    steps: int
+    batch: int
+    why: str
+
+
+def given(local: LocalSection, pace: Pace | None, deadline_s: float) -> Given:
+    """So much that p90 of it fits the deadline: at most one pass over the device's data, at least `min_steps`.
+
+    >>> local = LocalSection(lr=1, steps="auto", batch=10)
+    >>> given(local, Pace(example_s=0.1, rest_s=4.0, examples=1000), 60.0)
+    Given(steps=50, batch=10, why='50 of the 100 steps of a pass fit into 50.0 s, at 1.00 s each')
+    """
+    if pace is None:
+        steps = max(FIRST_STEPS, local.min_steps)
+        return Given(steps, local.batch, f"{steps} steps, since nothing is known of its speed yet")
+    left_s = SHARE * deadline_s - pace.rest_s
+    for halvings in range(HALVINGS + 1):
+        batch = max(min(LEAST_BATCH, local.batch), local.batch >> halvings)
+        step_s = pace.example_s * batch
+        whole = max(local.min_steps, math.ceil(pace.examples / (batch * local.accumulate)))
+        fit = whole if step_s * whole <= left_s else math.floor(max(0.0, left_s) / step_s) if step_s else 0
+        if fit >= local.min_steps:
+            return Given(fit, batch, _said(fit, whole, left_s, step_s, batch, local.batch))
+    late = f"even {local.min_steps} steps of {batch} examples take longer than the {max(0.0, left_s):.1f} s that it has"
+    return Given(local.min_steps, batch, late)
+
+
+def _said(fit: int, whole: int, left_s: float, step_s: float, batch: int, planned: int) -> str:
+    smaller = f" (of {batch} examples)" if batch != planned else ""
+    if fit == whole:
+        return f"a whole pass, {whole} steps{smaller}, fits into {left_s:.1f} s"
+    return f"{fit} of the {whole} steps{smaller} of a pass fit into {left_s:.1f} s, at {step_s:.2f} s each"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one answer said."""
+
+    example_s: float
+    rest_s: float
+    examples: int
+
+
+@dataclass
+class Paces:
+    """What a run has learned of its devices' speed, as a fold over its journal: a resumed run knows the same."""
+
+    _given: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # device -> its last asks: steps, batch
+    _seen: dict[str, deque[Seen]] = field(default_factory=dict)
+
+    def asked(self, event: ClientAsked) -> None:
+        if event.steps:
+            given = self._given.setdefault(event.device, {})
+            given[event.ask_id] = event.steps, event.batch
+            if len(given) > KEPT:
+                del given[next(iter(given))]
+
+    def work(self, device: str, ask_id: str) -> tuple[int, int] | None:
+        """(steps, batch) of an ask that has its own."""
+        return self._given.get(device, {}).get(ask_id)
+
+    def answered(self, event: UpdateAccepted) -> None:
+        """Take in an answer; nothing is learned from one whose work or times are not known."""
+        asked, seen = self.work(event.device, event.ask_id), _durations(event.head)
+        if asked is None or seen is None:
+            return
+        (_, batch), (steps, train_s, rest_s) = asked, seen
+        known = self._seen.setdefault(event.device, deque(maxlen=KEPT))
+        known.append(Seen(train_s / (steps * batch), rest_s, int(event.head.get("examples", 0))))
+
+    def of(self, device: str) -> Pace | None:
+        seen = self._seen.get(device)
+        return None if not seen else _pace(seen)
+
+
+def _pace(seen: Iterable[Seen]) -> Pace:
+    all_seen = list(seen)
+    # One that was stopped early counts fewer examples than it has.
+    examples = max(one.examples for one in all_seen)
+    return Pace(p90(one.example_s for one in all_seen), p90(one.rest_s for one in all_seen), examples)
+
+
+def _durations(head: Mapping[str, object]) -> tuple[int, float, float] | None:
+    """(steps, seconds of training, seconds of all else), each a duration by one clock; None where it was not timed."""
+    timings, transfer, steps = head.get("timings"), head.get("transfer"), head.get("steps")
+    if not isinstance(timings, Mapping) or not isinstance(transfer, Mapping) or not isinstance(steps, int) or not steps:
+        return None
+    train_s = float(timings.get("train_s", 0.0))
+    out_s = float(transfer["arrived_at"]) - float(transfer["pulled_at"])
+    return steps, train_s, max(0.0, out_s - train_s)
+
+
+# The share of a clip that is each device's own in a round (Lin et al. 2018, "Deep gradient compression").
+
+
+def work_of(plan: RunPlan, devices: int, own: tuple[int, int] | None = None) -> Work:
+    """How much a device is asked to do in a round of so many; `own` are its steps and batch, where it has its own.
+
+    dgc clips where a gradient is accumulated, on each device by itself: N gradients, each of an L2 norm of at most
+    N^(-1/2) times the threshold, add up to one of about that norm, since independent ones grow as the root of N.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nclip_grad=2\\nsteps=1\\n[uplink]\\ncodec="dgc(0.1)"')
+    >>> work_of(plan, 16)
+    Work(steps=1, batch=32, clip=0.5)
+    """
+    local = plan.local
+    clip = local.clip_grad / math.sqrt(devices) if plan.uplink.dgc and local.clip_grad and devices else 0.0
+    steps, batch = own or (local.steps if isinstance(local.steps, int) else 0, local.batch)
+    return Work(steps, batch, clip)
+
+
+# How much one client counts in a round: the largest normaliser that it can honestly have, and the cap on its weight.
+#
+# A change is divided by its normaliser, and their mean is multiplied by that of all normalisers (FedNova): who says
+# 10^9 would move the model by the others' changes a million times over. Law: no honest device's normaliser is above
+# `largest_a` of the steps that it made. A learning rate that a schedule lowers and FedProx's mu only make it smaller.
+
+
+ROUNDING = 1e-6  # a normaliser is a sum over the steps, here it is one formula
+FEWEST = 3  # clients of which there is a typical one
+
+
+def largest_a(plan: RunPlan, steps: int) -> float:
+    """The normaliser of so many steps at the plan's learning rate; 1 where a task's own `train()` counts none.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nmomentum=0.9')
+    >>> round(largest_a(plan, 2), 9), largest_a(plan, 0)
+    (2.9, 1.0)
+    """
+    algorithm = algorithm_of(plan)
+    if not steps or (algorithm is not None and algorithm.whole):
+        return 1.0
+    m = plan.local.momentum if plan.local.optimizer == "sgd" else 0.0
+    return float((steps - m * (1.0 - m**steps) / (1.0 - m)) / (1.0 - m))
+
+
+def require_a(plan: RunPlan, head: ReplyHead, assigned: int) -> None:
+    """BadPayload for more steps than were assigned (0: the plan leaves them to the device), or a larger normaliser
+    than they can have.
+    """
+    if assigned and head.steps > assigned:
+        raise BadPayload(f"an update of {head.steps} steps", why=f"{assigned} were assigned")
+    most = largest_a(plan, head.steps)
+    if not 0 < head.a <= most * (1 + ROUNDING):
+        raise BadPayload(f"an update with a = {head.a:g}", why=f"{head.steps} steps come to at most {most:g}")
+
+
+@dataclass(frozen=True)
+class Caps:
+    """The most that one client counts in a round; the medians that it follows from."""
+
+    examples: float = math.inf
+    a: float = math.inf
+    median_examples: float = 0.0
+    median_a: float = 0.0
+
+    def counted(self, head: ReplyHead) -> ReplyHead:
+        """The head as it counts."""
+        return replace(head, examples=int(min(head.examples, self.examples)), a=min(head.a, self.a))
+
+    def capped(self, head: ReplyHead, by_examples: bool) -> Capped | None:
+        """What a client counts less for; None where nothing. `by_examples`: whether its examples are its weight."""
+        found, own = Capped(), self.counted(head)
+        if by_examples and own.examples < head.examples:
+            found |= {"examples": head.examples, "counted": own.examples, "median": self.median_examples}
+        if own.a < head.a:
+            found |= {"a": head.a, "a_counted": own.a, "a_median": self.median_a}
+        return found or None
+
+
+def caps_of(plan: RunPlan, heads: Sequence[ReplyHead]) -> Caps:
+    """The caps of a round of these updates: `[cohort] max_weight` times their medians, from three clients on.
+
+    Where the plan counts passes, a device's own data say how many steps these are: then the normaliser is capped too.
+    """
+    most = plan.cohort.max_weight
+    if most == "none" or len({head.update_id.device for head in heads}) < FEWEST:
+        return Caps()
+    examples, a = median(head.examples for head in heads), median(head.a for head in heads)
+    by_passes = plan.local.steps is None
+    return Caps(max(1, int(most * examples)), most * a if by_passes else math.inf, examples, a)

@@ -1,0 +1,209 @@
+"""Simulated clients' work in several processes, to the same bits as in one.
+
+A worker takes whoever is next: what a client keeps lies on disk between its answers, so any worker may serve it. The
+turn still decides in which order answers are given (clients.py). One that is killed is started again and makes the
+same answer; a client whose work ends its worker twice ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from thinwire.core.errors import ThinwireError
+from thinwire.core.fleet import Delivery
+from thinwire.core.plan import digest_of
+from thinwire.simulation.client_pool import Answered, Crowd
+
+DEATHS = 2  # of workers over one answer: the second time it is not chance
+GRACE_S = 5.0  # for a worker to end by itself
+
+Key = tuple[int, str]  # client, ask_id
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    index: int
+    delivery: Delivery
+
+    @property
+    def key(self) -> Key:
+        return self.index, self.delivery.ask.ask_id
+
+
+class Worker:
+    """One process. It ends when this one does, however that is: then its lifeline breaks."""
+
+    def __init__(self, spec: str, crowd: Crowd) -> None:
+        ours, theirs = Pipe()
+        read, self._lifeline = os.pipe()
+        self.connection: Connection = ours
+        self.job: Job | None = None
+        self.plans: set[str] = set()  # digests of those that it was given
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "thinwire.simulation.process_pool", str(theirs.fileno()), str(read)],
+            pass_fds=(theirs.fileno(), read),
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is for this process, which ends the others
+        )
+        theirs.close()
+        os.close(read)
+        self.connection.send((spec, crowd, sys.path))
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.connection.close()
+        os.close(self._lifeline)
+
+
+@dataclass
+class Processes:
+    """`count` workers for a crowd; `close` leaves none of them."""
+
+    spec: str  # NAME=MODULE
+    crowd: Crowd
+    count: int
+    _workers: list[Worker] = field(init=False, default_factory=list)
+    _queue: deque[Job] = field(init=False, default_factory=deque)
+    _done: dict[Key, Answered] = field(init=False, default_factory=dict)
+    _served: dict[int, Worker] = field(init=False, default_factory=dict)  # client -> who did its last work
+    _deaths: Counter[Key] = field(init=False, default_factory=Counter)
+    _plans: dict[str, Mapping[str, Any]] = field(init=False, default_factory=dict)  # by digest
+
+    def __post_init__(self) -> None:
+        try:
+            for _ in range(self.count):
+                self._workers.append(Worker(self.spec, self.crowd))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ahead(self) -> int:
+        """Asks that are taken before their turn: no worker waits while one of them is left."""
+        return 2 * self.count
+
+    def begin(self, index: int, delivery: Delivery) -> None:
+        self._queue.append(Job(index, delivery))
+        self._hand_out()
+
+    def answer(self, index: int, delivery: Delivery) -> Answered:
+        job = Job(index, delivery)
+        begun = {*self._done, *(j.key for j in self._queue), *(w.job.key for w in self._workers if w.job)}
+        if job.key not in begun:
+            self._queue.appendleft(job)
+        while job.key not in self._done:
+            self._hand_out()
+            self._hear()
+        self._hand_out()
+        return self._done.pop(job.key)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
+
+    def _hand_out(self) -> None:
+        for worker in self._workers:
+            if worker.job is None and (job := self._next_for(worker)) is not None:
+                self._queue.remove(job)
+                worker.job = job
+                delivery = self._with_plan(job.delivery, worker)
+                with contextlib.suppress(OSError):  # it has ended: that is heard
+                    worker.connection.send((job.index, delivery, self._served.get(job.index) is worker))
+
+    def _with_plan(self, delivery: Delivery, worker: Worker) -> Delivery:
+        """A worker that was started since holds no plan: a client would ask for it, and answer out of its turn."""
+        plan = delivery.ask.plan
+        digest = plan if isinstance(plan, str) else digest_of(plan)
+        if not isinstance(plan, str):
+            self._plans[digest] = plan
+        if digest in worker.plans or digest not in self._plans:
+            return delivery
+        worker.plans.add(digest)
+        return replace(delivery, ask=replace(delivery.ask, plan=self._plans[digest]))
+
+    def _next_for(self, worker: Worker) -> Job | None:
+        """The first in the queue, or before it one that this worker knows; a client does one thing at a time."""
+        at_work = {other.job.index for other in self._workers if other.job is not None}
+        free = [job for job in self._queue if job.index not in at_work]
+        return next((job for job in free if self._served.get(job.index) is worker), free[0] if free else None)
+
+    def _hear(self) -> None:
+        busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
+        for ready in wait(list(busy)):
+            worker = busy[ready]  # type: ignore[index]  # wait gives what it was given
+            try:
+                key, answered = worker.connection.recv()
+            except (EOFError, OSError):
+                self._bury(worker)
+                continue
+            self._done[key] = answered
+            self._served[key[0]] = worker
+            worker.job = None
+
+    def _bury(self, worker: Worker) -> None:
+        """Start another in its place, with the same work."""
+        worker.close()
+        job, code = worker.job, worker.process.returncode
+        assert job is not None
+        self._deaths[job.key] += 1
+        if self._deaths[job.key] >= DEATHS:
+            self._workers.remove(worker)
+            raise ThinwireError(
+                f"the work of {self.crowd.name(job.index)} ended its process twice",
+                why=f"signal {-code}: the system kills so where memory is short" if code < 0 else f"exit code {code}",
+                hint="fewer --processes; with one, an error of the task is shown where it happens: --debug",
+            )
+        self._served = {index: by for index, by in self._served.items() if by is not worker}
+        self._workers[self._workers.index(worker)] = Worker(self.spec, self.crowd)
+        self._queue.appendleft(job)
+
+
+# A process that works for simulated clients until the one that started it is done with it or gone.
+
+
+def main(connection: Connection, lifeline: int) -> None:
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    spec, crowd, path = connection.recv()
+    sys.path += [folder for folder in path if folder not in sys.path]
+
+    from thinwire.client.executor import Here
+    from thinwire.client.task import load_task
+    from thinwire.client.train.runtime import use_threads
+    from thinwire.simulation.client_pool import Sessions
+
+    bench = Here(load_task(spec), crowd.site.device)
+    use_threads(0, bench.layout.size)
+    sessions = Sessions(crowd, bench, shared=True)
+    while True:
+        try:
+            index, delivery, mine = connection.recv()
+        except EOFError:
+            return
+        if not mine:  # another process has worked for this client since
+            sessions.sleep(index)
+        connection.send(((index, delivery.ask.ask_id), sessions.answer(index, delivery)))
+
+
+def _end_with(lifeline: int) -> None:
+    """Whatever is going on here: nobody waits for it."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])), int(sys.argv[2]))

@@ -1,0 +1,102 @@
+"""Updates with training: a scripted device that does a real client's work, for seconds that a script decides.
+
+The session is the device's own, with its outbox, residual and partial work. It trains when the ask is taken up, on a
+clock of its own that only steps move; the answer exists when that time has passed on the fleet's clock. So arrivals
+have the order that the script's speeds give, whatever this machine is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from thinwire.client.admission import Gate
+from thinwire.client.executor import Here
+from thinwire.client.handler import Session
+from thinwire.client.payload import Bases
+from thinwire.client.run_store import Reply
+from thinwire.client.task import LoadedTask
+from thinwire.client.train.runtime import use_threads
+from thinwire.client.train.schedule import Clock
+from thinwire.core.clock import VirtualClock
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import Ask, ReplyHead, UpdateId, Verdict
+from thinwire.simulation.client_pool import Crowd, HeldFolder
+from thinwire.simulation.scripted_device import Answer, Turn
+
+StepSeconds = Callable[[Ask], float]
+
+
+@dataclass(frozen=True)
+class Made:
+    """An answer that nobody has been given yet."""
+
+    ask_id: str
+    reply: Reply
+    bundle: Path | None
+    took_s: float
+
+
+@dataclass
+class Trained:
+    """One client's work. `step_s(ask)` are the seconds that each step of an ask takes it.
+
+    What an ask that was withdrawn came to goes back into the residual, as if it had not been made. What encoding and
+    sending took is learned when the answer leaves, so that partial work leaves time for both.
+    """
+
+    session: Session
+    clock: VirtualClock
+    step_s: StepSeconds
+    _made: Made | None = field(init=False, default=None)
+    _withdrawn: list[UpdateId] = field(init=False, default_factory=list)
+
+    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
+        if self._made is None or self._made.ask_id != delivery.ask.ask_id:
+            self._withdraw()
+            self._made = self._worked(delivery, turn.download_s)
+        return replace(turn, compute_s=self._made.took_s)
+
+    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+        self.begin(delivery, turn)
+        made, self._made = self._made, None
+        assert made is not None
+        body = made.bundle.read_bytes() if made.bundle else b""
+        self.session.delivered(made.reply, turn.encode_s + turn.sending_s(len(body)))
+        return made.reply, body
+
+    def _worked(self, delivery: Delivery, download_s: float) -> Made:
+        ask, began = delivery.ask, self.clock.now()
+        back = tuple(Verdict(update_id, "dropped") for update_id in self._withdrawn)
+        self.session.slow_step_s = self.step_s(ask)
+        asked = replace(delivery, ask=replace(ask, verdicts=(*ask.verdicts, *back)), download_s=download_s)
+        reply, bundle = self.session.answer(asked, lambda: False, lambda line: None)
+        self._withdrawn = []
+        return Made(ask.ask_id, reply, bundle, self.clock.now() - began)
+
+    def _withdraw(self) -> None:
+        if self._made is not None and isinstance(self._made.reply, ReplyHead):
+            self._withdrawn.append(self._made.reply.update_id)
+        self._made = None
+
+
+class Training:
+    """Makes the work of a crowd's clients, which share the module, the plan and the model that was sent last.
+
+    A task's exception is raised where it happens if the crowd is debugged, else it is that client's failure.
+    """
+
+    def __init__(self, task: LoadedTask, crowd: Crowd) -> None:
+        self.crowd, self.bench = crowd, Here(task, crowd.site.device)
+        use_threads(0, self.bench.layout.size)
+        self._gate, self._bases = Gate(), Bases()
+
+    def client(self, index: int, step_s: StepSeconds) -> Trained:
+        crowd, virtual = self.crowd, VirtualClock()
+        name, clock = crowd.name(index), Clock(virtual.now, virtual.advance)
+        session = Session(
+            name, self.bench.at(clock), crowd.folder / name, crowd.place(index), debug=crowd.debug, gate=self._gate,
+            folders=HeldFolder, take_base=self._bases.take, clock=clock,
+        )  # fmt: skip
+        return Trained(session, virtual, step_s)

@@ -1,0 +1,207 @@
+"""What is kept of runs: one journal that is only ever added to, and tables to read that follow from it.
+
+`runs`, `rounds`, `updates` and `clients` are projections of the journal (store/projection.py): they are written in
+the transaction that appends the events, so at every commit they say what the journal says. Sums of bytes are kept
+in them, never added up on reading. What is known of devices and people stands in store/device_tables.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, Integer, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from thinwire.store.database import Base, Counter, Words
+
+
+def _run() -> Mapped[str]:
+    return mapped_column(String(80), ForeignKey("runs.run_id"), primary_key=True)
+
+
+class Traffic:
+    """Bytes both ways: `payload` in frames, `wire` on the devices' sockets (null where no wire is)."""
+
+    payload_up: Mapped[int] = mapped_column(default=0)
+    payload_down: Mapped[int] = mapped_column(default=0)
+    wire_up: Mapped[int | None]
+    wire_down: Mapped[int | None]
+
+
+class Outcomes:
+    """How many asks ended in each way; what is still out is `asked` less all others."""
+
+    folded_count: Mapped[int] = mapped_column(default=0)
+    late: Mapped[int] = mapped_column(default=0)
+    dropped: Mapped[int] = mapped_column(default=0)
+    failed: Mapped[int] = mapped_column(default=0)
+
+
+class Run(Traffic, Outcomes, Base):
+    __tablename__ = "runs"
+    __table_args__ = (UniqueConstraint("task", "task_number"),)
+
+    number: Mapped[int] = mapped_column(Counter, primary_key=True)  # the order in which runs were made
+    run_id: Mapped[str] = mapped_column(String(80), unique=True)
+    task: Mapped[str] = mapped_column(String(63))
+    task_number: Mapped[int]
+    source: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(16), index=True)
+    status_text: Mapped[str] = mapped_column(default="")
+    exit_code: Mapped[int] = mapped_column(default=0)
+    plan: Mapped[dict[str, Any]]
+    layout: Mapped[dict[str, Any]]
+    size: Mapped[int]  # trained elements
+    task_report: Mapped[dict[str, Any]]
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    rounds_total: Mapped[int]
+    rounds_closed: Mapped[int] = mapped_column(default=0)
+    version: Mapped[int] = mapped_column(default=0)
+    model_digest: Mapped[str] = mapped_column(default="")
+    model_file: Mapped[str] = mapped_column(default="")
+    best_version: Mapped[int | None]
+    best_value: Mapped[float | None]
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)  # newest
+    metrics0: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of the initial model
+    spread0: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # of those metrics
+    dense_up: Mapped[int] = mapped_column(default=0)  # what the same exchange takes in plain float32
+    dense_down: Mapped[int] = mapped_column(default=0)
+    notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # sentences for who follows it
+    identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
+
+
+class Round(Traffic, Outcomes, Base):
+    __tablename__ = "rounds"
+
+    run_id: Mapped[str] = _run()
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    opened_at: Mapped[float]
+    closed_at: Mapped[float | None]
+    reason: Mapped[str] = mapped_column(default="")
+    base_version: Mapped[int]
+    version: Mapped[int | None]
+    deadline_s: Mapped[float]
+    deadline_reason: Mapped[str] = mapped_column(default="", server_default="")
+    drawn: Mapped[str] = mapped_column(default="", server_default="")
+    codec: Mapped[str]
+    codecs: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    codec_reasons: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    target: Mapped[int]
+    floor: Mapped[int]
+    candidates: Mapped[list[Any]]
+    asked: Mapped[list[Any]]
+    not_asked: Mapped[dict[str, Any]]
+    folded: Mapped[list[Any]] = mapped_column(default=list)
+    seconds: Mapped[float | None]
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    spread: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"means", "clients"}
+    train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    ignored: Mapped[int] = mapped_column(default=0, server_default="0")  # metrics that few of its updates carried
+    spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    away: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # [from, to] without an aggregator
+    missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # that the run's clock did not count
+    slowest: Mapped[str] = mapped_column(default="")
+
+
+class Client(Traffic, Outcomes, Base):
+    """One device's part in one run."""
+
+    __tablename__ = "clients"
+
+    run_id: Mapped[str] = _run()
+    device: Mapped[str] = mapped_column(String(63), primary_key=True, index=True)
+    asked: Mapped[int] = mapped_column(default=0)
+    arrived: Mapped[int] = mapped_column(default=0)
+    sequence: Mapped[int] = mapped_column(default=0)  # the highest that was seen
+    last_outcome: Mapped[str] = mapped_column(default="")
+    last_at: Mapped[float | None]
+
+
+class Update(Traffic, Base):
+    """One ask, and what came of it."""
+
+    __tablename__ = "updates"
+    __table_args__ = (Index(None, "run_id", "update_id"), Index(None, "run_id", "round"))
+
+    run_id: Mapped[str] = _run()
+    ask_id: Mapped[str] = mapped_column(Words(255), primary_key=True)  # a late answer brings its own
+    round: Mapped[int] = mapped_column(Integer)
+    device: Mapped[str] = mapped_column(String(63))
+    update_id: Mapped[str] = mapped_column(default="")
+    outcome: Mapped[str] = mapped_column(String(16), default="asked")
+    reason: Mapped[str] = mapped_column(default="")
+    late_answer: Mapped[bool] = mapped_column(default=False)
+    folded_round: Mapped[int | None] = mapped_column(Integer)
+    staleness: Mapped[int] = mapped_column(default=0)
+    asked_why: Mapped[str] = mapped_column(default="", server_default="")  # of one in the middle of its round
+    instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
+    work_reason: Mapped[str] = mapped_column(default="", server_default="")
+    asked_at: Mapped[float | None]
+    taken_at: Mapped[float | None]  # first; `pulled_at` is the last time
+    pulled_at: Mapped[float | None]
+    began_at: Mapped[float | None]
+    arrived_at: Mapped[float | None]
+    failed_at: Mapped[float | None]
+    download_s: Mapped[float | None]
+    queue_s: Mapped[float | None]
+    evaluate_s: Mapped[float | None]
+    train_s: Mapped[float | None]
+    encode_s: Mapped[float | None]
+    examples: Mapped[int] = mapped_column(default=0)
+    steps: Mapped[int] = mapped_column(default=0)
+    norm: Mapped[float | None]
+    residual_norm: Mapped[float | None]
+    residual_ratio: Mapped[float | None]
+    state_lost: Mapped[str] = mapped_column(default="", server_default="")
+    requests: Mapped[int] = mapped_column(default=0)
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    clipped: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # of those
+
+
+class Measure(Base):
+    """What is known of a device over all runs: the last samples of one kind, and what they come to.
+
+    `work` is the model and batch that its speed is for, "" for its link. `p50` and `p90` are bits/s of `down` and `up`,
+    steps of `pass`, seconds of the others; null while the samples do not say.
+    """
+
+    __tablename__ = "measures"
+
+    device: Mapped[str] = mapped_column(String(63), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    work: Mapped[str] = mapped_column(String(64), primary_key=True)
+    samples: Mapped[list[Any]]
+    p50: Mapped[float | None]
+    p90: Mapped[float | None]
+    at: Mapped[float]
+
+
+class Journal(Base):
+    """Every event of every run, and of the devices (with no run), in the order in which they became durable."""
+
+    __tablename__ = "journal"
+    __table_args__ = (Index(None, "run_id", "seq"),)
+
+    seq: Mapped[int] = mapped_column(Counter, primary_key=True)
+    run_id: Mapped[str | None] = mapped_column(String(80), ForeignKey("runs.run_id"))
+    at: Mapped[float]
+    kind: Mapped[str] = mapped_column(String(40))
+    body: Mapped[dict[str, Any]]
+
+
+class Checkpoint(Base):
+    """A model version that is durable in a file of its run's folder."""
+
+    __tablename__ = "checkpoints"
+
+    run_id: Mapped[str] = _run()
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    file: Mapped[str]
+    parts: Mapped[list[Any]]
+    counters: Mapped[dict[str, Any]]
+    at: Mapped[float]

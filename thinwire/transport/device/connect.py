@@ -1,0 +1,225 @@
+"""A socket to the door: dialled, through a proxy where there is one, verified, and noticed when it is dead."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ipaddress
+import os
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from thinwire.core.errors import Unreachable, UsageError
+from thinwire.core.formatting import plain
+from thinwire.transport.device.identity import Trust
+
+DIAL_S = 20.0  # for each of: TCP, the proxy's answer, the handshake
+MAX_ANSWER_BYTES = 16_384  # of a proxy
+UNSENT_BYTES = 128 * 2**10  # what waits in this machine is not on the wire: a cut loses little of what was "sent"
+DEAD = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))  # s, s, -, ms
+_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # linux/tcp.h; Python names it from 3.12 on
+
+
+@dataclass(frozen=True)
+class Line:
+    """`rtt_s`: one round trip to the door. `dates`: of the leaf, seconds since 1970; None without TLS."""
+
+    sock: socket.socket
+    rtt_s: float
+    dates: tuple[float, float] | None = None
+
+    def hang_up(self) -> None:
+        """From any thread: whoever reads finds the end. (ssl's own shutdown would take its state from under them.)"""
+        with contextlib.suppress(OSError):  # it is closed already
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+
+def dial(address: Address, trust: Trust | None) -> Line:
+    """OSError where nobody answers, `ssl.SSLCertVerificationError` where it is not who is trusted."""
+    names: tuple[str | None, ...] = trust.names(address.host) if trust is not None else (None,)
+    for name in names[:-1]:
+        with contextlib.suppress(ssl.SSLCertVerificationError):  # CAs are being rotated: it may show another chain
+            return _dial(address, trust, name)
+    return _dial(address, trust, names[-1])
+
+
+def unverified(address: Address) -> Line:
+    """To read what is public, and to compare it. Nothing that is a secret goes over it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    sock, rtt_s = reach(address)
+    return Line(_secured(context, sock, address.host), rtt_s)
+
+
+def moved(sock: socket.socket) -> bool:
+    """Whether this machine would now come from another address: then nothing arrives on this line any more.
+
+    By the routes of this moment: connecting a UDP socket sends nothing. No route at all is no other address.
+    """
+    try:
+        here, peer = sock.getsockname(), sock.getpeername()
+        with socket.socket(sock.family, socket.SOCK_DGRAM) as probe:
+            probe.connect(peer)
+            return bool(probe.getsockname()[0] != here[0])
+    except OSError:
+        return False
+
+
+def _dial(address: Address, trust: Trust | None, name: str | None) -> Line:
+    sock, rtt_s = reach(address)
+    if trust is None or name is None:
+        return Line(sock, rtt_s)
+    tls = _secured(trust.context(), sock, name)
+    leaf = tls.getpeercert() or {}
+    begins, ends = (ssl.cert_time_to_seconds(str(leaf[key])) for key in ("notBefore", "notAfter"))
+    return Line(tls, rtt_s, (begins, ends))
+
+
+def reach(address: Address) -> tuple[socket.socket, float]:
+    """A TCP connection to the door or to the proxy that opened one, and how long its answer took."""
+    proxy = Proxy.towards(address)
+    host, port = (proxy.host, proxy.port) if proxy else (address.host, address.port)
+    last: OSError | None = None
+    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(DIAL_S)
+            began = time.monotonic()
+            sock.connect(where)
+            if proxy is not None:
+                began = time.monotonic()
+                _tunnel(sock, proxy, address)
+            rtt_s = time.monotonic() - began
+            _notice_death(sock)
+            return sock, rtt_s
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            sock.close()
+            raise
+    raise last or OSError(f"no address of {host}")
+
+
+def _notice_death(sock: socket.socket) -> None:
+    """Probe a silent line, give up unanswered bytes, send at once, and keep little that is not on the wire yet."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in DEAD:
+        if hasattr(socket, option):  # macOS names some of them otherwise, and has no user time-out
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    with contextlib.suppress(OSError):  # a system without it only sends more twice
+        sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def _secured(context: ssl.SSLContext, sock: socket.socket, name: str) -> ssl.SSLSocket:
+    try:
+        return context.wrap_socket(sock, server_hostname=name)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _tunnel(sock: socket.socket, proxy: Proxy, address: Address) -> None:
+    """CONNECT (RFC 9110, 9.3.6): byte by byte, for what follows the proxy's answer is the door's."""
+    lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
+    if proxy.authorization:
+        lines.append(f"Proxy-Authorization: {proxy.authorization}")
+    sock.sendall("\r\n".join([*lines, "", ""]).encode())
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):
+        if len(answer) > MAX_ANSWER_BYTES or not (more := sock.recv(1)):
+            raise ConnectionError(f"the proxy at {proxy.host}:{proxy.port} broke off")
+        answer += more
+    status = answer.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ", 1)[-1]
+    if not status.startswith("2"):
+        raise Unreachable(
+            f"the proxy at {proxy.host}:{proxy.port} opens no way to {address}",
+            why=f"it answers {plain(status[:80])}",
+            hint="ask who runs it to let CONNECT pass to that port; or NO_PROXY for a direct way",
+        )
+
+
+# Where an aggregator is reached, and through which proxy.
+
+
+PORT = 9090
+EXAMPLE = "https://agg.example:9090; on the aggregator's own machine http://127.0.0.1:9090"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A door's. Plain HTTP is for loopback alone: everything else is TLS.
+
+    >>> Address.parse("https://agg.example")
+    Address(tls=True, host='agg.example', port=9090)
+    """
+
+    tls: bool
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        parts, port = _split(url, url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise UsageError(f"{url!r} is no address of an aggregator", why="https://HOST:PORT is", hint=EXAMPLE)
+        found = cls(parts.scheme == "https", parts.hostname, port or PORT)
+        if not found.tls and not found.is_loopback:
+            raise UsageError(
+                f"{url} would be talked to in the clear",
+                why="plain HTTP is for this machine alone",
+                hint=f"https://{parts.netloc}, after thinwire client join",
+            )
+        return found
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """What carries TLS to the door by CONNECT. It sees nothing but the address."""
+
+    host: str
+    port: int
+    authorization: str = ""
+
+    @classmethod
+    def towards(cls, address: Address) -> Proxy | None:
+        """What HTTPS_PROXY says, where NO_PROXY does not say otherwise; loopback is never reached through one."""
+        said = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY") or ""
+        if not said or not address.tls or address.is_loopback or _spared(address):
+            return None
+        parts, port = _split(said, "HTTPS_PROXY")
+        if parts.scheme != "http" or not parts.hostname:
+            raise UsageError("HTTPS_PROXY cannot be used", why="it reads http://HOST:PORT", hint="or unset it")
+        user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if parts.username else ""
+        authorization = f"Basic {base64.b64encode(user.encode()).decode()}" if user else ""
+        return cls(parts.hostname, port or 3128, authorization)
+
+
+def _spared(address: Address) -> bool:
+    from urllib import request
+
+    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    bypass = request.proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
+    return bool(bypass(str(address), {"no": spared}))
+
+
+def _split(text: str, what: str) -> tuple[SplitResult, int | None]:
+    try:
+        parts = urlsplit(text if "//" in text else f"//{text}", scheme="http")
+        return parts, parts.port
+    except ValueError as error:
+        raise UsageError(f"{what!r} is no address", why=str(error), hint=EXAMPLE) from error

@@ -1,0 +1,197 @@
+"""How a device comes to trust an aggregator, and the aggregator to know the device: once, by an invitation.
+
+Law: the secret is sent only over a connection on which the CA that the invitation pins has vouched for the other end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable, UsageError
+from thinwire.core.types import DEVICE_NAME
+from thinwire.transport.device.connect import Address, unverified
+from thinwire.transport.device.errors import meaning, silence
+from thinwire.transport.device.http_client import Call, Connection, Inlet, everything, finish
+from thinwire.transport.device.identity import MAX_CAS, Clockwork, Trust, readable
+from thinwire.transport.protocol.certificates import server_name
+from thinwire.transport.protocol.http import CA, JOIN, Refusal, packed
+from thinwire.transport.protocol.registration import SYSTEM, Invitation
+from thinwire.transport.protocol.signing import Signer
+
+MAX_CA_BYTES = 65_536
+STATES = ("approved", "pending")
+TRIES, AGAIN_S = 3, 1.0  # a reply that was lost is asked for again: the same secret with the same key is answered alike
+ANSWER_S = 30.0  # for the one question that is asked before anything is verified
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`name` and `state` (approved, pending) of the row; `fingerprint` of our key, to be compared by people."""
+
+    name: str
+    state: str
+    fingerprint: str
+    trust: Trust
+
+
+def join(
+    url: str,
+    invitation: Invitation,
+    key: ec.EllipticCurvePrivateKey,
+    name: str,
+    versions: Mapping[str, str],
+    clock: Clockwork | None = None,
+) -> Joined:
+    """Join the aggregator at `url` as `name`. What it returns is kept by `Joined.trust.save(folder)`.
+
+    `Refused` where the pin fits nobody there (nothing was sent), the invitation is of no use, or the name is taken;
+    `Unreachable` where nobody answers, or not now.
+    """
+    address = Address.parse(url)
+    if not address.tls:
+        raise UsageError(
+            f"{url} needs no invitation",
+            why="a plain door lets in who is on its machine",
+            hint=f"thinwire client start --aggregator {url}; or, where its door has TLS: https://{address}",
+        )
+    trust = trust_of(url, invitation.pin)
+    clock = clock or Clockwork()
+    signer = Signer(key, clock.now)
+    connection = Connection(address, signer, clock, lambda: trust)
+    said = {"secret": invitation.secret, "name": name, "versions": dict(versions)}
+    try:
+        told = _told(connection, url, Call("POST", JOIN, packed(json.dumps(said).encode()), whole_key=True))
+    finally:
+        connection.close()
+    try:
+        found, state, fingerprint = (str(told[key]) for key in ("name", "state", "fingerprint"))
+        cas = tuple(str(ca) for ca in told["cas"])
+        if fingerprint != signer.fingerprint or not DEVICE_NAME.fullmatch(found) or state not in STATES:
+            raise ValueError("it speaks of another device")
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreachable(f"cannot read the answer of {url}", why=repr(error)) from error
+    return Joined(found, state, fingerprint, replace(trust.renewed(cas), name=found))
+
+
+def trust_of(url: str, pin: str) -> Trust:
+    """Who is to be believed at `url`, by an invitation's pin. Only what is public was asked for."""
+    if pin == SYSTEM:
+        return Trust(url, system=True)
+    cas, name = _shown(url)
+    try:
+        pins = dict(zip(readable(cas), cas, strict=True))
+    except BadPayload as error:
+        raise _other(url, "it shows no certificates that can be read") from error
+    if pin not in pins:
+        raise _other(url, f"its certificate has the pin {next(iter(pins))[:16]}.., the invitation says {pin[:16]}..")
+    return Trust(url, (pins[pin],), server_name(pin) if name else "")
+
+
+def _shown(url: str) -> tuple[tuple[str, ...], str]:
+    """The CAs that whoever answers there shows, and whether they go by a name of their own. Nobody vouches for it."""
+    address = Address.parse(url)
+    try:
+        line = unverified(address)
+        try:
+            made = http.client.HTTPConnection(address.host, address.port)
+            made.sock = Inlet(line.sock, ANSWER_S, _too_long)
+            made.request("GET", CA)
+            answer = made.getresponse()
+            data = everything(answer, MAX_CA_BYTES)
+        finally:
+            line.sock.close()
+    except BadPayload as error:
+        raise _other(url, "it does not answer as an aggregator does") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise silence(error, url, tls=True) from error
+    if answer.status != 200:
+        raise meaning(Refusal.read(answer.status, data), url, tls=True)
+    try:
+        told: Any = json.loads(data)
+        return tuple(str(ca) for ca in told["cas"][:MAX_CAS]), str(told["server_name"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _other(url, "it does not answer as an aggregator does") from error
+
+
+def _told(connection: Connection, url: str, call: Call) -> dict[str, Any]:
+    for left in reversed(range(TRIES)):
+        try:
+            with connection.made(call) as answer:
+                return dict(json.loads(everything(answer, MAX_CA_BYTES)))
+        except Refusal as refusal:
+            raise _refused(refusal, url) from refusal
+        except ssl.SSLCertVerificationError as error:
+            raise _other(url, f"it cannot prove that it is the one: {error.verify_message}") from error
+        except (OSError, http.client.HTTPException) as error:
+            if not left:
+                raise silence(error, url, tls=True) from error
+            time.sleep(AGAIN_S)
+        except (ValueError, TypeError, RecursionError, BadPayload) as error:
+            raise Unreachable(f"cannot read the answer of {url}", why=str(error)) from error
+    raise AssertionError("unreachable")
+
+
+def _refused(refusal: Refusal, url: str) -> ThinwireError:
+    """A person waits for the answer: what no time will change is said to be so."""
+    error = meaning(refusal, url, tls=True)
+    final = refusal.kind in ("invitation", "name", "revoked", "protocol")
+    return Refused(error.what, error.why, error.hint) if final else error
+
+
+def _other(url: str, why: str) -> Refused:
+    return Refused(
+        f"who answers at {url} is not the aggregator of this invitation",
+        why=f"{why}; nothing was sent",
+        hint="look at the address; someone may stand in between: ask the aggregator's operator",
+    )
+
+
+def _too_long(silent_s: float) -> None:
+    raise TimeoutError(f"nothing came for {silent_s:.0f} s")
+
+
+# Where a device stands at its aggregator, asked without changing anything there or disturbing its client.
+
+
+NO_ASK = "/tw/v1/asks/thinwire.doctor/bundle"  # nobody's: who may ask is told so, who may not is told that
+
+
+@dataclass(frozen=True)
+class Stood:
+    """`error`: why this device may not take part, None where it may. `skew_s`: how far its clock is behind.
+
+    `kind` is the door's word for it: "ask" (approved), "hello" (a plain door makes the row at the first start), ...
+    """
+
+    kind: str
+    fingerprint: str
+    skew_s: float | None = None
+    error: ThinwireError | None = None
+
+
+def ask(url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey) -> Stood:
+    """`Unreachable` where nobody answers, or nobody whom we trust."""
+    clock = Clockwork()
+    signer = Signer(key, clock.now)
+    connection = Connection(Address.parse(url), signer, clock, lambda: trust)
+    try:
+        with connection.made(Call("GET", NO_ASK, whole_key=True)) as answer:
+            finish(answer)
+        return Stood("ask", signer.fingerprint)
+    except Refusal as refusal:
+        skew_s = refusal.now - time.time() if refusal.now else None
+        fine = (refusal.status, refusal.kind) in ((404, "ask"), (401, "hello"))
+        error = None if fine else meaning(refusal, url, tls=trust is not None, fingerprint=signer.fingerprint)
+        return Stood(refusal.kind, signer.fingerprint, skew_s, error)
+    except (OSError, http.client.HTTPException) as error:
+        raise silence(error, url, tls=trust is not None) from error
+    finally:
+        connection.close()

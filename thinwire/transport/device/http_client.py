@@ -1,0 +1,350 @@
+"""One keep-alive connection of a device: signed requests, bodies from files, the right time, and where to come from."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from thinwire.core.errors import BadPayload, DataLost
+from thinwire.transport.device.connect import Address, Line, dial, moved
+from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, Refusal, inflated
+from thinwire.transport.protocol.signing import NOTHING, Signer
+
+SILENT_S = 60.0  # without a byte for so long, beyond what a pull waits anyway; also for each piece that is sent
+LOOK_S = 5.0  # how often a waiting line looks whether this machine has moved
+PIECE_BYTES = 64 * 2**10  # sent at once: a line of 2 kB/s manages it within SILENT_S
+MAX_REFUSAL_BYTES = 65_536
+
+
+class Moved(ConnectionError):
+    """This machine comes from another address now: whatever was under way is made again at once."""
+
+
+class Connection:
+    """Used by one thread at a time, but for `close`. `made` yields the answer to a call.
+
+    What the door refuses is raised as `Refusal`; OSError and `http.client.HTTPException` mean that nobody answers. A
+    stamp that the door does not take is corrected by the time that it says, and the call made once more at once.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        signer: Signer,
+        clock: Clockwork,
+        trust: Callable[[], Trust | None] = lambda: None,
+        *,
+        look_s: float = LOOK_S,
+        moved: Callable[[Line], bool] = lambda line: moved(line.sock),
+    ) -> None:
+        self.address, self._signer, self._clock, self._trust = address, signer, clock, trust
+        self._look_s, self._moved = look_s, moved
+        self._busy = threading.Lock()
+        self._line: Line | None = None
+        self._http: http.client.HTTPConnection | None = None
+        self._inlet: Inlet | None = None
+        self._wait_s = 0.0
+        self.closed = False
+        self._is_known = False  # whether the aggregator of this line is the one that the last hello was said to
+
+    @contextmanager
+    def made(self, call: Call) -> Iterator[http.client.HTTPResponse]:
+        with self._busy:
+            try:
+                answer = self._answered(call)
+                yield answer
+                if not answer.isclosed() or answer.will_close:
+                    self._drop()  # the rest of it would be taken for the next answer
+            except Refusal:
+                raise
+            except BaseException:
+                self._drop()
+                raise
+
+    def open(self) -> float:
+        """Dial if it is not open; gives one round trip in seconds."""
+        with self._busy:
+            try:
+                return self._opened().rtt_s
+            except BaseException:
+                self._drop()
+                raise
+
+    def require_dates(self) -> None:
+        """`Unreachable` when the certificate of this connection is not valid now, as far as the time is known."""
+        if self._line is not None and self._line.dates is not None:
+            self._clock.require_valid(*self._line.dates, str(self.address))
+
+    def known(self) -> None:
+        """Note that the aggregator at the other end of this line knows this process by its hello."""
+        self._is_known = self._line is not None
+
+    def is_known(self) -> bool:
+        """Whether this line is open, and its other end knows this process; of a line in use as far as its user saw."""
+        if self._busy.acquire(blocking=False):
+            try:
+                if self._inlet is not None and self._inlet.came():
+                    self._drop()
+            finally:
+                self._busy.release()
+        return self._is_known
+
+    def close(self) -> None:
+        """From any thread and for good: whoever waits on it stops waiting."""
+        self.closed = True
+        if (line := self._line) is not None:
+            line.hang_up()
+        if self._busy.acquire(timeout=1.0):
+            try:
+                self._drop()
+            finally:
+                self._busy.release()
+
+    def _answered(self, call: Call) -> http.client.HTTPResponse:
+        try:
+            return self._once(call)
+        except Refusal as refusal:
+            if refusal.kind != "clock" or not refusal.now:
+                raise
+            self._clock.learn(refusal.now)
+        return self._once(call)
+
+    def _once(self, call: Call) -> http.client.HTTPResponse:
+        if self._inlet is not None and self._inlet.came():
+            self._drop()  # it was closed while it lay idle
+        line = self._opened()
+        self.require_dates()
+        whole = self._send(call, line)
+        assert self._http is not None
+        self._wait_s = call.wait_s
+        answer = self._http.getresponse()
+        if answer.chunked and answer.status < 400:
+            raise http.client.HTTPException("an answer in chunks, which no aggregator gives")
+        if answer.status < 400:
+            return answer
+        # http.client reads a chunk of -1 bytes without end; what stays unread, the connection is dropped for.
+        said = b"" if answer.chunked else answer.read(MAX_REFUSAL_BYTES)
+        refusal = Refusal.read(answer.status, said, {name.lower(): value for name, value in answer.getheaders()})
+        if not whole or not answer.isclosed() or answer.will_close:
+            self._drop()
+        raise refusal
+
+    def _send(self, call: Call, line: Line) -> bool:
+        """False where the other end had answered before it had all."""
+        made = self._http
+        assert made is not None
+        line.sock.settimeout(SILENT_S)
+        made.putrequest(call.method, call.target, skip_accept_encoding=True)
+        signed = self._signer.headers(call.method, call.target, call.digest, call.length, whole_key=call.whole_key)
+        for name, value in {**signed, **call.headers}.items():
+            made.putheader(name, value)
+        if call.method in ("POST", "PUT"):
+            made.putheader("content-length", str(call.length))
+        if isinstance(call.body, bytes):
+            made.endheaders(call.body or None)
+            return True
+        made.endheaders()
+        return self._stream(made, call.body)
+
+    def _stream(self, made: http.client.HTTPConnection, body: Slice) -> bool:
+        assert self._inlet is not None
+        left = body.length
+        with _opened(body.path) as file:
+            file.seek(body.start)
+            while left:
+                data = file.read(min(PIECE_BYTES, left))
+                if not data:
+                    raise BadPayload(f"{body.path} is shorter than its head says")
+                if self._inlet.came():
+                    return False
+                try:
+                    made.send(data)
+                except (BrokenPipeError, ConnectionResetError):
+                    return False  # the answer may be there all the same
+                left -= len(data)
+        return True
+
+    def _opened(self) -> Line:
+        if self.closed:
+            raise ConnectionAbortedError("this link was closed")
+        if self._line is None:
+            self._line = line = dial(self.address, self._trust())
+            if self.closed:
+                raise ConnectionAbortedError("this link was closed")
+            self._inlet = Inlet(line.sock, self._look_s, self._quiet)
+            self._http = made = http.client.HTTPConnection(self.address.host, self.address.port)
+            made.auto_open = 0  # what is dialled is verified here
+            made.sock = self._inlet
+        return self._line
+
+    def _quiet(self, silent_s: float) -> None:
+        """Called now and then while nothing comes."""
+        if self._line is not None and self._moved(self._line):
+            raise Moved("this machine's address has changed")
+        if silent_s >= self._wait_s + SILENT_S:
+            raise TimeoutError(f"nothing came for {silent_s:.0f} s")
+
+    def _drop(self) -> None:
+        line, self._line, self._inlet = self._line, None, None
+        self._is_known = False
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+        if line is not None:
+            line.sock.close()
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as error:  # the disk's: the wire's would be tried again
+        raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error
+
+
+# One request of a device, and how its answer is read: by its length, so that what was cut short is noticed.
+
+
+MAX_REST_BYTES = INLINE_BYTES  # parts that this disk cannot take; nothing else follows what a device reads
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Of a file, from byte `start` on; `digest` is what is signed: that of the whole part."""
+
+    path: Path
+    start: int
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request. `wait_s`: how long its answer may take on purpose."""
+
+    method: str
+    target: str
+    body: bytes | Slice = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wait_s: float = 0.0
+    whole_key: bool = False
+
+    @property
+    def length(self) -> int:
+        return self.body.length if isinstance(self.body, Slice) else len(self.body)
+
+    @property
+    def digest(self) -> bytes:
+        if isinstance(self.body, Slice):
+            return self.body.digest
+        return hashlib.sha256(self.body).digest() if self.body else NOTHING
+
+
+def block_of(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """The next block of a body; `BadPayload` where it is larger than `most`."""
+    (length,) = LENGTH.unpack(exactly(answer, LENGTH.size))
+    if length > most:
+        raise BadPayload(f"a block of {length} bytes", why=f"at most {most} are read")
+    data = exactly(answer, length)
+    try:
+        return inflated(data, most) if data else b""
+    except ValueError as error:
+        raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
+
+
+def finish(answer: http.client.HTTPResponse) -> None:
+    """Read what is left of an answer where it is little; of more the connection is dropped, for it stays unread."""
+    if answer.length is not None and answer.length > MAX_REST_BYTES:
+        return
+    rest = len(answer.read(MAX_REST_BYTES + 1))
+    if rest <= MAX_REST_BYTES and answer.length:
+        raise http.client.IncompleteRead(b"", answer.length)
+
+
+def everything(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """The rest of a body; one that is cut short is an error of the wire, as `read(count)` alone would not say."""
+    if answer.length is None or answer.length > most:
+        raise BadPayload(f"an answer of {answer.length} bytes", why=f"at most {most} are read")
+    return answer.read()
+
+
+def exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
+    data = answer.read(count) if count else b""
+    if len(data) != count:
+        raise http.client.IncompleteRead(data, count - len(data))
+    return data
+
+
+# Reading from a socket that may stay silent for minutes: it looks up now and then, and can say that something came.
+
+
+_NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Inlet:
+    """A socket as http.client sees it: something to send on, and a file to read from.
+
+    `came` reads what is there already without waiting; it is given by the file afterwards. `quiet` is called every
+    `look_s` seconds of silence, with how long it lasts, and ends the wait by raising.
+    """
+
+    def __init__(self, sock: socket.socket, look_s: float, quiet: Callable[[float], None]) -> None:
+        self._sock, self._look_s, self._quiet = sock, look_s, quiet
+        self._ahead = b""
+
+    def came(self) -> bool:
+        """Whether the other end has said something, or hung up. TLS's own messages do not count."""
+        before = self._sock.gettimeout()
+        self._sock.settimeout(0.0)
+        try:
+            self._ahead += self._sock.recv(65_536)
+        except _NOT_YET:
+            return False
+        except OSError:
+            return True
+        finally:
+            self._sock.settimeout(before)
+        return True
+
+    def makefile(self, mode: str, *_: Any) -> io.BufferedReader:
+        return io.BufferedReader(_Reading(self))
+
+    def sendall(self, data: Any) -> None:
+        self._sock.sendall(data)
+
+    def close(self) -> None:
+        """http.client closes what it is done with, and an answer may not be read yet: the line's owner closes it."""
+
+    def read_into(self, buffer: Any) -> int:
+        if self._ahead:
+            data, self._ahead = self._ahead[: len(buffer)], self._ahead[len(buffer) :]
+            buffer[: len(data)] = data
+            return len(data)
+        began = time.monotonic()
+        self._sock.settimeout(self._look_s)
+        while True:
+            try:
+                return self._sock.recv_into(buffer)
+            except TimeoutError:
+                self._quiet(time.monotonic() - began)
+
+
+class _Reading(io.RawIOBase):
+    def __init__(self, inlet: Inlet) -> None:
+        self._inlet = inlet
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._inlet.read_into(memoryview(buffer).cast("B"))

@@ -1,0 +1,217 @@
+"""A device's key: P-384, made at the first start, never leaving its folder."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from thinwire.core.errors import BadPayload, DataLost, Unreachable
+from thinwire.core.statedir import keep_private, write_atomically
+from thinwire.transport.protocol.certificates import NO_CHECK_TIME, pin_of, server_name
+from thinwire.transport.protocol.http import LATEST
+
+KEY_FILE = "key.pem"
+
+
+def device_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    """The key in this folder, made (mode 0600, whole or not at all) where there is none."""
+    path = folder / KEY_FILE
+    if not path.exists():
+        made = ec.generate_private_key(ec.SECP384R1())
+        write_atomically(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
+    keep_private(path)
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise DataLost(
+            f"cannot read the key {path}", why=str(error), hint="restore it, or take another --name"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise DataLost(f"{path} is no P-384 key", why="only that kind is used", hint="restore it")
+    return key
+
+
+# What a device holds about its aggregator: its address, the CAs that it believes, and the name that it goes by there.
+#
+# Law: the CAs that are held are replaced only by what came over a connection that one of them vouched for.
+
+
+TRUST_FILE = "aggregator.json"
+MAX_CAS = 8
+MAX_PEM = 16_384  # letters of one certificate
+
+
+@dataclass(frozen=True)
+class Trust:
+    """`cas` are the PEMs that are held, none with `system`: then this machine's own store decides.
+
+    `server_name` is the name that is asked for and checked: derived from the pin, so that a new address breaks nothing,
+    or "" for the host of the URL. `name` is the row's, `spread_s` the last that the aggregator gave.
+    """
+
+    url: str
+    cas: tuple[str, ...] = ()
+    server_name: str = ""
+    system: bool = False
+    name: str = ""
+    spread_s: float = 0.0
+
+    @classmethod
+    def load(cls, folder: Path) -> Trust | None:
+        """What `join` left here; None where nothing is."""
+        path = folder / TRUST_FILE
+        try:
+            raw: Any = json.loads(path.read_bytes())
+            found = cls(
+                str(raw["url"]), tuple(str(ca) for ca in raw["cas"]), str(raw["server_name"]),
+                raw["system"] is True, str(raw["name"]), float(raw.get("spread_s", 0.0)),
+            )  # fmt: skip
+            if not found.system:
+                readable(found.cas)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, BadPayload) as error:
+            raise DataLost(
+                f"cannot read {path}", why=str(error), hint="restore it, or join anew: thinwire client join URL -"
+            ) from error
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Written whole or not at all, for this user alone."""
+        write_atomically(folder / TRUST_FILE, json.dumps(asdict(self), indent=1).encode(), mode=0o600)
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        return tuple(_pin(ca) for ca in self.cas)
+
+    def names(self, host: str) -> tuple[str, ...]:
+        """The names to try, one for each CA that is held: while CAs are rotated a door answers to both."""
+        return tuple(server_name(pin) for pin in self.pins) if self.server_name else (host,)
+
+    def context(self) -> ssl.SSLContext:
+        """TLS 1.2 or later, strict, and nobody believed but the CAs that are held."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.verify_flags |= ssl.VERIFY_X509_STRICT
+        if self.system:
+            made.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        else:
+            made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
+            made.load_verify_locations(cadata=b"".join(_certificate(ca).public_bytes(Encoding.DER) for ca in self.cas))
+        return made
+
+    def renewed(self, cas: tuple[str, ...]) -> Trust:
+        """With the CAs that the aggregator names, over a connection that a held one vouched for.
+
+        Nothing changes where it names none, or one that cannot be read: then it will see that we do not hold it.
+        """
+        if self.system or not cas or len(cas) > MAX_CAS:
+            return self
+        try:
+            first = readable(cas)[0]
+        except BadPayload:
+            return self
+        return replace(self, cas=cas, server_name=server_name(first) if self.server_name else "")
+
+
+def _pin(pem: str) -> str:
+    return pin_of(_certificate(pem))
+
+
+def _certificate(pem: str) -> x509.Certificate:
+    """The one that is pinned and believed, and no other: a text may hold several, and OpenSSL would take them all."""
+    try:
+        found = x509.load_pem_x509_certificate(pem.encode())
+        found.public_key()
+        return found
+    except Exception as error:  # cryptography raises many kinds, and the text may be a stranger's
+        raise BadPayload("this is no certificate", why=str(error)) from error
+
+
+def readable(cas: tuple[str, ...]) -> tuple[str, ...]:
+    """Their pins; `BadPayload` where there are none, or one cannot be read."""
+    if not cas or any(len(ca) > MAX_PEM for ca in cas):
+        raise BadPayload("no certificates that can be held")
+    return tuple(_pin(ca) for ca in cas)
+
+
+# The aggregator's time on a device whose own clock may be wrong: a Pi boots without one, and time servers step it.
+#
+# What is learned is kept as an offset to the time since boot, which no one steps and which runs on in suspend.
+
+
+_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS has no other
+
+
+def since_boot() -> float:
+    return time.clock_gettime(_BOOT)
+
+
+class Clockwork:
+    """Before anything was learned it is this machine's clock, and afterwards the aggregator's. Any thread may ask.
+
+    >>> clock = Clockwork(wall=lambda: 0.0, boot=lambda: 30.0)   # 1970, half a minute after the start
+    >>> clock.learn(1_800_000_000.0); clock.now().year, clock.skew_s
+    (2027, 1800000000.0)
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, boot: Callable[[], float] = since_boot) -> None:
+        self._wall, self._boot = wall, boot
+        self._offset: float | None = None
+        self.doubted = False  # what was learned was forgotten again, and nothing was learned since
+        self._lock = threading.Lock()
+
+    def wall(self) -> float:
+        with self._lock:
+            return self._wall() if self._offset is None else self._boot() + self._offset
+
+    def now(self) -> datetime:
+        """What is signed: a time that can be written, whatever was learned."""
+        return datetime.fromtimestamp(min(max(self.wall(), 0.0), LATEST), UTC)
+
+    def learn(self, now: float) -> None:
+        """The aggregator's clock said `now` a moment ago: half a round trip late is within what it takes."""
+        with self._lock:
+            self._offset, self.doubted = now - self._boot(), False
+
+    @property
+    def known(self) -> bool:
+        with self._lock:
+            return self._offset is not None
+
+    @property
+    def skew_s(self) -> float:
+        """How far this machine's clock is behind the aggregator's at this moment; 0 while that is not known."""
+        return self.wall() - self._wall() if self.known else 0.0
+
+    def require_valid(self, not_before: float, not_after: float, url: str) -> None:
+        """`Unreachable` for a certificate that is not valid now. TLS did not look: it had no clock to trust.
+
+        What was learned is then forgotten: it may be the time that is wrong, and the next hello asks for it again.
+        """
+        if not self.known:
+            return
+        now = self.wall()
+        if not_before <= now <= not_after:
+            return
+        with self._lock:
+            self._offset, self.doubted = None, True
+        past = now > not_after
+        when = datetime.fromtimestamp(not_after if past else not_before, UTC).strftime("%Y-%m-%d %H:%M")
+        raise Unreachable(
+            f"the certificate of the aggregator at {url} is not valid now",
+            why=f"it {'ended' if past else 'begins'} on {when} UTC",
+            hint="ask its operator: thinwire aggregator doctor",
+        )

@@ -1,0 +1,287 @@
+"""A large ask's parts on their way to a device: kept where they were cut, and whole when all digests fit.
+
+In `downloads/`, `TAG` is what came so far (the tag says which bytes they are, so a new process goes on with it), and
+`TAG.XXXX` what was delivered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from thinwire.core.errors import BadPayload, Unreachable
+from thinwire.core.protocol import read_json
+from thinwire.core.statedir import disk_error, private_folder, require_room
+from thinwire.core.types import Part, ReplyHead
+from thinwire.transport.device.http_client import Call, Connection, Slice, everything
+from thinwire.transport.protocol.http import PUSH, STREAM_BYTES, UPLOAD_OFFSET, Refusal, etag, packed
+
+PIECE_BYTES = 256 * 2**10
+KEPT = 4  # beginnings of downloads: asks come one after the other, and a model of yesterday is of no use
+
+Get = Callable[[int, str], AbstractContextManager[http.client.HTTPResponse]]  # (from which byte, of which tag)
+
+
+class Incoming:
+    """The downloads of one device. One thread calls it."""
+
+    def __init__(self, folder: Path, min_free: Callable[[], int] = lambda: 0) -> None:
+        """`min_free` gives how many bytes of the disk stay free: a download that would leave less is not begun."""
+        self._folder, self._min_free = private_folder(folder), min_free
+        for path in self._paths():
+            if path.suffix:  # delivered to a process that has ended: the ask is given again
+                os.replace(path, path.with_suffix(""))
+        self._forget(KEPT)
+
+    def take(self, parts: Sequence[Part], answer: http.client.HTTPResponse) -> Path:
+        """Small parts that came with their ask."""
+        path = self._delivered(parts)
+        require_room(self._folder, sum(part.length for part in parts), self._min_free())
+        try:
+            with _Growing(path, parts) as growing:
+                growing.take(answer)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    def size(self, parts: Sequence[Part]) -> int:
+        """How much is here."""
+        path = self._folder / _tag(parts)
+        return path.stat().st_size if path.exists() else 0
+
+    def fetch(self, parts: Sequence[Part], get: Get) -> Path:
+        """All of it, gone on with from where the last attempt ended; what comes before a cut is kept.
+
+        A part that does not fit its digest is begun anew (`Unreachable`: at the next attempt).
+        """
+        path = self._folder / _tag(parts)
+        self._forget(KEPT)
+        require_room(self._folder, sum(part.length for part in parts) - self.size(parts), self._min_free())
+        with _Growing(path, parts) as growing:
+            growing.check()
+            if growing.size < growing.length:
+                with get(growing.size, etag(parts)) as answer:
+                    if answer.status != 206:
+                        growing.restart()
+                    growing.take(answer)
+        whole = self._delivered(parts)
+        os.replace(path, whole)
+        return whole
+
+    def _delivered(self, parts: Sequence[Part]) -> Path:
+        return self._folder / f"{_tag(parts)}.{secrets.token_hex(4)}"
+
+    def _paths(self) -> list[Path]:
+        return sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    def _forget(self, kept: int) -> None:
+        for path in [path for path in self._paths() if not path.suffix][kept:]:
+            path.unlink()
+
+
+class _Growing:
+    """A file that parts are appended to, one after the other, each held to its digest. `size`: how far they fit."""
+
+    def __init__(self, path: Path, parts: Sequence[Part]) -> None:
+        self._path, self._parts = path, parts
+        self.length = sum(part.length for part in parts)
+        with _disk(path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._file: BinaryIO = open(os.open(path, flags, 0o600), "r+b", buffering=0)  # noqa: SIM115  # __exit__
+        self.restart()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def restart(self) -> None:
+        self._index, self._of_part, self._digest, self.size = 0, 0, hashlib.sha256(), 0
+
+    def check(self) -> None:
+        """Take what the file holds already, as far as it fits."""
+        with _disk(self._path), contextlib.suppress(_Damaged):
+            self._file.seek(0)
+            while (left := self._left) and (data := self._file.read(min(PIECE_BYTES, left))):
+                self._took(data)
+
+    def take(self, answer: http.client.HTTPResponse) -> None:
+        """Append what comes, until the last part is whole."""
+        self._cut_back()
+        while left := self._left:
+            data = answer.read1(min(PIECE_BYTES, left))
+            if not data:
+                raise http.client.IncompleteRead(b"", left)
+            with _disk(self._path):
+                view = memoryview(data)
+                while view:
+                    view = view[self._file.write(view) :]
+            try:
+                self._took(data)
+            except _Damaged as error:
+                self._cut_back()
+                raise Unreachable(f"{error} of an ask arrived damaged", why="it does not fit its digest") from None
+
+    def _cut_back(self) -> None:
+        with _disk(self._path):
+            self._file.truncate(self.size)
+            self._file.seek(self.size)
+
+    @property
+    def _left(self) -> int:
+        """Of the part that is open, after the empty ones before it; 0 when all are whole."""
+        while self._index < len(self._parts) and not self._parts[self._index].length:
+            self._index += 1
+        return self._parts[self._index].length - self._of_part if self._index < len(self._parts) else 0
+
+    def _took(self, data: bytes) -> None:
+        part = self._parts[self._index]
+        self._digest.update(data)
+        self._of_part, self.size = self._of_part + len(data), self.size + len(data)
+        if self._of_part < part.length:
+            return
+        fits, self._digest, self._of_part = self._digest.hexdigest() == part.sha256, hashlib.sha256(), 0
+        if not fits:
+            self.size -= part.length
+            raise _Damaged(f"part {part.name!r}")
+        self._index += 1
+
+
+class _Damaged(Exception):
+    """A whole part does not fit its digest: the one before it is the last that is kept."""
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """OSError is the disk's in here, and the wire's elsewhere."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _tag(parts: Sequence[Part]) -> str:
+    return etag(parts).strip('"')
+
+
+# A large answer on its way to the aggregator: its head first, then each part from where the aggregator has it.
+
+
+FRUITLESS = 2  # tries in a row after which nothing more is there; then whoever calls decides when to try again
+DIGITS = re.compile("[0-9]{1,18}")  # of an offset; str.isdigit takes what int does not
+MAX_ANSWER_BYTES = 2 * 2**20  # an offset for each of 65 536 parts
+
+
+class Outgoing:
+    """One answer's way. `send` returns when the aggregator has committed it; raises what the last try ended with.
+
+    `pause` is called before a line that was cut is dialled again.
+    """
+
+    def __init__(self, connection: Connection, pause: Callable[[], None]) -> None:
+        self._connection, self._pause = connection, pause
+
+    def send(self, head: ReplyHead, said: bytes, bundle: Path) -> None:
+        offsets: list[int] = []  # of each part, as the aggregator said last; none: it is to be asked
+        index, best, fruitless, cut = 0, -1, 0, False
+        while True:
+            try:
+                if cut:
+                    offsets, cut = self._durable(head, index, offsets), False
+                if not offsets and not (offsets := self._offered(said, head)):
+                    return
+                fruitless, best = (0, sum(offsets)) if sum(offsets) > best else (fruitless + 1, best)
+                index = _open_part(head.parts, offsets)
+                told = self._put(head, index, offsets[index], bundle)
+                if told.get("done") is True:
+                    return
+                offsets[index] = _within(told.get("offset"), head.parts[index])
+            except Refusal as refusal:
+                if fruitless >= FRUITLESS or refusal.kind not in ("offset", "damaged", "offer"):
+                    raise
+                if refusal.kind == "damaged":
+                    _require_sound(head, index, bundle)
+                offsets = []
+            except (OSError, http.client.HTTPException):
+                if fruitless >= FRUITLESS or self._connection.closed:
+                    raise
+                fruitless += not cut  # until the next offset is known nothing is gained
+                cut = bool(offsets)
+                self._pause()
+
+    def _offered(self, said: bytes, head: ReplyHead) -> list[int]:
+        """How much of each part the aggregator has; none when it has committed the answer."""
+        with self._connection.made(Call("POST", PUSH, packed(said))) as answer:
+            told = _read(answer)
+        if told.get("done") is True:
+            return []
+        offsets = told.get("offsets")
+        if not isinstance(offsets, list) or len(offsets) != len(head.parts):
+            raise Unreachable("the aggregator says no offsets of this answer")
+        return [_within(offset, part) for offset, part in zip(offsets, head.parts, strict=True)]
+
+    def _put(self, head: ReplyHead, index: int, offset: int, bundle: Path) -> dict[str, Any]:
+        """Send the rest of one part."""
+        part = head.parts[index]
+        start = sum(one.length for one in head.parts[:index]) + offset
+        rest = Slice(bundle, start, part.length - offset, bytes.fromhex(part.sha256))
+        with self._connection.made(Call("PUT", f"{_target(head, index)}?offset={offset}", rest)) as answer:
+            return _read(answer)
+
+    def _durable(self, head: ReplyHead, index: int, offsets: list[int]) -> list[int]:
+        """The offsets after a cut; none when the head is to be pushed again."""
+        try:
+            with self._connection.made(Call("HEAD", _target(head, index))) as answer:
+                said = answer.headers.get(UPLOAD_OFFSET.decode(), "")
+        except Refusal:
+            return []
+        offset = _within(int(said) if DIGITS.fullmatch(said) else said[:80], head.parts[index])
+        return [*offsets[:index], offset, *offsets[index + 1 :]]
+
+
+def _within(offset: object, part: Part) -> int:
+    if not isinstance(offset, int) or not 0 <= offset <= part.length:
+        raise Unreachable("the aggregator says an offset that cannot be", why=f"{offset!r} of {part.length} bytes")
+    return offset
+
+
+def _open_part(parts: tuple[Part, ...], offsets: list[int]) -> int:
+    """The first part that is not whole there, else the last one with bytes: an empty rest closes the answer."""
+    for index, (part, offset) in enumerate(zip(parts, offsets, strict=True)):
+        if offset < part.length:
+            return index
+    return max(index for index, part in enumerate(parts) if part.length)
+
+
+def _require_sound(head: ReplyHead, index: int, bundle: Path) -> None:
+    """`BadPayload` when the part was damaged here: it would be sent for ever."""
+    left, digest = head.parts[index].length, hashlib.sha256()
+    with open(bundle, "rb", buffering=0) as file:
+        file.seek(sum(part.length for part in head.parts[:index]))
+        while left and (data := file.read(min(STREAM_BYTES, left))):
+            digest.update(data)
+            left -= len(data)
+    if digest.hexdigest() != head.parts[index].sha256:
+        raise BadPayload(f"{bundle} is damaged on this disk", why=f"{head.parts[index].name!r} does not fit its digest")
+
+
+def _target(head: ReplyHead, index: int) -> str:
+    return f"/tw/v1/parts/{head.update_id.run}/{head.update_id.sequence}/{index}"
+
+
+def _read(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    try:
+        told = read_json(everything(answer, MAX_ANSWER_BYTES), MAX_ANSWER_BYTES)
+        return dict(told)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unreachable("cannot read the aggregator's answer", why=str(error)) from error

@@ -1,0 +1,267 @@
+"""The two certificates of a door: a private CA that is pinned by its key, and a leaf that it signs.
+
+Both hold what strict verifiers ask for (RFC 5280; Python 3.13 sets X509_STRICT): critical constraints, key usages, and
+the identifiers of both keys. The CA may name nothing but this aggregator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from thinwire.core.errors import DataLost
+
+STATE = "state.json"  # which certificates are in use, beside them
+CA_VALID = timedelta(days=20 * 365)
+LEAF_VALID, LEAF_RENEWED = timedelta(days=90), timedelta(days=60)
+EARLIER = timedelta(days=1)  # clocks of others may be behind
+LOCAL_NETWORKS = ("127.0.0.0/8", "::1/128")
+NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module does not name
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate and its key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+
+    def require_readable(self) -> None:
+        """ValueError where either half is damaged."""
+        load_pem_private_key(self.key, password=None)
+        x509.load_pem_x509_certificate(self.certificate)
+
+    @property
+    def parsed(self) -> x509.Certificate:
+        return x509.load_pem_x509_certificate(self.certificate)
+
+
+def pin_of(certificate: x509.Certificate) -> str:
+    """SHA-256 (64 hex digits) over the SubjectPublicKeyInfo: the same for every certificate of one key."""
+    spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).hexdigest()
+
+
+def server_name(pin: str) -> str:
+    """The name that our clients ask a pinned aggregator by: no resolver knows it, so no address change breaks it."""
+    return f"tw-{pin[:32]}.invalid"
+
+
+def make_ca(names: Sequence[str], now: datetime) -> Issued:
+    """A CA for its own server name and for these names and addresses, and for nothing else."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    spki = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    pin = hashlib.sha256(spki).hexdigest()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Thinwire CA {pin[:16]}")])
+    networks = [x509.IPAddress(ipaddress.ip_network(net)) for net in LOCAL_NETWORKS]
+    allowed = [*(_network(name) for name in [server_name(pin), "localhost", *names]), *networks]
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = (
+        _begun(subject, subject, key, now, CA_VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.NameConstraints(permitted_subtrees=_unique(allowed), excluded_subtrees=None), critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+    )
+    return _signed(builder, key, key)
+
+
+def make_leaf(ca: Issued, names: Sequence[str], now: datetime) -> Issued:
+    """A certificate of the door, for the CA's server name and for those of `names` that the CA may name."""
+    authority = ca.parsed
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = server_name(pin_of(authority))
+    allowed = [name for name in dict.fromkeys([own, "localhost", "127.0.0.1", "::1", *names]) if permits(ca, name)]
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Thinwire aggregator")])
+    issuer_identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        _begun(subject, authority.subject, key, now, LEAF_VALID)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_name(name) for name in allowed]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_identifier), critical=False
+        )
+    )
+    return _signed(builder, key, _private(ca.key))
+
+
+def permits(ca: Issued, name: str) -> bool:
+    """Whether the CA may name this name or address."""
+    constraints = ca.parsed.extensions.get_extension_for_class(x509.NameConstraints).value
+    for allowed in constraints.permitted_subtrees or ():
+        if isinstance(allowed, x509.IPAddress):
+            try:
+                if ipaddress.ip_address(name) in ipaddress.ip_network(allowed.value):
+                    return True
+            except ValueError:
+                continue
+        elif isinstance(allowed, x509.DNSName) and (name == allowed.value or name.endswith(f".{allowed.value}")):
+            return True
+    return False
+
+
+def due(leaf: Issued, names: Sequence[str], ca: Issued, now: datetime) -> bool:
+    """Whether a leaf is to be made anew: 60 days old, of another CA, or without a name that it could have."""
+    found = leaf.parsed
+    held = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    there = {*held.get_values_for_type(x509.DNSName), *(str(a) for a in held.get_values_for_type(x509.IPAddress))}
+    wanted = {name for name in names if permits(ca, name)}
+    made_at = found.not_valid_before_utc + EARLIER
+    return found.issuer != ca.parsed.subject or not wanted <= there or not made_at <= now < made_at + LEAF_RENEWED
+
+
+def server_context() -> ssl.SSLContext:
+    """A door's context, without a certificate yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # OpenSSL 1.1 would let strangers ask for handshake after handshake
+    context.num_tickets = 0  # a connection lasts for hours: tickets would be half of its first bytes
+    return context
+
+
+def private_context(cas: Sequence[str]) -> ssl.SSLContext:
+    """A client's context that trusts these CAs (PEM) alone, strictly, and whatever the date."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VerifyFlags(NO_CHECK_TIME)
+    for pem in cas:
+        context.load_verify_locations(cadata=pem)
+    return context
+
+
+def _begun(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, valid: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now.astimezone(UTC) - EARLIER)
+        .not_valid_after(now.astimezone(UTC) + valid)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
+        content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _signed(
+    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
+) -> Issued:
+    pem = builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)
+    return Issued(pem, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    key = load_pem_private_key(pem, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def _name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _network(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_network(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _unique(names: Sequence[x509.GeneralName]) -> list[x509.GeneralName]:
+    return list(dict.fromkeys(names))
+
+
+# A door's certificates for people to look at: as they lie in its folder, and as it shows them. Nothing is changed.
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What a door shows: the names and addresses that it is for, and the dates."""
+
+    begins: datetime
+    ends: datetime
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pem: bytes) -> Leaf:
+        """ValueError for what is no certificate."""
+        found = x509.load_pem_x509_certificate(pem)
+        names: list[str] = []
+        for extension in found.extensions:
+            if isinstance(extension.value, x509.SubjectAlternativeName):
+                names += extension.value.get_values_for_type(x509.DNSName)
+                names += map(str, extension.value.get_values_for_type(x509.IPAddress))
+        return cls(found.not_valid_before_utc, found.not_valid_after_utc, tuple(names))
+
+    @property
+    def renewed_at(self) -> datetime:
+        """When a running aggregator makes one of ours anew."""
+        return self.begins + EARLIER + LEAF_RENEWED
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A CA of ours that is served, and the leaf that is shown to who holds it. `wanted`: the names of --san."""
+
+    pin: str
+    ca_ends: datetime
+    leaf: Leaf
+    wanted: tuple[str, ...]
+
+
+def chains(folder: Path) -> Sequence[Chain]:
+    """The newest first; none where there was never a door with a CA of our own. `DataLost` where they are damaged."""
+    path = folder / STATE
+    if not path.exists():
+        return []
+    try:
+        said = json.loads(path.read_bytes())
+        return [_chain(folder, str(pin), tuple(said["names"])) for pin in said["pins"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataLost(
+            f"cannot read the certificates in {folder}", why=str(error), hint="thinwire aggregator restore"
+        ) from error
+
+
+def shown(host: str, port: int, timeout_s: float) -> Leaf:
+    """The leaf that a listener shows to who names no server; OSError where none listens."""
+    return Leaf.of(ssl.get_server_certificate((host, port), timeout=timeout_s).encode())
+
+
+def _chain(folder: Path, pin: str, wanted: tuple[str, ...]) -> Chain:
+    ca = x509.load_pem_x509_certificate((folder / f"{pin[:16]}.ca.pem").read_bytes())
+    leaf = Leaf.of((folder / f"{pin[:16]}.pem").read_bytes())
+    return Chain(pin, ca.not_valid_after_utc, leaf, wanted)

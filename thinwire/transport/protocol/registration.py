@@ -1,0 +1,176 @@
+"""Hello and Welcome as JSON bytes, and what a hello must be to be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from thinwire.core.errors import BadPayload, UsageError
+from thinwire.core.fleet import MAX_TENSORS, Hello, TaskReport, Welcome
+from thinwire.core.formatting import plain
+from thinwire.core.protocol import read_json
+from thinwire.core.types import DEVICE_NAME, Equipment
+from thinwire.transport.protocol.http import LATEST
+
+MAX_BYTES = 256 * 2**10  # of a hello
+MAX_WELCOME_BYTES = 2**20  # of its answer: a sequence of each run that goes on, and the CAs
+MAX_VERSION = 2**31
+MAX_TASKS = 256
+MAX_PLANS = 64
+MAX_TEXT = 4096
+MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
+LONGEST_SPREAD_S = 3600.0  # that a device keeps: at its next start, and after each outage, it waits as long
+MAX_SEQUENCE = 2**62
+MOST_HAD = 2.0**60  # of cores or bytes
+MAX_MEASURED = 1e12  # seconds of a round trip or a clock's skew: sums of them are still shown
+
+
+def to_bytes(said: Hello | Welcome) -> bytes:
+    raw = dataclasses.asdict(said)
+    if isinstance(said, Hello):
+        raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
+        if not raw["has"]:
+            del raw["has"]
+        for task in [task for task in raw["tasks"] if not task["tensors"]]:
+            del task["tensors"]
+    return json.dumps(raw, separators=(",", ":")).encode()
+
+
+def hello_from_bytes(data: bytes) -> Hello:
+    """Read a stranger's hello: texts and lists are bounded, texts are plain, the name is one that a device may have."""
+    try:
+        raw: Any = read_json(data, MAX_BYTES)
+        protocol = _version(raw["protocol"])
+        name, process = str(raw["name"]), str(raw["process"])
+        if not DEVICE_NAME.fullmatch(name):
+            raise BadPayload(f"{name[:80]!r} cannot be a device's name", why="a-z, 0-9 and -, at most 63")
+        if not (1 <= len(process) <= 64 and process.isprintable()):
+            raise BadPayload("a process is named by 1 to 64 characters")
+        tasks = tuple(_task(task) for task in raw["tasks"][:MAX_TASKS])
+        versions = {_text(k, 64): _text(v, 64) for k, v in list(raw["versions"].items())[:64]}
+        oldest = _version(raw.get("oldest", protocol))
+        link = {_text(k, 64): _measured(v) for k, v in list(raw.get("link", {}).items())[:16]}
+        holds = tuple(_text(pin, 64) for pin in raw.get("holds", ())[:8])
+        plans = tuple(_text(digest, 64) for digest in raw.get("plans", ())[:MAX_PLANS])
+        has = _equipment(raw.get("has", {}))
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
+    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans, has)
+
+
+def welcome_from_bytes(data: bytes) -> Welcome:
+    """Read an aggregator's answer: a device must be able to wait, count and tell the time by it."""
+    try:
+        raw: Any = read_json(data, MAX_WELCOME_BYTES)
+        if not DEVICE_NAME.fullmatch(name := str(raw["name"])):
+            raise ValueError("it is no device's name")
+        sequences = {str(run): int(sequence) for run, sequence in raw["sequences"].items()}
+        if any(not 0 <= sequence <= MAX_SEQUENCE for sequence in sequences.values()):
+            raise ValueError("no answer has such a number")
+        cas = tuple(str(pem) for pem in raw.get("cas", ())[:8])
+        runs = {str(run): str(identity) for run, identity in raw.get("runs", {}).items()}
+        spread_s = min(_within(raw.get("spread_s", 0.0), MAX_SPREAD_S), LONGEST_SPREAD_S)
+        return Welcome(
+            name, sequences, _within(raw["poll_s"], MAX_POLL_S), _within(raw["server_time"], LATEST),
+            int(raw["protocol"]), spread_s, cas, runs,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error
+
+
+def _equipment(raw: Any) -> Equipment:
+    """What it says that it has; what this version does not know is left out."""
+    cores, memory, free = (_count(raw.get(name)) for name in ("cores", "memory_bytes", "free_bytes"))
+    mains, metered = (_flag(raw.get(name)) for name in ("mains", "metered"))
+    return Equipment(cores, memory, free, mains, metered)
+
+
+def _version(raw: Any) -> int:
+    return int(_within(raw, MAX_VERSION))
+
+
+def _count(raw: Any) -> int | None:
+    return None if raw is None else int(_within(raw, MOST_HAD))
+
+
+def _flag(raw: Any) -> bool | None:
+    if not isinstance(raw, bool | None):
+        raise ValueError(f"{str(raw)[:80]!r} is neither yes nor no")
+    return raw
+
+
+def _finite(raw: Any) -> float:
+    found = float(raw)
+    if not math.isfinite(found):
+        raise ValueError(f"{raw!r} is no number")
+    return found
+
+
+def _measured(raw: Any) -> float:
+    if abs(found := _finite(raw)) > MAX_MEASURED:
+        raise ValueError(f"a measure of {found:g} s: at most {MAX_MEASURED:g} is read")
+    return found
+
+
+def _within(raw: Any, most: float) -> float:
+    if not 0 <= (found := _finite(raw)) <= most:
+        raise ValueError(f"{found:g} is not from 0 to {most:g}")
+    return found
+
+
+def _text(raw: Any, most: int) -> str:
+    return plain(str(raw)[:most])
+
+
+def _task(raw: Any) -> TaskReport:
+    texts = {
+        name: _text(raw[name], MAX_TEXT) for name in ("name", "version", "source_digest", "layout_digest", "error")
+    }
+    codecs, tensors = raw["codecs"][:MAX_TASKS], str(raw.get("tensors", ""))
+    if len(tensors) > MAX_TENSORS or not tensors.isprintable():
+        tensors = ""
+    return TaskReport(**texts, codecs=tuple(_text(codec, MAX_TEXT) for codec in codecs), tensors=tensors)
+
+
+# An invitation as text: which aggregator, by the hash of its CA's key, and the secret that lets one device in.
+
+
+SYSTEM = "system"  # in the pin's place: the aggregator's certificate is one that machines trust already
+SECRET_BYTES = 16
+_TEXT = re.compile(r"tw1\.([0-9a-f]{64}|system)\.([0-9a-f]{32})")
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """`tw1.PIN.SECRET`. `pin`: SHA-256 (hex) over the CA's SubjectPublicKeyInfo, or `system`; `secret`: 128 bits, hex.
+
+    Law: Invitation.parse(i.text()) == i.
+    """
+
+    pin: str
+    secret: str
+
+    @classmethod
+    def parse(cls, text: str) -> Invitation:
+        """`UsageError`, which does not repeat the text, for anything that is no invitation; capitals do not matter."""
+        found = _TEXT.fullmatch(text.strip().lower())
+        if found is None:
+            raise UsageError(
+                "this is no invitation",
+                why=f"one reads tw1.PIN.SECRET, of 101 letters (43 with the pin system), not {len(text.strip())}",
+                hint="paste the whole line that thinwire devices invite printed",
+            )
+        return cls(found[1], found[2])
+
+    @classmethod
+    def draw(cls, pin: str) -> Invitation:
+        """A fresh one."""
+        return cls(pin, secrets.token_hex(SECRET_BYTES))
+
+    def text(self) -> str:
+        return f"tw1.{self.pin}.{self.secret}"

@@ -1,0 +1,185 @@
+"""Signed requests: Flower's headers and algorithm, over the whole request and not only over its time.
+
+A signature covers a label, method, target, the body's digest and length, a timestamp and a nonce: all that is in the
+headers, so that a request is judged before a byte of its body is read; the body is held to its digest as it comes. An
+identity is the SHA-256 of the DER key. Once a key is known here, requests name it by that.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
+
+from thinwire.transport.protocol.http import Refusal
+
+PUBLIC_KEY_HEADER = "flwr-public-key"  # the three are Flower's (tests/flower/test_flwr_contract.py)
+TIMESTAMP_HEADER = "flwr-timestamp"
+SIGNATURE_HEADER = "flwr-signature"
+KEY_HEADER, NONCE_HEADER, DIGEST_HEADER = "thinwire-key", "thinwire-nonce", "thinwire-digest"
+LABEL = b"thinwire lane v1"
+NONCE_BYTES, DIGEST_BYTES = 16, 32
+MAX_HEADER_BYTES = 512  # of one header's value; a key takes 160
+EARLIEST_S, LATEST_S = -5.0, 305.0  # age of a stock node's timestamp: Flower's tolerance and its allowance for drift
+MAX_AHEAD_S = 0.1  # of a stamp: what is a little ahead waits until its time has come, what is further is signed again
+NOTHING = hashlib.sha256().digest()
+
+_ECDSA = ec.ECDSA(hashes.SHA256())
+Headers = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who signed: the key as we wrote it ourselves (one key has one spelling), and its fingerprint."""
+
+    fingerprint: str
+    der: bytes
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a request's headers say, each field readable and of its right size. Nothing is proved yet."""
+
+    fingerprint: str
+    der: bytes | None  # None: the key is named by its fingerprint alone
+    digest: bytes
+    timestamp: str
+    nonce: bytes
+    signature: bytes
+
+    @classmethod
+    def read(cls, headers: Headers) -> Claim:
+        """`Refusal` 401 for a request that is not signed, or not by a P-384 key."""
+        fingerprint, der = _key(headers)
+        digest = _base64(_header(headers, DIGEST_HEADER), "digest")
+        nonce = _base64(_header(headers, NONCE_HEADER), "nonce")
+        if len(nonce) != NONCE_BYTES or len(digest) != DIGEST_BYTES:
+            raise Refusal(401, "signature", "a nonce has 16 bytes, a digest 32")
+        timestamp = _header(headers, TIMESTAMP_HEADER).decode("ascii", "replace")
+        signature = _base64(_header(headers, SIGNATURE_HEADER), "signature")
+        return cls(fingerprint, der, digest, timestamp, nonce, signature)
+
+    def signed_at(self) -> float:
+        """Wall-clock seconds by the device's clock."""
+        try:
+            at = datetime.fromisoformat(self.timestamp)
+            if at.tzinfo is None:
+                raise ValueError
+            return at.timestamp()
+        except (ValueError, OverflowError):
+            raise Refusal(401, "signature", "the timestamp cannot be read") from None
+
+    def require_signature(self, der: bytes, method: str, target: str, length: int) -> None:
+        """`Refusal` 401 unless the holder of this key signed exactly this request."""
+        said = signed_bytes(method, target, self.digest, length, self.timestamp, self.nonce)
+        try:
+            _loaded(der).verify(self.signature, said, _ECDSA)
+        except InvalidSignature:
+            raise Refusal(401, "signature", "the signature does not fit the request") from None
+
+
+def signed_bytes(method: str, target: str, digest: bytes, length: int, timestamp: str, nonce: bytes) -> bytes:
+    """What is signed. No field can hold a line feed, so no two requests have the same bytes."""
+    fields = (method, target, digest.hex(), str(length), timestamp, nonce.hex())
+    return b"\n".join((LABEL, *(field.encode() for field in fields)))
+
+
+class Signer:
+    """A device's end: the headers of one request. Each call draws a new nonce, so a retry is signed anew.
+
+    `now` gives the time that is signed; a device without a clock corrects its own (transport/device/identity.py).
+    """
+
+    def __init__(
+        self, key: ec.EllipticCurvePrivateKey, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._key, self._now = key, now
+        der = public_der(key.public_key())
+        self.fingerprint = fingerprint(der)
+        self._whole = base64.b64encode(der).decode()
+        self._named = base64.urlsafe_b64encode(bytes.fromhex(self.fingerprint)).rstrip(b"=").decode()
+
+    def headers(
+        self, method: str, target: str, digest: bytes = NOTHING, length: int = 0, *, whole_key: bool = False
+    ) -> dict[str, str]:
+        """`digest`: SHA-256 of the body (of the whole part for a PUT); `whole_key`: for an end that may not know it."""
+        timestamp, nonce = self._now().isoformat(), secrets.token_bytes(NONCE_BYTES)
+        signature = self._key.sign(signed_bytes(method, target, digest, length, timestamp, nonce), _ECDSA)
+        return {
+            **({PUBLIC_KEY_HEADER: self._whole} if whole_key else {KEY_HEADER: self._named}),
+            TIMESTAMP_HEADER: timestamp,
+            NONCE_HEADER: base64.b64encode(nonce).decode(),
+            DIGEST_HEADER: base64.b64encode(digest).decode(),
+            SIGNATURE_HEADER: base64.b64encode(signature).decode(),
+        }
+
+
+def public_der(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def fingerprint(der: bytes) -> str:
+    return hashlib.sha256(der).hexdigest()
+
+
+def identity_of(encoded: bytes) -> Identity:
+    """The key in a header, written anew by us. Only P-384 is taken."""
+    der = _canonical(encoded)
+    return Identity(fingerprint(der), der)
+
+
+@lru_cache(maxsize=1024)
+def _canonical(encoded: bytes) -> bytes:
+    try:
+        key = load_der_public_key(_base64(encoded, "public key"))
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise Refusal(401, "signature", "the public key cannot be read") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise Refusal(401, "signature", "the public key is not a P-384 one")
+    return public_der(key)
+
+
+@lru_cache(maxsize=16_384)
+def _loaded(der: bytes) -> ec.EllipticCurvePublicKey:
+    key = load_der_public_key(der)
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
+
+
+def _key(headers: Headers) -> tuple[str, bytes | None]:
+    """(fingerprint, key or None)."""
+    if PUBLIC_KEY_HEADER.encode() in headers:
+        identity = identity_of(_header(headers, PUBLIC_KEY_HEADER))
+        return identity.fingerprint, identity.der
+    named = _header(headers, KEY_HEADER)
+    found = _base64(named.translate(_STANDARD) + b"=" * (-len(named) % 4), "key's name")
+    if len(found) != DIGEST_BYTES:
+        raise Refusal(401, "signature", "a key is named by its SHA-256")
+    return found.hex(), None
+
+
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+
+
+def _header(headers: Headers, name: str) -> bytes:
+    value = headers.get(name.encode(), b"")
+    if not value or len(value) > MAX_HEADER_BYTES:
+        raise Refusal(401, "signature", f"the request has no {name}")
+    return value
+
+
+def _base64(data: bytes, what: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise Refusal(401, "signature", f"the {what} is not base64") from None

@@ -1,0 +1,250 @@
+"""One request at the door, judged already: its body as it comes, held to its digest, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import ThinwireError
+from thinwire.core.fleet import DeviceRow
+from thinwire.core.serialization import FREE_HEADER_BYTES
+from thinwire.transport.protocol.http import Refusal, inflated, unblock, unknown_path
+from thinwire.transport.protocol.signing import Claim, Identity
+from thinwire.transport.server.auth import Guests
+from thinwire.transport.server.connections import Account, admitted_of, wire_of
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+RATIO = 32  # what a header may inflate to beyond FREE_HEADER_BYTES: so many times its own length
+DRAIN_S, DRAIN_BYTES = 5.0, 64 * 2**20  # how much of a body is still read after it was answered
+
+
+class Gone(Exception):
+    """The device hung up in the middle of its request."""
+
+
+class Request:
+    """What a route sees. `whole` reads a small body at once, `blocks` a large one in pieces."""
+
+    def __init__(self, scope: Any, receive: Receive, send: Send) -> None:
+        self.admitted = admitted_of(scope)
+        self.wire = wire_of(scope)
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.path: str = scope["raw_path"].decode("ascii", "replace")
+        self._receive, self._send = receive, send
+        self._more, self.answered = True, False
+
+    @property
+    def route(self) -> str:
+        return self.admitted.found.route.name
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the path names."""
+        return self.admitted.found.names
+
+    @property
+    def length(self) -> int:
+        return self.admitted.length
+
+    @property
+    def row(self) -> DeviceRow:
+        """The device that signed."""
+        if self.admitted.row is None:
+            raise unknown_path()
+        return self.admitted.row
+
+    @property
+    def identity(self) -> Identity:
+        assert self.admitted.identity is not None
+        return self.admitted.identity
+
+    @property
+    def claim(self) -> Claim:
+        assert self.admitted.claim is not None
+        return self.admitted.claim
+
+    def of(self, row: DeviceRow) -> Request:
+        """The same request, now that its key has a row."""
+        self.admitted = replace(self.admitted, row=row)
+        return self
+
+    def charge(self, account: Account) -> None:
+        """From now on this device answers for the connection's bytes."""
+        account.requests += 1
+        self.wire.belongs_to(account)
+
+    async def whole(self) -> bytes:
+        """All of the body; 401 when it is not what was signed."""
+        data = b"".join([piece async for piece in self.blocks(1)])
+        if len(data) != self.length or hashlib.sha256(data).digest() != self.claim.digest:
+            raise Refusal(401, "signature", "the body is not the one that was signed")
+        return data
+
+    async def head(self, most: int) -> tuple[bytes, memoryview]:
+        """The JSON of the body's first block, of at most `most` bytes, and what follows it.
+
+        The digests in a head do not shrink: what inflates to more than `RATIO` times its length says nothing.
+        """
+        data = await self.whole()
+        try:
+            head, rest = unblock(data)
+            return inflated(head, min(most, FREE_HEADER_BYTES + RATIO * len(head))), rest
+        except ValueError as error:
+            raise Refusal(409, "protocol", str(error)) from error
+
+    async def blocks(self, least: int) -> AsyncIterator[bytes]:
+        """The body in pieces of at least `least` bytes but for the last; what came before a cut is given too."""
+        pieces, size = list[bytes](), 0
+        try:
+            while self._more:
+                piece = await self._next()
+                pieces.append(piece)
+                size += len(piece)
+                if size >= least:
+                    yield b"".join(pieces)
+                    pieces, size = [], 0
+        except Gone:
+            if size:
+                yield b"".join(pieces)
+            raise
+        if size:
+            yield b"".join(pieces)
+
+    async def answer(
+        self, status: int, body: bytes = b"", kind: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        """The whole answer. What is left of the request's body is read and dropped, so that a device that is
+        still sending finds the answer and not a broken connection.
+        """
+        said = [(b"content-length", str(len(body)).encode()), *(headers or [])]
+        if kind:
+            said.append((b"content-type", kind))
+        await self.begin(status, said)
+        await self._send({"type": "http.response.body", "body": body, "more_body": self._more})
+        if self._more:
+            await self._drain()
+            await self._send({"type": "http.response.body", "body": b""})
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.answered = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, more: bool) -> None:
+        if not self.wire.open:
+            raise Gone
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def hung_up(self) -> None:
+        """Until uvicorn knows too that the connection is gone: it would answer 500 to what nobody answers."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _next(self) -> bytes:
+        event = await self._receive()
+        if event["type"] == "http.disconnect":
+            raise Gone
+        self._more = event.get("more_body", False)
+        body: bytes = event.get("body", b"")
+        return body
+
+    async def _drain(self) -> None:
+        end, size = time.monotonic() + DRAIN_S, 0
+        try:
+            while self._more and size < DRAIN_BYTES and time.monotonic() < end:
+                async with asyncio.timeout(DRAIN_S):
+                    size += len(await self._next())
+        except (Gone, TimeoutError):
+            self._more = False
+        if self._more:
+            self.wire.close()
+
+
+# The door: the one address that devices reach. It passes the lane's paths and answers 404 to everything else.
+
+
+Serve = Callable[[Request], Awaitable[None]]
+TIMER_S = 0.002  # a timer of the loop may end so much too early
+JSON = b"application/json"
+
+log = logging.getLogger("thinwire.door")
+
+
+class Door:
+    """The ASGI app behind the gate: what comes here is signed (or the CA's request) and has a path that exists.
+
+    `called` hears of every request of a device. A route raises `Refusal`; whatever else goes wrong in it is ours, and
+    stays here.
+    """
+
+    def __init__(
+        self, routes: Mapping[str, Serve], clock: Clock, called: Callable[[Request], None], guests: Guests | None = None
+    ) -> None:
+        self._routes, self._clock, self._called, self._guests = routes, clock, called, guests
+        self.answers: Counter[str] = Counter()  # a route's name, and "target status" for what was refused
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        self.answers[request.route] += 1
+        if self._guests is not None and request.route == "guest":
+            self._called(request)
+            await self._guests(scope, receive, send)
+            return
+        try:
+            await self._serve(request)
+        except (Gone, TimeoutError):
+            request.wire.close()
+            await request.hung_up()
+
+    def refused(self, target: str, refusal: Refusal) -> None:
+        """Count what was not let in, by path where there is such a path: without the names that strangers make up."""
+        path = "/".join(target.partition("?")[0].split("/")[:4])
+        self.answers["404" if refusal.status == 404 else f"{path} {refusal.status}"] += 1
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            await self._require_due(request)
+            if request.admitted.row is not None:
+                self._called(request)
+            await self._routes[request.route](request)
+        except Refusal as refusal:
+            await self._refuse(request, refusal)
+        except (Gone, TimeoutError):
+            raise
+        except Exception as error:
+            await self._in_trouble(request, error)
+
+    async def _require_due(self, request: Request) -> None:
+        """Wait until the time that the request is stamped with, so that no start is earlier than what was served."""
+        claim = request.admitted.claim
+        if claim is None or (ahead_s := claim.signed_at() - self._clock.wall()) <= 0:
+            return
+        await asyncio.sleep(ahead_s + TIMER_S)
+        if claim.signed_at() > (now := self._clock.wall()):
+            raise Refusal(401, "clock", "the aggregator's clock was set back meanwhile", now=now)
+
+    async def _refuse(self, request: Request, refusal: Refusal) -> None:
+        self.refused(request.path, refusal)
+        if request.answered:
+            raise Gone from refusal
+        body = refusal.body(self._clock.wall())
+        await request.answer(refusal.status, body, JSON if body else b"", refusal.headers())
+        if refusal.kind == "revoked":
+            request.wire.close()
+
+    async def _in_trouble(self, request: Request, error: Exception) -> None:
+        """It is written here and not told outside: the device keeps what it has, and tries again."""
+        disk = isinstance(error, (ThinwireError, OSError))
+        if disk:
+            log.error("a device could not be served: %s", error)
+        else:
+            log.error("a defect of Thinwire at %s", request.path, exc_info=error)
+        why = ("disk", "it cannot read or write its state") if disk else ("internal", "a defect")
+        await self._refuse(request, Refusal(503, *why))

@@ -1,0 +1,254 @@
+"""Requests that the door passes on: stock Flower nodes, to a SuperLink that is not ours (flower/stock)."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import Refused
+from thinwire.core.fleet import DeviceRow, Hello, Roster
+from thinwire.transport.protocol.http import Found, Refusal, Route, found, unknown_path
+from thinwire.transport.protocol.signing import LATEST_S, MAX_AHEAD_S, Claim, Identity
+from thinwire.transport.server.limits import FailedJoins
+
+LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")
+MOST_BYTES = 64 * 2**20  # of one request: Flower sends objects in pieces of 5 MiB
+
+
+def require_no_browser(headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """For an address that only programs of this machine may call, and that a browser on it reaches as well.
+
+    A page whose name is rebound to this address sends that name as Host, and a browser says with each POST which page
+    sent it (Fetch standard, section 3.2). No program of Flower says either.
+    """
+    if LOOPBACK.fullmatch(headers.get(b"host", b"")) and not headers.keys() & {b"origin", b"sec-fetch-site"}:
+        return None
+    return Refusal(403, "browser", "this address is for programs of this machine, not for pages")
+
+
+class Guests(Protocol):
+    """An ASGI app behind exact POST paths, and who may reach it."""
+
+    @property
+    def paths(self) -> frozenset[str]: ...
+    def running(self) -> AbstractAsyncContextManager[None]: ...  # in the door's loop, for as long as it is open
+    def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None: ...  # judged at the head, as all else
+    def who(self, headers: Mapping[bytes, bytes]) -> str:  # whose key signed what may pass; "": anybody of this machine
+        ...
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...  # ASGI
+
+
+# The gate: a request is judged by its line and headers alone, before a request object exists or its body is read.
+#
+# In this order: the path, the length, the key, the time, the signature, the row, and last the nonce, which is spent
+# only by who is let in. It does no I/O but to read the roster.
+
+
+BODIES = ("POST", "PUT")
+BOUNDED = ("part", "push")  # their bodies' bounds follow from what was asked and offered
+GUEST = Route.of("guest", "POST", "", "anyone", MOST_BYTES)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A request's line and headers, and where they came from."""
+
+    method: str
+    target: str
+    headers: dict[bytes, bytes]
+    address: str
+    signed: bool = False  # a request on this connection was let in before
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that may be served. `row` is None for who has none yet; `identity` for who did not sign."""
+
+    found: Found
+    length: int
+    claim: Claim | None = None
+    identity: Identity | None = None
+    row: DeviceRow | None = None
+
+
+class Gate:
+    """`private`: the door is a plain one on loopback, where the first hello of a key makes its row. `guests` are judged
+    by whoever passes them on.
+    """
+
+    def __init__(self, roster: Roster, clock: Clock, *, private: bool, guests: Guests | None = None) -> None:
+        self._roster, self._clock, self._private, self._guests = roster, clock, private, guests
+        self._window = Window(clock.wall())
+        self.failed_joins = FailedJoins()
+        self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes  # of such a request
+
+    def judge(self, head: Head) -> Admitted:
+        """`Refusal` for who may not."""
+        at = found(head.method, head.target)
+        if at is None and self._guests is not None and head.method == "POST" and head.target in self._guests.paths:
+            return self._guest(head, self._guests)
+        if at is None or (self._private and at.route.name in ("ca", "join")):
+            raise unknown_path()
+        length = _length(head, at.route)
+        if at.route.who == "anyone":
+            return Admitted(at, length)
+        if at.route.name == "join" and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now())):
+            raise Refusal(429, "joins", "too many joins failed from this address", retry_after_s=wait_s)
+        claim = Claim.read(head.headers)
+        self._window.require_now(claim, self._clock.wall())
+        row = self._roster.by_fingerprint(claim.fingerprint)
+        if row is not None and not row.is_intact:
+            raise Refusal(401, "unknown", f"the key of {row.name} is damaged in the aggregator's database")
+        der = claim.der if claim.der is not None else row.public_key if row else None
+        if der is None:
+            raise self._stranger(at.route)
+        if at.route.who == "stranger":
+            row = None
+        with self._counted(head, row.fingerprint if row else ""):
+            claim.require_signature(der, head.method, head.target, length)
+            if row is not None:
+                self.require_may(row)
+                if length and at.route.name in BOUNDED and length > (most := self.room(row, at)):
+                    raise Refusal(413, "too-large", f"at most {most} bytes are taken here now")
+            elif at.route.who == "device" or (at.route.who == "newcomer" and not self._private):
+                raise self._stranger(at.route)
+            if at.route.who != "stranger":  # a join that is made again is answered as the first time
+                self._window.spend(claim, self._clock.wall())
+        return Admitted(at, length, claim, Identity(claim.fingerprint, der), row)
+
+    def _guest(self, head: Head, guests: Guests) -> Admitted:
+        length = _length(head, GUEST)
+        with self._counted(head, "guest"):
+            if (refusal := guests.may_pass(head.headers)) is not None:
+                raise refusal
+        return Admitted(Found(GUEST, {}, {}), length)
+
+    @contextmanager
+    def _counted(self, head: Head, key: str) -> Iterator[None]:
+        """Count a refused signature; after too many of this address and key none is verified for a while.
+
+        A connection on which the device was let in goes on: whoever knows its key's fingerprint and shares its address
+        can keep it from a new connection for a minute, and not from its work.
+        """
+        if not (head.signed and key) and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now(), key)):
+            why = "too many requests with a wrong signature came from this address"
+            raise Refusal(429, "signatures", why, retry_after_s=wait_s)
+        try:
+            yield
+        except Refusal as refusal:
+            if refusal.status == 401:
+                refusal.verified = True
+                self.failed_joins.failed(head.address, self._clock.now(), key)
+            raise
+
+    def still(self, row: DeviceRow) -> DeviceRow:
+        """Refuse a device that was shut out while it waited."""
+        now = self._roster.by_fingerprint(row.fingerprint)
+        if now is None:
+            raise Refusal(401, "unknown", "this key is not known here any more")
+        return self.require_may(now)
+
+    def require_may(self, row: DeviceRow) -> DeviceRow:
+        """`Refusal` 403 for a device that waits for approval or was revoked."""
+        if row.state == "revoked":
+            raise Refusal(403, "revoked", f"{row.name} was revoked")
+        if row.state == "pending" or (row.how == "loopback" and not self._private):
+            raise Refusal(403, "pending", f"{row.name} waits to be approved")
+        if row.how == "stock":
+            raise Refusal(403, "pending", f"{row.name} was let in as a stock Flower node, not as a device of ours")
+        return row
+
+    def _stranger(self, route: Route) -> Refusal:
+        if route.name != "hello" and self._private:
+            return Refusal(401, "hello", "this key is not known here: say hello")
+        return Refusal(401, "unknown", "this key is not known here: join with an invitation")
+
+
+def _length(head: Head, route: Route) -> int:
+    """The body's length, which is said and not too large; no body of unknown size is taken."""
+    said = head.headers.get(b"content-length")
+    if b"transfer-encoding" in head.headers or (said is None and head.method in BODIES):
+        raise Refusal(413, "too-large", "a request says its length")
+    length = int(said) if said is not None and said.isdigit() and len(said) < 16 else 0 if said is None else -1
+    if not 0 <= length <= route.most_bytes:
+        raise Refusal(413, "too-large", f"at most {route.most_bytes} bytes are taken here")
+    return length
+
+
+Judge = Callable[[Head], Admitted]
+
+
+# Each request once: the time window in which a signature counts, and the nonces that were spent in it.
+
+
+MOST_OF_ONE = 8192  # nonces of one key within the window: 26 requests a second
+MOST_OF_ALL = 1 << 20  # some 3 400 requests a second
+
+
+class Window:
+    """A timestamp of before this window was opened is refused: a restart forgets nonces, and must open no replay.
+
+    Invariant: no request is served before the time that it is stamped with (`Door` waits for that). So each that was
+    served is stamped earlier than the next start, which refuses it. A clock that is set back in between breaks this.
+    Both refusals of a clock carry the aggregator's time: who has none of its own takes that and asks again.
+    """
+
+    def __init__(self, opened_at: float) -> None:
+        self._opened_at = opened_at
+        self._spent: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # in the order of their expiry
+        self._of: defaultdict[str, int] = defaultdict(int)
+
+    def require_now(self, claim: Claim, now: float) -> None:
+        """`Refusal` 401 for a request that was signed outside of the window."""
+        age_s = now - claim.signed_at()
+        if not -MAX_AHEAD_S <= age_s < LATEST_S:
+            raise Refusal(401, "clock", f"the device's clock is {age_s:+.1f} s behind the aggregator's", now=now)
+        if claim.signed_at() < self._opened_at:
+            raise Refusal(401, "clock", "the request was signed before the aggregator started", now=now)
+
+    def spend(self, claim: Claim, now: float) -> None:
+        """Note the nonce of a request that is let in; refuses one that was let in before."""
+        while self._spent and next(iter(self._spent.values())) <= now:
+            (key, _), _ = self._spent.popitem(last=False)
+            self._of[key] -= 1
+            if not self._of[key]:
+                del self._of[key]
+        nonce = (claim.fingerprint, claim.nonce)
+        if nonce in self._spent:
+            raise Refusal(401, "replay", "this request was made before", now=now)
+        if self._of.get(claim.fingerprint, 0) >= MOST_OF_ONE or len(self._spent) >= MOST_OF_ALL:
+            raise Refusal(503, "busy", "too many requests in the last five minutes", retry_after_s=30.0)
+        self._spent[nonce] = now + LATEST_S + MAX_AHEAD_S
+        self._of[claim.fingerprint] += 1
+
+
+# Who may become a device. On a loopback door the first signed hello binds a name to a key and approves both.
+
+
+class Enrol(Protocol):
+    """Makes the row of a key that has none, or raises `Refusal`. It may block: it is called in a thread."""
+
+    def __call__(self, hello: Hello, identity: Identity, /) -> DeviceRow: ...
+
+
+def by_loopback(roster: Roster) -> Enrol:
+    """Whoever can reach a loopback door runs on this machine already."""
+
+    def enrol(hello: Hello, identity: Identity) -> DeviceRow:
+        try:
+            return roster.enrol(hello.name, identity.fingerprint, identity.der, "loopback")
+        except Refused as refused:
+            raise Refusal(409, "name", str(refused)) from refused
+
+    return enrol
+
+
+def welcomes_nobody(_hello: Hello, _identity: Identity) -> DeviceRow:
+    """On a door with TLS a row is made by an invitation or by the operator, never by a hello."""
+    raise Refusal(401, "unknown", "this key is not known here: join with an invitation")

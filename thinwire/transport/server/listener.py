@@ -1,0 +1,186 @@
+"""The door's thread: its socket, its loop, the SuperLink's lifespan in it, and what runs beside it until the end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, cast
+
+import uvicorn
+import uvloop
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import ThinwireError
+from thinwire.transport.server.app import Door
+from thinwire.transport.server.auth import Judge
+from thinwire.transport.server.connections import Wires
+from thinwire.transport.server.http_protocol import HttpProtocol, protocol_of
+
+BACKLOG = 1024
+KEEP_ALIVE_S = 600  # of an idle connection that was signed on: longer than a poll lasts
+CLOSING_S = 3.0  # what is in progress when the door closes gets so long
+WATCH_S = 1.0  # how often slow connections are looked for
+
+log = logging.getLogger("thinwire.door")
+
+
+class Listener:
+    """`background` runs in the door's loop beside it; without `tls` the address must be a loopback one."""
+
+    def __init__(
+        self,
+        door: Door,
+        judge: Judge,
+        host: str,
+        port: int,
+        clock: Clock,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]],
+        background: Callable[[], Awaitable[None]],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        if tls is None and not is_loopback(host):
+            raise ThinwireError(
+                f"the door cannot be opened on {host}:{port} without TLS",
+                why="devices on other machines would talk to it in the clear",
+                hint="--listen 127.0.0.1:9090",
+            )
+        self._socket = bound(host, port)
+        self._lifespan, self._background = lifespan, background
+        self.address = _address(self._socket)
+        config = uvicorn.Config(
+            cast(Any, door), http=HttpProtocol, ws="none", lifespan="off", log_config=None, log_level="error",
+            access_log=False, server_header=False, date_header=False, proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )  # fmt: skip
+        config.load()
+        self.wires = Wires(judge, config, tls, time.monotonic, clock.wall, refused=door.refused)
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._up, self._ending = threading.Event(), asyncio.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="thinwire-door", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._up.wait()
+        if self._failure is not None:
+            raise ThinwireError("the door for devices did not open", why=repr(self._failure)) from self._failure
+
+    def soon(self, call: Callable[..., None], *args: Any) -> None:
+        """Call something in the door's loop; after its end, nothing."""
+        try:
+            self.loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            if self._thread.is_alive():
+                raise
+
+    def now(self, call: Callable[[], None], within_s: float = 5.0) -> None:
+        """Call something in the door's loop and wait until it was done."""
+        done = threading.Event()
+
+        def called() -> None:
+            try:
+                call()
+            finally:
+                done.set()
+
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self.soon(called)
+            while not done.wait(within_s) and self._thread.is_alive():
+                log.warning("the door has been busy for %g s", within_s)
+        else:
+            called()
+
+    def stop(self) -> None:
+        self.soon(self._ending.set)
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+            log.exception("the door ended")
+        finally:
+            self._up.set()
+
+    async def _serve(self) -> None:
+        async with self._lifespan():
+            server = await self.loop.create_server(
+                lambda: cast(asyncio.Protocol, protocol_of(self.wires)), sock=self._socket, backlog=BACKLOG
+            )
+            tasks = [asyncio.ensure_future(work()) for work in (self._background, self._watch)]
+            self._up.set()
+            try:
+                await self._ending.wait()
+                server.close()
+                await self._let_go()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self.wires.watch()
+
+    def _serving(self) -> bool:
+        return bool(self.wires.state.tasks) or any(wire.unsent() for wire in self.wires.open)
+
+    async def _let_go(self) -> None:
+        """Answer what is being served, then close what is left; a device that only waits need not say goodbye."""
+        for http in list(self.wires.state.connections):
+            http.shutdown()
+        until = self.loop.time() + CLOSING_S
+        while self._serving() and self.loop.time() < until:  # noqa: ASYNC110 - connections end in many ways
+            await asyncio.sleep(0.02)
+        for wire in list(self.wires.open):
+            wire.abort()
+        for task in list(self.wires.state.tasks):
+            task.cancel()
+        await asyncio.gather(*self.wires.state.tasks, return_exceptions=True)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket, or why there is none."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind(address)
+            made.listen(BACKLOG)
+        except OSError:
+            made.close()
+            raise
+    except (OSError, OverflowError) as error:
+        raise ThinwireError(
+            f"cannot listen on {host}:{port}",
+            why=getattr(error, "strerror", None) or str(error),
+            hint="an address of this machine, or --listen 0.0.0.0:9090 for all of them"
+            if getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+            else "another aggregator may run (thinwire aggregator status); or another port: --listen 127.0.0.1:0",
+        ) from error
+    return made
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _address(found: socket.socket) -> str:
+    host, port = found.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,380 @@
+"""The route on which answers come in: a small one whole, of a large one its head, whose parts follow by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import BadPayload
+from thinwire.core.fleet import DeviceRow, ReplyLimits, Spool
+from thinwire.core.serialization import FREE_HEADER_BYTES, reply_from_bytes
+from thinwire.core.statedir import private_opener
+from thinwire.core.types import AGGREGATOR_KINDS, Failure, Part, ReplyHead, UpdateId
+from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, STREAM_BYTES, UPLOAD_OFFSET, Found, Refusal
+from thinwire.transport.server.app import Gone, Request
+from thinwire.transport.server.connections import Wire
+from thinwire.transport.server.mailbox import answer_digest
+from thinwire.transport.server.presence import Sessions
+from thinwire.transport.server.replies import Answers, shut_out
+
+AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES that are parsed at one time, each of another device
+DEFLATED_BYTES = 64  # that a block which does not shrink is longer than its JSON, for each 16 KiB of it
+
+
+def push_bytes(header_bytes: int) -> int:
+    """Return the length of the longest body of a push, of such a header as it is and all that goes inline behind it."""
+    return LENGTH.size + header_bytes + DEFLATED_BYTES * (1 + header_bytes // 2**14) + INLINE_BYTES
+
+
+class PushRoute:
+    """`[head] parts..` in one request; or `[head]` alone, answered with how much of each part is here already."""
+
+    def __init__(
+        self, answers: Answers, uploads: Uploads, sessions: Sessions, spool: Spool, clock: Clock, limits: ReplyLimits
+    ) -> None:
+        self._answers, self._uploads, self._sessions = answers, uploads, sessions
+        self._spool, self._clock, self._limits = spool, clock, limits
+        self._storing: set[UpdateId] = set()
+        self._parsing: set[str] = set()  # devices of which a large header is being parsed
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def __call__(self, request: Request) -> None:
+        device, began_at = request.row.name, self._clock.wall()
+        with self._sessions.call(device):
+            head, parts = await request.head(self._limits.max_header_bytes())
+            reply = await self._read(device, head)
+            self._answers.require_run(reply)
+            if isinstance(reply, Failure):
+                if parts:
+                    raise Refusal(409, "protocol", "a failure has no parts")
+                self._answers.failed(device, _of_a_device(reply), began_at)
+                await request.answer(200)
+                return
+            await self._updated(request, reply, head, bytes(parts), began_at)
+
+    async def _read(self, device: str, head: bytes) -> ReplyHead | Failure:
+        """Parse a header: a small one here, between the requests of others; of large ones one of a device at a time."""
+        most = self._limits.max_header_bytes()
+        try:
+            if len(head) <= FREE_HEADER_BYTES:
+                return reply_from_bytes(head, FREE_HEADER_BYTES)
+            if device in self._parsing:
+                raise Refusal(503, "busy", "another reply of this device is being read", retry_after_s=1.0)
+            self._parsing.add(device)
+            try:
+                async with self._places:
+                    return await asyncio.to_thread(reply_from_bytes, head, most)
+            finally:
+                self._parsing.discard(device)
+        except BadPayload as error:
+            raise Refusal(409, "protocol", str(error)) from error
+
+    async def _updated(self, request: Request, head: ReplyHead, received: bytes, parts: bytes, began_at: float) -> None:
+        device = request.row.name
+        self._answers.require_possible(device, head, began_at)
+        if self._answers.here_already(device, head, began_at):
+            await request.answer(200, b'{"done":true}')
+            return
+        if parts or not head.payload_bytes:
+            await self._small(device, head, received, parts, began_at)
+            await request.answer(200, b'{"done":true}')
+            return
+        offer = await self._uploads.offered(head, received, began_at)
+        await request.answer(200, json.dumps({"offsets": offer.offsets()}).encode())
+
+    async def _small(self, device: str, head: ReplyHead, received: bytes, parts: bytes, began_at: float) -> None:
+        """One hop to a thread, one write, one commit."""
+        if len(parts) != head.payload_bytes:
+            raise Refusal(409, "protocol", "the body is not as long as its head says")
+        at = 0
+        for part in head.parts:
+            if hashlib.sha256(parts[at : at + part.length]).hexdigest() != part.sha256:
+                raise Refusal(409, "damaged", f"part {part.name!r} does not fit its digest")
+            at += part.length
+        update = head.update_id
+        if update in self._storing:
+            raise Refusal(503, "busy", "this update is being received already", retry_after_s=1.0)
+        arriving = sum(other.device == device for other in self._storing)
+        self._answers.require_room(device, arriving)
+        self._storing.add(update)
+        try:
+            draft = self._spool.draft(update)
+            await asyncio.to_thread(_write, str(draft), parts)
+            await self._answers.keep(draft, head, received, began_at)
+        finally:
+            self._storing.discard(update)
+
+
+def _of_a_device(failure: Failure) -> Failure:
+    """Turn a kind that only the aggregator gives into "protocol": no device says that it left, or was revoked."""
+    if failure.kind not in AGGREGATOR_KINDS:
+        return failure
+    said = f"it says {failure.kind!r}, which is not for a device to say: {failure.text}"
+    return replace(failure, kind="protocol", text=said)
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        with open(path, "wb", buffering=0, opener=private_opener) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+# Answers that are too large for one request: their parts come one after the other, and go on where they were cut.
+#
+# All parts of an answer lie in one file, each where it will be read from, and only bytes in their order are taken.
+# After this process was killed what the file holds is hashed before its size is believed: whole parts that do not fit
+# their digests are cut off. An answer that changed has another digest, and so another file.
+
+
+OFFERS = 8  # of one device at a time: one that was not gone on with makes room, and its file goes
+RELEASE_S = 5.0  # how long a writer whose connection was ended may take to let go
+
+
+@dataclass(eq=False)
+class Offer:
+    """An answer whose head is here, and the bytes it was read from. `size`: bytes of its parts that were written, in
+    order.
+    """
+
+    head: ReplyHead
+    path: Path
+    began_at: float
+    size: int
+    writer: Wire | None = None
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    hashed: tuple[int, int, Any] = (0, 0, None)  # (part, bytes of it, their digest so far)
+    received: bytes = b""
+
+    @cached_property
+    def starts(self) -> Sequence[int]:
+        """Where each part begins in the file, and behind the last one the end."""
+        return list(itertools.accumulate((part.length for part in self.head.parts), initial=0))
+
+    def offsets(self) -> list[int]:
+        return [self.offset(index) for index in range(len(self.head.parts))]
+
+    def offset(self, index: int) -> int:
+        """How many bytes of a part are here."""
+        return min(max(0, self.size - self.starts[index]), self.head.parts[index].length)
+
+
+class Uploads:
+    """One writer an answer: who asks for its offset, or writes anew, ends the connection that wrote before."""
+
+    def __init__(self, answers: Answers, sessions: Sessions, spool: Spool, clock: Clock) -> None:
+        self._answers, self._sessions, self._spool, self._clock = answers, sessions, spool, clock
+        self._offers: dict[UpdateId, Offer] = {}
+        self._opening: set[UpdateId] = set()
+
+    async def offered(self, head: ReplyHead, received: bytes, began_at: float) -> Offer:
+        """The offer of this answer, as far as it came; a new one where it never came."""
+        update, digest = head.update_id, answer_digest(head).hex()
+        offer = self._offers.get(update)
+        if offer is not None and answer_digest(offer.head).hex() == digest:
+            await self._release(offer)
+            offer.head, offer.received = head, received
+            return offer
+        if offer is not None:
+            await self._release(offer)
+            self._give_up(update)
+        own = [other for other in self._offers if other.device == update.device]
+        self._answers.require_room(update.device, min(len(own), OFFERS))
+        for oldest in [other for other in own if self._offers[other].writer is None][: max(0, len(own) + 1 - OFFERS)]:
+            self._give_up(oldest)
+        if update in self._opening:
+            raise Refusal(503, "busy", "what came of this answer is being read already", retry_after_s=1.0)
+        self._opening.add(update)
+        try:
+            path = await asyncio.to_thread(self._spool.partial, update, digest)
+            size = await asyncio.to_thread(_cut_to_fit, path, head.parts)
+        except FileNotFoundError:
+            size = 0
+        finally:
+            self._opening.discard(update)
+        if not self._answers.expects(update.device):  # it was shut out while the file was made
+            path.unlink(missing_ok=True)
+            raise shut_out(update.device)
+        offer = self._offers[update] = Offer(head, path, began_at, size, received=received)
+        return offer
+
+    def room(self, row: DeviceRow, found: Found) -> int:
+        """The most bytes that a request for a part may have. `Refusal` where none was offered."""
+        offer, index = self._named(row.name, found)
+        return offer.head.parts[index].length
+
+    def shut_out(self, device: str) -> None:
+        """End and forget what a device was sending."""
+        for update in [update for update in self._offers if update.device == device]:
+            if (writer := self._offers[update].writer) is not None:
+                writer.abort()
+            self._give_up(update)
+
+    async def tell(self, request: Request) -> None:
+        """HEAD: how much of a part is durable."""
+        offer, index = self._named(request.row.name, request.admitted.found)
+        with self._sessions.call(request.row.name):
+            await self._release(offer)
+            await asyncio.to_thread(_sync, offer.path)
+        await request.answer(200, headers=[(UPLOAD_OFFSET, str(offer.offset(index)).encode())])
+
+    async def take(self, request: Request) -> None:
+        """PUT: the rest of a part."""
+        offer, index = self._named(request.row.name, request.admitted.found)
+        part = offer.head.parts[index]
+        with self._sessions.call(request.row.name):
+            await self._release(offer)
+            at = request.admitted.found.query.get("offset", "0")
+            offset = offer.offset(index)
+            if at != str(offset) or offer.starts[index] > offer.size:
+                raise Refusal(409, "offset", f"{offset} bytes of this part are here", offset=offset)
+            if request.length > part.length - offset or request.claim.digest.hex() != part.sha256:
+                raise Refusal(409, "protocol", "the request is not about the rest of this part")
+            offer.writer = request.wire
+            try:
+                await self._write(request, offer, index)
+            except FileNotFoundError:
+                self._give_up(offer.head.update_id)
+                raise Refusal(404, "offer", "what came of this answer was removed: push its head again") from None
+            finally:
+                offer.writer = None
+                offer.released.set()
+            done = offer.size == offer.head.payload_bytes
+            if done:
+                await self._whole(offer)
+        said = f'{{"offset":{offer.offset(index)},"done":{str(done).lower()}}}'
+        await request.answer(200, said.encode())
+
+    async def _write(self, request: Request, offer: Offer, index: int) -> None:
+        """One block is written while the next comes in; what came before a cut is kept."""
+        descriptor = await asyncio.to_thread(self._opened, offer, index)
+        writing: asyncio.Future[None] | None = None
+        try:
+            async for data in request.blocks(STREAM_BYTES):
+                if writing is not None:
+                    await writing
+                writing = asyncio.ensure_future(asyncio.to_thread(_append, descriptor, offer, data))
+        finally:
+            if writing is not None:
+                await asyncio.wait([writing])
+            os.close(descriptor)
+        if writing is not None:
+            writing.result()
+        if offer.head.update_id not in self._offers:
+            raise Gone  # it was shut out meanwhile
+        await self._judge(offer, index)
+
+    def _opened(self, offer: Offer, index: int) -> int:
+        """The file at its end, and the digest of what is there of the part."""
+        descriptor = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC)
+        os.ftruncate(descriptor, offer.size)
+        os.lseek(descriptor, offer.size, os.SEEK_SET)
+        offset = offer.offset(index)
+        if offer.hashed[:2] != (index, offset) or offer.hashed[2] is None:
+            digest, at = hashlib.sha256(), offer.starts[index]
+            while offset and (data := os.pread(descriptor, min(STREAM_BYTES, offset), at)):
+                digest.update(data)
+                at, offset = at + len(data), offset - len(data)
+            offer.hashed = (index, offer.offset(index), digest)
+        return descriptor
+
+    async def _judge(self, offer: Offer, index: int) -> None:
+        """A part that is complete fits its digest, or is begun anew: nothing of it is there after a kill either."""
+        part = offer.head.parts[index]
+        if offer.offset(index) < part.length or offer.hashed[2].hexdigest() == part.sha256:
+            return
+        offer.size, offer.hashed = offer.starts[index], (0, 0, None)
+        await asyncio.to_thread(os.truncate, offer.path, offer.size)
+        raise Refusal(409, "damaged", f"part {part.name!r} does not fit its digest", offset=0)
+
+    async def _whole(self, offer: Offer) -> None:
+        """Every part came; parts without bytes are checked here."""
+        update = offer.head.update_id
+        try:
+            empty = hashlib.sha256().hexdigest()
+            if any(not part.length and part.sha256 != empty for part in offer.head.parts):
+                raise Refusal(409, "damaged", "a part without bytes does not fit its digest")
+            if not self._answers.here_already(update.device, offer.head, offer.began_at):
+                await self._answers.keep(offer.path, offer.head, offer.received, offer.began_at)
+        except BadPayload as error:  # the disk holds something else than what was written
+            self._give_up(update)
+            raise Refusal(409, "damaged", str(error), offset=0) from error
+        finally:
+            self._offers.pop(update, None)
+
+    def _give_up(self, update: UpdateId) -> None:
+        """Forget an answer that was begun, and what came of it."""
+        if (offer := self._offers.pop(update, None)) is not None:
+            with contextlib.suppress(OSError):
+                offer.path.unlink()
+
+    async def _release(self, offer: Offer) -> None:
+        """Nobody writes any more."""
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                while offer.writer is not None:  # of two that wait here the second one finds the first one writing
+                    offer.released.clear()
+                    offer.writer.abort()
+                    await offer.released.wait()
+        except TimeoutError:
+            raise Refusal(409, "writer", "another connection is writing this answer") from None
+
+    def _named(self, device: str, found: Found) -> tuple[Offer, int]:
+        names = found.names
+        offer = self._offers.get(UpdateId(names["run"], device, int(names["sequence"])))
+        index = int(names["index"])
+        if offer is None or index >= len(offer.head.parts):
+            raise Refusal(404, "offer", "this answer was not offered: push its head first")
+        return offer, index
+
+
+def _cut_to_fit(path: Path, parts: Sequence[Part]) -> int:
+    """Cut a file to whole parts that fit their digests and to what came of the next one, and give its size."""
+    size = 0
+    with open(path, "r+b", buffering=0) as file:
+        for part in parts:
+            digest, left = hashlib.sha256(), part.length
+            while left and (data := file.read(min(STREAM_BYTES, left))):
+                digest.update(data)
+                left -= len(data)
+            if left:
+                size += part.length - left  # held to its digest when it is whole
+                break
+            if part.length and digest.hexdigest() != part.sha256:
+                break
+            size += part.length
+        file.truncate(size)
+    return size
+
+
+def _append(descriptor: int, offer: Offer, data: bytes) -> None:
+    """Write at the end; the size counts only what was written."""
+    view, (index, count, digest) = memoryview(data), offer.hashed
+    while view:
+        written = os.write(descriptor, view)
+        digest.update(view[:written])
+        view, count = view[written:], count + written
+        offer.size += written
+        offer.hashed = (index, count, digest)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,301 @@
+"""From the store's rows to what the API says of devices, invitations and the door."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from thinwire.core.clock import heard_by
+from thinwire.core.errors import NotFound
+from thinwire.core.events import DeviceJoined, DeviceLeft
+from thinwire.core.formatting import duration
+from thinwire.store import DeviceAction, DeviceInfo, DoorNote, InvitationRow, RunRow, Store, by_todays_name
+from thinwire.web import device_schemas as models
+from thinwire.web.run_queries import upload_rate
+from thinwire.web.settings import aggregator
+
+ACTIONS = 1000  # among which who shut a device out is looked for
+LAST_ASKS = 50
+NOTES = 200
+OLD_INVITATIONS = 300
+LINK = ("down", "up", "rtt")  # kinds of measures
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is read once for all devices of a list."""
+
+    tls: bool
+    links: Mapping[str, Mapping[str, models.Measured]]  # by device, then by kind
+    left: Mapping[str, Departure]
+    runs: Mapping[str, RunRow]  # the newest on devices, by task
+    deeds: Mapping[str, DeviceAction]  # the newest that decided about a device
+    invitations: Mapping[str, int]  # by the device that came with it
+    heard: Mapping[str, float]  # when each that is there was heard last
+
+
+class Devices:
+    """All reads of the page of devices."""
+
+    def __init__(self, store: Store, lock: Path | None) -> None:
+        self._store, self._lock = store, lock
+        self._departures = Departures(store)
+
+    def all(self) -> list[models.Device]:
+        beside = self._beside(self._store.device_actions(limit=ACTIONS))
+        return [models.Device(**_device(info, beside)) for info in self._store.devices()]
+
+    def one(self, name: str) -> models.DevicePage:
+        """`NotFound` when nobody of that name has come."""
+        seq = self._store.last_seq()
+        info = next((one for one in self._store.devices() if one.row.name == name), None)
+        if info is None:
+            raise NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed")
+        actions, asked = self._store.device_actions(name), self._store.device_updates(name, LAST_ASKS)
+        declined = next((u for u in asked if u.outcome == "failed" and u.reason.startswith("declined")), None)
+        rounds = self.stays(name)
+        return models.DevicePage(
+            **_device(info, self._beside(actions)),
+            actions=[models.Action(at=a.at, who=a.who, what=a.what, sentence=action(a)) for a in actions],
+            asked=[
+                models.Asked.model_validate({**_named(models.Asked, u), "up_bytes_s": upload_rate(u)}) for u in asked
+            ],
+            stays=rounds, stays_text=stays({one.run_id: one.rounds for one in rounds}),
+            declined=models.Declined(
+                run_id=declined.run_id, round=declined.round, rule=declined.reason.partition(": ")[2],
+                at=declined.asked_at,
+            ) if declined else None,
+            policy=str(dict(info.hello.get("versions", {})).get("policy", "")), seq=seq, now=time.time(),
+        )  # fmt: skip
+
+    def stays(self, name: str) -> list[models.Stays]:
+        return [models.Stays(run_id=run, rounds=rounds) for run, rounds in self._store.folded_rounds(name)]
+
+    def invitations(self) -> list[models.Invitation]:
+        """Newest first, those that can be used before all others, of which the oldest are left out."""
+        now, rows = time.time(), self._store.invitations.all()[::-1]
+        open_ones, others = [r for r in rows if r.state == "open"], [r for r in rows if r.state != "open"]
+        shown = [*open_ones, *others[:OLD_INVITATIONS]]
+        return [models.Invitation.model_validate({**vars(row), "sentence": invited(row, now)}) for row in shown]
+
+    def refusals(self) -> list[models.DoorRefusal]:
+        """Newest first."""
+        notes = self._store.door_notes(NOTES)
+        return [models.DoorRefusal(**vars(note), told=told(note)) for note in notes]
+
+    def _beside(self, actions: Sequence[DeviceAction]) -> Beside:
+        deciding = [(name, one) for name, one in by_todays_name(actions) if name and one.what in DECIDING]
+        on_devices = [run for run in self._store.runs() if run.source == "devices"]
+        return Beside(
+            bool(aggregator(self._lock)[1].get("pin")), _links(self._store), self._departures.of_all(),
+            {run.task: run for run in reversed(on_devices)}, dict(reversed(deciding)),
+            {row.used_by: row.id for row in self._store.invitations.all() if row.used_by},
+            heard_by(self._lock) if self._lock else {},
+        )  # fmt: skip
+
+
+def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
+    row, left, seen = info.row, beside.left.get(info.row.name), beside.links.get(info.row.name, {})
+    device_standing, deed = standing(row.state, row.how, beside.tls), beside.deeds.get(row.name)
+    gone = left if left and not info.online and left.at >= (info.seen_at or 0.0) else None
+    link = dict(info.hello.get("link", {}))
+    sentence = {
+        "pending": lambda: waits(row.state, row.how, beside.invitations.get(row.name)),
+        "approved": lambda: let_in(row.how, deed),
+        "revoked": lambda: out(deed),
+    }[device_standing]()
+    return {
+        "device": row.name, "standing": device_standing, "sentence": sentence, "state": row.state, "how": row.how,
+        "came": CAME.get(row.how, row.how), "fingerprint": row.fingerprint, "created_at": row.created_at,
+        "online": info.online, "seen_at": info.seen_at,
+        "heard_at": max(info.heard_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None,
+        "left_at": gone.at if gone else None, "left_why": gone.why if gone else "",
+        "tasks": [_task(said, beside.runs) for said in info.tasks],
+        "versions": {str(k): str(v) for k, v in dict(info.hello.get("versions", {})).items() if k != "policy"},
+        "link": models.Link(**seen, rtt_s=link.get("rtt_s"), skew_s=link.get("skew_s")),
+        "has": models.Has.model_validate(info.has),
+        "updates": info.updates, "payload_up": info.payload_up, "last_outcome": info.last_outcome,
+    }  # fmt: skip
+
+
+def _links(store: Store) -> dict[str, dict[str, models.Measured]]:
+    found = dict[str, dict[str, models.Measured]]()
+    for one in store.measures(*LINK):
+        seen = models.Measured(p50=one.p50, p90=one.p90, samples=len(one.samples), least=one.least)
+        found.setdefault(one.device, {})[one.kind] = seen
+    return found
+
+
+def _task(said: Mapping[str, Any], runs: Mapping[str, RunRow]) -> models.Task:
+    """A digest that either side does not know is not compared."""
+    task = models.Task(**{name: said[name] for name in models.Task.model_fields if name in said})
+    if (run := runs.get(task.name)) is None:
+        return task
+    pairs = [("code", task.source_digest, run.task_report.source_digest)]
+    pairs.append(("model", task.layout_digest, run.task_report.layout_digest))
+    task.differs = tuple(differs(what, run.run_id) for what, own, run_s in pairs if own and run_s and own != run_s)
+    return task
+
+
+def _named(kind: type[BaseModel], row: object) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in kind.model_fields if hasattr(row, name)}
+
+
+# Since when, and why, devices are not heard of: read from the journal once, then only what is new.
+
+
+AT_ONCE = 5000  # events
+
+
+@dataclass(frozen=True)
+class Departure:
+    at: float
+    why: str
+
+
+class Departures:
+    """The last departure of each device that has not come back since. Any thread may call it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._lock = store, threading.Lock()
+        self._read, self._left = 0, dict[str, Departure]()
+
+    def of_all(self) -> dict[str, Departure]:
+        with self._lock:
+            while new := self._store.events(None, self._read, AT_ONCE):
+                for self._read, event in new:
+                    if isinstance(event, DeviceLeft):
+                        self._left[event.device] = Departure(event.at, event.why)
+                    elif isinstance(event, DeviceJoined):
+                        self._left.pop(event.device, None)
+            return dict(self._left)
+
+
+# What a person wants to know about a device, an invitation or a decision, in one sentence each.
+
+
+CAME = {
+    "loopback": "over this machine's own address",
+    "invitation": "with an invitation",
+    "manual": "approved by a person",
+    "stock": "as a stock Flower node, by its public key",
+}
+DOES = {
+    "enrol": "came", "join": "joined", "add": "was added by its public key", "approve": "was approved",
+    "revoke": "was shut out", "leave": "left, and shut itself out",
+}  # fmt: skip
+DECIDING = ("enrol", "join", "add", "approve", "revoke", "leave")
+
+
+def standing(state: str, how: str, tls: bool) -> str:
+    """How the door takes a device: one that came over loopback waits for a person once the door speaks TLS."""
+    return "pending" if state == "approved" and how == "loopback" and tls else state
+
+
+def waits(state: str, how: str, invitation: int | None) -> str:
+    """Why a device is pending."""
+    if state == "approved":
+        return (
+            "It came over this machine's own address, which lets nobody in now that the door is open to other machines."
+        )
+    if how == "invitation":
+        which = f"invitation {invitation}" if invitation else "an invitation"
+        return f"It joined with {which}, which asks for approval by hand."
+    return "Its key is known here, and nobody has approved it yet."
+
+
+def let_in(how: str, last: DeviceAction | None) -> str:
+    """By what an approved device may take part."""
+    if last is not None and last.what in ("approve", "add"):
+        return f"Approved by {last.who}."
+    return {
+        "loopback": "Let in by itself: it came over this machine's own address.",
+        "invitation": "Let in by the invitation that it joined with.",
+    }.get(how, "Approved.")
+
+
+def out(last: DeviceAction | None) -> str:
+    """By whom a device was shut out."""
+    if last is None:
+        return "Shut out."
+    return "It left by itself." if last.what == "leave" else f"Shut out by {last.who}."
+
+
+def action(said: DeviceAction) -> str:
+    """What was done and how: `joined: invitation 3, from 192.0.2.7:40000, pending`."""
+    if said.what == "rename":
+        return f"was renamed: it {said.detail}"
+    words = DOES.get(said.what, said.what)
+    return f"{words}: {said.detail}" if said.detail else words
+
+
+def invited(row: InvitationRow, now: float) -> str:
+    """What became of an invitation."""
+    match row.state:
+        case "open":
+            by_hand = "; who comes waits for approval" if row.approve_manually else ""
+            return f"open for {_left(row.expires_at - now)} more{by_hand}"
+        case "used":
+            return f"used by {row.used_by}"
+        case "withdrawn":
+            return "withdrawn before anybody used it"
+        case "expired":
+            return "expired unused"
+
+
+def _left(count: float) -> str:
+    return duration(max(0.0, count)) if count < 48 * 3600 else f"{count / 86400:.0f} days"
+
+
+def told(note: DoorNote) -> str:
+    """What the outside learned of a refusal: of an invitation only that it cannot be used."""
+    return "no invitation that can be used" if note.kind == "join" else note.why
+
+
+def differs(what: str, run_id: str) -> str:
+    return f"its {what} is not that of {run_id}"
+
+
+def stays(rounds: Mapping[str, Sequence[int]]) -> str:
+    """Where the updates of a device are part of a model.
+
+    >>> stays({"digits-1": [1, 2, 3, 5], "ecg-2": [4]}), stays({})
+    ('digits-1 rounds 1–3, 5; ecg-2 round 4', 'no model')
+    """
+    said = []
+    for run_id, numbers in rounds.items():
+        spans: list[list[int]] = []
+        for number in numbers:
+            if spans and number == spans[-1][1] + 1:
+                spans[-1][1] = number
+            else:
+                spans.append([number, number])
+        shown = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
+        said.append(f"{run_id} {'round' if len(numbers) == 1 else 'rounds'} {shown}")
+    return "; ".join(said) or "no model"
+
+
+def approved(name: str, aggregator: str) -> str:
+    when = "when an aggregator is running again" if aggregator == "gone" else "at its next call"
+    return f"{name} is approved: it is let in {when}."
+
+
+def shut_out(name: str, aggregator: str, confirmed: bool | None) -> str:
+    """How far a revocation has gone: the row counts at once, what was open is cleared by the aggregator."""
+    if confirmed:
+        return f"{name} is shut out, and what was open is cleared: its calls, uploads, asks and answers not yet folded."
+    if confirmed is False:
+        return f"{name} was approved again before the aggregator had carried that out."
+    if aggregator == "gone":
+        return f"{name} is shut out. No aggregator is running: the next one applies it before its door opens."
+    return f"{name} is shut out: the door refuses it from now on. The aggregator is clearing what was open."
+
+
+def withdrawn(number: int) -> str:
+    return f"Invitation {number} is withdrawn: nobody can join with it."

@@ -1,0 +1,237 @@
+"""The routes under /api: reads of the store, and the orders that a person may leave there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+import thinwire
+from thinwire.core.errors import NotFound, Refused
+from thinwire.core.fleet import DeviceRow
+from thinwire.core.statedir import SWEEPS
+from thinwire.reports.sweep_results import groups
+from thinwire.store import Store
+from thinwire.web import device_queries as say
+from thinwire.web import device_schemas as models
+from thinwire.web import schemas
+from thinwire.web.device_queries import Devices
+from thinwire.web.device_schemas import Device
+from thinwire.web.live import Live
+from thinwire.web.run_queries import Reader
+from thinwire.web.schemas import Refusal
+from thinwire.web.security import session_token
+from thinwire.web.settings import Settings, aggregator
+
+STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not keep news back
+
+
+def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> APIRouter:
+    router = APIRouter(prefix="/api", responses={404: {"model": schemas.Refusal}, 401: {"model": schemas.Refusal}})
+
+    @router.get("/service")
+    def service() -> schemas.Service:
+        state, about = aggregator(settings.lock)
+        return schemas.Service(
+            aggregator=state, listen=str(about.get("listen", "")), urls=[str(url) for url in about.get("urls") or ()],
+            tls=bool(about.get("pin")), version=thinwire.__version__, seq=store.last_seq(), now=time.time(),
+        )  # fmt: skip
+
+    @router.get("/runs")
+    def runs() -> list[schemas.Run]:
+        return reader.runs()
+
+    @router.get("/groups")
+    def swept() -> list[schemas.Group]:
+        found = groups(settings.lock.parent / SWEEPS) if settings.lock else []
+        return [schemas.Group(name=g.name, task=g.task, done=g.done, runs=g.runs, at=g.at) for g in found]
+
+    @router.get("/runs/{run_id}")
+    def run(run_id: RunId) -> schemas.RunPage:
+        return reader.run(run_id)
+
+    @router.get("/runs/{run_id}/rounds")
+    def rounds(run_id: RunId, first: Since = 1) -> list[schemas.Round]:
+        return reader.rounds(run_id, first)
+
+    @router.get("/runs/{run_id}/rounds/{number}")
+    def one_round(run_id: RunId, number: Number) -> schemas.RoundPage:
+        return reader.round(run_id, number)
+
+    @router.get("/runs/{run_id}/updates")
+    def updates(run_id: RunId, number: OfRound = None) -> list[schemas.Update]:
+        return reader.updates(run_id, number)
+
+    @router.post("/runs/{run_id}/stop", status_code=202)
+    def stop(run_id: RunId) -> schemas.Ordered:
+        found = store.run(run_id)
+        return schemas.Ordered(order=store.order("stop-run", found.run_id, who="page"))
+
+    @router.get("/live", response_class=StreamingResponse)
+    async def news(request: Request) -> Response:
+        if live.full:
+            return JSONResponse({"error": "too many tabs are open", "why": "", "try": "close some"}, 503)
+        token, bearer = session_token(request.headers, settings), "authorization" in request.headers
+        stream = live.stream(lambda: bearer or store.session(token))
+        return StreamingResponse(stream, media_type="text/event-stream", headers=STREAM)
+
+    return router
+
+
+# The routes about devices: who they are, and a person's word on who may take part.
+
+
+WHO = "page"  # in the audit: until there are users, whoever has logged in to the page
+
+
+def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRouter:
+    router = APIRouter(prefix="/api", responses={status: {"model": Refusal} for status in (401, 404, 409)})
+
+    @router.get("/devices")
+    def listed() -> list[models.Device]:
+        return devices.all()
+
+    @router.get("/devices/{name}")
+    def one(name: DeviceName) -> models.DevicePage:
+        return devices.one(name)
+
+    @router.post("/devices/{name}/approve")
+    def approve(name: DeviceName, compared: models.Compared) -> models.Decided:
+        """The row counts at the device's next call."""
+        _the_same(store, name, compared)
+        store.roster.approve(name, WHO, compared.fingerprint)
+        said = say.approved(name, aggregator(settings.lock)[0])
+        return models.Decided(device=name, standing="approved", sentence=said)
+
+    @router.post("/devices/{name}/revoke")
+    def revoke(name: DeviceName, compared: models.Compared) -> models.Decided:
+        """The row counts at once; the aggregator is left an order to clear what is open, unless none is running."""
+        _the_same(store, name, compared)
+        store.roster.revoke(name, WHO, compared.fingerprint)
+        if aggregator(settings.lock)[0] == "gone":
+            return _shut_out(name, None)
+        return _shut_out(name, store.order("revoke", args={"device": name}, who=WHO))
+
+    @router.get("/devices/{name}/revocations/{number}")
+    def revocation(name: DeviceName, number: Number) -> models.Decided:
+        """How far the order of that number has come."""
+        store.result(number)  # NotFound
+        return _shut_out(name, number)
+
+    @router.get("/invitations")
+    def invitations() -> list[models.Invitation]:
+        return devices.invitations()
+
+    @router.post("/invitations/{number}/withdraw")
+    def withdraw(number: Number) -> models.Withdrawn:
+        store.invitations.withdraw(number, WHO)
+        return models.Withdrawn(invitation=number, sentence=say.withdrawn(number))
+
+    @router.get("/refusals")
+    def refused() -> list[models.DoorRefusal]:
+        return devices.refusals()
+
+    def _shut_out(name: str, order: int | None) -> models.Decided:
+        result = store.result(order) if order is not None else None
+        confirmed = bool(result.get("done")) if result is not None else None
+        rounds = dict(store.folded_rounds(name) if not result or "rounds" not in result else result["rounds"])
+        return models.Decided(
+            device=name, standing="revoked", order=order, confirmed=confirmed,
+            sentence=say.shut_out(name, aggregator(settings.lock)[0] if order is not None else "gone", confirmed),
+            stays=tuple(models.Stays(run_id=run_id, rounds=numbers) for run_id, numbers in rounds.items()),
+            stays_text=say.stays(rounds),
+        )  # fmt: skip
+
+    return router
+
+
+def _the_same(store: Store, name: str, compared: models.Compared) -> DeviceRow:
+    """Names move from key to key (a rename, another key joins): what counts is the key that the person saw."""
+    row = next((row for row in store.roster.rows() if row.name == name), None)
+    if row is None:
+        raise NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed meanwhile")
+    if row.fingerprint != compared.fingerprint:
+        raise Refused(
+            f"{name} has another key than the one that was shown",
+            why="the name went to another device meanwhile", hint="look at it again, and compare its fingerprint",
+        )  # fmt: skip
+    return row
+
+
+# The API's rows as CSV, for a spreadsheet.
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/api/runs/{run_id}/rounds.csv", response_class=Response)
+    def rounds_csv(run_id: RunId) -> Response:
+        return as_csv(reader.rounds(run_id), schemas.Round, f"{run_id}-rounds")
+
+    @router.get("/api/runs/{run_id}/updates.csv", response_class=Response)
+    def updates_csv(run_id: RunId, number: OfRound = None) -> Response:
+        name = f"{run_id}-updates" if number is None else f"{run_id}-round-{number}"
+        return as_csv(reader.updates(run_id, number), schemas.Update, name)
+
+    @router.get("/api/runs/{run_id}/clients.csv", response_class=Response)
+    def clients_csv(run_id: RunId) -> Response:
+        return as_csv(reader.run(run_id).clients, schemas.Client, f"{run_id}-clients")
+
+    @router.get("/api/devices.csv", response_class=Response)
+    def devices_csv() -> Response:
+        return as_csv(devices.all(), Device, "devices")
+
+    return router
+
+
+def as_csv(rows: Sequence[BaseModel], kind: type[BaseModel], name: str) -> Response:
+    """A column a field; dictionaries of numbers become a column a key, all else that is not plain stays JSON."""
+    flat = [_flat(row.model_dump(mode="json")) for row in rows]
+    columns = list(dict.fromkeys(key for row in flat for key in row)) or list(kind.model_fields)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="")
+    writer.writeheader()
+    writer.writerows({key: cell(value) for key, value in row.items()} for row in flat)
+    said = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return Response(out.getvalue(), media_type="text/csv; charset=utf-8", headers=said)
+
+
+def cell(value: object) -> object:
+    """Text that a spreadsheet would run as a formula is marked as text.
+
+    >>> cell("=1+1"), cell(-3), cell(None)
+    ("'=1+1", -3, '')
+    """
+    if value is None:
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def _flat(row: dict[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in row.items():
+        if isinstance(value, dict) and all(isinstance(v, int | float | None) for v in value.values()):
+            flat |= {f"{name}.{key}": number for key, number in value.items()}
+        else:
+            flat[name] = json.dumps(value) if isinstance(value, dict | list) else value
+    return flat
+
+
+# What may stand in an address of the page: one pattern for each kind, for pages and API alike.
+
+
+RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$", description="an id, its unique beginning, or latest")]
+DeviceName = Annotated[str, Path(pattern=r"^[a-z0-9-]{1,63}$")]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
+Since = Annotated[int, Query(ge=1, le=2**31 - 1, alias="from")]
+OfRound = Annotated[int | None, Query(ge=1, le=2**31 - 1, alias="round")]

@@ -1,0 +1,314 @@
+"""From the store's rows to the answers of the API."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from thinwire.core.errors import NotFound
+from thinwire.core.layout import Layout
+from thinwire.core.plan_schema import MOST_DELAY
+from thinwire.reports.round_explanation import Why, gone_s, in_all, round_trips, why, whys
+from thinwire.reports.round_timing import on_one_clock, turns
+from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
+from thinwire.store.queries import behind
+from thinwire.web import schemas
+from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_sentence, stretches, with_home
+
+Shown = TypeVar("Shown", bound=schemas.Run)
+
+LATEST_ROUNDS = 3  # in which a device's examples are looked for
+AHEAD = 1 + MOST_DELAY  # rounds that may be open at once
+KEPT_RUNS = 8
+
+
+class Reader:
+    """All reads of the page. A run's rounds are kept until the journal has news of it: tabs ask for them often.
+
+    `home` is what the commands in recorded sentences need to find our state directory.
+    """
+
+    def __init__(self, store: Store, home: str = "") -> None:
+        self._store, self._home = store, home
+        self._kept: dict[str, tuple[int, list[RoundRow]]] = {}
+        self._reasons = Reasons(store)
+
+    def runs(self) -> list[schemas.Run]:
+        """Newest first; one that goes on says how far its round is."""
+        rows, line = self._store.runs(), self._store.line()
+        return [_run(schemas.Run, row, self._open_round(row), line, self._home) for row in rows]
+
+    def run(self, name: str) -> schemas.RunPage:
+        store = self._store
+        seq, row = store.last_seq(), store.run(name)
+        rounds = self._rounds(row.run_id)
+        latest = [store.updates(row.run_id, found.round) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
+        newest = rounds[-1] if rounds else None
+        clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
+        reasons = self._reasons.of(row, rounds)
+        return _run(
+            schemas.RunPage, row, self._open_round(row), store.line() if row.status == "queued" else (), self._home,
+            plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
+            task_version=row.task_report.version, seconds=sum(found.seconds or 0.0 for found in rounds),
+            notes=[with_home(note, self._home) for note in row.notes], clients=clients, seq=seq, now=time.time(),
+            **_went(in_all(reasons) if reasons else None),
+        )  # fmt: skip
+
+    def rounds(self, name: str, first: int = 1) -> list[schemas.Round]:
+        """The run's rounds from `first` on, with sums since the run's begin."""
+        row = self._store.run(name)
+        rounds = self._rounds(row.run_id)
+        return _with_sums(rounds, first, {one.round: one.sentence for one in self._reasons.of(row, rounds)})
+
+    def round(self, name: str, number: int) -> schemas.RoundPage:
+        row = self._store.run(name)
+        rounds = self._rounds(row.run_id)
+        found = next((candidate for candidate in rounds if candidate.round == number), None)
+        if found is None:
+            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
+        own = self._store.updates(row.run_id, number)
+        before = earlier(row, found, own, lambda one: self._store.updates(row.run_id, one))
+        turn_at = turns(rounds, self._store.head_taken(row.run_id) if overlaps(row) else None)[number]
+        ahead = [one.round for one in rounds if not one.reason and one.round < number]
+        open_now = Why(number, 0.0, open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None))
+        took = open_now
+        if found.reason:
+            simulated, rtts = row.source == "sim", self._reasons.rtts(row)
+            took = why(found, own, row.size, before, turn_at, simulated=simulated, rtts=rtts)
+        missed_s = max(found.missed_s, gone_s(found))
+        found, turn_at, (own, before) = on_one_clock(found, turn_at, own, before)
+        said = {"slowest": took.device, "opened_at": found.opened_at}
+        shown = _with_sums([one for one in rounds if one.round <= number], number, {})[0].model_copy(update=said)
+        of = {one.round: one for one in rounds} | {number: found}
+        return schemas.RoundPage(
+            **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for),
+            deadline_reason=found.deadline_reason, drawn=found.drawn, turn_at=turn_at,
+            missed_s=missed_s,
+            codecs=Counter(found.codecs.values()).most_common(),
+            updates=[update(one, of.get(one.round), turn_at) for one in own],
+            late_folded=[update(one, of.get(one.round), turn_at) for one in before],
+            away=_absences(found, found.opened_at if turn_at is None else turn_at),
+        )  # fmt: skip
+
+    def updates(self, name: str, number: int | None) -> list[schemas.Update]:
+        """Every ask of the run, or of one round."""
+        run_id = self._store.run(name).run_id
+        of = {found.round: found for found in self._rounds(run_id)}
+        return [update(one, of.get(one.round)) for one in self._store.updates(run_id, number)]
+
+    def _rounds(self, run_id: str) -> list[RoundRow]:
+        seq = self._store.last_seq(run_id)
+        kept = self._kept.get(run_id, (-1, []))
+        if kept[0] != seq:
+            kept = self._kept[run_id] = (seq, self._store.rounds(run_id))
+            for oldest in list(self._kept)[:-KEPT_RUNS]:
+                self._kept.pop(oldest, None)
+        return kept[1]
+
+    def _open_round(self, row: RunRow) -> RoundRow | None:
+        newest = self._rounds(row.run_id)[-AHEAD:] if row.status == "running" else []
+        return next((found for found in newest if not found.reason), None)
+
+
+def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = None) -> schemas.Update:
+    """An ask of the round `asked`, as seen from one that began at `opened_at`: its own where that is not said."""
+    if opened_at is None:
+        opened_at = asked.opened_at if asked else row.asked_at or 0.0
+    shown = schemas.Update.model_validate(row)
+    drawn = [schemas.Stretch.model_validate(one) for one in stretches(row, opened_at, asked.away if asked else ())]
+    codec = {"codec": asked.codecs.get(row.device, asked.codec) if asked else ""}
+    codec["codec_reason"] = asked.codec_reasons.get(row.device, "") if asked else ""
+    return shown.model_copy(update={"stretches": drawn, **codec})
+
+
+def _went(took: Why | None) -> dict[str, Any]:
+    """The fields of `models.Went`."""
+    took = took or Why(0, 0.0, "")
+    return {
+        "why": took.sentence, "stages": dict(took.stages), "uncounted": dict(took.uncounted), "requests": took.requests,
+        "rtt_s": took.rtt_s, "trips_s": took.trips_s,
+    }  # fmt: skip
+
+
+def _absences(found: RoundRow, begin: float) -> list[schemas.Absence]:
+    return [
+        schemas.Absence(begin_s=max(0.0, since - begin), end_s=until - begin)
+        for since, until in found.away
+        if until > begin
+    ]
+
+
+def _run(
+    kind: type[Shown], row: RunRow, open_round: RoundRow | None, line: Sequence[RunRow], home: str, **more: Any
+) -> Shown:  # fmt: skip
+    values = {name: getattr(row, name) for name in schemas.Run.model_fields if name != "sentence"}
+    values["status_text"] = with_home(row.status_text, home)
+    said = with_home(run_sentence(row, open_round, behind(row, line)), home)
+    return kind(**values, sentence=said, **more)
+
+
+def _with_sums(rows: Sequence[RoundRow], first: int, reasons: Mapping[int, str]) -> list[schemas.Round]:
+    """The rounds from `first` on, with their reasons; the sums are over all before them too."""
+    shown, until_s, payload, wire = list[schemas.Round](), 0.0, 0, None
+    for row in rows:
+        until_s += row.seconds or 0.0
+        payload += row.payload_up + row.payload_down
+        if row.wire_up is not None or row.wire_down is not None:
+            wire = (wire or 0) + (row.wire_up or 0) + (row.wire_down or 0)
+        if row.round >= first:
+            sums = {"until_s": until_s, "until_payload": payload, "until_wire": wire}
+            said = {"closing": closing(row), "why": reasons.get(row.round, "")}
+            shown.append(schemas.Round.model_validate(row).model_copy(update={**sums, **said}))
+    return shown
+
+
+# Why each closed round of a run took so long, kept: tabs ask for it often, and only the newest still change.
+
+
+EARLIER_ROUNDS = 20  # in which earlier asks are looked for
+AT_WORK = ("asked", "accepted")  # outcomes of an ask of which nothing is decided yet
+LOOK_BACK = 3  # closed rounds read again when another closes: late answers tell more of them
+AT_ONCE = 24  # rounds, from which on all asks of a run are read at once
+
+
+@dataclass
+class Kept:
+    """`state`: what of the run was looked at."""
+
+    state: object = None
+    found: list[Why] = field(default_factory=list)
+
+
+class Reasons:
+    """Of the runs that were looked at last. A late answer tells more of its round when the next one closes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: dict[str, Kept] = {}
+
+    def of(self, row: RunRow, rounds: Sequence[RoundRow]) -> list[Why]:
+        """In their order; `rounds`: all of the run."""
+        closed = [one for one in rounds if one.reason]
+        state, kept = (len(closed), row.status), self._kept.pop(row.run_id, Kept())
+        if kept.state != state:
+            first = max(0, min(len(kept.found), len(closed)) - LOOK_BACK)
+            kept = Kept(state, [*kept.found[:first], *self._read(row, rounds, closed[first:])])
+        self._kept[row.run_id] = kept
+        for oldest in list(self._kept)[:-KEPT_RUNS]:
+            self._kept.pop(oldest, None)
+        return kept.found
+
+    def rtts(self, row: RunRow) -> Mapping[str, float]:
+        """Seconds of each device's round trip; nothing where there is no wire."""
+        return round_trips(self._store.measures("rtt")) if row.source == "devices" else {}
+
+    def _read(self, row: RunRow, rounds: Sequence[RoundRow], wanted: Sequence[RoundRow]) -> list[Why]:
+        if len(wanted) >= AT_ONCE:
+            asks = self._store.updates(row.run_id)
+        else:
+            asks = asks_of(row, wanted, lambda number: self._store.updates(row.run_id, number))
+        return whys(row, wanted, asks, turns(rounds), self.rtts(row))
+
+
+def asks_of(
+    row: RunRow, rounds: Sequence[RoundRow], read: Callable[[int], Sequence[UpdateRow]]
+) -> list[UpdateRow]:  # fmt: skip
+    """Those of these rounds, and the earlier ones that were folded into them."""
+    found = dict[str, UpdateRow]()
+    for one in rounds:
+        own = read(one.round)
+        found |= {ask.ask_id: ask for ask in [*own, *earlier(row, one, own, read)]}
+    return list(found.values())
+
+
+def earlier(
+    row: RunRow, found: RoundRow, own: Sequence[UpdateRow], read: Callable[[int], Sequence[UpdateRow]]
+) -> list[UpdateRow]:
+    """Asks of earlier rounds that were folded into this one; in an open buffer also those that may yet be."""
+    missing = set(found.folded) - {one.update_id for one in own}
+    waits = not found.reason and buffered(row)
+    came = list[UpdateRow]()
+    for number in range(found.round - 1, max(0, found.round - EARLIER_ROUNDS), -1):
+        if found.reason and not missing:
+            break
+        asks = read(number)
+        mine = [one for one in asks if one.update_id in missing or one.folded_round == found.round]
+        came += mine + [one for one in asks if waits and one.outcome in AT_WORK]
+        missing -= {one.update_id for one in mine}
+    return came
+
+
+# What each client does now: from its newest ask, and from whether its device is there.
+
+
+ENDED = ("done", "failed", "stopped")
+
+
+def client_states(
+    run: RunRow,
+    newest: RoundRow | None,
+    latest: Sequence[Sequence[UpdateRow]],
+    clients: Sequence[ClientRow],
+    devices: Sequence[DeviceInfo],
+) -> list[schemas.Client]:
+    """Everybody who was asked, or was not asked in the newest round and why; `latest` are rounds, newest first."""
+    known = {info.row.name: info for info in devices}
+    # who is busy with an earlier round is asked nothing in the newest
+    open_asks = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "asked"}
+    open_asks |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("asked", "accepted")}
+    working = open_asks if newest is not None and not newest.reason and run.status not in ENDED else {}
+    examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
+    ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}
+    not_asked = dict(newest.not_asked) if newest is not None and run.status not in ENDED else {}
+    shown = [
+        schemas.Client(
+            **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
+            residual_ratio=ratios.get(row.device),
+            **_now(run, working.get(row.device), known.get(row.device), not_asked.get(row.device)),
+        )
+        for row in clients
+    ]  # fmt: skip
+    absent = sorted(not_asked.keys() - {row.device for row in clients})
+    return shown + [_never_asked(name, run, known.get(name), not_asked) for name in absent]
+
+
+_COUNTS = (
+    "device", "asked", "arrived", "folded_count", "late", "dropped", "failed", "last_outcome", "last_at",
+    "payload_up", "payload_down", "wire_up", "wire_down",
+)  # fmt: skip
+
+
+def _never_asked(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[str, str]) -> schemas.Client:
+    return schemas.Client(
+        device=name, asked=0, arrived=0, folded_count=0, late=0, dropped=0, failed=0, examples=0, last_outcome="",
+        last_at=None, payload_up=0, payload_down=0, wire_up=None, wire_down=None, **_now(run, None, info, why[name]),
+    )  # fmt: skip
+
+
+def _now(run: RunRow, ask: UpdateRow | None, info: DeviceInfo | None, not_asked: str | None) -> dict[str, object]:
+    """`state` is one word for the eye, `state_text` the same for reading."""
+    if info is not None and not info.online:
+        return {"state": "away", "state_text": "away", "since": info.heard_at}
+    if run.status in ENDED:
+        return {"state": "idle", "state_text": "simulated" if run.source == "sim" else "idle"}
+    if ask is not None and ask.outcome == "accepted":
+        return {"state": "arrived", "state_text": f"round {ask.round} is being folded"}
+    if ask is not None:
+        return {"state": "working", "state_text": f"in round {ask.round}", "since": ask.asked_at}
+    if not_asked:
+        return {"state": "not-asked", "state_text": f"not asked: {not_asked}"}
+    return {"state": "idle", "state_text": "idle"}
+
+
+# How fast one answer came up.
+
+
+def upload_rate(one: UpdateRow) -> float | None:
+    """Bytes a second from an answer's first byte to its last; None where nothing was measured."""
+    size = one.payload_up if one.wire_up is None else one.wire_up
+    if one.arrived_at is None or one.began_at is None or one.arrived_at <= one.began_at or not size:
+        return None
+    return size / (one.arrived_at - one.began_at)

@@ -1,0 +1,243 @@
+"""What a person wants to know about a run or a round, in one sentence each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.core.formatting import duration
+from thinwire.reports.round_explanation import gone, unanswered
+from thinwire.reports.round_timing import ON_DEVICE, Away, along, taken_first, within_s
+from thinwire.store import RoundRow, RunRow, UpdateRow
+
+
+def run_sentence(run: RunRow, open_round: RoundRow | None = None, waits: str = "") -> str:
+    """The run's state: what it does, or how it ended; `waits`: behind which runs, of one in the queue."""
+    match run.status:
+        case "preparing":
+            return "Preparing: the first model is being made."
+        case "queued":
+            return _stop(_capital(waits or "queued: it has not begun yet"))
+        case "waiting":
+            return _stop(_capital(run.status_text or "waiting for devices"))
+        case "running":
+            return _running(run, open_round)
+        case "done":
+            return _stop("Done: " + ", ".join([_made(run), *_quality(run), *_smaller(run)]))
+        case "failed":
+            when = f"after {_rounds(run.rounds_closed)}" if run.rounds_closed else "before the first round"
+            return _stop(f"Failed {when}: {run.status_text}")
+        case "stopped":
+            return _stop(_capital(run.status_text or f"stopped after {_rounds(run.rounds_closed)}"))
+
+
+def _running(run: RunRow, open_round: RoundRow | None) -> str:
+    quality = "; ".join(_quality(run)) + " so far" if run.metrics else "nothing measured yet"
+    if open_round is None:
+        return _stop(f"{_capital(run.status_text or 'running')}: {quality}")
+    if buffered(run):
+        return _stop(
+            f"Step {run.version + 1} of {run.rounds_total} waits for a buffer of {open_round.target}; {quality}"
+        )
+    lost = run.rounds_closed - run.version
+    note = f" ({_rounds(lost)} made no step)" if lost > 0 else ""
+    step = f"Round {open_round.round} of {run.rounds_total + max(0, lost)}{note}"
+    asked = len(open_round.asked)
+    return _stop(f"{step}: {open_round.answered} of {asked} devices have answered{_failed(open_round)}; {quality}")
+
+
+def buffered(run: RunRow) -> bool:
+    return dict(run.plan.get("cohort") or {}).get("mode") == "buffered"
+
+
+def overlaps(run: RunRow) -> bool:
+    """Whether its asks go ahead."""
+    return bool(dict(run.plan.get("local") or {}).get("overlap"))
+
+
+def open_round(
+    round_: RoundRow, own: Sequence[UpdateRow], earlier: Sequence[UpdateRow], buffer: bool, ahead: Sequence[int] = (),
+    taken: bool = True,
+) -> str:  # fmt: skip
+    """How far a round is; of a `buffer` what it holds, whenever that was asked for. `ahead`: open ones before it;
+    `taken`: whether its answers are taken.
+    """
+    if not taken:
+        until = f"round {ahead[-1]} has closed" if ahead else "enough devices are there"
+        said = f"{len(round_.asked)} were asked ahead, and it takes answers when {until}"
+        return f"Round {round_.round} waits for its turn: {said}."
+    if not buffer:
+        came = f"{round_.answered} of {len(round_.asked)} have answered{_failed(round_)}"
+        said = f"{came}; {round_.target} are enough" if round_.failed else f"{came}, {round_.target} are enough"
+        return f"Round {round_.round} is open: {said}{_away(round_)}."
+    holds = sum(one.outcome == "accepted" or one.folded_round == round_.round for one in (*own, *earlier))
+    work = sum(one.outcome == "asked" for one in (*own, *earlier))
+    at_work = f"{work} {'device is' if work == 1 else 'devices are'} at work"
+    holding = f"its buffer holds {holds} of {round_.target} updates, and {at_work}"
+    return f"Round {round_.round} is open: {holding}{_away(round_)}."
+
+
+def _away(round_: RoundRow) -> str:
+    return f"; {said}" if (said := gone(round_)) else ""
+
+
+def _failed(round_: RoundRow) -> str:
+    return f", {round_.failed} failed" if round_.failed else ""
+
+
+def closing(round_: RoundRow) -> str:
+    """Why the round closed, in words; empty while it is open."""
+    asked, silent = len(round_.asked), unanswered(round_)
+    said = {
+        "": "",
+        "all": "everybody asked has answered",
+        "enough": _enough(round_, silent),
+        "deadline": f"the deadline passed: {silent} of {asked} devices had not answered",
+        "too-few": f"too few answered: {_came(round_)} of at least {round_.floor}; the model stays as it was",
+        "buffer": f"the buffer was full: {len(round_.folded)} updates",
+        "stopped": "a person stopped the run",
+    }
+    return said.get(round_.reason, round_.reason)
+
+
+def _enough(round_: RoundRow, silent: int) -> str:
+    if silent and len(round_.folded) >= round_.target:
+        return f"enough answered ({round_.target}); {silent} more were still at work"
+    lost = round_.failed
+    return (
+        f"all that could answer did; {lost} {'device' if lost == 1 else 'devices'} failed"
+        if lost
+        else "enough answered"
+        if len(round_.folded) >= round_.target
+        else "all that could answer did"
+    )
+
+
+def _came(round_: RoundRow) -> int:
+    return max(0, len(round_.asked) - round_.failed - unanswered(round_))
+
+
+def _made(run: RunRow) -> str:
+    """The status of a run that is over, with its time before the first comma: "20 rounds in 61 s, ..."."""
+    made, comma, more = (run.status_text or _rounds(run.version)).partition(",")
+    if run.started_at is not None and run.finished_at is not None:
+        made += f" in {duration(run.finished_at - run.started_at)}"
+    return made + comma + more
+
+
+def _smaller(run: RunRow) -> list[str]:
+    if not run.payload_up or run.dense_up < 2 * run.payload_up:
+        return []
+    return [f"{run.dense_up / run.payload_up:.0f} times less sent up than dense float32"]
+
+
+def _quality(run: RunRow) -> list[str]:
+    """Accuracy where there is one, else the first metric."""
+    for name in ("accuracy", "loss", *run.metrics):
+        if run.decisive.get(name) is not None:
+            return [f"{name} {run.decisive[name]:.3f}"]
+    return []
+
+
+def _rounds(count: int) -> str:
+    return f"{count} {'round' if count == 1 else 'rounds'}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _stop(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+# One ask as stretches of time, measured from its round's opening: what the Gantt chart draws.
+#
+# The aggregator saw when the ask was taken (`pulled_at`) and when the answer began and arrived; what lies between, the
+# device measured by its own stopwatch. A device's stretches are laid end to end from `pulled_at` and never reach past
+# `began_at`: two clocks that differ cannot make an upload begin before its encoding ends. What they leave stands before
+# the upload, as what was between its stages; not where no aggregator was there, which is drawn behind all devices. A
+# device that took the ask up again was gone and starts what trains: there it stands before the work.
+
+
+FETCHED = ("download", "queue")  # what is over before what trains is needed
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Seconds since the round opened. Stages: those of `thinwire.reports.round_timing.ALONG`."""
+
+    stage: str
+    begin_s: float
+    end_s: float
+
+
+def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stretch]:
+    """In order, without overlap; empty for an ask that was not answered. A device that worked on it while no aggregator
+    was there (`away`, wall clock) had taken it up before.
+    """
+    if update.arrived_at is None:
+        return []
+    asked = (update.asked_at or opened_at) - opened_at
+    end = update.arrived_at - opened_at
+    began = min(end, (update.began_at or update.arrived_at) - opened_at)
+    device_s = sum(getattr(update, f"{stage}_s") or 0.0 for stage in ON_DEVICE)
+    untold = asked if within_s(away, asked + opened_at, began + opened_at) else max(asked, began - device_s)
+    pulled = update.pulled_at - opened_at if update.pulled_at else untold
+    first = max(asked, taken_first(update, pulled + opened_at) - opened_at)
+    found = [Stretch("asked", asked, first), Stretch("again", first, max(first, pulled))]
+    gone = [(since - opened_at, until - opened_at) for since, until, *_ in away]
+    between_s, anew, at = along(update, away)["between"], first < pulled, found[-1].end_s
+    for stage in ON_DEVICE:
+        if anew and stage not in FETCHED:
+            work = began - sum(getattr(update, f"{name}_s") or 0.0 for name in ON_DEVICE if name not in FETCHED)
+            found += _between(at, work, between_s, gone)
+            between_s, anew, at = 0.0, False, max(at, work)
+        until = max(at, min(began, at + (getattr(update, f"{stage}_s") or 0.0)))
+        found.append(Stretch(stage, at, until))
+        at = until
+    found += _between(at, began, between_s, gone)
+    found.append(Stretch("upload", max(began, at), max(end, at)))
+    return [stretch for stretch in found if stretch.end_s > stretch.begin_s]
+
+
+def _between(begin: float, end: float, took_s: float, gone: Sequence[tuple[float, float]]) -> list[Stretch]:
+    """So many seconds up to `end`, none before `begin` and none while no aggregator was there.
+
+    >>> _between(10.0, 40.0, 15.0, [(30.0, 40.0)])
+    [Stretch(stage='between', begin_s=15.0, end_s=30.0)]
+    """
+    found = list[Stretch]()
+    for since, until in [*sorted(gone, reverse=True), (begin, begin)]:
+        free = min(took_s, max(0.0, end - max(begin, until)))
+        if free > 0.0:
+            found.insert(0, Stretch("between", max(begin, end - free), end))
+        took_s, end = took_s - free, min(end, max(begin, since))
+    return found
+
+
+# Commands inside sentences that were recorded, or that the store wrote: they name our state directory when shown.
+
+
+COMMANDS = (
+    "run", "sim",
+    "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
+    "aggregator restore", "aggregator service install", "aggregator ca show", "aggregator ca rotate",
+    "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop",
+    "devices list", "devices show", "devices invite", "devices approve", "devices revoke", "devices rename",
+)  # fmt: skip
+"""Those with `--home` that are typed on the aggregator's machine; `thinwire client` has a state of its own."""
+
+_WITHOUT_HOME = re.compile(rf"\bthinwire (?:{'|'.join(COMMANDS)})(?![-\w])(?![^;,()]* --home )")
+
+
+def with_home(sentence: str, option: str) -> str:
+    """The sentence, with `option` (" --home FOLDER", or nothing) behind the words of each command that lacks it.
+
+    >>> with_home("end it: thinwire runs stop digits-1 (or wait)", " --home /srv/fl")
+    'end it: thinwire runs stop --home /srv/fl digits-1 (or wait)'
+    >>> with_home("type on it: thinwire client reload", " --home /srv/fl")
+    'type on it: thinwire client reload'
+    """
+    return _WITHOUT_HOME.sub(lambda found: found[0] + option, sentence) if option else sentence

@@ -1,0 +1,340 @@
+"""Before any route: is it us who was called, from our own page, by somebody who has logged in?
+
+The order of the questions: Host (against names rebound to this address), Origin and Sec-Fetch-Site (against other
+pages in the same browser, those of other ports of this machine among them), then the session. Every answer, refusals
+too, carries the headers of `HEADERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import html
+import itertools
+import re
+import time
+from collections import deque
+from functools import cache
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from thinwire.core.errors import ThinwireError
+from thinwire.store import Store
+from thinwire.web.settings import Settings
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+ANONYMOUS = ("/healthz", "/login", "/static/")
+SAFE = ("GET", "HEAD")
+NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}|devices(/[a-z0-9-]{1,63})?")  # where a login may lead
+MAX_BODY = 64 * 1024
+LENGTH = re.compile(r"[0-9]{1,9}")  # int() raises on thousands of digits
+
+
+class Guard:
+    """Middleware; what passes it may be answered."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, store: Store) -> None:
+        self.app, self.settings, self.store = app, settings, store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # there are no web sockets
+        path = scope["path"] = self._below_root(scope["path"])
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-cache" if path.startswith("/static/") else "no-store")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        refusal = self._foreign(scope["method"], headers) or self._too_large(headers)
+        if refusal is None and not _anonymous(path):
+            refusal = await self._stranger(scope["method"], path, headers)
+            if refusal is None:
+                mark_known(scope)
+        await (refusal or self.app)(scope, receive, send_guarded)
+
+    def _below_root(self, path: str) -> str:
+        """Proxies differ in whether they cut their prefix off: both are served."""
+        root = self.settings.root_path
+        return (path.removeprefix(root) or "/") if root and (path + "/").startswith(root + "/") else path
+
+    def _foreign(self, method: str, headers: Headers) -> Response | None:
+        host = headers.get("host", "")
+        if _name(host) not in self.settings.host_names or len(headers.getlist("host")) != 1:
+            return _refuse(421, "this page is not called that", "its address is on the aggregator's first lines")
+        origin = headers.get("origin")
+        if origin is not None:
+            ours = origin.lower() in (*self.settings.origins, f"http://{host}".lower(), f"https://{host}".lower())
+            if not ours:
+                return _refuse(403, "another page asked for this", "open the page itself")
+        elif headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and not (
+            method in SAFE and _opened_as_page(headers)
+        ):
+            return _refuse(403, "another page asked for this", "open the page itself")
+        return None
+
+    def _too_large(self, headers: Headers) -> Response | None:
+        length = headers.get("content-length", "0")
+        if "transfer-encoding" in headers or not LENGTH.fullmatch(length) or int(length) > MAX_BODY:
+            return _refuse(413, "the request is too large", "")
+        return None
+
+    async def _stranger(self, method: str, path: str, headers: Headers) -> Response | None:
+        given = headers.get("authorization", "")
+        if self.settings.token and given.startswith("Bearer "):
+            if hmac.compare_digest(given.removeprefix("Bearer ").encode(), self.settings.token.encode()):
+                return None
+            return _refuse(401, "the token is not this page's", "")
+        token = session_token(headers, self.settings)
+        try:
+            known = bool(token) and await run_in_threadpool(self.store.session, token)
+        except ThinwireError as error:
+            return _refuse(503, error.what, error.hint)
+        if not known:
+            return login_first(path) if method in SAFE and not path.startswith("/api/") else _unknown(self.settings)
+        if method not in SAFE and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
+            return _refuse(403, "nothing says which page sent this", "send an Origin header, or use a token")
+        return None
+
+
+def session_token(headers: Headers, settings: Settings) -> str:
+    """The session in our cookie, or nothing."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(settings.cookie)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def login_first(path: str) -> Response:
+    """To the login, and back to where one wanted to go; addresses stay relative, whatever stands before us."""
+    depth = path.count("/") - 1
+    where = f"?next={path.lstrip('/')}" if NEXT.fullmatch(path.lstrip("/")) else ""
+    return RedirectResponse("../" * depth + "login" + where, 303)
+
+
+def _anonymous(path: str) -> bool:
+    return any(path == open_ or (open_.endswith("/") and path.startswith(open_)) for open_ in ANONYMOUS)
+
+
+def _opened_as_page(headers: Headers) -> bool:
+    """Whether a browser shows the answer as a page of its own, as for a link: in no image and in no frame."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document"
+
+
+def _name(host: str) -> str:
+    """The host's name without its port: `[::1]:80` is `::1`."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _unknown(settings: Settings) -> Response:
+    return _refuse(401, "log in first", f"thinwire aggregator status --login{settings.home_option} prints a fresh code")
+
+
+def _refuse(status: int, error: str, hint: str) -> Response:
+    return JSONResponse({"error": error, "why": "", "try": hint}, status)
+
+
+# From a printed one-time code to a session's cookie.
+
+
+WRONG_CODES = 10  # in WINDOW_S, from all together
+WINDOW_S = 60.0
+
+
+class Tries:
+    """Counts the wrong codes of the last minute. It says so and refuses no right one: nobody guesses 78 bits."""
+
+    def __init__(self) -> None:
+        self.wrong: deque[float] = deque(maxlen=WRONG_CODES)
+
+    def too_many(self) -> bool:
+        return len(self.wrong) == WRONG_CODES and time.monotonic() - self.wrong[0] < WINDOW_S
+
+    def note(self) -> None:
+        self.wrong.append(time.monotonic())
+
+
+def login_routes(settings: Settings, store: Store) -> APIRouter:
+    """GET shows the form, or takes the code of a link; POST takes the form's code."""
+    router, tries, home = APIRouter(include_in_schema=False), Tries(), settings.home_option
+
+    async def enter(request: Request, code: str, after: str) -> Response:
+        where = after if NEXT.fullmatch(after) else "./"
+        if await run_in_threadpool(store.session, session_token(request.headers, settings)):
+            return RedirectResponse(where, 303)  # the same link once more
+        token = await run_in_threadpool(store.redeem, code[:64])
+        if token is None:
+            if tries.too_many():
+                return login_page(home, "That code is not valid, like many in the last minute. A fresh one works.", 429)
+            tries.note()
+            return login_page(home, "That code is not valid: each works once, for ten minutes.", 401)
+        answer = RedirectResponse(where, 303)
+        answer.set_cookie(
+            settings.cookie, token, httponly=True, samesite="strict", secure=settings.secure,
+            path=settings.root_path or "/", max_age=7 * 24 * 3600,
+        )  # fmt: skip
+        return answer
+
+    @router.get("/login")
+    async def form(request: Request, code: str = "", after: Annotated[str, Query(alias="next")] = "") -> Response:
+        fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
+        return await enter(request, code, after) if code and not fetched_ahead else login_page(home)
+
+    @router.post("/login")
+    async def take(request: Request, after: Annotated[str, Query(alias="next")] = "") -> Response:
+        try:
+            said = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        try:
+            fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
+        except ValueError:  # more fields than that: no form of ours
+            return login_page(home, "That is not what this form sends. A fresh code works.", 400)
+        return await enter(request, fields.get("code", [""])[0], after)
+
+    @router.post("/logout")
+    async def leave(request: Request) -> Response:
+        await run_in_threadpool(store.end_session, session_token(request.headers, settings))
+        answer = RedirectResponse("login", 303)
+        answer.delete_cookie(settings.cookie, path=settings.root_path or "/")
+        return answer
+
+    return router
+
+
+# The two HTML files that everything else hangs on; their addresses are relative, so that any prefix works.
+
+
+STATIC = Path(__file__).parent / "static"
+
+
+@cache
+def _file(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
+
+
+def shell(depth: int, home: str) -> HTMLResponse:
+    """The page's frame, `depth` folders below the root; static/app.js fills it. `home` ends commands that are shown."""
+    text = _file("page.html").replace("{{root}}", ".." if depth else ".")
+    return HTMLResponse(text.replace("{{home}}", html.escape(home)))
+
+
+def login_page(home: str, said: str = "", status: int = 200) -> HTMLResponse:
+    """The form for a code; `said` is why the last one was refused."""
+    text = _file("login.html").replace("{{said}}", html.escape(said)).replace("{{home}}", html.escape(home))
+    return HTMLResponse(text, status)
+
+
+# Connections that wait for a request are bounded in time, in number and in bytes, so that none keeps a browser out.
+
+
+REQUEST_S = 10.0  # until a request is whole: a browser on a slow tunnel sends its 64 kB in less
+MAX_HEAD_BYTES = 64 * 1024  # of one request; cookies and addresses of ours have less than one
+MAX_STRANGERS = 64  # connections at once of which no request had a session; a browser opens six
+KNOWN = "thinwire.known"
+
+_numbers = itertools.count()
+
+
+def mark_known(scope: Scope) -> None:
+    """Tell the connection that its request came with a session: newer strangers do not end it."""
+    if found := scope.get("extensions", {}).get(KNOWN):
+        found["mark"]()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with a time limit for each request; above MAX_STRANGERS the oldest stranger is ended.
+
+    A stranger is a connection without an accepted session, whatever it does: it may be silent, stop inside a request,
+    or never read its answer. Sessions keep their connections, and a new connection always finds a place.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.known, self.number = False, next(_numbers)
+        self._late: asyncio.TimerHandle | None = None
+        self._in_head, self._head_bytes = False, 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._expect()
+        strangers = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.known]
+        if len(strangers) > MAX_STRANGERS:
+            oldest = min(strangers, key=lambda one: one.number)
+            self.connections.discard(oldest)  # now, and not when its loss is told: the next may come before
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._whole()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it running where a connection was reset
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._late is None:
+            self._expect()
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        self.scope["extensions"] = {KNOWN: {"mark": self._mark_known}}
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._whole()
+        super().on_message_complete()
+
+    def _mark_known(self) -> None:
+        self.known = True
+
+    def _expect(self) -> None:
+        self._late = self.loop.call_later(REQUEST_S, self._too_late)
+
+    def _whole(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        self._late = None
+        if not self.transport.is_closing():
+            self.transport.abort()

@@ -30,7 +30,7 @@ test: $(VENV)/.dev chromium  ## run every test (PYTEST_ARGS="-x tests/cli")
 
 # Then the service is restarted 100 times under hostile messages: FUZZ_SERVICE_ARGS="--restarts 6 --cases 100".
 fuzz: $(VENV)/.dev  ## 100 000 hostile frames a decoder, kernels under sanitizers (FUZZ_ARGS="--frames 1000 --only rice")
-	@tests/aggregation/sanitized.sh $(BIN)/python -m tests.aggregation.fuzz $(FUZZ_ARGS)
+	@tests/compression/sanitized.sh $(BIN)/python -m tests.compression.fuzz $(FUZZ_ARGS)
 	@$(BIN)/python -m tests.system.attacks.fuzz_service $(FUZZ_SERVICE_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy strict, import-linter

@@ -3,7 +3,7 @@
     python -m benchmarks.faults [--preset small|full] [--only FAULT] [--patient] --json
 
 An aggregator, two devices and the digits, behind a gate that lets answers in one by one in the order of rounds and
-devices (tests/system/gate.py). Each fault strikes at moments that a seed draws, and is mended when it has cost what it
+devices (tests/support/gate.py). Each fault strikes at moments that a seed draws, and is mended when it has cost what it
 is to cost: `struck` counts the strikes, `met` those of them that did. A frozen device sleeps until its round has closed
 without it, a worker is killed while it trains, an upload is cut where some of its bytes are at the aggregator and not
 all, a full disk stays full until somebody has met it. A row of which no strike has met its aim has `failed`.
@@ -12,9 +12,9 @@ all, a full disk stays full until somebody has met it. A row of which no strike 
 more than once, `unanswered` asks of which no answer counted, `late_answers` those that came in a later round.
 `identical_share` is the share of versions that are as in a run without the fault: the bits of model, optimizer's state
 and shadow, which deadlines passed, what was accepted in which order, what was folded and what was given back
-(tests/system/outcome.py). Where a fault costs answers, that run takes in the same: its devices fail the same asks, or
+(run_outcome.py). Where a fault costs answers, that run takes in the same: its devices fail the same asks, or
 begin at a residual of zero there, and the gate holds the same answers until their deadline has passed
-(tests/system/alike.py). Where there is no such run `identical_why` says why. `late` counts strikes whose drawn moment
+(tests/support/alike.py). Where there is no such run `identical_why` says why. `late` counts strikes whose drawn moment
 had passed before it was waited for.
 
 `max_recovery_s` counts from the start of the new process, with all that it imports and all that others wait: an
@@ -40,7 +40,7 @@ from benchmarks.document import document, note, show
 from benchmarks.entry import arguments, end_what_we_started
 from benchmarks.faults.cases import Case, cases
 from benchmarks.faults.judged import Judge
-from tests.system.small_disk import small_disk, why_not
+from tests.support.small_disk import small_disk, why_not
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from subprocess import Popen
 
-from tests.system.frozen import children, signal_all
-from tests.system.gated import World
-from tests.system.passing import Upload
-from tests.system.small_disk import Disk
+from tests.support.frozen import children, signal_all
+from tests.support.gated_task import World
+from tests.support.passing import Upload
+from tests.support.small_disk import Disk
 
 DATA_LOST = 8  # the exit code of a service that cannot write down what it decided
 

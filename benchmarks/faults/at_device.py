@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.system.frozen import children, frozen, signal_all
-from tests.system.gated import World
-from tests.system.small_disk import Disk
+from tests.support.frozen import children, frozen, signal_all
+from tests.support.gated_task import World
+from tests.support.small_disk import Disk
 from thinwire.core.events import ClientFailed, RoundClosed, UpdateAccepted
 
 DEVICE = "pi-b"

@@ -26,9 +26,9 @@ from benchmarks.faults.at_device import (
     start_device,
     was_ended,
 )
-from tests.system.gated import DEVICES, KILLED, NOTHING, Fault
-from tests.system.moments import APART, Moment, all_moments, drawn, spaced
-from tests.system.processes import THE_DEMOS
+from tests.support.gated_task import DEVICES, KILLED, NOTHING, Fault
+from tests.support.moments import APART, Moment, all_moments, drawn, spaced
+from tests.support.processes import THE_DEMOS
 from thinwire.core.events import Event, StateLost, UpdateDropped
 
 SEED = 20261122
@@ -79,7 +79,7 @@ def dropped(reason: str) -> Callable[[Sequence[Event]], int]:
 
 
 def lying(how: str, *sets: str) -> Fault:
-    return Fault(NOTHING.strike, sets=sets, programs={DEVICE: ("tests.system.liar", how)})
+    return Fault(NOTHING.strike, sets=sets, programs={DEVICE: ("tests.support.liar", how)})
 
 
 def slow(step_s: float) -> Mapping[str, Sequence[str]]:

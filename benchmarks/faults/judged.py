@@ -14,12 +14,12 @@ from benchmarks.document import note
 from benchmarks.faults.at_device import DEVICE
 from benchmarks.faults.cases import Case
 from benchmarks.processes import descendants, free_port
-from tests.system.alike import Alike, alike
-from tests.system.frozen import signal_all
-from tests.system.gated import DEVICES, NOTHING, Fault, Gated, gated_run
-from tests.system.moments import Moment
-from tests.system.outcome import double_folds, identical_share, lost_updates
-from tests.system.processes import Site
+from tests.support.alike import Alike, alike
+from tests.support.frozen import signal_all
+from tests.support.gated_task import DEVICES, NOTHING, Fault, Gated, gated_run
+from tests.support.moments import Moment
+from tests.support.processes import Site
+from tests.support.run_outcome import double_folds, identical_share, lost_updates
 from thinwire.core.events import Event, RoundOpened, UpdateAccepted, UpdateDropped
 
 

@@ -27,7 +27,7 @@ from benchmarks.overlap import seeds
 from benchmarks.overlap.site import Devices, Took, medians
 from benchmarks.overlap.ways import way
 from benchmarks.processes import Processes
-from tests.system.shaped import why_not
+from tests.support.shaped import why_not
 
 NAMES, TRIAL_STEPS = ("device-0", "device-1"), 20
 DEVICES = len(NAMES)

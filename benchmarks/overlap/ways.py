@@ -18,8 +18,8 @@ from socket import socket
 from typing import Protocol
 
 from benchmarks.processes import Processes, free_port
-from tests.system.namespaces import AGGREGATOR, PORT
-from tests.system.shaped import Star, star
+from tests.support.namespaces import AGGREGATOR, PORT
+from tests.support.shaped import Star, star
 
 ROOT = Path(__file__).parents[2]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -1,5 +1,5 @@
 """docs/reference/door.md: what the door takes, and what it answers to whom. The tables of answers are measured ones:
-tests/flower/test_every_route.py calls every route as everybody, and holds what it is told against them.
+tests/transport/test_every_route.py calls every route as everybody, and holds what it is told against them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def door_page() -> str:
         "[the wire](../explain/the-wire.md)."
     )
     measured = (
-        "Measured by `tests/flower/test_every_route.py`, which also calls each route that the SuperLink's OpenAPI "
+        "Measured by `tests/transport/test_every_route.py`, which also calls each route that the SuperLink's OpenAPI "
         "names, as everybody: 404, without a body. A `HEAD` has no body that could say the word behind its status. "
         "`join` shows a secret that was never given out."
     )

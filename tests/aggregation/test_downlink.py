@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.aggregation.examples import made
+from tests.support.codec_examples import made
 from thinwire.aggregation import Downlink, Shadow, digest, read_model, write_model
 from thinwire.aggregation.downlink import Announcement, require_downlink, way
 from thinwire.compression import Contractive, parse

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.aggregation.examples import made
+from tests.support.codec_examples import made
 from thinwire.aggregation import BufferMean, WeightedMean, encode_buffers, optimizers
 from thinwire.aggregation.mean import counters
 from thinwire.compression import feedback, parse

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.aggregation.examples import made
+from tests.support.codec_examples import made
 from thinwire.aggregation import optimizers
 from thinwire.aggregation.server_optimizers import server_optimizer
 from thinwire.core.errors import CodecError

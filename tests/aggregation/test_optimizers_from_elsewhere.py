@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.aggregation.elsewhere import install
+from tests.support.codecs_elsewhere import install
 from thinwire.aggregation.server_optimizers import optimizers, server_optimizer, stepped
 from thinwire.core.errors import CodecError
 from thinwire.core.plan_schema import ServerSection

@@ -21,7 +21,7 @@ from benchmarks.accuracy_bytes.models import FULL
 from benchmarks.accuracy_bytes.presets import Runs
 from benchmarks.accuracy_bytes.protocol import Protocol
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Trial
-from tests.benchmarks.made_up import BESIDE, BOLD, MILD, MODEL, MadeUp
+from tests.support.made_up_figures import BESIDE, BOLD, MILD, MODEL, MadeUp
 from thinwire.aggregation import codecs
 from thinwire.reports.sweep_results import Cells
 

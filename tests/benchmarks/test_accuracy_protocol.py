@@ -14,7 +14,7 @@ from benchmarks.accuracy_bytes.rounds import rounds_needed
 from benchmarks.accuracy_bytes.selection import FALLBACK, Judged, select, staying
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Chain
 from benchmarks.accuracy_bytes.verdict import OnB, verdict
-from tests.benchmarks.made_up import BOLD, MILD, MODEL, MadeUp
+from tests.support.made_up_figures import BOLD, MILD, MODEL, MadeUp
 from thinwire.core.errors import DataLost
 
 

@@ -16,8 +16,8 @@ import pytest
 from benchmarks.faults.__main__ import PRESETS, figures, row_of
 from benchmarks.faults.cases import cases
 from benchmarks.faults.judged import Judge
-from tests.system.gated import Gated
-from tests.system.outcome import identical_share
+from tests.support.gated_task import Gated
+from tests.support.run_outcome import identical_share
 from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.overlap import seeds
 from benchmarks.overlap.__main__ import PRESETS, figures, here, plan_of
 from benchmarks.overlap.site import Took
-from tests.system.shaped import why_not
+from tests.support.shaped import why_not
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.story import KEY
+from tests.support.cli_story import KEY
 from thinwire.cli.main import main
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port, free_ports
+from tests.support.ports import free_port, free_ports
 
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "thinwire.cli"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.story import told
+from tests.support.cli_story import told
 from thinwire.cli.local_state import Typed
 from thinwire.core.statedir import AggregatorHome, hold
 

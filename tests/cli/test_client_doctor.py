@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flower.doubles import place
+from tests.support.transport_doubles import place
 from thinwire.cli.local_state import Typed
 from thinwire.core.clock import RealClock
 from thinwire.core.layout import Layout

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.story import LAYOUT, PLAN
-from tests.server.bench import Bench, three
 from tests.server.test_farewells import serves
+from tests.support.cli_story import LAYOUT, PLAN
+from tests.support.server_bench import Bench, three
 from thinwire.cli.runs import commands
 from thinwire.core import RunPlan
 from thinwire.core.fleet import TaskReport

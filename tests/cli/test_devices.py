@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from tests.cli.story import KEY, T, told
+from tests.support.cli_story import KEY, T, told
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import operator
 from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.flower import doubles
+from tests.support import transport_doubles
 from thinwire.cli.doctor import aggregator as aggregator_doctor
 from thinwire.core.fleet import Hello, Joining
 from thinwire.core.statedir import AggregatorHome, hold
@@ -154,7 +154,7 @@ def test_a_leaf_that_ends_soon_is_a_finding(tmp_path):
 
 
 def test_a_certificate_that_the_operator_brought_is_looked_at_as_it_is_shown(tmp_path):
-    with doubles.place(tmp_path, tls=True) as door:
+    with transport_doubles.place(tmp_path, tls=True) as door:
         about = {"pin": "system", "listen": door.fleet.address}
         said = aggregator_doctor._certificate(tmp_path / "none", about)
     assert isinstance(said, str)

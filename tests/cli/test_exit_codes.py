@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.cli.story import told
+from tests.support.cli_story import told
 from thinwire.core.statedir import AggregatorHome, hold
 
 TWO_LINES = '[run]\ntask = "toy"\n[local]\nlr = 0.5\n'

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.cli.story import T, told
+from tests.support.cli_story import T, told
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import absent, alive, way_back
 from thinwire.cli.runs import progress

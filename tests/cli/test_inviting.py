@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.cli.story import KEY
+from tests.support.cli_story import KEY
 from thinwire.cli.devices import invitations
 from thinwire.cli.local_state import operator
 from thinwire.core.fleet import Joining

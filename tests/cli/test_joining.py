@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flower.doubles import Place, place
+from tests.support.transport_doubles import Place, place
 from thinwire.core.statedir import client_home, hold
 from thinwire.transport.protocol.registration import Invitation
 

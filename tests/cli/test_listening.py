@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.cli.story import told
+from tests.support.cli_story import told
 from thinwire.cli.aggregator.tls import Certificates
 from thinwire.cli.params import Address
 from thinwire.core.errors import UsageError

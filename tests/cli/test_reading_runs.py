@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.cli.story import PARAMS, PLAN, T, evaluated, round_events, told
+from tests.support.cli_story import PARAMS, PLAN, T, evaluated, round_events, told
 from thinwire.cli.runs.render import on_the_wire
 from thinwire.core.events import (
     ClientAsked,

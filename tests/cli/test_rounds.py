@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cli.story import T, evaluated, round_events
+from tests.support.cli_story import T, evaluated, round_events
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.core.events import (
     ClientAsked,

@@ -8,9 +8,9 @@ from xml.etree import ElementTree as ET
 import pytest
 import typer
 
-from tests.cli.story import PLAN as STORY
-from tests.cli.story import told
 from tests.simulation.test_sweep import TASK
+from tests.support.cli_story import PLAN as STORY
+from tests.support.cli_story import told
 from thinwire.cli.runs.compare import Curve, svg
 from thinwire.cli.sim import axes
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.small import Aggregator, plan_of
 from tests.client.test_service import DEVICE, Running
+from tests.support.small_task import Aggregator, plan_of
 from thinwire.client import handler
 from thinwire.client.context import Job
 from thinwire.client.execute import Trained, trained

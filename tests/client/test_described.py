@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.trained_elsewhere import TASK
+from tests.support.trained_elsewhere import TASK
 from thinwire.client.executor import Here, Worker
 from thinwire.client.task import load_task
 from thinwire.client.worker_process import Interpreter

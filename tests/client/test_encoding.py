@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.client.small import RUN, Aggregator, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client.payload import encode
 from thinwire.client.run_state import RunFolder, RunState
 from thinwire.core import Key, Layout

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.small import plan_of, task_of
+from tests.support.small_task import plan_of, task_of
 from thinwire.client import load_task
 from thinwire.client.task import LoadedTask
 from thinwire.client.task_check import rehearse

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.client.small import examples, task_of
+from tests.support.small_task import examples, task_of
 from thinwire.client.train.errors import BadTask
 from thinwire.client.train.evaluate import evaluate
 from thinwire.client.train.module import build

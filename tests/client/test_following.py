@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.client.small import RUN, Aggregator, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.aggregation.control_variates import Scaffold, algorithm_of, carried, followed
 from thinwire.aggregation.downlink import write_model
 from thinwire.client.handler import Session

@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.client.gated import NOON, Device
-from tests.client.small import RUN
+from tests.support.gated_client import NOON, Device
+from tests.support.small_task import RUN
 from thinwire.client.admission import FREE, SLACK, key_of
 from thinwire.client.handler import Begun
 from thinwire.client.policy import Kind, Policy
@@ -201,7 +201,7 @@ def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path
     """A process is killed with SIGKILL in `data()`, between the count and the training."""
     script = (
         "import sys, os, signal, pathlib\n"
-        "from tests.client import gated as t\n"
+        "from tests.support import gated_client as t\n"
         "class Dying(t.Device):\n"
         "    def data(self, site): os.kill(os.getpid(), signal.SIGKILL)\n"
         "Dying(pathlib.Path(sys.argv[1]), t.Policy(rounds_a_day=1)).ask(1)\n"

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.client.gated import Device
-from tests.client.small import Aggregator, plan_of, task_of
+from tests.support.gated_client import Device
+from tests.support.small_task import Aggregator, plan_of, task_of
 from thinwire.client.policy import Policy
 from thinwire.client.run_store import KEPT, Plans
 from thinwire.core.errors import DataLost

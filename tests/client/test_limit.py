@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.gated import NOON, Device
-from tests.client.small import cross_entropy
+from tests.support.gated_client import NOON, Device
+from tests.support.small_task import cross_entropy
 from thinwire.client.admission import Limit
 from thinwire.client.policy import Policy
 from thinwire.client.train.schedule import Clock

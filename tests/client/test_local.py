@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.client.small import Aggregator, plan_of, task_of
+from tests.support.small_task import Aggregator, plan_of, task_of
 from thinwire.client.task import require_own_loop
 from thinwire.client.train.errors import BadTask
 from thinwire.client.train.protocol import CARRIED, REFUSED, Local, ignored

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.small import RUN, Aggregator, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client import status, task
 from thinwire.client.handler import Session
 from thinwire.client.run_state import MARK, RunFolder, WaitingFolder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-from tests.client.small import RUN, task_of
 from tests.client.test_following import BOTH, Other, of, rounds
+from tests.support.small_task import RUN, task_of
 from thinwire.client.handler import Session
 from thinwire.core.types import Failure
 

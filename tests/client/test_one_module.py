@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.small import cross_entropy, local_of, plan_of, task_of
+from tests.support.small_task import cross_entropy, local_of, plan_of, task_of
 from thinwire.client.train.errors import BadTask, Cancelled
 from thinwire.client.train.layout import Key
 from thinwire.client.train.protocol import Done, Order, Site, Work

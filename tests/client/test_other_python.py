@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.small import Aggregator
-from tests.client.trained_elsewhere import TASK, Elsewhere
+from tests.support.small_task import Aggregator
+from tests.support.trained_elsewhere import TASK, Elsewhere
 from thinwire.client import load_task
 from thinwire.client.worker_process import OLDEST, OURS, Interpreter
 from thinwire.core.errors import UsageError

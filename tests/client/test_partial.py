@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.client.small import Aggregator, examples, linear, local_of, plan_of, task_of
-from tests.client.trained_elsewhere import Elsewhere
+from tests.support.small_task import Aggregator, examples, linear, local_of, plan_of, task_of
+from tests.support.trained_elsewhere import Elsewhere
 from thinwire.client.context import ENCODES, SLOWER, Afterwards
 from thinwire.client.task import require_own_loop
 from thinwire.client.train import module as tensors

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from tests.client.small import Aggregator, cross_entropy, examples, plan_of, task_of
+from tests.support.small_task import Aggregator, cross_entropy, examples, plan_of, task_of
 from thinwire.cli.task import lines
 from thinwire.client.task_check import STEPS, rehearse
 from thinwire.client.train.protocol import Site, Split

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.trained_elsewhere import TASK, Elsewhere
-from tests.fleet_words import polled
+from tests.support.fleet_words import polled
+from tests.support.trained_elsewhere import TASK, Elsewhere
 from thinwire.client.admission import Gate
 from thinwire.client.agent import serve
 from thinwire.client.policy import FILE, load_policy

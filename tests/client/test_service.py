@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.client.small import RUN, Aggregator, cross_entropy, plan_of, task_of
-from tests.fleet_words import polled
-from tests.flower.doubles import place
+from tests.support.fleet_words import polled
+from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
+from tests.support.transport_doubles import place
 from thinwire.client.admission import Gate
 from thinwire.client.agent import serve, versions
 from thinwire.client.context import Afterwards

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.small import task_of
+from tests.support.small_task import task_of
 from thinwire.client.agent import serve
 from thinwire.client.retry import Calls, Outage
 from thinwire.core.clock import VirtualClock

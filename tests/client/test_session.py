@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.client.small import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean
 from thinwire.client import execute, run_store
 from thinwire.client.admission import Gate

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.small import RUN, Aggregator, cross_entropy, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
 from thinwire.aggregation import digest
 from thinwire.client.handler import Session
 from thinwire.core.errors import DataLost

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from tests.client.small import RUN, Aggregator, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.aggregation import Downlink, digest
 from thinwire.client.handler import Session
 from thinwire.core import RunPlan

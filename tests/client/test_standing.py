@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.small import Aggregator, plan_of, task_of
+from tests.support.small_task import Aggregator, plan_of, task_of
 from thinwire.client.status import LOG_FILE, Logbook, Standing, Watched, last_lines, new_lines
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Unreachable

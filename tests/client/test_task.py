@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.small import task_of
+from tests.support.small_task import task_of
 from thinwire.client import load_task
 from thinwire.client.task import as_task, initial_model
 from thinwire.client.task import report as described

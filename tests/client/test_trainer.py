@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from tests.client.small import cross_entropy, examples, linear, local_of, normed, plan_of, task_of
+from tests.support.small_task import cross_entropy, examples, linear, local_of, normed, plan_of, task_of
 from thinwire.client.task_check import rehearse
 from thinwire.client.train import data as batches
 from thinwire.client.train import module as tensors

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.client.small import RUN, Aggregator, plan_of, task_of
 from tests.client.test_service import Running
-from tests.fleet_words import polled
+from tests.support.fleet_words import polled
+from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client import loop
 from thinwire.client.handler import Session
 from thinwire.client.run_state import AHEAD, MARK

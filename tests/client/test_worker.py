@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.client.small import Aggregator, plan_of
 from tests.client.test_following import Other
-from tests.client.trained_elsewhere import Elsewhere
+from tests.support.small_task import Aggregator, plan_of
+from tests.support.trained_elsewhere import Elsewhere
 from thinwire.client import executor as workers
 from thinwire.client import load_task, worker_process
 from thinwire.client.admission import Gate

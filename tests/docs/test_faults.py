@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.docs.blocks import ROOT
+from tests.support.shell_blocks import ROOT
 
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 PAGE = (ROOT / "docs" / "explain" / "faults.md").read_text()

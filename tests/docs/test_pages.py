@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.docs.blocks import PAGES, ROOT
+from tests.support.shell_blocks import PAGES, ROOT
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 MACHINE = re.compile(r"/(?:work|root|tmp)/|https?://\S*(?:simple|whl|channel)")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import PAGES, Reader, blocks_of
+from tests.support.shell_blocks import PAGES, Reader, blocks_of
 
 BLOCKS = {page: list(blocks_of(page)) for page in PAGES}
 READ = [page for page, blocks in BLOCKS.items() if any(block.runs for block in blocks)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from docs.generate.speed import disturbed
-from tests.docs.blocks import ROOT
+from tests.support.shell_blocks import ROOT
 
 CODECS, FOLD = (json.loads((ROOT / f"docs/evidence/{name}.json").read_text())["figures"] for name in ("codecs", "fold"))
 TWICE = ("natural", "drive", "eden(2)", "eden(4)")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.fleet_laws import FleetLaws
-from tests.fleet_words import envelope, join, polled, pulled, until
-from tests.flower.doubles import Place
+from tests.support.fleet_laws import FleetLaws
+from tests.support.fleet_words import envelope, join, polled, pulled, until
+from tests.support.transport_doubles import Place
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Envelope, NodeJoined
 from thinwire.core.types import Ask

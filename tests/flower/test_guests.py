@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.flower.by_hand import Caller
-from tests.flower.doubles import Place, place
+from tests.support.device_by_hand import Caller
+from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit
 from thinwire.transport.protocol.http import Refusal

@@ -16,8 +16,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, tls_place
-from tests.flower.doubles import MemoryRoster
+from tests.support.callers import PATIENCE_S, Caller, TlsPlace, tls_place
+from tests.support.transport_doubles import MemoryRoster
 from thinwire.cli.signals import until
 from thinwire.core.clock import RealClock
 from thinwire.core.errors import UsageError

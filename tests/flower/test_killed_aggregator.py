@@ -12,11 +12,11 @@ from typing import IO
 
 import pytest
 
-from tests.fleet_words import PATIENCE_S, hello
-from tests.flower.test_cuts import BESIDE, SENT_TWICE, SIZE, ask_of, file_of, head_of, pulled, pushed
-from tests.ports import free_port
-from tests.system.processes import environment
-from tests.system.proxy import Proxy, proxy
+from tests.support.fleet_words import PATIENCE_S, hello
+from tests.support.ports import free_port
+from tests.support.processes import environment
+from tests.support.proxy import Proxy, proxy
+from tests.transport.test_cuts import BESIDE, SENT_TWICE, SIZE, ask_of, file_of, head_of, pulled, pushed
 from thinwire.core.fleet import Delivery
 from thinwire.transport import FlowerLink, device_key
 from thinwire.transport.device.enroll import join
@@ -25,7 +25,7 @@ from thinwire.transport.protocol.registration import Invitation
 AGGREGATOR = """
 import os, signal, sys
 from pathlib import Path
-from tests.flower.test_cuts import ask_of
+from tests.transport.test_cuts import ask_of
 from thinwire.core.types import ReplyHead
 from thinwire.flower import FlowerFleet
 from thinwire.transport.server.tls import PrivateAuthority

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.server.bench import LAYOUT, work
 from tests.server.test_hostile_devices import Liar
+from tests.support.server_bench import LAYOUT, work
 from thinwire.core.errors import PlanError
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.system.processes import EXAMPLE
+from tests.support.processes import EXAMPLE
 from thinwire.core.plan import RunPlan
 from thinwire.flower.stock_apps import Carried, StockRun, described, trained
 

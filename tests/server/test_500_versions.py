@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.aggregation.examples import made
+from tests.support.codec_examples import made
 from thinwire.aggregation import Shadow, digest
 from thinwire.client.payload import take_base
 from thinwire.compression import native

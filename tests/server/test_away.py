@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import Bench, ToldFleet, scripted
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import Bench, ToldFleet, scripted
 from thinwire.core.events import AggregatorStarted, RoundClosed, RoundOpened, RoundTakenUp
 from thinwire.reports.round_explanation import Why, why
 from thinwire.server.state.run_state import Past

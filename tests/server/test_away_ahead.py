@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.crashes import Fate, Outcome, Whole, World, killed, undisturbed_once
 from tests.server.test_crash_ahead import ahead
+from tests.support.crashes import Fate, Outcome, Whole, World, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
 from thinwire.core.types import Ask

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import REPORT, Bench, killing, three
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import REPORT, Bench, killing, three
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
 from thinwire.core.fleet import Hello, NodeJoined
 from thinwire.core.serialization import from_json, to_json

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.buffers import Idle, asked, head, new_buffer, play
 from tests.server.test_round import closed, update
+from tests.support.buffered_stories import Idle, asked, head, new_buffer, play
 from thinwire.core.types import UpdateId
 from thinwire.server.round_events import (
     Asked,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.server.buffers import Idle, asked, head, new_buffer, play
 from tests.server.test_round import closed, update
+from tests.support.buffered_stories import Idle, asked, head, new_buffer, play
 from thinwire.server.round_events import (
     AskNow,
     AtWork,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.bench import (
+from tests.support.crashes import Killed
+from tests.support.server_bench import (
     FAILS,
     LAYOUT,
     SILENT,
@@ -24,7 +25,6 @@ from tests.server.bench import (
     scripted,
     work,
 )
-from tests.server.crashes import Killed
 from thinwire.compression import parse
 from thinwire.core.events import (
     ClientAsked,

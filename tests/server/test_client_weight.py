@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.bench import LAYOUT, Bench, drive_through, killed, outcome, scripted, work
-from tests.server.normed import NORMED, normed
 from tests.server.test_hostile_devices import Liar, Lie, liar
+from tests.support.normed import NORMED, normed
+from tests.support.server_bench import LAYOUT, Bench, drive_through, killed, outcome, scripted, work
 from thinwire.cli.runs.progress import Teller
 from thinwire.client.train.schedule import Normaliser, Schedule
 from thinwire.core import RunPlan

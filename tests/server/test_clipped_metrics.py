@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import Bench, drive_through, killed
 from tests.server.test_hostile_devices import liar
+from tests.support.server_bench import Bench, drive_through, killed
 from thinwire.cli.runs.render import capping, clipping
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.server.crashes import LAYOUT, Fate, change, killed
 from tests.server.test_crash_anywhere import PLAN, World
+from tests.support.crashes import LAYOUT, Fate, change, killed
 from thinwire.aggregation.control_variates import algorithm_of, carried, followed
 from thinwire.compression import parse
 from thinwire.core import RunPlan

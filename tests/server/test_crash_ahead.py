@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.server.crashes import LAYOUT, Fate, Whole, World, change, killed, undisturbed_once
+from tests.support.crashes import LAYOUT, Fate, Whole, World, change, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Envelope

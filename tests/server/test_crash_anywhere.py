@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import crashes
-from tests.server.crashes import LAYOUT, Fate, Whole, change, killed, undisturbed_once
+from tests.support import crashes
+from tests.support.crashes import LAYOUT, Fate, Whole, change, killed, undisturbed_once
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.core import RunPlan
 from thinwire.core.events import (

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.bench import LAYOUT, SILENT, Bench, drive_through, killed, outcome, scripted, work
 from tests.server.test_run import steady, straggling
+from tests.support.server_bench import LAYOUT, SILENT, Bench, drive_through, killed, outcome, scripted, work
 from thinwire.aggregation import Shadow, digest
 from thinwire.client.payload import take_base
 from thinwire.core.errors import BadPayload, DataLost

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import FAILS, SILENT, Bench, scripted, three
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import FAILS, SILENT, Bench, scripted, three
 from thinwire.core.errors import Refused
 from thinwire.core.events import DeviceTold, Event, RoundClosed, RunStatusChanged
 from thinwire.server import run_end

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import Bench, scripted
+from tests.support.server_bench import Bench, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import Event, ModelStored, RoundClosed
 from thinwire.server.model_store import Versions

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.server.crashes import Fate
 from tests.server.test_away_ahead import plan
 from tests.server.test_crash_ahead import ahead
 from tests.server.test_line_goes_on import closed, turn_of
+from tests.support.crashes import Fate
 
 
 def test_a_head_that_has_enough_waits_for_nobody_who_left(tmp_path: Path) -> None:

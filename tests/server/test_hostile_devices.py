@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from tests.server.bench import (
+from tests.support.crashes import Killed
+from tests.support.server_bench import (
     LAYOUT,
     SILENT,
     Bench,
@@ -20,7 +21,6 @@ from tests.server.bench import (
     scripted,
     work,
 )
-from tests.server.crashes import Killed
 from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Delivery

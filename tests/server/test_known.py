@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.client.small import plan_of, task_of
-from tests.server.bench import LAYOUT, REPORT, Bench, killing, scripted
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import LAYOUT, REPORT, Bench, killing, scripted
+from tests.support.small_task import plan_of, task_of
 from thinwire.client import Site
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError

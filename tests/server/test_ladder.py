@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.bench import FAILS, Bench, drive_through, killed, scripted
+from tests.support.server_bench import FAILS, Bench, drive_through, killed, scripted
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted, UpdateDropped

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import Bench, outcome, scripted
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import Bench, outcome, scripted
 from thinwire.core.events import ClientFailed
 from thinwire.core.types import Ask
 from thinwire.simulation import Turn

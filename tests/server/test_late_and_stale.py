@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import Bench, ToldFleet, scripted
-from tests.server.stories import NAMES, Story, Told, told
-from tests.server.story_laws import the_model_is_the_sum_of_what_was_folded
+from tests.support.server_bench import Bench, ToldFleet, scripted
+from tests.support.stories import NAMES, Story, Told, told
+from tests.support.story_laws import the_model_is_the_sum_of_what_was_folded
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Failure, UpdateId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.server.bench import LAYOUT, REPORT, Bench, scripted
+from tests.support.server_bench import LAYOUT, REPORT, Bench, scripted
 from thinwire.core import RunPlan
 from thinwire.server.submit import BASE_BYTES, RunLimits
 

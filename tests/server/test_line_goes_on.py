@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.crashes import LAYOUT, Fate, Killed, World
 from tests.server.test_away_ahead import plan
 from tests.server.test_crash_ahead import ahead
+from tests.support.crashes import LAYOUT, Fate, Killed, World
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, HeadTaken, RoundClosed, RunStatusChanged
 from thinwire.core.types import Ask, ReplyHead

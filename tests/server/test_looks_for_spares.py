@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import Bench, killing, scripted
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import Bench, killing, scripted
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundOpened
 from thinwire.core.fleet import Hello
 from thinwire.core.types import Ask

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.bench import LAYOUT, SILENT, Bench, scripted, work
+from tests.support.server_bench import LAYOUT, SILENT, Bench, scripted, work
 from thinwire.compression import parse
 from thinwire.compression.feedback import ef21
 from thinwire.core import Key

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import Bench, ToldFleet, scripted
+from tests.support.server_bench import Bench, ToldFleet, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import AskTakenUp, Event, RunNoted
 from thinwire.core.fleet import Envelope, TakenUp

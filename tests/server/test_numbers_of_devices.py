@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.server.bench import Bench, scripted
 from tests.server.test_hostile_devices import liar
+from tests.support.server_bench import Bench, scripted
 from thinwire.core.errors import BadPayload
 from thinwire.core.serialization import (
     MAX_EXAMPLES,

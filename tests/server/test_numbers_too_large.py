@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.bench import LAYOUT, REPORT, Bench, drive_through, killed, outcome, scripted
-from tests.server.normed import NORMED, normed, three_honest
+from tests.support.normed import NORMED, normed, three_honest
+from tests.support.server_bench import LAYOUT, REPORT, Bench, drive_through, killed, outcome, scripted
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.compression import parse
 from thinwire.core import Key, RunPlan

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import FAILS, SILENT, Bench, drive_through, every, killed, killing, scripted, three
-from tests.server.crashes import Killed
-from tests.server.outcomes import every_ask_has_one_outcome
+from tests.support.crashes import Killed
+from tests.support.outcomes import every_ask_has_one_outcome
+from tests.support.server_bench import FAILS, SILENT, Bench, drive_through, every, killed, killing, scripted, three
 from thinwire.core.errors import DataLost
 from thinwire.core.events import OVER, ClientFailed, RoundClosed, RunStatusChanged
 from thinwire.core.fleet import Arrival

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from tests.server.bench import LAYOUT, Bench, scripted, work
+from tests.support.server_bench import LAYOUT, Bench, scripted, work
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RunNoted
 from thinwire.core.plan_schema import LocalSection

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import FAILS, Bench, ToldFleet, drive_through, killed, outcome, scripted, three
+from tests.support.server_bench import FAILS, Bench, ToldFleet, drive_through, killed, outcome, scripted, three
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.fleet import Envelope, Hello, NodeJoined

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.server.bench import Bench, scripted
+from tests.support.server_bench import Bench, scripted
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.events import RoundOpened

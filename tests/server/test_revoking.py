@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import SILENT, Bench, killing, scripted
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import SILENT, Bench, killing, scripted
 from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateDropped, UpdateFolded
 from thinwire.core.types import UpdateId
 from thinwire.server import round_runner

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import (
+from tests.support.crashes import Killed
+from tests.support.server_bench import (
     FAILS,
     SILENT,
     Bench,
@@ -22,7 +23,6 @@ from tests.server.bench import (
     three,
     work,
 )
-from tests.server.crashes import Killed
 from thinwire.core.events import (
     ClientFailed,
     Evaluated,

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.stories import DEADLINE_S, NAMES, ROUNDS, Story, drawn, whole_runs
-from tests.server.story_laws import (
+from tests.support.stories import DEADLINE_S, NAMES, ROUNDS, Story, drawn, whole_runs
+from tests.support.story_laws import (
     a_buffer_holds_one_update_of_a_device_and_no_more_than_it_has_places,
     a_buffer_never_waits_for_nobody,
     a_round_closes_as_soon_as_nobody_can_answer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.stories import DEADLINE_S, ROUNDS, Story, drawn, whole_runs
-from tests.server.story_laws import a_round_closes_as_soon_as_nobody_can_answer, tell
+from tests.support.stories import DEADLINE_S, ROUNDS, Story, drawn, whole_runs
+from tests.support.story_laws import a_round_closes_as_soon_as_nobody_can_answer, tell
 from thinwire.core import RunPlan
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.bench import Bench, drive_through, killed, scripted
 from tests.server.test_cohort_and_deadline import plan
 from tests.server.test_round import closed, head, new_round, play
 from tests.server.test_spares import Idle, asked
+from tests.support.server_bench import Bench, drive_through, killed, scripted
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import ClientAsked, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.bench import FAILS, SILENT, Bench, drive_through, killed, scripted
 from tests.server.test_round import closed, head, new_round, play, update
+from tests.support.server_bench import FAILS, SILENT, Bench, drive_through, killed, scripted
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.types import Ask
 from thinwire.server.policy.cohort import expected_s, in_time, who_could_answer

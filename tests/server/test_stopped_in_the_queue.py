@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.server.bench import LAYOUT, REPORT, Bench, three
 from tests.server.test_farewells import serves
+from tests.support.server_bench import LAYOUT, REPORT, Bench, three
 from thinwire.core import RunPlan
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.server.submit import submit

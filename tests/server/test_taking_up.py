@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.bench import Bench, ToldFleet, drive_through, every, killed, killing, outcome, work
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import Bench, ToldFleet, drive_through, every, killed, killing, outcome, work
 from thinwire.core.events import ClientBack, ClientFailed, RoundClosed, UpdateAccepted, UpdateDropped
 from thinwire.simulation import ScriptedDevice
 

@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import FAILS, LAYOUT, Bench, drive_through, every, killed, killing, outcome, scripted, three
-from tests.server.bench import change as made_up_change
-from tests.server.crashes import Killed
+from tests.support.crashes import Killed
+from tests.support.server_bench import (
+    FAILS,
+    LAYOUT,
+    Bench,
+    drive_through,
+    every,
+    killed,
+    killing,
+    outcome,
+    scripted,
+    three,
+)
+from tests.support.server_bench import change as made_up_change
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import Ask, Vector
 from thinwire.server.context import RETURN_S, StopOrder

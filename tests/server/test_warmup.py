@@ -7,7 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from tests.server.bench import Bench, scripted
+from tests.support.server_bench import Bench, scripted
 from thinwire.aggregation import codecs
 from thinwire.aggregation.plan_codecs import codec_of, encoder, milder
 from thinwire.core import Key, Layout, RunPlan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import Bench, scripted
+from tests.support.server_bench import Bench, scripted
 from thinwire.reports.round_explanation import Why, why
 from thinwire.simulation import ScriptedDevice, Turn
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from tests.client.small import plan_of, task_of
+from tests.support.small_task import plan_of, task_of
 from thinwire.client.train.protocol import Site
 from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation.run import run_sim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.client.small import plan_of, task_of
+from tests.support.small_task import plan_of, task_of
 from thinwire.client import Site
 from thinwire.client.task import initial_model, report
 from thinwire.core import RunPlan, VirtualClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.client.small import normed, plan_of, task_of
+from tests.support.small_task import normed, plan_of, task_of
 from thinwire.core import RunPlan
 from thinwire.simulation import simulate
 from thinwire.simulation.client_pool import InTurn

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.client.small import task_of
+from tests.support.small_task import task_of
 from thinwire.cli.runs.export import stored_model
 from thinwire.client.task_check import rehearse
 from thinwire.client.train.protocol import Site, Split

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.client.small import task_of
-from tests.server.crashes import Fate, Killed, Outcome, deadly
 from tests.simulation.test_drift import SIZES, Point, data, loss, plan_of
-from tests.store.agreement import empty_database
+from tests.support.crashes import Fate, Killed, Outcome, deadly
+from tests.support.small_task import task_of
+from tests.support.store_agreement import empty_database
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.client.task import initial_model, report
 from thinwire.client.train.protocol import Site

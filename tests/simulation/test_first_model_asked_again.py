@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.first_model import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
+from tests.support.first_model_runs import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
 from thinwire.core.events import FirstModelAsked, RunStatusChanged
 from thinwire.core.types import Ask
 from thinwire.server.context import Running

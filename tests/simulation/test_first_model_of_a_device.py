@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.small import task_of
-from tests.server.crashes import Fate, Killed, around_commits
-from tests.simulation.first_model import NAMES, NOT_NOW, REFUSES, Started, drawn, fails, plan
+from tests.support.crashes import Fate, Killed, around_commits
+from tests.support.first_model_runs import NAMES, NOT_NOW, REFUSES, Started, drawn, fails, plan
+from tests.support.small_task import task_of
 from thinwire.client.task import initial_model
 from thinwire.core.events import ClientFailed, FirstModelAsked, FirstModelFailed, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fleet_laws import FleetLaws
-from tests.fleet_words import answer, written
+from tests.support.fleet_laws import FleetLaws
+from tests.support.fleet_words import answer, written
 from thinwire.core.fleet import Link
 from thinwire.simulation.local_fleet import HeldSpool, LocalFleet, LocalLink
 from thinwire.store import FileSpool, Store

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.client.small import examples, task_of
+from tests.support.small_task import examples, task_of
 from thinwire import simulate
 from thinwire.client import Site, Split
 from thinwire.client.task_check import rehearse

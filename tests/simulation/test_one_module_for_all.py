@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.client.small import cross_entropy, examples, plan_of, task_of
+from tests.support.small_task import cross_entropy, examples, plan_of, task_of
 from thinwire.client.executor import Here
 from thinwire.client.train.protocol import Site, Split
 from thinwire.client.train.schedule import Clock

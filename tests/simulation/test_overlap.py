@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.small import normed, plan_of, task_of
+from tests.support.small_task import normed, plan_of, task_of
 from thinwire.core import RunPlan
 from thinwire.simulation import History, simulate
 

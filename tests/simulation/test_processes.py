@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.small import plan_of, task_of
+from tests.support.small_task import plan_of, task_of
 from thinwire.client import Site
 from thinwire.core.errors import UsageError
 from thinwire.core.fleet import Delivery
@@ -26,7 +26,7 @@ TASK = """
 import os, signal, time
 from pathlib import Path
 import torch
-from tests.client.small import cross_entropy, examples, linear
+from tests.support.small_task import cross_entropy, examples, linear
 from thinwire.client import Split
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.small import cross_entropy, local_of, normed, plan_of, task_of
+from tests.support.small_task import cross_entropy, local_of, normed, plan_of, task_of
 from thinwire.client import Site
 from thinwire.client.train import module as tensors
 from thinwire.client.train.layout import Key, derive

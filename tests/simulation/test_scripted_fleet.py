@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fleet_laws import FleetLaws
-from tests.fleet_words import envelope
+from tests.support.fleet_laws import FleetLaws
+from tests.support.fleet_words import envelope
 from thinwire.core import Layout, VirtualClock
 from thinwire.core.fleet import Arrival, Link, NodeJoined, NodeLeft
 from thinwire.core.types import Failure, ReplyHead

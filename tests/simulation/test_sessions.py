@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from tests.client.small import linear, plan_of, task_of
+from tests.support.small_task import linear, plan_of, task_of
 from thinwire.client import Site
 from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import client_pool, simulate

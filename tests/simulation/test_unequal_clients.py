@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.client.small import plan_of, task_of
+from tests.support.small_task import plan_of, task_of
 from thinwire.core import RunPlan
 from thinwire.core.errors import UsageError
 from thinwire.core.serialization import reply_from_json

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.store.backups import Place
+from tests.support.backups import Place
 from thinwire.core.clock import VirtualClock
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.backups import BODY, Place, contents
-from tests.store.story import closed, head, status
+from tests.support.backups import BODY, Place, contents
+from tests.support.store_story import closed, head, status
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import UpdateId

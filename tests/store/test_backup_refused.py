@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.store.backups import Place, contents
+from tests.support.backups import Place, contents
 from thinwire.core.errors import DataLost, NotFound, UsageError
 from thinwire.core.statedir import AggregatorHome, Held, hold
 from thinwire.store import restore, schema

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.bench import LAYOUT, REPORT, scripted, seed_of, work
-from tests.store.agreement import assert_sums_agree
+from tests.support.server_bench import LAYOUT, REPORT, scripted, seed_of, work
+from tests.support.store_agreement import assert_sums_agree
 from thinwire.compression import feedback, parse
 from thinwire.core import Key
 from thinwire.core.clock import VirtualClock
@@ -28,7 +28,7 @@ from thinwire.store import FileSpool, Store, schema
 from thinwire.store.backup import back_up
 from thinwire.store.restore import restore
 
-GOLDEN = Path(__file__).parent / "golden" / "before-issue-4"
+GOLDEN = Path(__file__).parents[1] / "golden" / "store" / "before-issue-4"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 RUN = EXPECTED["run_id"]
 SECONDS = {"a": 1.0, "b": 2.0, "c": 3.0}  # until each answers, as when it was made

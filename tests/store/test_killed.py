@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.store.agreement import assert_is_replayed, assert_sums_agree
-from tests.store.story import new_run
+from tests.support.store_agreement import assert_is_replayed, assert_sums_agree
+from tests.support.store_story import new_run
 from thinwire.core.events import RoundOpened
 from thinwire.store import Store
 
@@ -16,7 +16,7 @@ def test_killed_at_any_step_journal_and_tables_agree_and_the_run_goes_on(tmp_pat
     path = tmp_path / "store.sqlite3"
     with Store.open(path) as store:
         run_id = new_run(store)
-    command = [sys.executable, "-m", "tests.store.dying", str(path)]
+    command = [sys.executable, "-m", "tests.support.dying", str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.store.story import accepted, head, new_run, opened
+from tests.support.store_story import accepted, head, new_run, opened
 from thinwire.core.errors import NotFound
 from thinwire.store import MeasureRow, Store
 

@@ -15,8 +15,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
 
-from tests.store.agreement import assert_sums_agree
-from tests.store.story import accepted, head, new_run, opened
+from tests.support.store_agreement import assert_sums_agree
+from tests.support.store_story import accepted, head, new_run, opened
 from thinwire.core.errors import DataLost, UsageError
 from thinwire.store import Store, database, run_tables, schema
 

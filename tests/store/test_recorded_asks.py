@@ -6,16 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.store.agreement import assert_is_replayed, assert_sums_agree
-from tests.store.story import (
-    DEVICES,
-    accepted,
-    closed,
-    dropped,
-    head,
-    new_run,
-    opened,
-)
+from tests.support.store_agreement import assert_is_replayed, assert_sums_agree
+from tests.support.store_story import DEVICES, accepted, closed, dropped, head, new_run, opened
 from thinwire.core.events import (
     AskedInFull,
     AskTakenUp,

@@ -7,18 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
-from tests.store.agreement import assert_is_replayed, assert_sums_agree, empty_store, shown
-from tests.store.story import (
-    DENSE,
-    accepted,
-    closed,
-    dropped,
-    head,
-    histories,
-    new_run,
-    opened,
-    status,
-)
+from tests.support.store_agreement import assert_is_replayed, assert_sums_agree, empty_store, shown
+from tests.support.store_story import DENSE, accepted, closed, dropped, head, histories, new_run, opened, status
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
     ClientFailed,

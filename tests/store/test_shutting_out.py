@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from tests.store.story import accepted, closed, head, new_run, opened, status
+from tests.support.store_story import accepted, closed, head, new_run, opened, status
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.events import UpdateFolded

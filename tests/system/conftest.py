@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import Site
+from tests.support.processes import Site
 
 
 @pytest.fixture

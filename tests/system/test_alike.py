@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.system.alike import alike
-from tests.system.passing import Answer
+from tests.support.alike import alike
+from tests.support.passing import Answer
 from thinwire.core.events import Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
 
 DEVICES = ("a", "b")

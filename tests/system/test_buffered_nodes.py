@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.system.outcome import double_folds, lost_updates
-from tests.system.processes import Site, kill
+from tests.support.processes import Site, kill
+from tests.support.run_outcome import double_folds, lost_updates
 from thinwire.core.events import RoundClosed, UpdateAccepted
 
 DEVICES = ("pi-a", "pi-b", "slow")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import PATIENCE_S, Site, kill
+from tests.support.processes import PATIENCE_S, Site, kill
 from thinwire.core.clock import beside
 from thinwire.core.events import AggregatorStarted
 from thinwire.core.statedir import AggregatorHome

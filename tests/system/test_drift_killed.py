@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.gated import DEVICES, KILLED, Gated, gated_run
-from tests.system.moments import drawn
-from tests.system.outcome import double_folds, lost_updates, same
-from tests.system.processes import Site
+from tests.support.gated_task import DEVICES, KILLED, Gated, gated_run
+from tests.support.moments import drawn
+from tests.support.processes import Site
+from tests.support.run_outcome import double_folds, lost_updates, same
 
 ROUNDS, KILLS, SEED = 3, 3, 20261122
 SETS = {

@@ -11,9 +11,9 @@ import signal
 
 import pytest
 
-from tests.system.frozen import children, frozen
-from tests.system.outcome import double_folds, lost_updates
-from tests.system.processes import EXAMPLE, Site, kill
+from tests.support.frozen import children, frozen
+from tests.support.processes import EXAMPLE, Site, kill
+from tests.support.run_outcome import double_folds, lost_updates
 from thinwire.core.events import (
     AskTakenUp,
     ClientFailed,
@@ -153,7 +153,7 @@ def test_a_worker_that_is_killed_fails_one_ask_and_the_next_one_finds_a_fresh_on
 
 def test_an_upload_that_is_cut_half_way_is_gone_on_with(site: Site) -> None:
     """The proxy cuts within the update's bytes; the round loses nothing by it."""
-    from tests.system.proxy import proxy
+    from tests.support.proxy import proxy
 
     site.start_aggregator()
     with proxy(site.listen) as line:
@@ -172,7 +172,7 @@ def test_an_upload_that_is_cut_half_way_is_gone_on_with(site: Site) -> None:
 def test_an_ask_that_is_answered_twice_counts_once(site: Site) -> None:
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
-    site.start_client("pi-b", 1, 2, program=("tests.system.liar", "twice"))
+    site.start_client("pi-b", 1, 2, program=("tests.support.liar", "twice"))
     run_id = site.begin(*LONG)
     site.until_event(run_id, UpdateDropped, device="pi-b", reason="duplicate")
     stopped(site, run_id)
@@ -183,7 +183,7 @@ def test_an_ask_that_is_answered_twice_counts_once(site: Site) -> None:
 def test_garbage_is_dropped_and_the_others_count(site: Site) -> None:
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
-    site.start_client("pi-b", 1, 2, program=("tests.system.liar", "garbage"))
+    site.start_client("pi-b", 1, 2, program=("tests.support.liar", "garbage"))
     run_id = site.begin(*LONG)
     site.until_event(run_id, UpdateDropped, device="pi-b", count=2)
     site.until_event(run_id, RoundClosed, count=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import Site, kill
+from tests.support.processes import Site, kill
 from tests.system.test_real_nodes import folded_once
 from thinwire.core.events import FirstModelAsked, ModelStored, RoundClosed, RunNoted
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from tests.system.frozen import frozen
-from tests.system.processes import Site
-from tests.system.short_poll import POLL_S
+from tests.support.frozen import frozen
+from tests.support.processes import Site
+from tests.support.short_poll import POLL_S
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def listed(site: Site) -> dict[str, Any]:
 
 
 def test_a_client_that_is_stopped_is_shown_offline_after_two_polls_and_online_when_it_goes_on(site: Site) -> None:
-    site.page, site.aggregator_program = ("--page", site.page_at), ("tests.system.short_poll",)
+    site.page, site.aggregator_program = ("--page", site.page_at), ("tests.support.short_poll",)
     site.start_aggregator()
     client = site.start_client("pi-a")
     with dashboard(site) as page:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.outcome import double_folds, lost_updates
-from tests.system.processes import Site
-from tests.system.small_disk import small_disk, why_not
+from tests.support.processes import Site
+from tests.support.run_outcome import double_folds, lost_updates
+from tests.support.small_disk import small_disk, why_not
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
 
 

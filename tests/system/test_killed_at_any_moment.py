@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.gated import DEVICES, Gated, Mended, gated_run
-from tests.system.moments import APART, Moment, all_moments, drawn, spaced
-from tests.system.outcome import double_folds, lost_updates, same
-from tests.system.processes import Site
+from tests.support.gated_task import DEVICES, Gated, Mended, gated_run
+from tests.support.moments import APART, Moment, all_moments, drawn, spaced
+from tests.support.processes import Site
+from tests.support.run_outcome import double_folds, lost_updates, same
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged, ShadowStored, UpdateAccepted
 
 ROUNDS, KILLS, SEED = 4, 4, 20261122

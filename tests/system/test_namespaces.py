@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.system.namespaces import AGGREGATOR, DEVICE, PORT, Network, network, why_not
-from tests.system.processes import EXAMPLE, Site
+from tests.support.namespaces import AGGREGATOR, DEVICE, PORT, Network, network, why_not
+from tests.support.processes import EXAMPLE, Site
 from thinwire.core.events import RoundClosed, UpdateAccepted
 
 ELSEWHERE = "10.77.2.77"

@@ -9,8 +9,8 @@ import urllib.request
 
 import pytest
 
-from tests.system import no_calls_out
-from tests.system.processes import THE_DEMOS, Site, environment
+from tests.support import no_calls_out
+from tests.support.processes import THE_DEMOS, Site, environment
 
 
 @pytest.fixture

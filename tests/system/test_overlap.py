@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.system.processes import Site, kill
+from tests.support.processes import Site, kill
 from tests.system.test_real_nodes import folded_once
 from thinwire.core.events import RoundClosed, RoundOpened, UpdateAccepted
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.proxy import RETRANSMIT_S, proxy
+from tests.support.proxy import RETRANSMIT_S, proxy
 
 
 class Echo(socketserver.BaseRequestHandler):

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from tests.system.frozen import children
-from tests.system.processes import EXAMPLE, Site, kill
+from tests.support.frozen import children
+from tests.support.processes import EXAMPLE, Site, kill
 from thinwire.core.events import AskedInFull, ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
 
 SMALL = ("cohort.wait_for=2", "local.steps=20")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.system.processes import EXAMPLE, Site
+from tests.support.processes import EXAMPLE, Site
 
 
 def told(site: Site) -> dict[str, Any]:

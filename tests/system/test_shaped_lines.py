@@ -1,6 +1,6 @@
 """Real processes on lines of 0.1 and 20 Mb/s up: each is asked in the codec that its line carries in time.
 
-The kernel shapes them (tests/system/shaped.py). What is asserted stands in the journal, with room for a slow machine:
+The kernel shapes them (tests/support/shaped.py). What is asserted stands in the journal, with room for a slow machine:
 of the 81 s that an answer may take, int8 takes 98 s on the slow line by its bytes alone, and the update that is sent
 instead 10; on the quick one int8 takes half a second.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.namespaces import AGGREGATOR, PORT
-from tests.system.processes import EXAMPLE, Site
-from tests.system.shaped import star, why_not
+from tests.support.namespaces import AGGREGATOR, PORT
+from tests.support.processes import EXAMPLE, Site
+from tests.support.shaped import star, why_not
 from thinwire.core.events import RoundClosed, RoundOpened
 
 UP_MBIT = {"slow": 0.1, "fast": 20.0}

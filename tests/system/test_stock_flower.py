@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
-from tests.system.processes import EXAMPLE, Site, environment
+from tests.support.ports import free_port
+from tests.support.processes import EXAMPLE, Site, environment
 from thinwire.client.run_state import RunFolder
 from thinwire.core import RunPlan
 

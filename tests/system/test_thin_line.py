@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.system.processes import THE_DEMOS, Site
-from tests.system.proxy import proxy
+from tests.support.processes import THE_DEMOS, Site
+from tests.support.proxy import proxy
 from thinwire.core.events import ClientFailed, RoundClosed
 
 BYTES_PER_S, LOSS = 1_000_000 / 8, 0.02

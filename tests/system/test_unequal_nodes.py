@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from tests.system.frozen import frozen
-from tests.system.outcome import double_folds, lost_updates
-from tests.system.processes import Site, kill
+from tests.support.frozen import frozen
+from tests.support.processes import Site, kill
+from tests.support.run_outcome import double_folds, lost_updates
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
 
 T = TypeVar("T", bound=Event)

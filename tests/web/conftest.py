@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.web.browsing import browser, look, served
-from tests.web.filled_store import finish, twelve_rounds
-from tests.web.told import Told
+from tests.support.api_answers import Told
+from tests.support.browsing import browser, look, served
+from tests.support.filled_store import finish, twelve_rounds
 from thinwire.store import Store
 from thinwire.store.database import database_url
 from thinwire.web.app import create_app

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.filled_store import finish, new_run, twelve_rounds
-from tests.web.told import DENSE, DEVICES, LAYOUT, Told
+from tests.support.api_answers import DENSE, DEVICES, LAYOUT, Told
+from tests.support.filled_store import finish, new_run, twelve_rounds
 from thinwire.core.events import AskTakenUp, ClientBack, Evaluated, RoundTakenUp, RunNoted
 from thinwire.store import MeasureRow, Store
 

@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
-from tests.web.browsing import Open, axe, overflow
-from tests.web.decided_store import DEADLINE, DRAWN, NOTE, QUICK, SLOW, WORK, ahead, buffered, laddered
-from tests.web.serving import Shown
+from tests.support.browsing import Open, axe, overflow
+from tests.support.decided_store import DEADLINE, DRAWN, NOTE, QUICK, SLOW, WORK, ahead, buffered, laddered
+from tests.support.serving import Shown
 from tests.web.test_api import get
 from thinwire.store import Store
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.filled_fleet import a_fleet, come, fingerprint, hello, measured, there
-from tests.web.filled_store import twelve_rounds
+from tests.support.filled_fleet import a_fleet, come, fingerprint, hello, measured, there
+from tests.support.filled_store import twelve_rounds
 from tests.web.test_api import get
 from tests.web.test_door import Visit
 from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted

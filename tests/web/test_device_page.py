@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.web.browsing import Open, axe, overflow
-from tests.web.filled_fleet import a_fleet, come, fingerprint, hello, many, there
-from tests.web.filled_store import twelve_rounds
-from tests.web.serving import Shown, showing
+from tests.support.browsing import Open, axe, overflow
+from tests.support.filled_fleet import a_fleet, come, fingerprint, hello, many, there
+from tests.support.filled_store import twelve_rounds
+from tests.support.serving import Shown, showing
 from thinwire.core.events import DeviceLeft
 from thinwire.core.statedir import hold
 from thinwire.store import Store

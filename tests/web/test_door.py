@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.told import Told
+from tests.support.api_answers import Told
 from thinwire.core.errors import UsageError
 from thinwire.store import Store
 from thinwire.web.security import STATIC

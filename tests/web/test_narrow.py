@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.web.browsing import Open, axe, overflow
-from tests.web.filled_store import twelve_rounds
-from tests.web.serving import Shown
+from tests.support.browsing import Open, axe, overflow
+from tests.support.filled_store import twelve_rounds
+from tests.support.serving import Shown
 from thinwire.store import Store
 
 PIXEL = """async ([png, x, y]) => {

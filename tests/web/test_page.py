@@ -12,10 +12,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.store.test_cells import cell
-from tests.web.browsing import Open, axe, overflow
-from tests.web.filled_store import add_devices, finish, new_run, twelve_rounds
-from tests.web.serving import Shown, serving, showing
-from tests.web.told import Told
+from tests.support.api_answers import Told
+from tests.support.browsing import Open, axe, overflow
+from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
+from tests.support.serving import Shown, serving, showing
 from thinwire.core.events import AskTakenUp, Evaluated, RoundClosed, RoundTakenUp, RunNoted
 from thinwire.core.statedir import hold
 from thinwire.reports.sweep_results import Cells

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.web.serving import command, serving
+from tests.support.serving import command, serving
 from thinwire.store import Store
 
 

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from starlette.testclient import TestClient
 
-from tests.web.filled_store import new_run
+from tests.support.filled_store import new_run
 from thinwire.cli.main import app
 from thinwire.core.events import RunNoted
 from thinwire.store import Store

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.web.browsing import Open, axe, overflow
-from tests.web.filled_fleet import a_fleet
-from tests.web.filled_store import twelve_rounds
-from tests.web.serving import showing
+from tests.support.browsing import Open, axe, overflow
+from tests.support.filled_fleet import a_fleet
+from tests.support.filled_store import twelve_rounds
+from tests.support.serving import showing
 from thinwire.core.clock import HEARD, write_heard
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store

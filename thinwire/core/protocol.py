@@ -2,7 +2,7 @@
 
 An aggregator speaks the newest and the one before it, so that a fleet is updated device by device: first the
 aggregator, then the devices. A version that leaves the table leaves its committed transcript behind
-(tests/flower/golden), which is replayed for as long as it stands here.
+(tests/golden/transcripts), which is replayed for as long as it stands here.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tests.fleet_words import hello
-from tests.flower.doubles import Place
+from tests.support.fleet_words import hello
+from tests.support.transport_doubles import Place
 from tests.system.attacks.places import attacked
 from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.fleet_words import hello
-from tests.flower.callers import Caller
+from tests.support.callers import Caller
+from tests.support.fleet_words import hello
+from tests.support.processes import Site
 from tests.system.attacks.hostile import Hostile
-from tests.system.processes import Site
 from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan
 from thinwire.core.errors import Refused, ThinwireError, Unreachable

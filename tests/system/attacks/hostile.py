@@ -1,6 +1,6 @@
 """Every message that a device may send, mutated, oversized or truncated, and rightly signed: it reaches the readers.
 
-Requests whose line, headers or signatures are wrong are made by tests/flower/fuzzed.py.
+Requests whose line, headers or signatures are wrong are made by tests/support/fuzzed_requests.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from docs.generate.door import KINDS
-from tests.fleet_words import answer, hello
-from tests.flower.callers import Caller, Said
-from tests.flower.fuzzed import BOMB, ODD, WORDS
+from tests.support.callers import Caller, Said
+from tests.support.fleet_words import answer, hello
+from tests.support.fuzzed_requests import BOMB, ODD, WORDS
 from thinwire.core.fleet import TaskReport
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Failure

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.flower.callers import Caller, TlsPlace, joined, tls_place
-from tests.flower.doubles import Place
+from tests.support.callers import Caller, TlsPlace, joined, tls_place
+from tests.support.transport_doubles import Place
 from thinwire.store import FileSpool, Store
 
 

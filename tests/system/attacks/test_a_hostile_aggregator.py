@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.small import plan_of, task_of
+from tests.support.small_task import plan_of, task_of
 from thinwire.client.admission import Gate
 from thinwire.client.agent import serve, wanted
 from thinwire.client.executor import Here

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.client.small import Aggregator, plan_of, task_of
-from tests.fleet_words import hello, polled
-from tests.flower.doubles import Place, place
+from tests.support.fleet_words import hello, polled
+from tests.support.small_task import Aggregator, plan_of, task_of
+from tests.support.transport_doubles import Place, place
 from tests.system.attacks.places import attacked
 from thinwire.client.agent import serve
 from thinwire.client.executor import Here

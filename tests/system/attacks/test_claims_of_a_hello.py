@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet_words import hello
-from tests.flower.doubles import Place
+from tests.support.fleet_words import hello
+from tests.support.transport_doubles import Place
 from tests.system.attacks.acting import acted
 from tests.system.attacks.places import attacked, device_of
 from thinwire.core import Layout, RunPlan

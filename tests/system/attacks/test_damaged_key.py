@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_words import envelope, hello, join, polled, pulled
-from tests.flower.callers import TlsPlace
-from tests.flower.doubles import Place
+from tests.support.callers import TlsPlace
+from tests.support.fleet_words import envelope, hello, join, polled, pulled
+from tests.support.transport_doubles import Place
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import NodeJoined
 from thinwire.store import FileSpool, Store

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_words import PATIENCE_S, answer, polled
 from tests.flower import test_killed_aggregator
-from tests.flower.doubles import Place, place
-from tests.flower.test_cuts import file_of, head_of, pushed
 from tests.flower.test_killed_aggregator import Aggregator
-from tests.flower.test_uploads import BODIES, Uploader
-from tests.system.proxy import Proxy
+from tests.support.fleet_words import PATIENCE_S, answer, polled
+from tests.support.proxy import Proxy
+from tests.support.transport_doubles import Place, place
+from tests.transport.test_cuts import file_of, head_of, pushed
+from tests.transport.test_uploads import BODIES, Uploader
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import ReplyHead
 from thinwire.store import FileSpool

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.web.serving import Served, serving
+from tests.support.serving import Served, serving
 from thinwire.cli.aggregator.dashboard import Page
 from thinwire.cli.params import Address
 from thinwire.store import Store

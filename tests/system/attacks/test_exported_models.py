@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from tests.support.processes import Site, kill
 from tests.system.mixed.plainly import accuracy
-from tests.system.processes import Site, kill
 from thinwire.core.events import ClientFailed, RoundClosed
 
 MIXED = Path(__file__).parents[1] / "mixed"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.story import KEY
-from tests.fleet_words import PATIENCE_S, hello, join, polled, until
-from tests.flower.callers import tls_place
-from tests.flower.doubles import Place, place
+from tests.support.callers import tls_place
+from tests.support.cli_story import KEY
+from tests.support.fleet_words import PATIENCE_S, hello, join, polled, until
+from tests.support.transport_doubles import Place, place
 from thinwire.cli.devices.render import Known
 from thinwire.core.clock import VirtualClock, heard_by
 from thinwire.core.events import DeviceJoined

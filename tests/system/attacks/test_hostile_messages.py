@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fleet_words import answers_now
-from tests.flower.doubles import Place
+from tests.support.fleet_words import answers_now
+from tests.support.transport_doubles import Place
 from tests.system.attacks import fuzz_service
 from tests.system.attacks.acting import Acted, acted
 from tests.system.attacks.hostile import HUNG_UP, Hostile

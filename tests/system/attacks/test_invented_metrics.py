@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet_words import answer
-from tests.server.bench import LAYOUT
+from tests.support.fleet_words import answer
+from tests.support.server_bench import LAYOUT
 from tests.system.attacks.acting import acted
 from tests.system.attacks.places import attacked, device_of
 from thinwire.cli.runs.render import clipping

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server.bench import LAYOUT
+from tests.support.server_bench import LAYOUT
 from tests.system.attacks.acting import acted
 from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.fleet import Delivery

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, address_of
-from tests.flower.doubles import Place
-from tests.flower.watched import heard
+from tests.support.callers import PATIENCE_S, Caller, TlsPlace, address_of
+from tests.support.transport_doubles import Place
+from tests.support.watched import heard
 from tests.system.attacks.places import attacked, device_of
 from thinwire.transport.protocol.http import HELLO, JOIN, PULL, packed
 from thinwire.transport.protocol.signing import SIGNATURE_HEADER, Claim

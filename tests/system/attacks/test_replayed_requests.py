@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_words import hello
-from tests.flower.callers import Caller
-from tests.flower.doubles import Place
+from tests.support.callers import Caller
+from tests.support.fleet_words import hello
+from tests.support.transport_doubles import Place
 from tests.system.attacks.places import attacked
 from thinwire.transport.device.identity import Clockwork
 from thinwire.transport.protocol import registration

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_words import answer, answers_now, hello, polled
+from tests.support.fleet_words import answer, answers_now, hello, polled
 from tests.system.attacks.acting import acted
 from tests.system.attacks.places import attacked, device_of
 from thinwire.core import Layout

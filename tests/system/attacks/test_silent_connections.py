@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_words import until
-from tests.flower.callers import PATIENCE_S, Caller, TlsPlace, address_of
-from tests.flower.doubles import Place
+from tests.support.callers import PATIENCE_S, Caller, TlsPlace, address_of
+from tests.support.fleet_words import until
+from tests.support.transport_doubles import Place
 from tests.system.attacks.places import attacked, device_of
 from thinwire.transport.protocol.http import CA
 from thinwire.transport.server.limits import UNSIGNED_OF_ALL

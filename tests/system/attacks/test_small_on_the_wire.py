@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.fleet_words import answer, answers_now, hello
-from tests.flower.callers import Caller
-from tests.flower.test_flood import MOST_MORE_BYTES, crowded
+from tests.support.callers import Caller
+from tests.support.fleet_words import answer, answers_now, hello
 from tests.system.attacks.places import attacked, device_of
+from tests.transport.test_flood import MOST_MORE_BYTES, crowded
 from thinwire.aggregation.plan_codecs import codec_of
 from thinwire.client.train import evaluate
 from thinwire.core.fleet import FixedLimits

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.trained_elsewhere import Elsewhere
-from tests.fleet_words import polled
+from tests.support.fleet_words import polled
+from tests.support.trained_elsewhere import Elsewhere
 from tests.system.attacks.places import attacked
 from thinwire.client.agent import serve
 from thinwire.core.fleet import Envelope, NodeJoined

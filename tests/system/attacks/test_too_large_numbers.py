@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.normed import NORMED, Normed
+from tests.support.normed import NORMED, Normed
 from tests.system.attacks.acting import acted
 from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
 from thinwire.server.model_store import Versions

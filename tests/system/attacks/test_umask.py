@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import Site
+from tests.support.processes import Site
 from thinwire.cli.main import main
 from thinwire.core.statedir import AggregatorHome, client_home
 from thinwire.store import Store

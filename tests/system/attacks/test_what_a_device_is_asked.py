@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.client.small import Aggregator, plan_of, task_of
-from tests.fleet_words import answer, envelope, hello, polled, pulled, until
-from tests.flower.callers import tls_place
-from tests.flower.doubles import Place, place
+from tests.support.callers import tls_place
+from tests.support.fleet_words import answer, envelope, hello, polled, pulled, until
+from tests.support.small_task import Aggregator, plan_of, task_of
+from tests.support.transport_doubles import Place, place
 from thinwire.aggregation import write_model
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.downlink import Downlink

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from tests.client.small import task_of
+from tests.support.small_task import task_of
 from tests.system.attacks.test_a_hostile_aggregator import (
     PATIENCE_S,
     PIECE,

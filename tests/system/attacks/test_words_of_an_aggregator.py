@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.small import Aggregator, plan_of, task_of
+from tests.support.small_task import Aggregator, plan_of, task_of
 from thinwire.cli.main import main
 from thinwire.client.errors import LAST_ERROR
 from thinwire.client.status import LOG_FILE, Logbook

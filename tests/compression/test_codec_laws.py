@@ -1,0 +1,15 @@
+"""The laws of a codec (thinwire/conformance) on every one that is registered: a new one is picked up by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.codec_examples import SPECS
+from thinwire.aggregation import codecs
+from thinwire.conformance.codec_suite import *  # noqa: F403  # noqa: F403
+
+pytestmark = pytest.mark.parametrize("spec", SPECS)
+
+
+def test_every_registered_name_is_run(spec: str) -> None:
+    assert all(any(name in s for s in SPECS) for name in codecs if name not in {"pack", "delta"})

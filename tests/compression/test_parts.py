@@ -1,0 +1,57 @@
+"""No bit depends on the path and on how many threads it runs: the golden bytes, and those of vectors that are cut."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.compression.write_golden import FOLDER, name_of
+from tests.support.codec_examples import SPECS, fixed_vector, layout_of
+from thinwire.compression import feedback, native, parse
+from thinwire.compression.base import BoundCodec
+from thinwire.compression.native import threads
+from thinwire.core import Key
+from thinwire.core.types import Vector
+
+COUNTS = (1, 2, 3, 5)
+THEIRS = ("zstd", "powersgd")  # whose bytes are a library's, and may be others under another version of it
+
+
+def seen(codec: BoundCodec, x: Vector) -> tuple[bytes, ...]:
+    """All bits that come of one vector: its frame, what that decodes to and adds to a part, what is remembered."""
+    encoded = codec.encode(x.copy(), codec.init(), Key(1, 2))
+    into = x.copy()
+    codec.decode_add(encoded.payload, 0.3, into, slice(7, x.size - 4099))
+    kept = [encoded.state[name].tobytes() for name in sorted(encoded.state)]
+    return bytes(encoded.payload), codec.decode(encoded.payload).tobytes(), into.tobytes(), *kept
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_path_and_number_of_threads_gives_the_golden_bytes(spec: str) -> None:
+    x, file = fixed_vector(), FOLDER / f"{name_of(spec)}.frame"
+    codec, golden = parse(spec).bind(layout_of(x.size, spec)), file.read_bytes()
+    for path, count in itertools.product(native.available(), COUNTS):
+        with native.using(path), threads.using_threads(count):
+            if not any(name in spec for name in THEIRS):
+                assert codec.encode(x, codec.init(), Key(1, 2)).payload == golden, (path, count)
+            found = codec.decode(golden).astype("<f4").tobytes()
+            assert found == file.with_suffix(".f4").read_bytes(), (path, count)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_vector_that_is_cut_into_parts_gives_what_numpy_gives_of_it_whole(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts as small as they may be, the last one short: more of them than this machine has cores."""
+    monkeypatch.setattr(threads, "LEAST", threads.GRAIN)
+    x = fixed_vector(5 * threads.GRAIN + 777)
+    with threads.using_threads(5):
+        assert len(threads.parts(0, x.size)) == 5
+    for around in (parse(spec), feedback(parse(spec))):
+        codec = around.bind(layout_of(x.size, spec))
+        with native.using("numpy"):
+            expected = seen(codec, x)
+        for path, count in itertools.product(native.available()[:-1], COUNTS):
+            with native.using(path), threads.using_threads(count):
+                assert seen(codec, x) == expected, (path, count)

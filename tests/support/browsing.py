@@ -1,0 +1,77 @@
+"""A browser for the tests of the page; its fixtures are known to all of them through conftest.py."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.support.serving import Shown, showing
+from thinwire.store import Store
+
+AXE = (Path(__file__).parents[1] / "web" / "vendor" / "axe.min.js").read_text()
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+SERIOUS = ("serious", "critical")
+WAIT_MS = 15_000  # how long a condition may take on a busy machine; nothing waits so long in earnest
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail("these tests need chromium: apt-get install chromium, or `make test` as root, which installs it")
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
+        opened = playwright.chromium.launch(executable_path=found, args=flags)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def served(store: Store, tmp_path: Path) -> Iterator[Shown]:
+    with showing(store.url) as running:
+        yield running
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def look(browser: Browser, store: Store) -> Iterator[Open]:
+    """Opens an address as one who logs in by a link; at the end nothing may have gone wrong in the console."""
+    contexts, wrong = [], list[str]()
+
+    def open_(url: str, path: str = "", **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1000, "height": 900}, **options})
+        contexts.append(context)
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(f"{url}/login{f'?next={path}' if path else ''}#{store.new_login_code()}")
+        page.wait_for_selector(".head h1")
+        return page
+
+    expect.set_options(timeout=WAIT_MS)
+    yield open_
+    for context in contexts:
+        context.close()
+    assert [text for text in wrong if "ERR_CONNECTION" not in text and "ERR_INCOMPLETE" not in text] == []
+
+
+def axe(page: Page) -> list[str]:
+    """What axe-core finds to be serious."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{v['id']}: {node['html']} {node.get('failureSummary', '')}"
+        for v in found["violations"] if v["impact"] in SERIOUS for node in v["nodes"]
+    ]  # fmt: skip
+
+
+def overflow(page: Page) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))

@@ -1,0 +1,189 @@
+"""A process that dies at a place that is chosen, and what of a run must not depend on where that was.
+
+The clock stands still while the aggregator is dead. "The same" means: same order of accepted heads and deadline ticks,
+so same model and shadow at every version, same folded sets and same verdicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from tests.support.outcomes import every_ask_has_one_outcome
+from tests.support.store_agreement import assert_sums_agree, empty_database
+from thinwire.core import Layout, RunPlan, VirtualClock
+from thinwire.core.events import (
+    ClientAsked,
+    Event,
+    ModelStored,
+    RoundClosed,
+    RoundOpened,
+    ShadowStored,
+    UpdateAccepted,
+)
+from thinwire.core.statedir import AggregatorHome
+from thinwire.core.types import Ask, UpdateId, Vector, Verdict
+from thinwire.server.run import drive
+from thinwire.server.state.run_state import KEPT, Past
+from thinwire.server.submit import submit
+from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
+from thinwire.store import FileSpool, MeasureRow, Store
+from thinwire.store.projection import Projection
+
+LAYOUT = Layout.of({"w": (6, 4), "b": (4,)})
+
+
+class Killed(BaseException):
+    """The process is gone: nothing after this line runs."""
+
+
+@dataclass
+class Fate:
+    """Counts the places at which a process can die, and dies at the `at`-th of them, once."""
+
+    at: int = 0
+    places: list[str] = field(default_factory=list)
+
+    def here(self, place: str) -> None:
+        self.places.append(place)
+        if len(self.places) == self.at:
+            raise Killed(place)
+
+
+@contextlib.contextmanager
+def deadly(fate: Fate, store: Store) -> Iterator[None]:
+    """While it lasts, the process may die after each append, each commit and each fsync."""
+    finish, record = Projection.finish, store.record
+
+    def appended(projection: Projection) -> None:
+        finish(projection)
+        fate.here("append")
+
+    def committed(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        record(run_id, events, measured)
+        fate.here("commit")
+
+    with (
+        patch.object(Projection, "finish", appended),
+        patch.object(store, "record", committed),
+        patch("os.fsync", lambda descriptor: fate.here("fsync")),
+    ):
+        yield
+
+
+def around_commits(fate: Fate, store: Store) -> None:
+    """From now on the process may die before and after each commit."""
+    record = store.record
+
+    def committed(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        number = len(fate.places) // 2 + 1
+        fate.here(f"before commit {number}")
+        record(run_id, events, measured)
+        fate.here(f"after commit {number}")
+
+    store.record = committed  # type: ignore[method-assign]  # the kill
+
+
+class World:
+    """Devices, their clock, and the disk: all that outlives an aggregator."""
+
+    def __init__(self, folder: Path, fate: Fate, plan: RunPlan, devices: Sequence[ScriptedDevice]) -> None:
+        self.fate, self.home, self.clock, self.plan = fate, AggregatorHome.under(folder), VirtualClock(), plan
+        self.home.database.write_bytes(empty_database())
+        self.dies_at = math.inf  # on the clock, beside what the fate says
+        self.fleet = ScriptedFleet(FileSpool(self.home.spool), self.clock, reported(plan, LAYOUT), devices)
+
+    def live(self) -> Outcome:
+        """The whole run, with one death at most."""
+        nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
+        with contextlib.ExitStack() as opened:
+            store = opened.enter_context(Store.open(self.home.database, durable=False))
+            run_id = submit(store, self.home, self.plan, LAYOUT, first, nothing, {}, reported(self.plan, LAYOUT))
+            with deadly(self.fate, store):
+                try:
+                    self._drive(run_id, store)
+                except Killed:
+                    store = opened.enter_context(Store.open(self.home.database, durable=False))  # as it lies there
+                    self.fleet = self.fleet.restart(FileSpool(self.home.spool))
+                    self._drive(run_id, store)
+            return Outcome(store, run_id, self.fleet)
+
+    def _drive(self, run_id: str, store: Store) -> None:
+        drive(run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock, stop=self._alive)
+
+    def _alive(self) -> None:
+        if self.clock.now() >= self.dies_at:
+            self.dies_at = math.inf
+            raise Killed("its hour has come")
+
+
+def change(name: str, size: int, ask: Ask) -> Vector:
+    """What a device answers: another each round, and always the same."""
+    drawn: Vector = np.random.default_rng([ord(name), ask.round]).standard_normal(size).astype(np.float32)
+    return drawn
+
+
+class Outcome:
+    """What a run came to."""
+
+    def __init__(self, store: Store, run_id: str, fleet: ScriptedFleet) -> None:
+        assert_sums_agree(store, run_id)
+        every_ask_has_one_outcome(store, run_id)
+        self.status = store.run(run_id).status
+        self.events = [event for _, event in store.events(run_id)]
+        self.past = Past()
+        for event in self.events:
+            self.past.apply(event)
+        self.devices = list(fleet.devices)
+        self.told = {update_id: v for device in fleet.devices.values() for update_id, v in device.told.items()}
+
+    def of(self, *kinds: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kinds)]
+
+    @property
+    def verdicts(self) -> dict[UpdateId, Verdict]:
+        return {verdict.update_id: verdict for name in self.devices for verdict in self.past.told.of(name, KEPT)}
+
+    def same(self) -> dict[str, object]:
+        """All that must not depend on where it was killed."""
+        return {
+            "status": self.status,
+            "models": [(e.version, e.digest, e.state) for e in self.of(ModelStored)],
+            "shadows": [(e.version, e.digest) for e in self.of(ShadowStored)],
+            "asked": sorted([ask_id for e in self.of(RoundOpened) for ask_id in e.asks.values()]),
+            "asked since": [e.ask_id for e in self.of(ClientAsked) if e.why],
+            "accepted": [(e.round, e.update_id, e.staleness, e.discount) for e in self.of(UpdateAccepted)],
+            "closed": [(e.round, e.reason, e.version, e.folded, sorted(e.dropped)) for e in self.of(RoundClosed)],
+            "verdicts": self.verdicts,
+        }
+
+
+Begin = Callable[[Path, Fate], World]
+Whole = tuple[Outcome, list[str]]  # what a run comes to that nobody kills, and the places at which one could
+
+
+def undisturbed_once(begin: Begin) -> Any:
+    """A module's fixture `undisturbed`: a `Whole`."""
+
+    @pytest.fixture(scope="module", name="undisturbed")
+    def made(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+        fate = Fate()
+        return begin(tmp_path_factory.mktemp("undisturbed"), fate).live(), fate.places
+
+    return made
+
+
+def killed(begin: Begin, folder: Path, places: Sequence[str], which: slice) -> Iterator[tuple[str, Outcome]]:
+    """What the run comes to that is killed at one of these places, for each of them, and a sentence that says where."""
+    for at, place in list(enumerate(places, start=1))[which]:
+        yield f"killed at place {at}: {place}", begin(folder / str(at), Fate(at)).live()
+        shutil.rmtree(folder / str(at))

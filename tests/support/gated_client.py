@@ -1,0 +1,61 @@
+"""A device that stands behind its gate, with what it read counted."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from tests.support.small_task import Aggregator, examples, plan_of, task_of
+from thinwire.client.admission import Gate
+from thinwire.client.handler import Session
+from thinwire.client.policy import Policy
+from thinwire.client.train.protocol import Split
+from thinwire.core.types import Failure, ReplyHead
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
+
+
+class Device:
+    """A session behind a gate, whose task notes when its data are asked for."""
+
+    def __init__(self, folder: Path, policy: Policy, text: str = "", **gate: Any) -> None:
+        self.folder, self.policy, self.read = folder, policy, 0
+        self.aggregator = Aggregator(folder, task_of(data=self.data), plan_of(text))
+        self.at = NOON
+        self.price: bool | None = None
+        self.gate_options = gate
+        self.start()
+
+    def data(self, site: object) -> Split:
+        self.read += 1
+        return Split(examples(), examples(6, 4))
+
+    def start(self) -> None:
+        """As a new process would."""
+        (self.folder / "device").mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {"now": lambda: self.at, "link_is": lambda link: self.price, **self.gate_options}
+        self.gate = Gate(self.policy, self.folder / "device", **options)
+        self.session: Session = self.aggregator.session(gate=self.gate)
+
+    def ask(self, number: int = 1, kind: str = "train", **changed: Any) -> ReplyHead | Failure:
+        answer: ReplyHead | Failure = self.aggregator.answer(
+            self.session, self.aggregator.ask(number, kind, **changed)
+        )[0]
+        return answer
+
+    def kind(self, *args: Any, **changed: Any) -> str:
+        """Of the failure that an ask comes to, else "reply"."""
+        answer = self.ask(*args, **changed)
+        return answer.kind if isinstance(answer, Failure) else "reply"
+
+    def rule(self, *args: Any, **changed: Any) -> str:
+        answer = self.ask(*args, **changed)
+        if isinstance(answer, ReplyHead):
+            return ""
+        assert answer.kind == "declined", answer
+        return answer.text.partition(":")[0]
+
+    @property
+    def counts(self) -> Path:
+        return self.folder / "device" / "policy.json"

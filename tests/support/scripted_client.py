@@ -1,0 +1,44 @@
+"""A client process that follows a script of rounds: `python -m tests.support.scripted_client JSON client start ...`.
+
+`{"absent": [3, 7], "anew": [5]}`: it fails the asks of rounds 3 and 7, as one does whose training ended, after the
+verdicts that came with them were settled; and answers that of round 5 as one does that lost its state before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from thinwire.cli.main import main
+from thinwire.client import handler
+from thinwire.client.context import Job
+from thinwire.client.errors import CannotAnswer
+from thinwire.client.execute import Result
+from thinwire.client.execute import work as honest
+from thinwire.client.executor import Bench
+from thinwire.client.run_state import RunState
+from thinwire.client.train.protocol import Site
+from thinwire.core.types import ReplyHead
+
+Work = Callable[[Job, ReplyHead, RunState, Bench, Site], Result]
+
+
+def working(absent: Collection[int], anew: Collection[int]) -> Work:
+    """`work` that does so."""
+
+    def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
+        if job.ask.kind == "train" and job.ask.round in absent:
+            raise CannotAnswer("worker", "absent, as this round was wanted")
+        if job.ask.kind == "train" and job.ask.round in anew:
+            state = replace(state, residual=None, momentum=None, memory={}, encoded_at=0)
+        return honest(job, head, state, bench, site)
+
+    return work
+
+
+if __name__ == "__main__":
+    said = json.loads(sys.argv.pop(1))
+    handler.work = working(said["absent"], said["anew"])  # type: ignore[attr-defined, assignment]  # for every session of it
+    sys.exit(main())

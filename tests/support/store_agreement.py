@@ -1,0 +1,104 @@
+"""Whether the tables that are read say what the journal and each other say."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.store_story import LAYOUT, PLAN
+from thinwire.core.events import Evaluated, UpdateAccepted, UpdateDropped
+from thinwire.core.fleet import TaskReport
+from thinwire.store import Store, UpdateRow
+
+TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
+
+
+def assert_sums_agree(store: Store, run_id: str) -> None:
+    """Every count and sum in runs, rounds and clients is that over the rows of updates.
+
+    A run's bytes have beside them what measuring its last model took, which is no round's. A round's bytes up are of
+    the answers that came in it.
+    """
+    updates = store.updates(run_id)
+    whole, came_in = _added(updates), dict[str, int]()
+    for _, event in store.events(run_id):
+        if isinstance(event, UpdateAccepted | UpdateDropped):
+            came_in.setdefault(event.update_id, event.round)
+        if isinstance(event, Evaluated):
+            taken = {
+                "payload_down": event.payload_bytes,
+                "wire_down": event.sent_bytes,
+                "wire_up": event.received_bytes,
+            }
+            whole |= {name: (whole[name] or 0) + amount for name, amount in taken.items() if amount}
+    assert _kept(store.run(run_id)) == whole
+    for row in store.rounds(run_id):
+        came = _added([u for u in updates if came_in.get(u.update_id) == row.round])
+        own = _added([u for u in updates if u.round == row.round])
+        assert _kept(row) == own | {name: came[name] for name in ("payload_up", "wire_up")}
+    for client in store.clients(run_id):
+        mine = [u for u in updates if u.device == client.device]
+        assert _kept(client) == _added(mine)
+        assert (client.asked, client.arrived) == (len(mine), sum(bool(u.update_id) for u in mine))
+
+
+@functools.cache
+def empty_database() -> bytes:
+    """A database with its tables, made once: making them takes longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        Store.open(Path(folder) / "empty").close()
+        return (Path(folder) / "empty").read_bytes()
+
+
+@contextlib.contextmanager
+def empty_store() -> Iterator[Store]:
+    """A store that is gone afterwards; for tests that need many."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store.sqlite3"
+        path.write_bytes(empty_database())
+        with Store.open(path) as store:
+            yield store
+
+
+def assert_is_replayed(store: Store, run_id: str) -> None:
+    """The journal, recorded anew one event at a time in an empty store, makes the same tables."""
+    with empty_store() as again:
+        row = store.run(run_id)
+        same = again.create_run(row.task, PLAN, LAYOUT, TaskReport(row.task, codecs=("int8",)), source=row.source)
+        assert same == run_id
+        for _, event in store.events(run_id):
+            again.record(run_id, [event])
+        assert shown(again, run_id) == shown(store, run_id)
+
+
+def shown(store: Store, run_id: str) -> dict[str, Any]:
+    run = dataclasses.replace(store.run(run_id), created_at=0.0, identity="")  # neither is in the journal
+    return {
+        "run": run,
+        "rounds": store.rounds(run_id),
+        "updates": store.updates(run_id),
+        "clients": store.clients(run_id),
+        "models": store.models(run_id),
+    }
+
+
+def _kept(row: Any) -> dict[str, int | None]:
+    names = (*TRAFFIC, "folded_count", "late", "dropped", "failed")
+    return {name: getattr(row, name) for name in names}
+
+
+def _added(updates: Iterable[UpdateRow]) -> dict[str, int | None]:
+    rows = list(updates)
+    outcomes = Counter(u.outcome for u in rows)
+    sums: dict[str, int | None] = {"folded_count": outcomes["folded"]}
+    sums |= {name: outcomes[name] for name in ("late", "dropped", "failed")}
+    for name in TRAFFIC:
+        seen = [getattr(u, name) for u in rows if getattr(u, name) is not None]
+        sums[name] = sum(seen) if seen or name.startswith("payload") else None
+    return sums

@@ -1,0 +1,336 @@
+"""What is cut on the way goes on from there: same bytes, at most 1 MiB sent twice a cut, both ways, through TLS too."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from tests.support.fleet_words import PATIENCE_S, answer, hello, polled
+from tests.support.proxy import Proxy, proxy
+from tests.support.transport_doubles import Place, place
+from thinwire.core.errors import BadPayload, NotTaken, Unreachable
+from thinwire.core.fleet import Delivery, Envelope, FixedLimits, NodeJoined
+from thinwire.core.serialization import ReplyLimit
+from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
+from thinwire.transport import FlowerLink
+from thinwire.transport.device.transfers import Outgoing
+from thinwire.transport.protocol.http import INLINE_BYTES
+
+SIZE = 24 * 2**20
+CUTS = 20
+SENT_TWICE = 2**20  # at most, for each cut
+BESIDE = 1.02  # requests, heads and TLS records around the bytes themselves
+PLAIN_AND_TLS = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+
+
+def file_of(path: Path, seed: int, size: int = SIZE) -> Path:
+    path.write_bytes(random.Random(seed).randbytes(size))
+    return path
+
+
+def parts_of(path: Path, *lengths: int) -> tuple[Part, ...]:
+    parts = []
+    with open(path, "rb") as file:
+        for index, length in enumerate(lengths):
+            parts.append(Part(f"full/{index}", length, hashlib.sha256(file.read(length)).hexdigest()))
+    return tuple(parts)
+
+
+def in_parts(path: Path) -> tuple[Part, ...]:
+    """Seven unequal ones, two of them empty."""
+    size = path.stat().st_size
+    return parts_of(path, size // 2, 0, size // 4, 1, size // 8, size - size // 2 - size // 4 - size // 8 - 1, 0)
+
+
+def cut_at(seed: int, size: int = SIZE) -> list[int]:
+    drawn = random.Random(seed)
+    return sorted(drawn.sample(range(1000, size), CUTS))
+
+
+def ask_of(path: Path, ask_id: str = "ask-1") -> Envelope:
+    return Envelope("pi-1", Ask(ask_id, "digits-1", "digits", "train", {}, parts=in_parts(path)), path)
+
+
+def head_of(path: Path, sequence: int = 1) -> ReplyHead:
+    return ReplyHead("ask-1", UpdateId("digits-1", "pi-1", sequence), 0, 1, parts=in_parts(path))
+
+
+def through(here: Place, line: Proxy, name: str = "pi-1") -> FlowerLink:
+    """A device behind this line that has said hello; on a TLS door it joined before."""
+    link = here.link(name)
+    link.close()
+    here.door = line.address
+    link = here.link(name)
+    link.hello(hello(name))
+    return link
+
+
+def pulled(link: FlowerLink) -> Delivery:
+    """Tried as the client's service does it."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            if (delivery := link.pull(1.0)) is not None:
+                return delivery
+        except Unreachable:
+            time.sleep(0.01)
+    raise AssertionError("no ask came")
+
+
+def pushed(link: FlowerLink, head: ReplyHead, bundle: Path) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            return link.push(head, bundle)
+        except Unreachable:
+            time.sleep(0.01)
+    raise AssertionError("it could not be pushed")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path) as made:
+        yield made
+
+
+@PLAIN_AND_TLS
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_download_cut_twenty_times_brings_the_same_bytes(tmp_path: Path, tls: bool, seed: int) -> None:
+    model = file_of(tmp_path / "model", seed)
+    with place(tmp_path, tls=tls) as here, proxy(here.fleet.address) as line:
+        link = through(here, line)
+        line.down.cuts = [line.down.given + at for at in cut_at(seed)]
+        before = line.down.given
+        here.fleet.send([ask_of(model)])
+        delivery = pulled(link)
+        assert delivery.bundle is not None
+        assert delivery.bundle.read_bytes() == model.read_bytes()
+        assert line.cut_count == CUTS
+        assert line.down.taken - before <= SIZE * BESIDE + CUTS * SENT_TWICE
+
+
+@PLAIN_AND_TLS
+@pytest.mark.parametrize("seed", [3, 4])
+def test_an_upload_cut_twenty_times_brings_the_same_bytes(tmp_path: Path, tls: bool, seed: int) -> None:
+    update = file_of(tmp_path / "update", seed)
+    with place(tmp_path, tls=tls) as here, proxy(here.fleet.address) as line:
+        link, head = through(here, line), head_of(update)
+        line.up.cuts = [line.up.given + at for at in cut_at(seed)]
+        before = line.up.given
+        pushed(link, head, update)
+        assert polled(here.fleet, ReplyHead).update_id == head.update_id
+        assert here.spool.path(head.update_id).read_bytes() == update.read_bytes()
+        assert line.cut_count == CUTS
+        assert line.up.taken - before <= SIZE * BESIDE + CUTS * SENT_TWICE
+
+
+def test_an_upload_goes_on_after_the_aggregator_was_restarted(
+    here: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much a restart costs depends on what the aggregator had read by then; that it goes on does not."""
+    update, begun, put = file_of(tmp_path / "update", 5), list[int](), Outgoing._put
+
+    def noted(self: Outgoing, head: ReplyHead, index: int, offset: int, bundle: Path) -> dict[str, Any]:
+        begun.append(sum(part.length for part in head.parts[:index]) + offset)
+        return put(self, head, index, offset, bundle)
+
+    monkeypatch.setattr(Outgoing, "_put", noted)
+    with proxy(here.fleet.address) as line:
+        link, head = through(here, line), head_of(update)
+        line.up.cuts = [line.up.given + SIZE // 2]
+        thread = threading.Thread(target=pushed, args=(link, head, update))
+        thread.start()
+        while not line.cut_count:
+            time.sleep(0.001)
+        here.restart()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert here.spool.path(head.update_id).read_bytes() == update.read_bytes()
+    assert begun[0] == 0
+    assert all(begun[1:]), "nothing begins from the start again"
+    assert begun == sorted(begun)
+
+
+def test_a_download_goes_on_in_a_new_process(here: Place, tmp_path: Path) -> None:
+    """The first process is gone with the cut; the second one finds what had come."""
+    model = file_of(tmp_path / "model", 6)
+    with proxy(here.fleet.address) as line:
+        link = through(here, line)
+        here.fleet.send([ask_of(model)])
+        line.down.cuts = [line.down.given + SIZE // 2, line.down.given + SIZE // 2 + 1]
+        with pytest.raises(Unreachable):
+            link.pull(5.0)
+        link.close()
+        kept = here.links[-1]._incoming.size(in_parts(model))
+        assert 0 < kept < SIZE
+        second, before = through(here, line), line.down.given
+        delivery = pulled(second)
+        assert delivery.bundle is not None
+        assert delivery.bundle.read_bytes() == model.read_bytes()
+        assert line.down.given - before <= (SIZE - kept) * BESIDE + 100_000, "what was kept is not sent again"
+
+
+def test_what_was_whole_in_a_process_that_was_killed_is_not_sent_again(here: Place, tmp_path: Path) -> None:
+    model = file_of(tmp_path / "model", 7)
+    with proxy(here.fleet.address) as line:
+        first = through(here, line)
+        here.fleet.send([ask_of(model)])
+        assert pulled(first).bundle is not None
+        first.close()
+        before = line.down.taken
+        delivery = pulled(through(here, line))
+        assert delivery.bundle is not None
+        assert delivery.bundle.read_bytes() == model.read_bytes()
+        assert line.down.taken - before < 100_000
+
+
+@pytest.mark.parametrize("damage", ["the beginning", "the end"])
+def test_a_damaged_beginning_is_fetched_anew_and_what_fits_is_kept(here: Place, tmp_path: Path, damage: str) -> None:
+    model, downloads = file_of(tmp_path / "model", 8), tmp_path / "clients" / "pi-1" / "downloads"
+    with proxy(here.fleet.address) as line:
+        link = through(here, line)
+        here.fleet.send([ask_of(model)])
+        line.down.cuts = [line.down.given + SIZE * 7 // 8, line.down.given + SIZE * 7 // 8 + 1]
+        with pytest.raises(Unreachable):
+            link.pull(5.0)
+        link.close()
+        (partial,) = downloads.iterdir()
+        with open(partial, "r+b") as file:
+            file.seek(100 if damage == "the beginning" else SIZE * 5 // 8)
+            file.write(b"damaged")
+        before = line.down.taken
+        delivery = pulled(through(here, line))
+        assert delivery.bundle is not None
+        assert delivery.bundle.read_bytes() == model.read_bytes()
+        again = SIZE if damage == "the beginning" else SIZE // 2
+        assert again * 0.9 < line.down.taken - before <= again * BESIDE + SENT_TWICE
+
+
+def test_a_download_of_another_bundle_under_the_same_ask_begins_anew(here: Place, tmp_path: Path) -> None:
+    """As after an aggregator that was set back: the tag says that what is here is of something else."""
+    old, new = file_of(tmp_path / "old", 9), file_of(tmp_path / "new", 10)
+    with proxy(here.fleet.address) as line:
+        link = through(here, line)
+        here.fleet.send([ask_of(old)])
+        line.down.cuts = [line.down.given + SIZE // 2, line.down.given + SIZE // 2 + 1]
+        with pytest.raises(Unreachable):
+            link.pull(5.0)
+        here.fleet.cancel(["ask-1"])
+        here.fleet.send([ask_of(new)])
+        delivery = pulled(link)
+        assert delivery.bundle is not None
+        assert delivery.bundle.read_bytes() == new.read_bytes()
+
+
+def test_a_cancelled_ask_ends_its_download(here: Place, tmp_path: Path) -> None:
+    model = file_of(tmp_path / "model", 11)
+    with proxy(here.fleet.address, bytes_per_s=16e6) as line:
+        link = through(here, line)
+        here.fleet.send([ask_of(model)])
+        ended = list[Delivery | None]()
+        thread = threading.Thread(target=lambda: ended.append(link.pull(5.0)))
+        thread.start()
+        while line.down.given < 2_000_000:
+            time.sleep(0.001)
+        here.fleet.cancel(["ask-1"])
+        thread.join(PATIENCE_S)
+        assert ended == [None]
+        assert line.down.given < SIZE * 3 / 4
+
+
+def test_beginnings_of_downloads_do_not_pile_up(here: Place, tmp_path: Path) -> None:
+    link = here.link("pi-1")
+    folder = tmp_path / "clients" / "pi-1" / "downloads"
+    for at in range(9):
+        (folder / f"{at:064x}").write_bytes(b"x")
+    link.close()
+    here.link("pi-1")
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_an_answer_that_is_damaged_on_the_devices_disk_is_not_sent_for_ever(here: Place, tmp_path: Path) -> None:
+    update = file_of(tmp_path / "update", 12, 2 * INLINE_BYTES)
+    head = head_of(update)
+    update.write_bytes(update.read_bytes()[:-9] + b"damaged..")
+    link = here.link("pi-1")
+    link.hello(hello("pi-1"))
+    with pytest.raises(BadPayload, match="damaged on this disk"):
+        link.push(head, update)
+
+
+def test_an_answer_that_is_too_large_is_said_to_be_so_once(tmp_path: Path) -> None:
+    update = file_of(tmp_path / "update", 13, 2 * INLINE_BYTES)
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(INLINE_BYTES)), tls=True) as here:
+        link = here.link("pi-1")
+        link.hello(hello("pi-1"))
+        with pytest.raises(NotTaken):
+            link.push(head_of(update), update)
+
+
+@PLAIN_AND_TLS
+def test_an_answer_to_another_run_of_the_same_id_is_refused_and_costs_the_device_nothing_else(
+    tmp_path: Path, tls: bool
+) -> None:
+    update = file_of(tmp_path / "update", 16, 900)
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(INLINE_BYTES, identity="b" * 16)), tls=tls) as here:
+        link = here.link("pi-1")
+        here.roster.identities = {"digits-1": "b" * 16, "digits-2": "a" * 16}  # or the device would send none of it
+        link.hello(hello("pi-1"))
+        polled(here.fleet, NodeJoined)
+        here.fleet.send([Envelope("pi-1", Ask("ask-1", "digits-1", "digits", "train", {}))])
+        assert link.pull(0.0) is not None
+        for identity in ("", "a" * 16):
+            with pytest.raises(NotTaken, match="another run"):
+                link.push(dataclasses.replace(head_of(update), identity=identity), update)
+            with pytest.raises(NotTaken, match="another run"):
+                link.push(Failure("task-error", "", "ask-1", "pi-1", identity=identity))
+        assert (here.spool.heads(), here.fleet.poll(0.0)) == ([], []), "the ask goes on"
+        link.push(dataclasses.replace(head_of(update), identity="b" * 16), update)
+        assert [head.identity for head in here.spool.heads()] == ["b" * 16]
+
+
+@pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
+@PLAIN_AND_TLS
+def test_around_the_limit_of_what_travels_inline_both_ways_work(tmp_path: Path, tls: bool, size: int) -> None:
+    model, update = file_of(tmp_path / "model", 14, size), file_of(tmp_path / "update", 15, size)
+    with place(tmp_path, tls=tls) as here:
+        link = here.link("pi-1")
+        link.hello(hello("pi-1"))
+        polled(here.fleet, NodeJoined)
+        here.fleet.send([ask_of(model)])
+        delivery = pulled(link)
+        assert delivery.bundle is not None
+        assert delivery.bundle.read_bytes() == model.read_bytes()
+        link.push(head_of(update), update)
+        link.push(head_of(update), update)
+        assert polled(here.fleet, ReplyHead).payload_bytes == size
+        assert here.spool.path(head_of(update).update_id).read_bytes() == update.read_bytes()
+        assert answer("pi-1", "ask-1").update_id == head_of(update).update_id
+
+
+def test_a_large_ask_that_is_not_wanted_comes_without_its_parts_and_nothing_of_them_is_sent(tmp_path: Path) -> None:
+    """A device that will decline pays for no model; what it holds it may still decline, and be asked again."""
+    unwanted = {"ask-1"}
+    with place(tmp_path) as here:
+        link = here.link("pi-1", is_wanted=lambda ask: ask.ask_id not in unwanted)
+        link.hello(hello("pi-1"))
+        large = ask_of(file_of(tmp_path / "model", 3))
+        here.fleet.send([large])
+        assert pulled(link) == Delivery(large.ask, None, ANY, device="pi-1")
+        assert here.fleet.stats()["sent_bytes"] < INLINE_BYTES
+        link.push(Failure("declined", "metered: this link is paid by volume", "ask-1"))
+        polled(here.fleet, Failure)
+        unwanted.clear()
+        here.fleet.send([large])
+        delivery = pulled(link)
+        assert delivery.bundle is not None
+        assert delivery.bundle.stat().st_size == SIZE

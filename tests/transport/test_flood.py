@@ -1,0 +1,133 @@
+"""Crowds at a door in a process of its own: its memory is bounded, and who is in goes on making rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import selectors
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.api_process import DoorProcess, answering, door_process
+from tests.support.callers import Caller, address_of
+from tests.support.watched import hello_of_tls
+from thinwire.transport.protocol.http import CA
+from thinwire.transport.server.limits import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
+
+MOST_MORE_BYTES = 64 * 2**20
+CROWD = 5_000
+ADDRESSES = 250
+
+
+@contextlib.contextmanager
+def crowded(folder: Path) -> Iterator[DoorProcess]:
+    """A door with a device in it that has made rounds and goes on answering."""
+    (folder / "door").mkdir()
+    with door_process(folder / "door") as made, answering(made.link(folder / "pi-1", "pi-1"), "pi-1", folder):
+        for _ in range(3):
+            made.round_s()
+        made.forget_peak()
+        yield made
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[DoorProcess]:
+    with crowded(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as a crowd needs, where the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(soft, min(hard, CROWD + 1000) if hard != resource.RLIM_INFINITY else CROWD + 1000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Crowd:
+    """Connections from many addresses of 127.0.0.0/8, each of which says something and then no more."""
+
+    def __init__(self, door: DoorProcess, words: tuple[bytes, ...]) -> None:
+        self.where, self.words = address_of(door), words
+        self.sockets: list[socket.socket] = []
+        self.selector = selectors.DefaultSelector()
+
+    def come(self, count: int) -> None:
+        for _ in range(count):
+            nth = len(self.sockets)
+            raw = socket.socket()
+            raw.setblocking(False)
+            raw.bind((f"127.77.{nth % ADDRESSES // 250}.{1 + nth % ADDRESSES}", 0))
+            if (failed := raw.connect_ex(self.where)) not in (0, errno.EINPROGRESS):
+                raise OSError(failed, "cannot connect")
+            self.sockets.append(raw)
+            self.selector.register(raw, selectors.EVENT_WRITE, self.words[nth % len(self.words)])
+        while self.selector.get_map():
+            for key, _ in self.selector.select():
+                self.selector.unregister(key.fileobj)
+                with contextlib.suppress(OSError):  # it was one too many
+                    key.fileobj.send(key.data)  # type: ignore[union-attr]  # it is a socket
+
+    def go(self) -> None:
+        for raw in self.sockets:
+            raw.close()
+        self.selector.close()
+
+
+def test_five_thousand_connections_hold_little_and_keep_no_device_from_its_rounds(
+    door: DoorProcess, many_files: None
+) -> None:
+    """Silent ones, half a handshake, a whole first flight, and plain HTTP that never ends its head."""
+    before = door.memory()
+    crowd = Crowd(door, (b"", hello_of_tls()[:50], hello_of_tls(), b"GET / HTTP/1.1\r\nx: " + b"y" * 30_000))
+    rounds = []
+    try:
+        for _ in range(10):
+            crowd.come(CROWD // 10)
+            rounds.append(door.round_s())
+            stats = door.say("stats")
+            assert stats["strangers"] <= UNSIGNED_OF_ALL
+            assert stats["connections"] <= UNSIGNED_OF_ALL + 2
+    finally:
+        crowd.go()
+    assert len(rounds) == 10
+    assert door.say("stats")["turned_away"] >= CROWD // 2  # who went before the door came to it is in no count
+    assert door.memory("VmHWM") - before <= MOST_MORE_BYTES
+
+
+def test_one_address_holds_thirty_two_connections_and_its_oldest_makes_room(door: DoorProcess) -> None:
+    """Others are let in, and so is the next of this address."""
+    here = [Caller(door, source="127.88.0.1") for _ in range(UNSIGNED_OF_ONE)]
+    lines = [caller.connection() for caller in here]
+    one_more = Caller(door, source="127.88.0.1").connection()
+    with pytest.raises(OSError):
+        here[0].call("GET", CA, headers={}, on=lines[0])
+    for line in (*lines[1:], one_more):
+        assert here[0].call("GET", CA, headers={}, on=line).status == 200
+        line.close()
+    assert Caller(door, source="127.88.0.2").call("GET", CA, headers={}).status == 200
+    lines[0].close()
+
+
+def test_hundreds_of_headers_without_end_are_cut_off_in_bounded_memory(door: DoorProcess, many_files: None) -> None:
+    """Through TLS, where a head is bounded by what was decrypted."""
+    before = door.memory()
+    lines = [
+        Caller(door, source=f"127.99.0.{1 + nth // UNSIGNED_OF_ONE}").connection() for nth in range(8 * UNSIGNED_OF_ONE)
+    ]
+    for line in lines:
+        line.sock.sendall(f"GET {CA} HTTP/1.1\r\n".encode())
+    for _ in range(8):
+        for line in lines:
+            with contextlib.suppress(OSError):
+                line.sock.sendall(b"x: " + b"y" * 65_536 + b"\r\n")
+        door.round_s()
+    for line in lines:
+        line.close()
+    assert door.memory("VmHWM") - before <= MOST_MORE_BYTES

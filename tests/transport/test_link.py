@@ -1,0 +1,149 @@
+"""A device's end against a real door: lost connections, restarts, and what an address may be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet_words import PATIENCE_S, answer, envelope, hello, join, polled, pulled, until, written
+from tests.support.transport_doubles import Place, place
+from thinwire.core.errors import Refused, Unreachable, UsageError
+from thinwire.core.fleet import Delivery, NodeJoined, NodeLeft
+from thinwire.core.types import Failure
+from thinwire.transport import FlowerLink, device_key
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path) as made:
+        yield made
+
+
+def test_a_push_outlives_an_idle_connection_that_was_closed(here: Place, tmp_path: Path) -> None:
+    link = here.link("pi-1")
+    link.hello(hello("pi-1"))
+    link.push(answer("pi-1", "ask-1", 1, b"abc"), written(tmp_path, b"abc"))
+    made = link._pushing._line
+    assert made is not None
+    made.hang_up()
+    link.push(answer("pi-1", "ask-2", 2, b"abc"), written(tmp_path, b"abc"))
+    assert len(here.spool.heads()) == 2
+
+
+def test_an_aggregator_that_is_not_there_is_said_at_once(here: Place) -> None:
+    link = join(here, "pi-1")
+    here.fleet.close()
+    with pytest.raises(Unreachable, match="cannot reach the aggregator at http://127.0.0.1:") as refused:
+        link.pull(20.0)
+    with pytest.raises(Unreachable):
+        link.push(Failure("task-error", "x", "ask-1"))
+    assert refused.value.exit_code == 4
+    assert "thinwire aggregator start" in refused.value.hint
+
+
+def test_a_waiting_pull_outlives_a_restart_of_the_aggregator(here: Place) -> None:
+    """The client's service tries again; the link says hello by itself."""
+    link, got = join(here, "pi-1"), list[Delivery]()
+
+    def client() -> None:
+        while not got:
+            try:
+                if (delivery := link.pull(20.0)) is not None:
+                    got.append(delivery)
+            except Unreachable:
+                time.sleep(0.02)
+
+    polled(here.fleet, NodeJoined)
+    thread = threading.Thread(target=client)
+    thread.start()
+    until(lambda: here.fleet.stats()["requests"]["pull"] > 0)
+    here.restart()
+    polled(here.fleet, NodeJoined)
+    here.fleet.send([envelope("pi-1", "ask-1")])
+    thread.join(PATIENCE_S)
+    assert [delivery.ask.ask_id for delivery in got] == ["ask-1"]
+
+
+def test_a_closed_link_ends_a_pull_that_waits(here: Place) -> None:
+    link, ended = join(here, "pi-1"), list[BaseException]()
+
+    def wait() -> None:
+        try:
+            link.pull(20.0)
+        except Unreachable as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: here.fleet.stats()["requests"]["pull"] > 0)
+    link.close()
+    thread.join(5)
+    assert len(ended) == 1
+    assert polled(here.fleet, NodeLeft).why == "its connection is closed"
+
+
+def test_a_cancel_reaches_a_device_that_is_waiting(here: Place) -> None:
+    link = join(here, "pi-1")
+    here.fleet.send([envelope("pi-1", "ask-1")])
+    pulled(link)
+    thread = threading.Thread(target=link.pull, args=(20.0,))
+    thread.start()
+    until(lambda: here.fleet.stats()["requests"]["pull"] > 1)
+    here.fleet.cancel(["ask-1"])
+    thread.join(PATIENCE_S)
+    assert link.cancelled() == {"ask-1"}
+
+
+def test_a_device_that_is_revoked_while_it_waits_gets_nothing(here: Place) -> None:
+    link, ended = join(here, "pi-1"), list[str]()
+
+    def wait() -> None:
+        try:
+            link.pull(20.0)
+        except Refused as refused:
+            ended.append(refused.why)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: here.fleet.stats()["requests"]["pull"] > 0)
+    here.roster.put("pi-1", "revoked")
+    here.fleet.send([envelope("pi-1", "ask-1")])
+    thread.join(PATIENCE_S)
+    assert ended == ["pi-1 was revoked"]
+
+
+def test_a_link_speaks_for_its_own_name_only(here: Place) -> None:
+    with pytest.raises(Refused):
+        here.link("pi-1").hello(hello("pi-2"))
+
+
+def test_a_pull_before_a_hello_is_refused(here: Place) -> None:
+    with pytest.raises(Unreachable, match="hello"):
+        here.link("pi-1").pull(0.0)
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:9090", "ftp://x", "http://", "http://x:port", "http://10.0.0.1"])
+def test_an_address_that_cannot_be_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        FlowerLink(url, device_key(tmp_path), "pi-1", tmp_path)
+
+
+def test_a_device_needs_neither_flwr_nor_torch_nor_a_database() -> None:
+    code = (
+        "import sys; from thinwire.transport import FlowerLink, device_key\n"
+        "print([m for m in ('flwr', 'torch', 'sqlalchemy', 'fastapi', 'uvicorn', 'grpc') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_aggregator_needs_no_torch() -> None:
+    code = "import sys; from thinwire.flower import FlowerFleet; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,164 @@
+"""A device behind TLS: what ends it and what it waits out, while CAs change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.flower.test_flower_fleet import on_the_store
+from tests.support.fleet_laws import FleetLaws
+from tests.support.fleet_words import PATIENCE_S, Setting, answer, hello, join, until  # fmt: skip
+from tests.support.transport_doubles import Place, place
+from thinwire.core.errors import Refused, ThinwireError, Unreachable
+from thinwire.core.formatting import grouped
+from thinwire.transport import FlowerLink
+from thinwire.transport.device.errors import meaning
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.http import Refusal
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path, tls=True) as made:
+        yield made
+
+
+class TestFlowerFleetOverTls(FleetLaws):
+    def make(self, folder: Path):
+        return on_the_store(folder, tls=True)
+
+    def test_a_second_live_process_of_one_name_is_refused(self, setting: Setting) -> None:
+        """Over TLS it may try again: the other one may end without anybody coming to this device."""
+        join(setting, "pi-1").pull(0.05)
+        with pytest.raises(Unreachable, match="another process"):
+            setting.link("pi-1").hello(hello("pi-1"))
+
+
+# What ends a client
+EVERY_REFUSAL = [
+    Refusal(401, "signature", "x"), Refusal(401, "clock", "x"), Refusal(401, "replay", "x"), Refusal(401, "hello", "x"),
+    Refusal(401, "unknown", "x"), Refusal(403, "pending", "x"), Refusal(403, "device", "x"),
+    Refusal(403, "invitation", "x"), Refusal(403, "protocol", "x"), Refusal(404, "http", "x"),
+    Refusal(409, "name", "x"), Refusal(409, "process", "x"), Refusal(409, "protocol", "x"),
+    Refusal(413, "too-large", "x"),
+    Refusal(429, "joins", "x"), Refusal(503, "busy", "x"), Refusal(503, "disk", "x"), Refusal(500, "http", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", EVERY_REFUSAL, ids=lambda r: f"{r.status}-{r.kind}")
+def test_over_tls_nothing_but_a_revocation_ends_a_client(refusal: Refusal) -> None:
+    error = meaning(refusal, "https://agg.example", tls=True)
+    assert isinstance(error, Unreachable)
+    assert error.what
+    assert error.why
+    assert error.hint
+    assert isinstance(meaning(Refusal(403, "revoked", "x"), "https://agg.example", tls=True), Refused)
+
+
+def test_a_revoked_device_ends_with_five(here: Place) -> None:
+    link = join(here, "pi-1")
+    here.roster.put("pi-1", "revoked")
+    with pytest.raises(Refused, match="shut this device out") as refused:
+        link.pull(0.1)
+    assert refused.value.exit_code == 5
+
+
+def test_a_pending_device_says_its_fingerprint_and_waits(here: Place) -> None:
+    link = here.link("pi-1")
+    here.roster.put("pi-1", "pending")
+    with pytest.raises(Unreachable) as refused:
+        link.hello(hello("pi-1"))
+    assert grouped(here.roster.devices["pi-1"].fingerprint) in refused.value.why
+    assert "thinwire devices approve" in refused.value.hint
+    here.roster.put("pi-1", "approved")
+    assert link.hello(hello("pi-1")).name == "pi-1"
+
+
+def test_an_aggregator_that_was_set_up_anew_is_not_believed_and_hears_nothing(tmp_path: Path) -> None:
+    with place(tmp_path / "old", tls=True) as old:
+        folder = tmp_path / "old" / "clients" / "pi-1"
+        old.link("pi-1")
+    with place(tmp_path / "new", tls=True) as new:
+        from thinwire.transport import device_key
+
+        link = FlowerLink(new.url, device_key(folder), "pi-1", folder, Trust.load(folder))
+        with pytest.raises(Unreachable, match="does not trust") as refused:
+            link.hello(hello("pi-1"))
+        link.close()
+        assert "join" in refused.value.hint
+        assert new.fleet.stats()["requests"]["hello"] == 0
+
+
+def test_a_device_that_leaves_is_out(here: Place) -> None:
+    link = here.link("pi-1")
+    link.hello(hello("pi-1"))
+    link.leave()
+    assert here.roster.devices["pi-1"].state == "revoked"
+    with pytest.raises(Refused):
+        link.hello(hello("pi-1"))
+
+
+def test_a_renamed_device_learns_its_name(here: Place) -> None:
+    link = here.link("pi-1")
+    here.roster.devices["lab-1"] = replace(here.roster.devices.pop("pi-1"), name="lab-1")
+    assert link.hello(hello("pi-1")).name == "lab-1"
+    link.push(answer("lab-1", "ask-1"))
+    held = Trust.load(here.folder / "clients" / "pi-1")
+    assert held is not None
+    assert held.name == "lab-1"
+
+
+def test_who_is_told_when_to_come_again_passes_it_on() -> None:
+    error = meaning(Refusal(429, "joins", "x", retry_after_s=17.0), "https://a", tls=True, within_s=3.0)
+    assert isinstance(error, Unreachable)
+    assert (error.after_s, error.within_s) == (17.0, 3.0)
+
+
+def test_a_closing_aggregator_says_when_to_come_again(here: Place) -> None:
+    link, ended = here.link("pi-1"), list[ThinwireError]()
+    link.hello(hello("pi-1"))
+
+    def wait() -> None:
+        try:
+            link.pull(30.0)
+        except ThinwireError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: here.fleet.stats()["requests"]["pull"])
+    here.fleet.close()
+    thread.join(PATIENCE_S)
+    assert isinstance(ended[0], Unreachable)
+    assert ended[0].after_s >= 1.0
+
+
+# CAs that are rotated
+def test_a_device_takes_a_new_ca_and_says_so_and_the_old_one_is_laid_down(here: Place) -> None:
+    assert here.authority is not None
+    link, old = join(here, "pi-1"), here.authority.pin
+    new = here.authority.rotate()
+    here.restart()  # as the service learns of it
+    link.pull(0.0)
+    held = Trust.load(here.folder / "clients" / "pi-1")
+    assert held is not None
+    assert held.pins == (new, old)
+    assert here.roster.hellos[-1].holds == (new, old)
+    here.authority.confirmed([here.roster.hellos[-1].holds])
+    here.restart()
+    link.pull(0.0)
+    assert here.roster.hellos[-1].holds == (new,)
+    here.link("pi-1")  # a new process, from the file
+    here.links[-1].push(answer("pi-1", "ask-1"))
+
+
+def test_a_device_that_holds_the_old_ca_is_shown_the_chain_that_it_can_verify(here: Place) -> None:
+    assert here.authority is not None
+    link = here.link("pi-1")
+    here.authority.rotate()
+    here.restart()
+    assert link.hello(hello("pi-1")).name == "pi-1"

@@ -3,8 +3,7 @@
     python -m benchmarks.house [--preset small|full|committed] --json
 
 Sizes. `python_files`, `lines` (all lines) and `files_over_400` count the `.py` files under `thinwire/`.
-`files_under_60` leaves out `__init__`, `__main__`, migrations and files of one codec (folders `codecs`, `methods`,
-`coders`).
+`files_under_60` leaves out `__init__`, `__main__`, migrations and files of one codec (folder `codecs`).
 
 `closure_encode`: modules of ours that a fresh process has imported once it has encoded a vector with `int8` and error
 feedback.
@@ -17,9 +16,8 @@ outcome, selection, request, training. A file counts when a function of it was c
 first two. Bodies of modules and classes do not count, nor do methods that dataclasses generate, nor work that is done
 from time to time.
 
-- `files_per_update`: files of ours in the aggregator's process, whatever their part.
-- `files_per_assignment`: files of `client/` and its transport (`transport/`, today `flower/`) in the client's two
-  processes.
+- `files_per_update`: files of `server/` and `store/` in the aggregator's process.
+- `files_per_assignment`: files of `client/` and its transport in the client's two processes.
 
 What each part has is a figure beside them (`files_per_update server`). Each file is a row, also where its part is not
 counted.
@@ -58,7 +56,7 @@ from benchmarks.words import IN_CODE, banned
 ROOT = Path(__file__).parents[1]
 OURS = ROOT / "thinwire"
 SMALL_LINES, LARGE_LINES = 60, 400
-NOT_SMALL = {"migrations", "versions", "codecs", "methods", "coders"}  # folders
+NOT_SMALL = {"migrations", "versions", "codecs"}  # folders
 RIDDLES = re.compile(r"(As|For|How|Of|That|The same|Those|Until|What|When|Where|Whether|Which|Who|Whom|Whose|Why)\b")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 ENCODE = """
@@ -72,8 +70,8 @@ print(sum(name.partition(".")[0] == "thinwire" for name in sys.modules))
 """
 
 COUNTED = {  # by part: the folder under thinwire/
-    "update": None,  # all of them
-    "assignment": ("client", "transport", "flower"),
+    "update": ("server", "store"),
+    "assignment": ("client", "transport"),
 }
 WITHIN_S = 120.0
 FIRST = 2  # periods that are not counted: caches fill
@@ -122,7 +120,7 @@ def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[st
     for what, found in called(preset.rounds, folder).items():
         parts = Counter(name.split("/")[1] for name in found)
         counted = COUNTED[what]
-        figures[f"files_per_{what}"] = sum(n for part, n in parts.items() if counted is None or part in counted)
+        figures[f"files_per_{what}"] = sum(n for part, n in parts.items() if part in counted)
         figures |= {f"files_per_{what} {part}": count for part, count in sorted(parts.items())}
         rows += [{"what": f"file of one {what}", "file": name} for name in found]
     trees = {_name(path): ast.parse(path.read_text()) for path in python_files(OURS)}

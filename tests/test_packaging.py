@@ -70,9 +70,9 @@ def canonical(name: str) -> str:
 def source(tmp_path_factory):
     """What a build needs, copied: a build leaves its own folders beside what it builds."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("thinwire", "examples"):
+    for name in ("thinwire", "csrc", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.so"))
-    for path in [ROOT / "pyproject.toml", ROOT / "setup.py", *ROOT.glob("*.md")]:
+    for path in [ROOT / "pyproject.toml", ROOT / "setup.py", ROOT / "MANIFEST.in", *ROOT.glob("*.md")]:
         shutil.copy(path, folder)
     return folder
 

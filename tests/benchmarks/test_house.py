@@ -28,8 +28,8 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
         "files_per_assignment", "undocumented_public", "banned_words", "riddles",
     } <= set(figures)  # fmt: skip
     files = {what: {row["file"] for row in rows if row["what"] == f"file of one {what}"} for what in WAYS}
-    for what, parts in COUNTED.items():
-        assert sum(name.split("/")[1] in parts for name in files[what]) == figures[f"files_per_{what}"]
+    for what, counted in COUNTED.items():
+        assert sum(name.split("/")[1] in counted for name in files[what]) == figures[f"files_per_{what}"]
     assert all((ROOT / name).is_file() for found in files.values() for name in found)
     for what, parts in WAYS.items():
         assert parts <= {name.split("/")[1] for name in files[what]}, f"a step of one {what} was not noted"

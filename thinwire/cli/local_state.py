@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from thinwire.core.statedir import write_atomically
-
 if TYPE_CHECKING:
     from thinwire.core.errors import NotFound
     from thinwire.core.statedir import AggregatorHome
@@ -193,6 +191,8 @@ class Typed:
 
     def remember(self, place: Path) -> None:
         """Keep them beside the state that they belong to."""
+        from thinwire.core.statedir import write_atomically
+
         said = {"words": [word for word in self.words if word not in ONCE], "folder": str(self.folder)}
         write_atomically(place / FILE, json.dumps(said).encode())
 

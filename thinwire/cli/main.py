@@ -111,12 +111,13 @@ def _failed(error: Exception) -> int:
 
 def _blamed(error: Exception) -> Blame | None:
     """Whose installed codec or server optimizer raised it; where none was in use, nobody's."""
-    aggregation = sys.modules.get("thinwire.aggregation")
-    if aggregation is None:
+    codecs = sys.modules.get("thinwire.compression.registry")
+    optimizers = sys.modules.get("thinwire.aggregation.server_optimizers")
+    if codecs is None or optimizers is None:
         return None
     from thinwire.core.registry import blamed
 
-    return blamed(error, aggregation.registry.steps, aggregation.optimizers)
+    return blamed(error, codecs.steps, optimizers.optimizers)
 
 
 def _looked_into(blame: Blame) -> str:

@@ -14,7 +14,6 @@ from thinwire.aggregation import codecs
 from thinwire.client.errors import in_our_words
 from thinwire.client.train import partitions, task
 from thinwire.client.train.errors import place
-from thinwire.client.train.module import build, first_model
 from thinwire.client.train.protocol import Local, ignored
 from thinwire.client.train.task import LoadedTask
 from thinwire.core.errors import DataLost, PlanError
@@ -29,7 +28,6 @@ __all__ = [
     "Initial",
     "LoadedTask",
     "as_task",
-    "build",
     "held_out",
     "initial_model",
     "installed_tasks",
@@ -94,6 +92,8 @@ class Initial:
 @in_our_words()
 def initial_model(task: LoadedTask, run_seed: int) -> Initial:
     """A model drawn by the run's seed; `TaskError` says where the task's code raised."""
+    from thinwire.client.train.module import first_model
+
     first = first_model(task, run_seed)
     layout = Layout.from_json(first.places.to_json())
     return Initial(layout, first.params, first.buffers, first.counters, first.fixed, first.left_out)

@@ -26,12 +26,13 @@ from thinwire.client import payload
 from thinwire.client.errors import place
 from thinwire.client.payload import Following, encode
 from thinwire.client.run_state import RunState
-from thinwire.client.task import Initial, build, initial_model, require_own_loop
+from thinwire.client.task import Initial, initial_model, require_own_loop
 from thinwire.client.train import data
 from thinwire.client.train import module as tensors
 from thinwire.client.train.errors import Wrong, task_code
 from thinwire.client.train.evaluate import BATCH, as_loss, evaluate, names
 from thinwire.client.train.layout import Key, derive
+from thinwire.client.train.module import build
 from thinwire.client.train.protocol import Local, Work
 from thinwire.client.train.runtime import Bench, require_alike
 from thinwire.client.train.trainer import TorchTrainer

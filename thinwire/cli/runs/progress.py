@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from thinwire.cli.console import figure, seconds, size
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
 from thinwire.cli.signals import remembered
-from thinwire.store.queries import behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +36,8 @@ ALIVE_S = 3.0  # how often it is looked whether the aggregator lives
 
 def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator: bool = True) -> int:
     """Tell a run until it is over; gives its exit code. KeyboardInterrupt leaves the run as it is."""
+    from thinwire.store.queries import behind
+
     teller, seen, looked, gone = Teller(), 0, float("-inf"), ""
     with screen() as (tell, show), remembered() as look:
         while True:

@@ -8,14 +8,16 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from thinwire.cli import console
 from thinwire.cli.local_state import Typed
 from thinwire.cli.params import ClientName, Home, Print, System
-from thinwire.cli.service.systemd import Systemd, Unit
+
+if TYPE_CHECKING:
+    from thinwire.cli.service.systemd import Systemd, Unit
 
 aggregator_app = typer.Typer(name="service", help="Keep the aggregator going with systemd.", no_args_is_help=True)
 
@@ -181,6 +183,8 @@ def unit_of(
     name: str, says: str, noun: str, typed: Typed, state: Path, home: Path, manager: Systemd, **more: Any
 ) -> Unit:
     """The unit for `thinwire NOUN start` with these words."""
+    from thinwire.cli.service.systemd import Unit
+
     return Unit(
         name, says, (*_program(), noun, "start", *typed.words), typed.folder, state,
         {"THINWIRE_HOME": str(home), **_environment(os.environ)}, _owner(home) if manager.system else "", **more,

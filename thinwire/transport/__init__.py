@@ -1,7 +1,7 @@
-"""Flower as the engine: FlowerFleet for the aggregator, FlowerLink and device_key for a device.
+"""HTTPS transport between devices and the aggregator.
 
-`wire` is what both ends say alike, `device` one end, `door` and behind it `lane` the other one; `stock` is for
-Flower's own nodes and apps. Each name is imported when it is asked for: a device needs no part of flwr.
+`protocol` holds what both ends share, `device` is the client's end, `server` the aggregator's end. The package needs
+neither Flower nor torch. Each name is imported at its first use, so that a device imports nothing of the server.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A device's end of the wire. It needs neither flwr nor torch."""
+"""The device's end of the transport. It needs the standard library and `cryptography`, but neither Flower nor torch."""

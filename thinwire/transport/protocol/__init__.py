@@ -1,1 +1,1 @@
-"""What both ends of the wire say alike: requests and their signatures, paths, bodies, refusals, certificates."""
+"""The parts of the transport that both ends share: bodies, routes, refusals, signatures, messages and certificates."""

@@ -1,1 +1,1 @@
-"""The door: what strangers can reach, and every limit that they meet before a request exists."""
+"""The aggregator's end of the transport: the device API, the limits for strangers, and what waits for each device."""

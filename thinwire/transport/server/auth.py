@@ -1,4 +1,12 @@
-"""Requests that the door passes on: stock Flower nodes, to a SuperLink that is not ours (flower/stock)."""
+"""Authentication of requests at the device API.
+
+`Gate` judges a request by its line and headers alone, before a request object exists or its body is read. It does so in
+this order: path, length, key, time, signature, row of the device, and last the nonce. A nonce is spent only by a
+request that is admitted. `Gate` does no I/O except that it reads the roster.
+
+`Window` refuses replays. `Enrol` decides whether a registration may make a row for an unknown key. `Guests` describes
+the app behind the device API to which requests of stock Flower nodes are forwarded.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +24,16 @@ from thinwire.transport.protocol.http import Found, Refusal, Route, found, unkno
 from thinwire.transport.protocol.signing import LATEST_S, MAX_AHEAD_S, Claim, Identity
 from thinwire.transport.server.limits import FailedJoins
 
-LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")
-MOST_BYTES = 64 * 2**20  # of one request: Flower sends objects in pieces of 5 MiB
+LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")  # a Host header of this machine
+MOST_BYTES = 64 * 2**20  # of a forwarded request's body: Flower sends objects in pieces of 5 MiB
 
 
 def require_no_browser(headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """For an address that only programs of this machine may call, and that a browser on it reaches as well.
+    """Return a refusal for a request that a browser may have sent, or None.
 
-    A page whose name is rebound to this address sends that name as Host, and a browser says with each POST which page
-    sent it (Fetch standard, section 3.2). No program of Flower says either.
+    It guards an address that only programs of this machine may call, but that a browser on the machine can reach too. A
+    page whose name is rebound to this address sends that name as Host. A browser names the page that sent a POST in
+    Origin or Sec-Fetch-Site (Fetch standard, section 3.2). Flower's programs send neither.
     """
     if LOOPBACK.fullmatch(headers.get(b"host", b"")) and not headers.keys() & {b"origin", b"sec-fetch-site"}:
         return None
@@ -32,43 +41,54 @@ def require_no_browser(headers: Mapping[bytes, bytes]) -> Refusal | None:
 
 
 class Guests(Protocol):
-    """An ASGI app behind exact POST paths, and who may reach it."""
+    """An ASGI app behind exact POST paths to which the device API forwards requests, and its rule of access."""
 
     @property
-    def paths(self) -> frozenset[str]: ...
-    def running(self) -> AbstractAsyncContextManager[None]: ...  # in the door's loop, for as long as it is open
-    def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None: ...  # judged at the head, as all else
-    def who(self, headers: Mapping[bytes, bytes]) -> str:  # whose key signed what may pass; "": anybody of this machine
-        ...
+    def paths(self) -> frozenset[str]:
+        """Return the paths that are forwarded, compared byte for byte."""
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...  # ASGI
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Return a context in the event loop of the device API, entered for as long as the API listens."""
+
+    def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """Return the refusal of a request, judged by its headers alone, or None if it may pass."""
+
+    def who(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the fingerprint of the key that signed a request that may pass.
+
+        "" stands for any program of this machine.
+        """
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a forwarded request as an ASGI app."""
 
 
-# The gate: a request is judged by its line and headers alone, before a request object exists or its body is read.
-#
-# In this order: the path, the length, the key, the time, the signature, the row, and last the nonce, which is spent
-# only by who is let in. It does no I/O but to read the roster.
-
-
-BODIES = ("POST", "PUT")
-BOUNDED = ("part", "push")  # their bodies' bounds follow from what was asked and offered
+BODIES = ("POST", "PUT")  # methods whose requests have a body
+BOUNDED = ("part", "push")  # the assignment and the upload bound the bodies of these routes
 GUEST = Route.of("guest", "POST", "", "anyone", MOST_BYTES)
 
 
 @dataclass(frozen=True)
 class Head:
-    """A request's line and headers, and where they came from."""
+    """A request's line and headers, and the address that it came from.
+
+    `signed` is True if an earlier request on the same connection was admitted.
+    """
 
     method: str
     target: str
     headers: dict[bytes, bytes]
     address: str
-    signed: bool = False  # a request on this connection was let in before
+    signed: bool = False
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that may be served. `row` is None for who has none yet; `identity` for who did not sign."""
+    """A request that may be served.
+
+    `length` is the body's length in bytes. `row` is None if the key has no row yet. `claim` and `identity` are None if
+    the request is not signed.
+    """
 
     found: Found
     length: int
@@ -78,18 +98,21 @@ class Admitted:
 
 
 class Gate:
-    """`private`: the door is a plain one on loopback, where the first hello of a key makes its row. `guests` are judged
-    by whoever passes them on.
+    """Judges each request at the device API by its line and headers.
+
+    `private` means plain HTTP on loopback, where the first registration of a key makes its row. Requests for `guests`
+    are judged by their own rule (`Guests.may_pass`). `room` gives the longest body in bytes that a device may send on a
+    route of `BOUNDED`; the listener sets it.
     """
 
     def __init__(self, roster: Roster, clock: Clock, *, private: bool, guests: Guests | None = None) -> None:
         self._roster, self._clock, self._private, self._guests = roster, clock, private, guests
         self._window = Window(clock.wall())
         self.failed_joins = FailedJoins()
-        self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes  # of such a request
+        self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes
 
     def judge(self, head: Head) -> Admitted:
-        """`Refusal` for who may not."""
+        """Return the admitted request; raise `Refusal` if it may not be served."""
         at = found(head.method, head.target)
         if at is None and self._guests is not None and head.method == "POST" and head.target in self._guests.paths:
             return self._guest(head, self._guests)
@@ -118,7 +141,7 @@ class Gate:
                     raise Refusal(413, "too-large", f"at most {most} bytes are taken here now")
             elif at.route.who == "device" or (at.route.who == "newcomer" and not self._private):
                 raise self._stranger(at.route)
-            if at.route.who != "stranger":  # a join that is made again is answered as the first time
+            if at.route.who != "stranger":  # a repeated join gets the same reply as the first one
                 self._window.spend(claim, self._clock.wall())
         return Admitted(at, length, claim, Identity(claim.fingerprint, der), row)
 
@@ -131,10 +154,10 @@ class Gate:
 
     @contextmanager
     def _counted(self, head: Head, key: str) -> Iterator[None]:
-        """Count a refused signature; after too many of this address and key none is verified for a while.
+        """Count a refused signature; after too many for this address and key, verify none for a while.
 
-        A connection on which the device was let in goes on: whoever knows its key's fingerprint and shares its address
-        can keep it from a new connection for a minute, and not from its work.
+        A connection on which the device was admitted is exempt. Somebody who knows the fingerprint of its key and
+        shares its address can thus keep it from opening a new connection for a minute, but cannot interrupt its work.
         """
         if not (head.signed and key) and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now(), key)):
             why = "too many requests with a wrong signature came from this address"
@@ -148,14 +171,14 @@ class Gate:
             raise
 
     def still(self, row: DeviceRow) -> DeviceRow:
-        """Refuse a device that was shut out while it waited."""
+        """Return the device's present row; raise `Refusal` if the device was revoked while its request waited."""
         now = self._roster.by_fingerprint(row.fingerprint)
         if now is None:
             raise Refusal(401, "unknown", "this key is not known here any more")
         return self.require_may(now)
 
     def require_may(self, row: DeviceRow) -> DeviceRow:
-        """`Refusal` 403 for a device that waits for approval or was revoked."""
+        """Return the row; raise `Refusal` 403 if the device waits for approval or was revoked."""
         if row.state == "revoked":
             raise Refusal(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending" or (row.how == "loopback" and not self._private):
@@ -171,7 +194,7 @@ class Gate:
 
 
 def _length(head: Head, route: Route) -> int:
-    """The body's length, which is said and not too large; no body of unknown size is taken."""
+    """Return the body's length in bytes; raise `Refusal` 413 if it is too large or not declared."""
     said = head.headers.get(b"content-length")
     if b"transfer-encoding" in head.headers or (said is None and head.method in BODIES):
         raise Refusal(413, "too-large", "a request says its length")
@@ -184,19 +207,22 @@ def _length(head: Head, route: Route) -> int:
 Judge = Callable[[Head], Admitted]
 
 
-# Each request once: the time window in which a signature counts, and the nonces that were spent in it.
-
-
 MOST_OF_ONE = 8192  # nonces of one key within the window: 26 requests a second
 MOST_OF_ALL = 1 << 20  # some 3 400 requests a second
 
 
 class Window:
-    """A timestamp of before this window was opened is refused: a restart forgets nonces, and must open no replay.
+    """The time window in which a signature is valid, and the nonces that were spent in it. It refuses replays.
 
-    Invariant: no request is served before the time that it is stamped with (`Door` waits for that). So each that was
-    served is stamped earlier than the next start, which refuses it. A clock that is set back in between breaks this.
-    Both refusals of a clock carry the aggregator's time: who has none of its own takes that and asks again.
+    A timestamp from before this window was opened is refused: a restart forgets the nonces, and must not allow a
+    replay.
+
+    Invariant: no request is served before the time that it is stamped with (`Door` waits for that time). Each served
+    request is therefore stamped earlier than the next start, which refuses it. The invariant breaks if the aggregator's
+    clock is set back in between.
+
+    Both refusals because of a clock carry the aggregator's time. A device without a clock takes over that time and
+    sends the request again.
     """
 
     def __init__(self, opened_at: float) -> None:
@@ -205,7 +231,7 @@ class Window:
         self._of: defaultdict[str, int] = defaultdict(int)
 
     def require_now(self, claim: Claim, now: float) -> None:
-        """`Refusal` 401 for a request that was signed outside of the window."""
+        """Raise `Refusal` 401 for a request that was signed outside of the window."""
         age_s = now - claim.signed_at()
         if not -MAX_AHEAD_S <= age_s < LATEST_S:
             raise Refusal(401, "clock", f"the device's clock is {age_s:+.1f} s behind the aggregator's", now=now)
@@ -213,7 +239,10 @@ class Window:
             raise Refusal(401, "clock", "the request was signed before the aggregator started", now=now)
 
     def spend(self, claim: Claim, now: float) -> None:
-        """Note the nonce of a request that is let in; refuses one that was let in before."""
+        """Record the nonce of an admitted request; raise `Refusal` 401 if it was spent before.
+
+        `Refusal` 503 is raised if the key, or all keys together, have spent too many nonces within the window.
+        """
         while self._spent and next(iter(self._spent.values())) <= now:
             (key, _), _ = self._spent.popitem(last=False)
             self._of[key] -= 1
@@ -228,17 +257,19 @@ class Window:
         self._of[claim.fingerprint] += 1
 
 
-# Who may become a device. On a loopback door the first signed hello binds a name to a key and approves both.
-
-
 class Enrol(Protocol):
-    """Makes the row of a key that has none, or raises `Refusal`. It may block: it is called in a thread."""
+    """Makes the row of a key that has none, or raises `Refusal`. It may block, so it is called in a thread."""
 
-    def __call__(self, hello: Hello, identity: Identity, /) -> DeviceRow: ...
+    def __call__(self, hello: Hello, identity: Identity, /) -> DeviceRow:
+        """Return the new row of a key."""
 
 
 def by_loopback(roster: Roster) -> Enrol:
-    """Whoever can reach a loopback door runs on this machine already."""
+    """Return an `Enrol` that approves every key, for plain HTTP on loopback.
+
+    The first signed registration binds its name to its key. Whoever reaches a loopback address runs on this machine
+    already.
+    """
 
     def enrol(hello: Hello, identity: Identity) -> DeviceRow:
         try:
@@ -250,5 +281,8 @@ def by_loopback(roster: Roster) -> Enrol:
 
 
 def welcomes_nobody(_hello: Hello, _identity: Identity) -> DeviceRow:
-    """On a door with TLS a row is made by an invitation or by the operator, never by a hello."""
+    """Raise `Refusal` 401 for every unknown key.
+
+    Over TLS an invitation or the operator makes a row, never a registration.
+    """
     raise Refusal(401, "unknown", "this key is not known here: join with an invitation")

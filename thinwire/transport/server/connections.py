@@ -1,6 +1,14 @@
-"""A connection at the door: whose bytes it carries, how slow it may be, and how many there are of whom.
+"""Connections of the device API: the bytes that each device sends and receives, and the limits on slow connections.
 
-Bytes are those of the TCP socket, TLS included. What passed before its device was known is charged to it then.
+Bytes are counted at the TCP socket, TLS included. Bytes that passed before the device was known are charged to the
+device once it is known. All of it belongs to the event loop of the device API.
+
+`Account` counts for one device, `Wire` is one connection, `Wires` holds what all connections share. `Ledger` stores the
+counts in a file, so that they survive a restart.
+
+The ledger writes the changed counts when `Ledger.keep` is called, into the system's page cache. A killed process loses
+the counts since the last call, a power cut those of up to half a minute. A backup does not contain them. A damaged
+record counts as zero.
 """
 
 from __future__ import annotations
@@ -37,21 +45,23 @@ from thinwire.transport.server.limits import (
 
 
 class Account:
-    """Bytes and requests of one device, over all of its connections. Touched by the door's loop alone.
+    """The bytes and requests of one device, over all of its connections. It belongs to the API's event loop.
 
-    `kept` are six numbers that may outlive this process (`Ledger`): these three, and what of each was told before.
+    `kept` are six numbers that may outlive this process (`Ledger`): bytes sent, bytes received and requests, and how
+    much of each was reported before. `wires` are the open connections, oldest first; at most `max_wires` stay open.
     """
 
     def __init__(self, kept: list[int] | None = None, max_wires: int = CONNECTIONS_OF_ONE) -> None:
         self.max_wires = max_wires
         self._kept = [0] * NUMBERS if kept is None else kept
-        for i in range(3):  # of a life before only what is not told yet matters
+        for i in range(3):  # of an earlier process only the unreported counts matter
             self._kept[i], self._kept[3 + i] = self._kept[i] - self._kept[3 + i], 0
         self._told = [0, 0, 0]
-        self.wires: dict[Wire, None] = {}  # that are open, oldest first
+        self.wires: dict[Wire, None] = {}  # a dict for its order: oldest first
 
     @property
     def sent_bytes(self) -> int:
+        """Return the bytes that the aggregator sent to the device."""
         return self._kept[0]
 
     @sent_bytes.setter
@@ -60,6 +70,7 @@ class Account:
 
     @property
     def received_bytes(self) -> int:
+        """Return the bytes that the aggregator received from the device."""
         return self._kept[1]
 
     @received_bytes.setter
@@ -68,6 +79,7 @@ class Account:
 
     @property
     def requests(self) -> int:
+        """Return the number of the device's requests."""
         return self._kept[2]
 
     @requests.setter
@@ -75,18 +87,19 @@ class Account:
         self._kept[2] = count
 
     def untold(self) -> tuple[int, int, int]:
-        """(sent, received, requests) since the last time that this was asked."""
+        """Return (bytes sent, bytes received, requests) since the previous call."""
         now = [self._kept[i] for i in range(3)]
         sent, received, requests = (count - told for count, told in zip(now, self._told, strict=True))
         self._told = now
         return sent, received, requests
 
     def durable(self, told: tuple[int, int, int]) -> None:
-        """What `untold` gave is in an answer that outlives this process, and is not told again by the next.
+        """Mark counts of `untold` as reported, because the reply that carries them is durable; the next process omits
+        them.
 
-        A process that dies between the two has it told twice: with the answer, and with that after it. One that dies
-        when a failure was reported and is not in the journal yet has it told never. What was given for an answer that
-        could not be stored is told by the next process, not by this one.
+        A process that dies before this call reports them twice: in the reply, and in the one after it. A process that
+        dies after it reported a failure, and before the journal has that failure, loses them. Counts for a reply that
+        could not be stored are reported by the next process, not by this one.
         """
         for i in range(3):
             self._kept[3 + i] += told[i]
@@ -94,7 +107,12 @@ class Account:
 
 @dataclass(eq=False)
 class Wire:
-    """One connection. `signed` once a request on it was let in; `watch` ends it when it is too slow."""
+    """One TCP connection of the device API.
+
+    `signed` is True once a request on it was admitted. Times are seconds of `Wires.now`. `head_since` is set while a
+    request's line and headers are awaited. `body_since` begins the window in which the speed of a body is measured;
+    `body_bytes` arrived in it. `unsent` gives the bytes that the socket has not accepted yet.
+    """
 
     address: str = ""
     tls: bool = False
@@ -102,16 +120,19 @@ class Wire:
     open: bool = True
     signed: bool = False
     opened_at: float = 0.0
-    head_since: float | None = None  # a request's head is on its way
-    body_since: float | None = None  # the window in which a body's speed is measured
+    head_since: float | None = None
+    body_since: float | None = None
     body_bytes: int = 0
     on_close: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
     abort: Callable[[], None] = lambda: None
-    unsent: Callable[[], int] = lambda: 0  # bytes that the socket has not taken yet
+    unsent: Callable[[], int] = lambda: 0
 
     def belongs_to(self, account: Account) -> None:
-        """From now on its bytes are charged there; of more than `max_wires` the oldest is ended."""
+        """Charge the connection's bytes, past and future, to `account`.
+
+        If the account then has more than `max_wires` open connections, its oldest one is aborted.
+        """
         if account is not self.account:
             account.sent_bytes += self.account.sent_bytes
             account.received_bytes += self.account.received_bytes
@@ -123,7 +144,7 @@ class Wire:
                     next(iter(account.wires)).abort()
 
     def too_slow(self, now: float) -> bool:
-        """Whether it keeps us waiting: for a signature, for the end of a head, or for a body's next KiB."""
+        """Return True if a signature, the end of the headers, or the next KiB of a body is overdue."""
         if not self.signed and now - self.opened_at > UNSIGNED_S:
             return True
         if self.head_since is not None and now - self.head_since > HEAD_S:
@@ -137,7 +158,11 @@ class Wire:
 
 @dataclass
 class Wires:
-    """All that connections share: who judges, how many strangers there are, and which are open."""
+    """The state that all connections share: the judge of requests, unauthenticated connections, and open connections.
+
+    `now` is a monotonic clock and `wall` the wall clock, both in seconds. `refused` is called with the target and the
+    refusal of each refused request.
+    """
 
     judge: Judge
     config: uvicorn.Config
@@ -151,7 +176,7 @@ class Wires:
     refused: Callable[[str, Refusal], None] = lambda target, refusal: None
 
     def came(self, wire: Wire, transport: asyncio.Transport) -> None:
-        """Count a connection in; the oldest that nobody signed on makes room for it."""
+        """Register a new connection; the oldest unauthenticated one is aborted if there are too many."""
         peer: Any = transport.get_extra_info("peername")
         wire.address, wire.opened_at = str(peer[0]) if peer else "", self.now()
         wire.head_since = wire.opened_at
@@ -163,17 +188,18 @@ class Wires:
         wire.abort, wire.unsent = transport.abort, transport.get_write_buffer_size
         found = transport.get_extra_info("socket")
         if found is not None:
-            with contextlib.suppress(OSError):  # a socket that went away meanwhile
+            with contextlib.suppress(OSError):  # the socket may be closed already
                 notice_the_dead(found)
 
     def sign(self, wire: Wire) -> None:
-        """The connection is a device's from now on."""
+        """Mark a connection as authenticated, and note its address as known."""
         if not wire.signed and wire.open:
             wire.signed = True
             self.strangers.gone(wire)
             self.known.note(wire.address, self.wall())
 
     def went(self, wire: Wire) -> None:
+        """Remove a closed connection, and call its `on_close`."""
         if wire in self.open:
             self.open.discard(wire)
             wire.open = False
@@ -182,14 +208,17 @@ class Wires:
             wire.on_close()
 
     def watch(self) -> None:
-        """End what is too slow."""
+        """Abort every connection that is too slow."""
         now = self.now()
         for wire in [wire for wire in self.open if wire.too_slow(now)]:
             wire.abort()
 
 
 def notice_the_dead(found: socket.socket) -> None:
-    """Let the system end a connection whose other end has vanished: silent ones are tried, unread data is given up."""
+    """Set the socket's keepalive and timeout, so that the system ends a connection whose peer has vanished.
+
+    A silent connection is probed. Bytes that the peer does not acknowledge for 60 s end the connection.
+    """
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", 60),
@@ -203,34 +232,32 @@ def notice_the_dead(found: socket.socket) -> None:
 
 
 def wire_of(scope: Any) -> Wire:
+    """Return the connection that an ASGI scope belongs to."""
     wire: Wire = scope["extensions"]["thinwire"]["wire"]
     return wire
 
 
 def admitted_of(scope: Any) -> Admitted:
+    """Return the admitted request that an ASGI scope belongs to."""
     admitted: Admitted = scope["extensions"]["thinwire"]["admitted"]
     return admitted
 
 
-# Counts that outlive their process: six numbers a device, each device's in a record of its own in a file.
-#
-# They are written where they changed, when `keep` is called, into the system's memory: a kill loses what was counted
-# since, a power cut up to half a minute. A backup does not hold them. What does not verify counts as nothing.
-
-
 NAME_BYTES = 64
-NUMBERS = 6  # sent, received, requests, and what of each was told
-MOST = 2**53  # a number is less, or damaged
-FIELDS = struct.Struct(f"<{NAME_BYTES}s{NUMBERS}Q")  # and their CRC-32 behind them
-RECORD_BYTES = 128  # with zeros to the end: no record lies in two blocks of a disk
-HEAD = b"thinwire: bytes on the wire, version 1\n".ljust(RECORD_BYTES, b"\0")  # in the place of the first record
+NUMBERS = 6  # sent, received, requests, and how much of each was reported
+MOST = 2**53  # a larger number means a damaged record
+FIELDS = struct.Struct(f"<{NAME_BYTES}s{NUMBERS}Q")  # followed by their CRC-32
+RECORD_BYTES = 128  # padded with zeros, so that no record lies in two blocks of a disk
+HEAD = b"thinwire: bytes on the wire, version 1\n".ljust(RECORD_BYTES, b"\0")  # takes the first record's place
 
 log = logging.getLogger("thinwire.door")
 
 
 class Ledger:
-    """The numbers by name, all 0 at first. They are in memory alone where `path` is None, and from the first error of
-    the disk on, which is logged. Belongs to the door's loop.
+    """The six numbers of each device, by name, in one record of a file each. They begin at 0.
+
+    They stay in memory only if `path` is None, and from the first disk error on, which is logged. It belongs to the
+    API's event loop.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -245,11 +272,11 @@ class Ledger:
                 self._give_up(error)
 
     def of(self, name: str) -> list[int]:
-        """The numbers of a device, to be changed in place."""
+        """Return the six numbers of a device, to be changed in place."""
         return self._numbers.setdefault(name, [0] * NUMBERS)
 
     def keep(self, name: str | None = None) -> None:
-        """Write what has changed since it was written: of this device, or of all."""
+        """Write the numbers that changed since the last write: those of one device, or of all."""
         names = self._numbers if name is None else (name,)
         changed = [one for one in names if self._numbers[one] != self._written.get(one)]
         if self._path is None or not changed:
@@ -260,12 +287,12 @@ class Ledger:
                     self._write(file, one)
         except OSError as error:
             with suppress(OSError):
-                self._path.unlink()  # its numbers grow old, and would be told twice
+                self._path.unlink()  # its outdated numbers would be reported twice
             self._give_up(error)
 
     def _write(self, file: int, name: str) -> None:
         if len(called := name.encode()) > NAME_BYTES:
-            return  # no device's is
+            return  # longer than any device's name
         if name not in self._places:
             self._places[name] = next(self._free)
         numbers = self._numbers[name]
@@ -300,7 +327,10 @@ class Ledger:
 
 
 def _verified(record: bytes) -> tuple[str, list[int]]:
-    """Name and numbers of a record; no name where it is damaged, zeros where they cannot be."""
+    """Return the name and the numbers of a record.
+
+    The name is "" if the record is damaged. The numbers are zeros if they are impossible.
+    """
     fields = record[: FIELDS.size]
     called, *numbers = FIELDS.unpack(fields)
     if record[FIELDS.size : FIELDS.size + 4] != zlib.crc32(fields).to_bytes(4, "little"):
@@ -324,7 +354,7 @@ def _put(file: int, record: bytes, at: int) -> None:
 
 
 def _put_aside(path: Path) -> None:
-    """Keep a file that is not ours, or is of another version, under a name that is free."""
+    """Rename a file of another kind or version to a free name."""
     names = (path.with_name(f"{path.name}.old{number}") for number in itertools.count(1))
     aside = next(name for name in names if not name.exists())
     path.rename(aside)

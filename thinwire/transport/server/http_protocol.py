@@ -1,4 +1,9 @@
-"""The bytes of a connection become requests: TLS under HTTP, each bounded and counted, and judged at its head."""
+"""The asyncio protocols under the device API: TLS, then HTTP, with bounds and byte counts.
+
+A connection is counted before its TLS handshake. A request is judged when its headers are complete: a refused request
+never becomes a request of uvicorn. The protocols extend asyncio's `SSLProtocol` and uvicorn's `HttpToolsProtocol`, and
+use a few of their private names.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +20,35 @@ from thinwire.transport.server.auth import Head
 from thinwire.transport.server.connections import Wire, Wires
 from thinwire.transport.server.limits import HANDSHAKE_S, HEAD_BYTES, MAX_REFUSED_OF_CONNECTION
 
-UNREAD_BYTES = 64 * 2**10  # of refusals that wait for their reader: who reads none of them is cut off
-SWALLOWED_BYTES = 64 * 2**10  # of a refused request's body: who sends more is cut off when the answer is out
-LINGER_S = 2.0  # how long a refused sender gets to see why
-SSL_BUFFER_BYTES = 64 * 2**10  # while a body comes in
-IDLE_BUFFER_BYTES = 4 * 2**10  # else: hundreds of strangers and thousands of waiting devices have one each
+UNREAD_BYTES = 64 * 2**10  # refusals that wait for a peer; one that reads none of them is disconnected
+SWALLOWED_BYTES = 64 * 2**10  # of a refused request's body; above it the connection ends after the response
+LINGER_S = 2.0  # how long a refused sender may still read the response
+SSL_BUFFER_BYTES = 64 * 2**10  # while a body arrives
+IDLE_BUFFER_BYTES = 4 * 2**10  # otherwise: each of hundreds of strangers and thousands of waiting devices has one
 
 log = logging.getLogger("thinwire.door")
 
 
 def protocol_of(wires: Wires) -> asyncio.BaseProtocol:
-    """The protocol of a connection that comes."""
+    """Return the protocol of a new connection."""
     wire = Wire(tls=wires.tls is not None)
     http = HttpProtocol(wires, wire)
     return http if wires.tls is None else TlsProtocol(wires, wire, http, wires.tls)
 
 
 class CountedTransport:
-    """A transport that counts what is written; everything else is the transport's own."""
+    """A transport that counts the bytes written to it, and delegates everything else."""
 
     def __init__(self, transport: asyncio.Transport, wire: Wire) -> None:
         self._transport, self._wire = transport, wire
 
     def write(self, data: bytes) -> None:
+        """Count and write the bytes."""
         self._wire.account.sent_bytes += len(data)
         self._transport.write(data)
 
     def writelines(self, pieces: Any) -> None:
+        """Count and write the pieces."""
         self.write(b"".join(pieces))
 
     def __getattr__(self, name: str) -> Any:
@@ -49,7 +56,10 @@ class CountedTransport:
 
 
 class TlsProtocol(SSLProtocol):
-    """asyncio's TLS under our HTTP, so that strangers are counted before their handshake and bytes after it."""
+    """asyncio's TLS under `HttpProtocol`, so that strangers are counted before their handshake, and all bytes after it.
+
+    Its buffer is small except while a body arrives.
+    """
 
     max_size = IDLE_BUFFER_BYTES
 
@@ -61,10 +71,12 @@ class TlsProtocol(SSLProtocol):
         self._wires, self._wire = wires, wire
 
     def connection_made(self, transport: Any) -> None:
+        """Register the connection, and begin the handshake."""
         self._wires.came(self._wire, transport)
         super().connection_made(cast(Any, CountedTransport(transport, self._wire)))
 
     def get_buffer(self, n: int) -> memoryview:
+        """Return the buffer for the next bytes: a large one while a body arrives, else a small one."""
         most = SSL_BUFFER_BYTES if self._wire.body_since is not None and self._wire.body_bytes else IDLE_BUFFER_BYTES
         if most != self.max_size:
             self.max_size = most  # type: ignore[misc]  # asyncio reads it from the instance
@@ -73,17 +85,21 @@ class TlsProtocol(SSLProtocol):
         return super().get_buffer(n)
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Count the received bytes and decrypt them."""
         self._wire.account.received_bytes += nbytes
         super().buffer_updated(nbytes)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Remove the connection."""
         super().connection_lost(exc)
         self._wires.went(self._wire)
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol behind a gate. A refused request never becomes one of uvicorn's; an app finds the `Wire` and
-    the `Admitted` of the others in its scope (`wire_of`, `admitted_of`).
+    """uvicorn's HTTP protocol, with each request judged at its headers.
+
+    A refused request never becomes one of uvicorn's. The app finds the `Wire` and the `Admitted` of every other request
+    in its scope (`wire_of`, `admitted_of`).
     """
 
     def __init__(self, wires: Wires, wire: Wire) -> None:
@@ -91,15 +107,16 @@ class HttpProtocol(HttpToolsProtocol):
         self.wires, self.wire = wires, wire
         self._refused = False
         self._in_head, self._head_bytes = True, 0
-        self._refusals, self._refusing = 0, False  # of signatures so far; one is on its way
-        self._over = False  # the last answer is out: what still comes is not looked at
+        self._refusals, self._refusing = 0, False  # refused signatures so far; a refusal is being sent
+        self._over = False  # the last response is sent: further bytes are ignored
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Register a plain connection, and set how it is closed."""
         if not self.wire.tls:
             self.wires.came(self.wire, transport)
 
         def close() -> None:
-            if not transport.is_closing():  # asyncio's TLS forgets itself at a second close, and uvicorn still asks it
+            if not transport.is_closing():  # a second close would clear asyncio's TLS state, which uvicorn still reads
                 transport.close()
 
         self.wire.close = close
@@ -107,14 +124,16 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(counted)  # type: ignore[arg-type]  # it acts as one
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Remove the connection, and call its `on_close`."""
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn leaves it running, and us held, where a connection was reset
+        self._unset_keepalive_if_required()  # after a reset uvicorn's timer would go on and keep this object alive
         if not self.wire.tls:
             self.wires.went(self.wire)
         self.wire.open = False
         self.wire.on_close()
 
     def data_received(self, data: bytes) -> None:
+        """Count and parse bytes; abort the connection if a request's line and headers exceed `HEAD_BYTES`."""
         self._refusing = False
         if not self.wire.tls:
             self.wire.account.received_bytes += len(data)
@@ -123,7 +142,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if len(data) > left:
                 self._parse(data[:left])
-                if self._head_bytes > HEAD_BYTES:  # so much, and it is not over
+                if self._head_bytes > HEAD_BYTES:  # the limit is reached and the headers are not complete
                     self.wire.abort()
                     return
                 data = data[left:]
@@ -134,24 +153,26 @@ class HttpProtocol(HttpToolsProtocol):
             super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP has no path that we know, and gets no answer."""
+        """Close the connection without a response, because bytes that are not HTTP name no known path."""
         self.wire.close()
 
     def on_message_begin(self) -> None:
+        """Begin a request, and start the time limit of its headers."""
         super().on_message_begin()
         if self.wire.head_since is None:
             self.wire.head_since = self.wires.now()
 
     def on_headers_complete(self) -> None:
+        """Judge the request: pass it to uvicorn, refuse it, or end the connection."""
         self.wire.head_since = None
         self._in_head, self._head_bytes, self._refused = False, 0, self._over
         if self._over:
             return
         if self._busy():
-            self.wire.abort()  # our clients wait for an answer before they ask again
+            self.wire.abort()  # the clients of this package wait for a response before the next request
             self._refused = True
             return
-        if self._refusing:  # as above; the refusal itself is still read
+        if self._refusing:  # also pipelined; the peer can still read the refusal
             self._over = self._refused = True
             self.wire.close()
             return
@@ -159,7 +180,7 @@ class HttpProtocol(HttpToolsProtocol):
         target = self.url.decode("ascii", "replace")
         headers: dict[bytes, bytes] = {}
         for name, value in self.headers:
-            headers[name] = value if name not in headers else b""  # said twice is not said
+            headers[name] = value if name not in headers else b""  # a repeated header counts as missing
         try:
             admitted = self.wires.judge(Head(method, target, headers, self.wire.address, self.wire.signed))
         except Refusal as refusal:
@@ -175,11 +196,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        """Count a piece of the body; pass it on unless the request was refused."""
         self.wire.body_bytes += len(body)
         if not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """End the request's body."""
         self.wire.body_since, self._in_head = None, True
         if self._refused:
             self._idle()
@@ -187,20 +210,24 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """End the response, and wait for the next request."""
         super().on_response_complete()
         self._idle()
 
     def _busy(self) -> bool:
-        cycle: Any = self.cycle  # None before the first request, whatever uvicorn's annotation says
+        cycle: Any = self.cycle  # None before the first request, although uvicorn's annotation excludes it
         return cycle is not None and not cycle.response_complete
 
     def _idle(self) -> None:
-        """Between two requests a device may wait as long as the server keeps connections, a stranger may not."""
+        """Start the time limit for the next request of a stranger.
+
+        A device may wait as long as the server keeps connections.
+        """
         if not self.wire.signed:
             self.wire.head_since = self.wires.now()
 
     def _refuse(self, target: str, refusal: Refusal, headers: dict[bytes, bytes]) -> None:
-        """Answer without a request object. The connection stays when the body that still comes is a small one."""
+        """Respond without a request object. The connection stays open if the rest of the body is small."""
         self._refused = self._refusing = True
         self._refusals += refusal.verified or refusal.status == 429
         self.wires.refused(target, refusal)
@@ -234,4 +261,4 @@ class HttpProtocol(HttpToolsProtocol):
         elif not length:
             self.wire.close()
         else:
-            self.loop.call_later(LINGER_S, self.wire.close)  # closed at once, it would never read the answer
+            self.loop.call_later(LINGER_S, self.wire.close)  # if closed at once, the peer would never read the response

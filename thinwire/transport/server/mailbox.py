@@ -1,4 +1,9 @@
-"""What is asked of whom and what came back: the one thing that the fleet's thread and the door's thread share."""
+"""Outstanding assignments and arrived replies of all devices.
+
+`Exchange` is the only state that the fleet's thread and the thread of the device API share; it locks itself. It keeps
+the assignments of each device until they are settled, and queues replies and other arrivals for the fleet. `MessageLog`
+is the interface to the engine (`thinwire/flower`), which has a record of each message too.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,14 @@ from thinwire.core.types import Failure, ReplyHead, UpdateId
 
 K = TypeVar("K")
 V = TypeVar("V")
-REMEMBERED = 65_536  # withdrawn asks, and answers that left the spool
+REMEMBERED = 65_536  # ids of withdrawn assignments, and digests of replies that left the spool
 
 
 @dataclass(frozen=True)
 class Replied:
-    """A reply as it was read when it came, and its Flower message, which holds the bytes that came: they are never
-    read a second time, so a poll cannot fail on them.
+    """A reply as it was parsed on arrival, and the handle of its message, which holds the bytes as they came.
+
+    The bytes are never parsed a second time, so a poll cannot fail on them.
     """
 
     message: Any
@@ -29,27 +35,32 @@ class Replied:
 
 
 class Exchange:
-    """Asks by device, in the order sent; arrivals in the order they came.
+    """The mailbox of all devices: assignments in the order sent, arrivals in the order they came.
 
-    Law: an ask stays until it is answered or cancelled, whatever becomes of connections and processes.
+    `wake` is called with the names of devices for which something changed. Two groups of methods follow: one for the
+    fleet's thread, one for the thread of the device API.
+
+    Invariant: an assignment stays until it is replied to or cancelled, or its device is revoked, whatever happens to
+    connections and processes. A stop, which gets no reply, stays until its device reports that it has it.
     """
 
     def __init__(self, messages: MessageLog, wake: Callable[[Iterable[str]], None]) -> None:
         self._messages, self._wake = messages, wake
         self._changed = threading.Condition()
         self._nodes: dict[str, int] = {}
-        self._processes: dict[str, str] = {}  # device -> the one that said hello last
+        self._processes: dict[str, str] = {}  # device -> the process that registered last
         self._asks: dict[str, dict[str, Outstanding]] = {}
         self._asked: dict[str, str] = {}  # ask_id -> device
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._answers: OrderedDict[UpdateId, bytes] = OrderedDict()
         self._arrivals: deque[Arrival | Replied] = deque()
-        self._waiting: dict[str, set[UpdateId]] = {}  # device -> its answers that are not acked
+        self._waiting: dict[str, set[UpdateId]] = {}  # device -> its replies without an ack
         self._taken: list[TakenUp] = []
 
     # The fleet's thread
 
     def send(self, envelopes: Sequence[Envelope]) -> None:
+        """Store the assignments and wake their devices; an unknown device yields a `Failure` at once."""
         with self._changed:
             for envelope in envelopes:
                 device, ask = envelope.device, envelope.ask
@@ -66,8 +77,9 @@ class Exchange:
         self._wake({envelope.device for envelope in envelopes})
 
     def cancel(self, ask_ids: Sequence[str]) -> None:
+        """Withdraw assignments, and wake the devices that may have them."""
         with self._changed:
-            known = all(ask_id in self._asked for ask_id in ask_ids)  # else a device may hold it from before a restart
+            known = all(ask_id in self._asked for ask_id in ask_ids)  # else a device may have it from before a restart
             devices = {self._asked[ask_id] for ask_id in ask_ids} if known else set(self._nodes)
             for ask_id in ask_ids:
                 self._settle(ask_id, self._asked.get(ask_id, ""))
@@ -75,10 +87,12 @@ class Exchange:
         self._wake(devices)
 
     def acked(self, update_id: UpdateId) -> None:
+        """Note that a reply left the spool, so that it no longer counts in `waiting`."""
         with self._changed:
             self._waiting.get(update_id.device, set()).discard(update_id)
 
     def poll(self, wait_s: float) -> list[Arrival]:
+        """Return all arrivals since the last call; wait up to `wait_s` seconds for the first one."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._arrivals), wait_s)
             came, self._arrivals = list(self._arrivals), deque()
@@ -86,52 +100,64 @@ class Exchange:
         return [entry.reply if isinstance(entry, Replied) else entry for entry in came]
 
     def taken_up(self) -> list[TakenUp]:
-        """What devices took up since the last call."""
+        """Return the deliveries of assignments to devices since the last call."""
         with self._changed:
             taken, self._taken = self._taken, []
             return taken
 
-    # The door's thread
+    # The thread of the device API
 
     def register(self, device: str, node_id: int) -> None:
+        """Record the node id of a device in the engine."""
         with self._changed:
             self._nodes[device] = node_id
 
     def greeted(self, device: str, process: str) -> None:
+        """Record the process of a device that registered last."""
         with self._changed:
             self._processes[device] = process
 
     def node_of(self, device: str) -> int:
+        """Return the node id of a device, 0 if it has none."""
         with self._changed:
             return self._nodes.get(device, 0)
 
     def names_of(self, node_id: int) -> list[str]:
-        """What the device of a node was called since the start."""
+        """Return the names that the device of a node has had since the start."""
         with self._changed:
             return [name for name, other in self._nodes.items() if other == node_id and node_id]
 
     def next_for(self, device: str, held: set[str], at: float) -> Outstanding | None:
-        """The oldest ask that the device does not hold."""
+        """Return the oldest assignment that the device does not have yet, or None.
+
+        `held` are the ids of the assignments that the device has, `at` is the wall clock. A stop among them is settled:
+        no device replies to a stop, so its delivery is all that can be known.
+        """
         with self._changed:
             asks = self._asks.get(device, {})
             for ask_id in [a for a in held if a in asks and asks[a].envelope.ask.kind == "stop"]:
-                self._take(asks[ask_id], at)  # it may have been sent while the device waited
+                self._take(asks[ask_id], at)  # it may have been sent while this pull waited
                 self._settle(ask_id, device)  # nobody answers a stop: that it is held is all there is to know
             return next((asks[ask_id] for ask_id in asks if ask_id not in held), None)
 
     def withdrawn(self, held: set[str]) -> list[str]:
+        """Return the ids of `held` that were withdrawn."""
         with self._changed:
             return [ask_id for ask_id in held if ask_id in self._withdrawn]
 
     def pulled(self, outstanding: Outstanding, at: float) -> None:
+        """Note that an assignment was sent to its device at the wall-clock time `at`."""
         self._messages.delivered(outstanding.message)
         outstanding.pulled_at = at
-        if outstanding.envelope.ask.kind != "stop":  # it may be lost on the way, and nothing would say so
+        if outstanding.envelope.ask.kind != "stop":  # a stop may be lost on the way unnoticed
             with self._changed:
                 self._take(outstanding, at)
 
     def holds(self, device: str, held: set[str], at: float) -> None:
-        """What a device says that it has: of an ask that another aggregator handed out nobody else tells."""
+        """Record the assignments that the device reports as received.
+
+        After an aggregator restart this is the only evidence that they were delivered.
+        """
         with self._changed:
             for outstanding in [one for id_, one in self._asks.get(device, {}).items() if id_ in held]:
                 self._take(outstanding, at)
@@ -142,15 +168,17 @@ class Exchange:
             self._taken.append(TakenUp(outstanding.envelope.device, outstanding.envelope.ask, at))
 
     def pulled_at(self, device: str, ask_id: str) -> float:
+        """Return the wall-clock time at which the device last pulled an assignment, 0 if it did not."""
         with self._changed:
             outstanding = self._asks.get(device, {}).get(ask_id)
             return outstanding.pulled_at if outstanding else 0.0
 
     def answered(self, device: str, reply: ReplyHead | Failure, received: bytes = b"") -> bool:
-        """An answer is durable: its ask is settled, and the fleet polls it as a Flower reply. False: it was shut out.
+        """Settle the assignment of a durable reply, and queue the reply for the fleet.
 
-        `received` are the bytes that it was read from, where a device sent it.
-        An answer to an ask that this process never sent (it was restarted) gets an ask of its own in Flower's state.
+        `received` are the bytes that the reply was parsed from, if a device sent it. Return False if the device was
+        revoked. A reply to an assignment that this process never sent (it was restarted) gets a request record of its
+        own in the engine.
         """
         with self._changed:
             if device not in self._nodes:
@@ -164,12 +192,12 @@ class Exchange:
             return True
 
     def outstanding(self, device: str, ask_id: str) -> Outstanding | None:
-        """An ask that the device has not answered."""
+        """Return an assignment that the device has not replied to, or None."""
         with self._changed:
             return self._asks.get(device, {}).get(ask_id)
 
     def shut_out(self, device: str) -> list[UpdateId]:
-        """Refuse what the device was asked, and take back what it sent and nobody has polled; gives those answers."""
+        """Fail all assignments of a revoked device, and remove its replies that were not polled; return their ids."""
         with self._changed:
             taken, kept = list[UpdateId](), deque[Arrival | Replied]()
             for arrival in self._arrivals:
@@ -189,22 +217,22 @@ class Exchange:
             return taken
 
     def settle(self, device: str, ask_id: str) -> None:
-        """The device's answer was here before."""
+        """Settle the assignment of a reply that arrived before."""
         with self._changed:
             self._settle(ask_id, device)
 
     def waiting(self, device: str) -> int:
-        """How many answers of a device lie in the spool and are not acked."""
+        """Return how many replies of a device lie in the spool without an ack."""
         with self._changed:
             return len(self._waiting.get(device, ()))
 
     def seen(self, update_id: UpdateId) -> bytes | None:
-        """The digest of the answer that came under this id, also after it was acked."""
+        """Return the digest of the reply that arrived under this id, also after its ack; None if none arrived."""
         with self._changed:
             return self._answers.get(update_id)
 
     def arrived(self, arrival: Arrival) -> None:
-        """Something to poll that is no answer to a Flower message."""
+        """Queue an arrival that is not the reply to a message of the engine."""
         with self._changed:
             if isinstance(arrival, ReplyHead):
                 self._remember(arrival)
@@ -219,7 +247,7 @@ class Exchange:
         self._waiting.setdefault(head.update_id.device, set()).add(head.update_id)
 
     def _settle(self, ask_id: str, device: str, forget: bool = True) -> None:
-        """An ask is over for the device it went to; whoever else names it settles nothing."""
+        """Remove an assignment of this device. An assignment of another device is left alone."""
         outstanding = self._asks.get(device, {}).pop(ask_id, None)
         if outstanding is not None:
             del self._asked[ask_id]
@@ -228,7 +256,10 @@ class Exchange:
 
 
 def answer_digest(head: ReplyHead) -> bytes:
-    """What two answers under one update_id must share to be one answer: all but the times they took."""
+    """Return the digest that identifies a reply: two replies under one update id with equal digests are the same.
+
+    It covers everything except the reply's timings.
+    """
     said = (head.parts, head.base_version, head.examples, head.steps, head.a, head.codec, sorted(head.metrics.items()))
     return hashlib.sha256(repr(said).encode()).digest()
 
@@ -239,40 +270,51 @@ def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
         memory.popitem(last=False)
 
 
-# An ask that has no answer yet, as it goes to the device that it is for.
-
-
 class MessageLog(Protocol):
-    """Where the engine keeps its messages. It gives a handle for each one, which only it can read."""
+    """The engine's record of messages. It returns an opaque handle for each message."""
 
-    def ask(self, node_id: int, data: bytes, group: str = "") -> Any: ...
-    def delivered(self, message: Any) -> None: ...
-    def reply(self, ask: Any, data: bytes) -> Any: ...
-    def collect(self, replies: Sequence[Any]) -> list[bytes]: ...
-    def forget(self, message: Any) -> None: ...
+    def ask(self, node_id: int, data: bytes, group: str = "") -> Any:
+        """Record a request to a node, and return its handle."""
+
+    def delivered(self, message: Any) -> None:
+        """Note that a request was delivered to its node."""
+
+    def reply(self, ask: Any, data: bytes) -> Any:
+        """Record a reply to a request, and return its handle."""
+
+    def collect(self, replies: Sequence[Any]) -> list[bytes]:
+        """Return the bytes of replies, and delete their records."""
+
+    def forget(self, message: Any) -> None:
+        """Delete a request that gets no reply."""
 
 
 @dataclass
 class Outstanding:
-    """An ask without an answer yet, and its Flower message. `process`: of the device, that was there when it was sent.
-    `pulled_at` is wall-clock, 0 before the first pull.
+    """An assignment without a reply yet, and the engine's record of it.
+
+    `data` is the encoded assignment. `message` is the handle that a `MessageLog` gave for it. `process` is the device's
+    process that was registered when the assignment was sent. `pulled_at` is the wall clock at the last pull, 0 before
+    the first one. `taken` is True once the delivery was reported.
     """
 
     envelope: Envelope
-    message: Any  # the handle that a `MessageLog` gave for it
+    message: Any
     data: bytes
     process: str
     pulled_at: float = 0.0
-    taken: bool = False  # whether it was said that the device has it
+    taken: bool = False
 
     @property
     def length(self) -> int:
-        """Of its parts, in bytes."""
+        """Return the length of the assignment's parts in bytes."""
         return sum(part.length for part in self.envelope.ask.parts)
 
     def spoken(self, protocol: int, process: str) -> bytes:
-        """The ask as it goes to a process that speaks this version with us: one that says a newer one is not taken, and
-        a stop is a farewell to one that came after it was sent.
+        """Return the assignment encoded for one client process.
+
+        It lowers the assignment's protocol version to the negotiated one, because a client rejects a newer one. It sets
+        `farewell` on a stop if the process registered after the stop was sent.
         """
         ask = self.envelope.ask
         farewell = ask.farewell or (ask.kind == "stop" and process != self.process)

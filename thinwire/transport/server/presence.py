@@ -1,6 +1,6 @@
-"""Which device's process is there now: said hello, calls, holds asks; and when it counts as gone.
+"""Presence of devices: which process of each device is registered, which assignments it has, and when it is offline.
 
-Everything here belongs to the door's loop: no locks.
+All of it belongs to the event loop of the device API, so there are no locks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from thinwire.transport.server.connections import Account, Ledger, Wire
 
 @dataclass
 class Session:
-    """One live process of a device. `heard_at`: when a request of it came last; `served_at`: when one was answered
-    last, which says nothing of the device. `held`: asks that it has and has not answered; `turn` counts its pulls;
-    `protocol` is the version that it agreed on in its hello; `key` is its key's fingerprint.
+    """One live process of a device.
+
+    `heard_at` is the time of its last request. `served_at` is the time of the last response, which proves nothing about
+    the device. Both are monotonic seconds. `calls` counts its requests in progress, `turn` its pulls. `held` are the
+    ids of assignments that it has and has not replied to. `protocol` is the version negotiated at registration, `key`
+    the fingerprint of its key. `woken` is set when a waiting pull must look again.
     """
 
     device: str
@@ -37,13 +40,21 @@ class Session:
 
     @property
     def connected(self) -> bool:
+        """Return True while a request is in progress or the connection is open."""
         return self.calls > 0 or self.wire.open
 
 
 class Sessions:
-    """A device has left when its connection is closed and no call came for `grace_s`, or when it kept its connection
-    and no call came for as long as a poll lasts and `grace_s` more, but at the latest when it was not heard for two
-    polls. A pull that waits here is not heard again when it is answered: a frozen process reads no answer.
+    """The live processes of all devices, by name of the device, and their byte counts.
+
+    A device goes offline in one of three cases:
+
+    - its connection is closed, and no request came for `grace_s`;
+    - its connection is open, but no request came for `poll_s + grace_s`, counted from its last request or response;
+    - no request came for two polls, whatever was sent to it.
+
+    A response to a waiting pull is no sign of life: a frozen process reads no response. `left` is called with the name
+    of the device, the reason, and the seconds of silence.
     """
 
     def __init__(
@@ -54,22 +65,24 @@ class Sessions:
         self._ledger, self._accounts = ledger, dict[str, Account]()
 
     def of(self, device: str) -> Session | None:
+        """Return the live process of a device, or None."""
         return self._now.get(device)
 
     def shut_out(self, device: str) -> None:
-        """Nobody of this name is there: who waits is woken, and finds that."""
+        """Remove the process of a device, and wake its waiting pull, which then finds out."""
         if session := self._now.pop(device, None):
             session.turn += 1
             session.woken.set()
 
     def greet_again(self) -> None:
-        """Have everybody say hello at the next pull; nobody has left."""
+        """Make every device register again at its next pull, without reporting it as offline."""
         for device in list(self._now):
             self.shut_out(device)
 
     def renamed(self, rows: Iterable[DeviceRow]) -> None:
-        """Whoever is there by another name than its key's row has now has left by that one: its pull is answered, and
-        it says hello by the new one.
+        """Take every process offline whose device was renamed.
+
+        Its pull is answered, and it registers again under the new name of its key's row.
         """
         names = {row.fingerprint: row.name for row in rows}
         for session in list(self._now.values()):
@@ -77,7 +90,9 @@ class Sessions:
                 self._gone(session, f"it is called {name} now", self._clock.now() - session.heard_at)
 
     def begin(self, hello: Hello, wire: Wire, protocol: int = PROTOCOL, key: str = "") -> bool:
-        """A process is there; False when it was there already and says nothing else than before."""
+        """Register a process of a device; return False if it was registered already and nothing that it reports has
+        changed.
+        """
         old = self._now.get(hello.name)
         if old is not None and old.hello.process == hello.process:
             before, old.hello, old.heard_at = old.hello, hello, self._clock.now()
@@ -95,12 +110,15 @@ class Sessions:
         return True
 
     def listen(self, session: Session, wire: Wire) -> None:
-        """This is the connection whose end we shall hear of."""
+        """Make `wire` the connection whose end wakes the process's pull."""
         session.wire, wire.on_close = wire, session.woken.set
 
     @contextmanager
     def call(self, device: str, waits: bool = False) -> Iterator[None]:
-        """While a device is being served it cannot be gone. It is heard until the end, but for a call that `waits`."""
+        """Keep a device online while one of its requests is served.
+
+        The end of the request counts as a sign of life, unless the request is a pull that `waits`.
+        """
         session = self._now.get(device)
         if session is None:
             yield
@@ -116,15 +134,17 @@ class Sessions:
                 session.heard_at = session.served_at
 
     def wake(self, devices: Iterable[str]) -> None:
+        """Wake the waiting pulls of these devices."""
         for device in devices:
             if session := self._now.get(device):
                 session.woken.set()
 
     def wake_all(self) -> None:
+        """Wake the waiting pulls of all devices."""
         self.wake(list(self._now))
 
     def sweep(self) -> None:
-        """Say who has left since the last sweep."""
+        """Take devices offline that were silent for too long, and report each of them."""
         now = self._clock.now()
         for session in list(self._now.values()):
             silent_s, unserved_s = now - session.heard_at, now - session.served_at
@@ -136,25 +156,29 @@ class Sessions:
                 self._gone(session, f"it has not called for {silent_s:.0f} s", silent_s)
 
     def heard(self) -> dict[str, float]:
-        """When each device that is there was heard last, on the clock that only runs forward."""
+        """Return the monotonic time of the last request of each device that is online."""
         return {name: session.heard_at for name, session in self._now.items()}
 
     def account(self, device: str) -> Account:
+        """Return the byte counts of a device, also of one that is offline."""
         if device not in self._accounts:
             self._accounts[device] = Account(self._ledger.of(device))
         return self._accounts[device]
 
     def told(self, device: str, transfer: Transfer) -> None:
-        """What its account gave of the wire (`untold`) is in an answer: the next process does not tell it again."""
+        """Mark the counts of `transfer` as reported, now that the reply with them is durable.
+
+        The next process does not report them again.
+        """
         self.account(device).durable((transfer.sent_bytes or 0, transfer.received_bytes or 0, transfer.requests))
         self._ledger.keep(device)
 
     def keep(self) -> None:
-        """Have what was counted of the wire outlive this process."""
+        """Write the byte counts to the ledger, so that they survive this process."""
         self._ledger.keep()
 
     def total(self) -> tuple[int, int]:
-        """Bytes sent and received, of all devices together."""
+        """Return the bytes sent and received by the aggregator, over all devices."""
         every = self._accounts.values()
         return sum(account.sent_bytes for account in every), sum(account.received_bytes for account in every)
 

@@ -1,8 +1,9 @@
-"""FlowerLink: a device's end. It needs neither flwr nor torch: the standard library's HTTP and TLS, and a key.
+"""`FlowerLink`, the device's connection to the aggregator.
 
-One connection waits for asks, the other one pushes. Whoever uses it decides when to try again: a call that cannot be
-made raises `Unreachable` at once, and says when and within what time to come again. Only a transfer that goes on, cut
-by cut, is gone on with in here.
+It needs neither Flower nor torch, only the standard library's HTTP and TLS, and a key. One connection waits for
+assignments, the other one pushes replies. The caller decides when to try again: a request that fails raises
+`Unreachable` at once, which names the delay and the reconnect window. Only a transfer that makes progress between two
+cuts is continued in here.
 """
 
 from __future__ import annotations
@@ -32,21 +33,27 @@ from thinwire.transport.device.transfers import Incoming, Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, Refusal, packed
 from thinwire.transport.protocol.signing import Signer
 
-MAX_CONTROL_BYTES = 64 * 2**10  # of what is said beside an assignment: some of the ids that the pull named
-MAX_HELD = 64  # assignments: a run has one for each round of its overlap, at most 17
-POLL_JITTER = 0.1  # of a pull's wait: devices that came together do not go on asking together
+MAX_CONTROL_BYTES = 64 * 2**10  # of a pull's control message: it names some of the ids that the pull named
+MAX_HELD = 64  # assignments in flight: a run has one for each round of its overlap, at most 17
+POLL_JITTER = 0.1  # share of a pull's wait, so that devices that connected together do not poll together
 
 
 class FlowerLink:
-    """The device `name`'s connections to the aggregator at `url`; downloads go to `folder`/downloads.
+    """Connects the device `name` to the aggregator at `url`.
 
-    `trust` is what `join` left; without it the door is a plain one on loopback. It is kept up to date in `folder`. The
-    link tells the aggregator which asks it holds: one is given again until it arrived whole, and not after. After the
-    aggregator was restarted it says hello again by itself. A large ask that is not wanted is delivered without its
-    parts: it will be declined, and they would have come for nothing. One that this disk cannot take is delivered so
-    too, with the error: nobody need wait for an answer to it. A reply leaves only for an aggregator that has its run
-    (`Held`); where another process than before may answer, a hello asks for that. `min_free`: bytes of the disk that
+    Downloads go to `folder`/downloads. `trust` is what `join` left in `folder`, where it is kept up to date. Without it
+    the aggregator must be reached by plain HTTP on loopback.
+
+    The link reports which assignments the device has. The aggregator gives an assignment again until it arrived
+    complete, and not after that. After a restart of the aggregator the link registers again by itself.
+
+    `is_wanted` decides about a large assignment before its parts are fetched. One that is not wanted is delivered
+    without its parts, because the client will decline it. One that does not fit on this disk is delivered without its
+    parts too, together with the error, so that nobody waits for a reply. `min_free` gives the bytes of disk that
     downloads leave free.
+
+    Invariant: a reply is sent only to an aggregator that has its run (`Held`). If another process than before may
+    answer, the link registers first.
     """
 
     def __init__(
@@ -83,21 +90,29 @@ class FlowerLink:
         self._outgoing = Outgoing(self._pushing, self._pause)
         self._ending = threading.Event()
         self._hello: Hello | None = None
-        self._one_hello = threading.Lock()  # two threads may say it, and the newest must be the last
+        self._one_hello = threading.Lock()  # two threads may register, and the newest data must arrive last
         self._held = Held()
 
     def hello(self, hello: Hello) -> Welcome:
+        """Register the client's process, and return the aggregator's answer.
+
+        Raises `Refused` if `hello` has another name than this link.
+        """
         if hello.name not in self._greeting.names:
             raise Refused(f"this link is {self._greeting.name!r}'s", why=f"the hello says {hello.name!r}")
         if self._hello is not None and self._hello.process != hello.process:
             self._held.forget()
         with self._in_words(), self._one_hello:
-            free = self._pulling if self._hello is None else self._pushing  # a pull may be waiting on the other one
+            free = self._pulling if self._hello is None else self._pushing  # a pull may use the other one
             welcome = self._greet(hello, free)
             self._hello = hello
         return welcome
 
     def pull(self, wait_s: float) -> Delivery | None:
+        """Wait up to about `wait_s` seconds for an assignment; return None if there was none.
+
+        It registers again first if the aggregator demands it. Raises `Unreachable` if no aggregator answers.
+        """
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
         with self._in_words():
             self._know_the_time(self._pulling)
@@ -108,11 +123,16 @@ class FlowerLink:
             except Refusal as refusal:
                 if refusal.kind != "hello":
                     raise
-            with self._one_hello:  # the aggregator was restarted, had given us up, or has news for everybody
+            with self._one_hello:  # the aggregator restarted, took this device offline, or has new CAs
                 self._greet(self._said(), self._pulling)
             return self._pull(wait_s)
 
     def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+        """Send a reply, with its parts from the file `bundle`; return once the aggregator has committed it.
+
+        Raises `NotOffered` if the run is not the aggregator's, and `BadPayload` if `bundle` does not have the announced
+        length.
+        """
         head = reply_to_bytes(reply)
         length = reply.payload_bytes if isinstance(reply, ReplyHead) else 0
         _require(bundle, length)
@@ -130,27 +150,28 @@ class FlowerLink:
         self._held.answered(reply.ask_id)
 
     def leave(self) -> None:
-        """Shut this device out, by its own wish. The key is then of no use any more: whoever calls deletes it."""
+        """Revoke this device by its own wish. Its key is useless afterwards, and the caller deletes it."""
         with self._in_words():
             self._call(self._pushing, Call("POST", LEAVE))
 
     def cancelled(self) -> frozenset[str]:
+        """Return the ids of withdrawn assignments."""
         return self._held.withdrawn()
 
     def close(self) -> None:
-        """From any thread: a pull or push in progress ends with `Unreachable`."""
+        """End the link from any thread; a pull or push in progress raises `Unreachable`."""
         self._ending.set()
         self._pulling.close()
         self._pushing.close()
 
     def _know_the_time(self, connection: Connection) -> None:
-        """Say hello again where what was learned of the time was forgotten: no certificate is judged without it."""
+        """Register again if the learned time was discarded, because no certificate is checked without a time."""
         if self.clock.doubted:
             with self._one_hello:
                 self._greet(self._said(), connection)
 
     def _know_the_aggregator(self) -> None:
-        """Say hello again where no line is left to the process that heard the last one: who answers may be another."""
+        """Register again if no connection to the registered process is open, because another process may answer now."""
         if self._hello is not None and not (self._pushing.is_known() or self._pulling.is_known()):
             with self._one_hello:
                 self._greet(self._said(), self._pushing)
@@ -195,7 +216,7 @@ class FlowerLink:
             except NotWritten as refused:
                 error = refused
             finish(answer)
-        self._pulling.known()  # only who heard its hello answers a pull
+        self._pulling.known()  # only the process with which the device registered answers a pull
         self._held.said(held)
         if ask is None:
             return None
@@ -208,7 +229,10 @@ class FlowerLink:
         return Delivery(ask, bundle, time.monotonic() - began, error, self._greeting.name, len(data))
 
     def _fetched(self, ask: Ask) -> Path | None:
-        """A large ask's parts, whole; None when it was withdrawn meanwhile. As long as each try gains something."""
+        """Fetch a large assignment's parts, and return their file; return None if it was withdrawn meanwhile.
+
+        It tries again for as long as each attempt makes progress.
+        """
 
         @contextmanager
         def get(start: int, tag: str) -> Iterator[http.client.HTTPResponse]:
@@ -217,7 +241,7 @@ class FlowerLink:
                 Call("GET", f"/tw/v1/asks/{quote(ask.ask_id, safe='')}/bundle", headers=ranged)
             ) as answer:
                 yield answer
-                finish(answer)  # or this line would be dropped, and with it who is known to be at its other end
+                finish(answer)  # an unread response would end the connection, and with it the knowledge of its peer
 
         while True:
             before = self._incoming.size(ask.parts)
@@ -235,7 +259,7 @@ class FlowerLink:
             self._pause()
 
     def _call(self, connection: Connection, call: Call) -> None:
-        """One small request, made again at once when this machine moved in the middle of it."""
+        """Send one small request; repeat it at once if this machine's address changed in the middle of it."""
         try:
             with connection.made(call) as answer:
                 finish(answer)
@@ -244,7 +268,10 @@ class FlowerLink:
                 finish(answer)
 
     def _pause(self) -> None:
-        """Before a cut line is dialled again: the others may have lost it too."""
+        """Wait a random part of the reconnect window before a cut connection is dialled again.
+
+        Other devices may have lost theirs too.
+        """
         self._ending.wait(random.uniform(0.0, self._greeting.spread_s))
 
     def _in_words(self, answer: bool = False) -> AbstractContextManager[None]:
@@ -253,7 +280,7 @@ class FlowerLink:
 
 
 def _require(bundle: Path | None, length: int) -> None:
-    """The parts must be there before anything is sent."""
+    """Raise `BadPayload` unless the file `bundle` has `length` bytes, before anything is sent."""
     there = bundle.stat().st_size if bundle is not None else 0
     if there != length:
         raise BadPayload(f"the answer's parts have {there} bytes", why=f"its head announces {length}")

@@ -1,4 +1,10 @@
-"""The first words of a link: what a device says of itself and of its line, and what it keeps of the answer."""
+"""The device's side of a session with the aggregator: registration, and the assignments that are in flight.
+
+`Greeting` registers the process and keeps what the aggregator answered. `Held` knows which assignments the device has
+and which were withdrawn, because one thread pulls them and another thread replies to them. `Held` also knows which runs
+belong to the aggregator of the last registration: another aggregator at the same address may have runs with the same
+ids.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +23,30 @@ from thinwire.transport.device.identity import Clockwork, Trust
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, packed
 
-SKEW_SHOWN_S = 5.0  # a clock that is right enough is not worth a word
+SKEW_SHOWN_S = 5.0  # a smaller skew is reported as 0
 
 
 class Greeting:
-    """What the aggregator says about itself and about us is kept in `folder` for the next start.
+    """Registers the client's process, and stores in `folder` what the aggregator answered, for the next start.
 
-    `spread_s`: within what time devices come back after they lost it together. It is known before the first hello too,
-    for the power may have been away at the devices as well.
+    `spread_s` is the time in seconds over which devices reconnect after all of them lost the aggregator. It is known
+    before the first registration too, because a power cut may have hit the devices as well. `names` are all names that
+    the aggregator gave this device since the process started, and the one that it started with.
     """
 
     def __init__(self, name: str, folder: Path, trust: Trust | None, clock: Clockwork) -> None:
         self.name, self._folder, self._clock = name, folder, clock
         self.trust = trust
-        self.names = {name}  # it goes by the one that it came with until its process ends, whatever the row's is
+        self.names = {name}  # the first name stays valid until the process ends, even if the device is renamed
         self.spread_s = trust.spread_s if trust else 0.0
         self._first = True
 
     def say(self, hello: Hello, connection: Connection, pause: Callable[[], None]) -> Welcome:
-        """Once, and again where the answer changed what there is to say: the CAs held, or how wrong the clock is."""
+        """Register the process, and return the aggregator's answer.
+
+        It registers a second time if the answer changed what the device reports: its CAs, or the skew of its clock.
+        Before the first registration it calls `pause` if `spread_s` is at least one second.
+        """
         if self._first and self.spread_s >= 1.0:
             pause()
         self._first = False
@@ -46,12 +57,12 @@ class Greeting:
 
     @property
     def holds(self) -> tuple[str, ...]:
-        """The pins of the CAs."""
+        """Return the pins of the CAs that the device trusts."""
         return self.trust.pins if self.trust else ()
 
     @property
     def skew_s(self) -> float:
-        """As it is shown."""
+        """Return the reported clock skew in whole seconds, 0 below `SKEW_SHOWN_S`."""
         skew_s = self._clock.skew_s
         return float(round(skew_s)) if abs(skew_s) >= SKEW_SHOWN_S else 0.0
 
@@ -77,54 +88,61 @@ class Greeting:
                 self.trust = known
 
 
-# Which asks a device holds and which were withdrawn: what one of its threads pulls, another one answers.
-#
-# Also which runs are the aggregator's that was greeted last: another one at the same address has runs of the same ids.
-
-
-REMEMBERED = 1024  # withdrawn asks, and identities of runs
+REMEMBERED = 1024  # withdrawn assignments, and identities of runs
 
 
 class Held:
-    """Law: an ask is held from its whole arrival until it is answered or withdrawn; only others are given. Nobody
-    answers a stop: it is held until a pull that names it is answered. No ask is held, and no reply is let out, of a run
-    whose identity neither the last welcome nor an ask since has said; those without an identity are anybody's.
+    """The assignments in flight on a device, and the runs of the aggregator with which it registered last.
+
+    Invariant: an assignment is in flight from its complete arrival until it is replied to or withdrawn, and the
+    aggregator gives only others. A stop gets no reply: it is in flight until a pull that names it is answered.
+
+    Invariant: no assignment is in flight, and no reply is sent, for a run whose identity is unknown. An identity is
+    known from the last registration or from an assignment since then. An empty identity belongs to every aggregator.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[bool, str]] = {}  # ask_id -> whether it is a stop, and of which run
+        self._held: dict[str, tuple[bool, str]] = {}  # assignment id -> is it a stop, and the identity of its run
         self._runs: OrderedDict[str, None] = OrderedDict()  # identities
         self._greetings = 0
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
 
     def now(self) -> list[str]:
+        """Return the ids of the assignments in flight."""
         with self._lock:
             return list(self._held)
 
     def withdrawn(self) -> frozenset[str]:
+        """Return the ids of the assignments that were withdrawn."""
         with self._lock:
             return frozenset(self._withdrawn)
 
     @property
     def greetings(self) -> int:
-        """How many welcomes there were."""
+        """Return how many times the device has registered."""
         return self._greetings
 
     def greeted(self, identities: Iterable[str]) -> None:
-        """An aggregator said which runs go on there: asks of others are withdrawn, nobody waits for their answers."""
+        """Record the runs that continue at the aggregator, and withdraw the assignments of all other runs.
+
+        Nobody waits for replies to those.
+        """
         with self._lock:
             self._greetings += 1
             self._runs = OrderedDict.fromkeys(("", *identities))
             self._withdraw([ask_id for ask_id, (_, identity) in self._held.items() if identity not in self._runs])
 
     def is_of(self, reply: ReplyHead | Failure) -> bool:
-        """Whether the reply is to a run of the aggregator that was greeted last."""
+        """Return True if the reply belongs to a run of the aggregator with which the device registered last."""
         with self._lock:
             return not self._greetings or reply.identity in self._runs
 
     def arrived(self, ask: Ask, greetings: int) -> None:
-        """Hold an ask, also one that was withdrawn before: it was sent anew. `greetings`: when it was asked for."""
+        """Record an assignment as in flight, also one that was withdrawn before and sent again.
+
+        `greetings` is the count of registrations when the assignment was pulled.
+        """
         with self._lock:
             if greetings == self._greetings:
                 self._runs[ask.identity] = None
@@ -132,26 +150,27 @@ class Held:
                     self._runs.popitem(last=False)
             self._held[ask.ask_id] = ask.kind == "stop", ask.identity
             self._withdrawn.pop(ask.ask_id, None)
-            if ask.identity not in self._runs:  # somebody else was greeted while it was on its way
+            if ask.identity not in self._runs:  # the device registered with another aggregator meanwhile
                 self._withdraw([ask.ask_id])
 
     def answered(self, ask_id: str) -> None:
+        """Remove an assignment that was replied to."""
         with self._lock:
             self._held.pop(ask_id, None)
 
     def said(self, ask_ids: Sequence[str]) -> None:
-        """A pull that named these was answered: the aggregator knows of the stops among them."""
+        """Remove the stops among `ask_ids`: a pull that named them was answered, so the aggregator knows of them."""
         with self._lock:
             for ask_id in [one for one in ask_ids if self._held.get(one, (False, ""))[0]]:
                 del self._held[ask_id]
 
     def forget(self) -> None:
-        """Another process begins: everything is given to it again."""
+        """Remove all assignments because another process begins, which receives them again."""
         with self._lock:
             self._held.clear()
 
     def withdraw(self, control: bytes) -> None:
-        """What the aggregator says beside an ask; `BadPayload` when it cannot be read."""
+        """Withdraw the assignments that the aggregator's control message names; raise `BadPayload` if it is unreadable."""
         try:
             ask_ids = [str(ask_id) for ask_id in json.loads(control).get("cancelled", ())]
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -161,7 +180,7 @@ class Held:
 
     def _withdraw(self, ask_ids: Iterable[str]) -> None:
         for ask_id in ask_ids:
-            if self._held.pop(ask_id, None) is not None:  # of others an aggregator has nothing to say
+            if self._held.pop(ask_id, None) is not None:  # an aggregator may withdraw only these
                 self._withdrawn[ask_id] = None
         while len(self._withdrawn) > REMEMBERED:
             self._withdrawn.popitem(last=False)

@@ -1,7 +1,10 @@
-"""A large ask's parts on their way to a device: kept where they were cut, and whole when all digests fit.
+"""Resumable transfers of a device: an assignment's parts down, a reply's parts up.
 
-In `downloads/`, `TAG` is what came so far (the tag says which bytes they are, so a new process goes on with it), and
-`TAG.XXXX` what was delivered.
+`Incoming` downloads. What arrived before a cut is kept, and a download is complete when the SHA-256 of each part fits.
+In `downloads/`, `TAG` is what arrived so far and `TAG.XXXX` is what was delivered. The tag identifies the bytes, so a
+new process continues the download.
+
+`Outgoing` uploads a large reply: first its header, then each part from the offset that the aggregator has.
 """
 
 from __future__ import annotations
@@ -25,24 +28,27 @@ from thinwire.transport.device.http_client import Call, Connection, Slice, every
 from thinwire.transport.protocol.http import PUSH, STREAM_BYTES, UPLOAD_OFFSET, Refusal, etag, packed
 
 PIECE_BYTES = 256 * 2**10
-KEPT = 4  # beginnings of downloads: asks come one after the other, and a model of yesterday is of no use
+KEPT = 4  # partial downloads: assignments arrive one after the other, and old models are useless
 
-Get = Callable[[int, str], AbstractContextManager[http.client.HTTPResponse]]  # (from which byte, of which tag)
+Get = Callable[[int, str], AbstractContextManager[http.client.HTTPResponse]]  # called with the first byte and the tag
 
 
 class Incoming:
-    """The downloads of one device. One thread calls it."""
+    """The downloads of one device, used by one thread."""
 
     def __init__(self, folder: Path, min_free: Callable[[], int] = lambda: 0) -> None:
-        """`min_free` gives how many bytes of the disk stay free: a download that would leave less is not begun."""
+        """Prepare the folder; `min_free` gives how many bytes of the disk stay free.
+
+        A download that would leave less is not begun.
+        """
         self._folder, self._min_free = private_folder(folder), min_free
         for path in self._paths():
-            if path.suffix:  # delivered to a process that has ended: the ask is given again
+            if path.suffix:  # it was delivered to a process that has ended, and the assignment is given again
                 os.replace(path, path.with_suffix(""))
         self._forget(KEPT)
 
     def take(self, parts: Sequence[Part], answer: http.client.HTTPResponse) -> Path:
-        """Small parts that came with their ask."""
+        """Read small parts that arrived with their assignment, and return their file."""
         path = self._delivered(parts)
         require_room(self._folder, sum(part.length for part in parts), self._min_free())
         try:
@@ -54,14 +60,15 @@ class Incoming:
         return path
 
     def size(self, parts: Sequence[Part]) -> int:
-        """How much is here."""
+        """Return how many bytes of these parts are on disk."""
         path = self._folder / _tag(parts)
         return path.stat().st_size if path.exists() else 0
 
     def fetch(self, parts: Sequence[Part], get: Get) -> Path:
-        """All of it, gone on with from where the last attempt ended; what comes before a cut is kept.
+        """Fetch all parts, continuing where the last attempt ended, and return their file.
 
-        A part that does not fit its digest is begun anew (`Unreachable`: at the next attempt).
+        Bytes that arrive before a cut are kept. A part that does not fit its digest is fetched again from its start at
+        the next attempt, and this one raises `Unreachable`.
         """
         path = self._folder / _tag(parts)
         self._forget(KEPT)
@@ -89,7 +96,10 @@ class Incoming:
 
 
 class _Growing:
-    """A file that parts are appended to, one after the other, each held to its digest. `size`: how far they fit."""
+    """A file to which parts are appended one after the other, each checked against its digest.
+
+    `size` is how many bytes are accepted so far.
+    """
 
     def __init__(self, path: Path, parts: Sequence[Part]) -> None:
         self._path, self._parts = path, parts
@@ -106,17 +116,18 @@ class _Growing:
         self._file.close()
 
     def restart(self) -> None:
+        """Begin again with the first part."""
         self._index, self._of_part, self._digest, self.size = 0, 0, hashlib.sha256(), 0
 
     def check(self) -> None:
-        """Take what the file holds already, as far as it fits."""
+        """Accept what the file contains already, as far as the digests fit."""
         with _disk(self._path), contextlib.suppress(_Damaged):
             self._file.seek(0)
             while (left := self._left) and (data := self._file.read(min(PIECE_BYTES, left))):
                 self._took(data)
 
     def take(self, answer: http.client.HTTPResponse) -> None:
-        """Append what comes, until the last part is whole."""
+        """Append the bytes of a response until the last part is complete."""
         self._cut_back()
         while left := self._left:
             data = answer.read1(min(PIECE_BYTES, left))
@@ -139,7 +150,7 @@ class _Growing:
 
     @property
     def _left(self) -> int:
-        """Of the part that is open, after the empty ones before it; 0 when all are whole."""
+        """Return the missing bytes of the current part, skipping empty parts; 0 when all parts are complete."""
         while self._index < len(self._parts) and not self._parts[self._index].length:
             self._index += 1
         return self._parts[self._index].length - self._of_part if self._index < len(self._parts) else 0
@@ -158,12 +169,12 @@ class _Growing:
 
 
 class _Damaged(Exception):
-    """A whole part does not fit its digest: the one before it is the last that is kept."""
+    """Raised when a complete part does not fit its digest. Only the parts before it are kept."""
 
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """OSError is the disk's in here, and the wire's elsewhere."""
+    """Translate an `OSError` of the disk; outside of this block an `OSError` belongs to the network."""
     try:
         yield
     except OSError as error:
@@ -174,25 +185,26 @@ def _tag(parts: Sequence[Part]) -> str:
     return etag(parts).strip('"')
 
 
-# A large answer on its way to the aggregator: its head first, then each part from where the aggregator has it.
-
-
-FRUITLESS = 2  # tries in a row after which nothing more is there; then whoever calls decides when to try again
+FRUITLESS = 2  # attempts in a row without progress; then the caller decides when to try again
 DIGITS = re.compile("[0-9]{1,18}")  # of an offset; str.isdigit takes what int does not
 MAX_ANSWER_BYTES = 2 * 2**20  # an offset for each of 65 536 parts
 
 
 class Outgoing:
-    """One answer's way. `send` returns when the aggregator has committed it; raises what the last try ended with.
+    """Uploads large replies over one connection.
 
-    `pause` is called before a line that was cut is dialled again.
+    `pause` is called before a cut connection is dialled again.
     """
 
     def __init__(self, connection: Connection, pause: Callable[[], None]) -> None:
         self._connection, self._pause = connection, pause
 
     def send(self, head: ReplyHead, said: bytes, bundle: Path) -> None:
-        offsets: list[int] = []  # of each part, as the aggregator said last; none: it is to be asked
+        """Upload a reply, and return when the aggregator has committed it; raise the error of the last attempt.
+
+        `said` is the encoded header, `bundle` the file with the parts.
+        """
+        offsets: list[int] = []  # of each part, as the aggregator reported last; empty: push the header first
         index, best, fruitless, cut = 0, -1, 0, False
         while True:
             try:
@@ -215,12 +227,12 @@ class Outgoing:
             except (OSError, http.client.HTTPException):
                 if fruitless >= FRUITLESS or self._connection.closed:
                     raise
-                fruitless += not cut  # until the next offset is known nothing is gained
+                fruitless += not cut  # without the next offset there is no progress yet
                 cut = bool(offsets)
                 self._pause()
 
     def _offered(self, said: bytes, head: ReplyHead) -> list[int]:
-        """How much of each part the aggregator has; none when it has committed the answer."""
+        """Push the header, and return how many bytes of each part the aggregator has; [] if it committed the reply."""
         with self._connection.made(Call("POST", PUSH, packed(said))) as answer:
             told = _read(answer)
         if told.get("done") is True:
@@ -239,7 +251,7 @@ class Outgoing:
             return _read(answer)
 
     def _durable(self, head: ReplyHead, index: int, offsets: list[int]) -> list[int]:
-        """The offsets after a cut; none when the head is to be pushed again."""
+        """Return the offsets after a cut; [] if the header must be pushed again."""
         try:
             with self._connection.made(Call("HEAD", _target(head, index))) as answer:
                 said = answer.headers.get(UPLOAD_OFFSET.decode(), "")
@@ -256,7 +268,10 @@ def _within(offset: object, part: Part) -> int:
 
 
 def _open_part(parts: tuple[Part, ...], offsets: list[int]) -> int:
-    """The first part that is not whole there, else the last one with bytes: an empty rest closes the answer."""
+    """Return the index of the first incomplete part, else of the last part with bytes.
+
+    An empty rest of that part completes the reply.
+    """
     for index, (part, offset) in enumerate(zip(parts, offsets, strict=True)):
         if offset < part.length:
             return index
@@ -264,7 +279,7 @@ def _open_part(parts: tuple[Part, ...], offsets: list[int]) -> int:
 
 
 def _require_sound(head: ReplyHead, index: int, bundle: Path) -> None:
-    """`BadPayload` when the part was damaged here: it would be sent for ever."""
+    """Raise `BadPayload` if the part is damaged on this disk, because it would be sent for ever."""
     left, digest = head.parts[index].length, hashlib.sha256()
     with open(bundle, "rb", buffering=0) as file:
         file.seek(sum(part.length for part in head.parts[:index]))

@@ -170,7 +170,7 @@ class Held:
             self._held.clear()
 
     def withdraw(self, control: bytes) -> None:
-        """Withdraw the assignments that the aggregator's control message names; raise `BadPayload` if it is unreadable."""
+        """Withdraw the assignments that a control message of the aggregator names; raise `BadPayload` if it is invalid."""
         try:
             ask_ids = [str(ask_id) for ask_id in json.loads(control).get("cancelled", ())]
         except (ValueError, AttributeError, TypeError, RecursionError) as error:

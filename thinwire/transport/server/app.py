@@ -1,4 +1,8 @@
-"""One request at the door, judged already: its body as it comes, held to its digest, and its answer."""
+"""The ASGI app of the device API: one admitted request, its body and its response.
+
+The app serves the paths of its routes, and answers everything else with 404. `Request` reads a body as it arrives and
+checks it against its signed digest.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,19 @@ from thinwire.transport.server.connections import Account, admitted_of, wire_of
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-RATIO = 32  # what a header may inflate to beyond FREE_HEADER_BYTES: so many times its own length
-DRAIN_S, DRAIN_BYTES = 5.0, 64 * 2**20  # how much of a body is still read after it was answered
+RATIO = 32  # beyond FREE_HEADER_BYTES a header may inflate to this many times its own length
+DRAIN_S, DRAIN_BYTES = 5.0, 64 * 2**20  # limits for reading the rest of a body after the response
 
 
 class Gone(Exception):
-    """The device hung up in the middle of its request."""
+    """The device closed the connection in the middle of its request."""
 
 
 class Request:
-    """What a route sees. `whole` reads a small body at once, `blocks` a large one in pieces."""
+    """An admitted request, as a route sees it.
+
+    `whole` reads a small body at once, `blocks` a large one in pieces.
+    """
 
     def __init__(self, scope: Any, receive: Receive, send: Send) -> None:
         self.admitted = admitted_of(scope)
@@ -43,55 +50,60 @@ class Request:
 
     @property
     def route(self) -> str:
+        """Return the route's name."""
         return self.admitted.found.route.name
 
     @property
     def names(self) -> dict[str, str]:
-        """What the path names."""
+        """Return the named parts of the path."""
         return self.admitted.found.names
 
     @property
     def length(self) -> int:
+        """Return the body's length in bytes."""
         return self.admitted.length
 
     @property
     def row(self) -> DeviceRow:
-        """The device that signed."""
+        """Return the row of the device that signed; raise `Refusal` 404 if the key has none."""
         if self.admitted.row is None:
             raise unknown_path()
         return self.admitted.row
 
     @property
     def identity(self) -> Identity:
+        """Return the key that signed."""
         assert self.admitted.identity is not None
         return self.admitted.identity
 
     @property
     def claim(self) -> Claim:
+        """Return what the signature headers claim."""
         assert self.admitted.claim is not None
         return self.admitted.claim
 
     def of(self, row: DeviceRow) -> Request:
-        """The same request, now that its key has a row."""
+        """Set the row that the key has now, and return this request."""
         self.admitted = replace(self.admitted, row=row)
         return self
 
     def charge(self, account: Account) -> None:
-        """From now on this device answers for the connection's bytes."""
+        """Count the request, and charge the connection's bytes to this device."""
         account.requests += 1
         self.wire.belongs_to(account)
 
     async def whole(self) -> bytes:
-        """All of the body; 401 when it is not what was signed."""
+        """Return the complete body; raise `Refusal` 401 if it is not the one that was signed."""
         data = b"".join([piece async for piece in self.blocks(1)])
         if len(data) != self.length or hashlib.sha256(data).digest() != self.claim.digest:
             raise Refusal(401, "signature", "the body is not the one that was signed")
         return data
 
     async def head(self, most: int) -> tuple[bytes, memoryview]:
-        """The JSON of the body's first block, of at most `most` bytes, and what follows it.
+        """Return the JSON of the body's first block, of at most `most` bytes, and the bytes after the block.
 
-        The digests in a head do not shrink: what inflates to more than `RATIO` times its length says nothing.
+        The digests in a header are incompressible, so a block that inflates to more than `RATIO` times its length is
+        refused.
         """
         data = await self.whole()
         try:
@@ -101,7 +113,7 @@ class Request:
             raise Refusal(409, "protocol", str(error)) from error
 
     async def blocks(self, least: int) -> AsyncIterator[bytes]:
-        """The body in pieces of at least `least` bytes but for the last; what came before a cut is given too."""
+        """Yield the body in pieces of at least `least` bytes, except the last; bytes before a cut are yielded too."""
         pieces, size = list[bytes](), 0
         try:
             while self._more:
@@ -121,8 +133,10 @@ class Request:
     async def answer(
         self, status: int, body: bytes = b"", kind: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None
     ) -> None:
-        """The whole answer. What is left of the request's body is read and dropped, so that a device that is
-        still sending finds the answer and not a broken connection.
+        """Send the complete response.
+
+        The rest of the request's body is read and dropped. A device that is still sending thus finds the response and
+        not a broken connection.
         """
         said = [(b"content-length", str(len(body)).encode()), *(headers or [])]
         if kind:
@@ -134,16 +148,24 @@ class Request:
             await self._send({"type": "http.response.body", "body": b""})
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send the response's status and headers."""
         self.answered = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, more: bool) -> None:
+        """Send a piece of the response's body; `more` is False for the last one.
+
+        Raises `Gone` if the connection is closed.
+        """
         if not self.wire.open:
             raise Gone
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def hung_up(self) -> None:
-        """Until uvicorn knows too that the connection is gone: it would answer 500 to what nobody answers."""
+        """Wait until uvicorn has noticed that the connection is closed.
+
+        Otherwise uvicorn would answer 500 to a request without a response.
+        """
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -167,30 +189,28 @@ class Request:
             self.wire.close()
 
 
-# The door: the one address that devices reach. It passes the lane's paths and answers 404 to everything else.
-
-
 Serve = Callable[[Request], Awaitable[None]]
-TIMER_S = 0.002  # a timer of the loop may end so much too early
+TIMER_S = 0.002  # a timer of the event loop may end this much too early
 JSON = b"application/json"
 
 log = logging.getLogger("thinwire.door")
 
 
 class Door:
-    """The ASGI app behind the gate: what comes here is signed (or the CA's request) and has a path that exists.
+    """The ASGI app behind the gate: every request here is signed, or fetches the CA, and has a known path.
 
-    `called` hears of every request of a device. A route raises `Refusal`; whatever else goes wrong in it is ours, and
-    stays here.
+    `called` is called with every request of a device. A route raises `Refusal`. Any other exception in a route is a
+    defect of the aggregator, and its text is not sent to the device. `answers` counts the requests.
     """
 
     def __init__(
         self, routes: Mapping[str, Serve], clock: Clock, called: Callable[[Request], None], guests: Guests | None = None
     ) -> None:
         self._routes, self._clock, self._called, self._guests = routes, clock, called, guests
-        self.answers: Counter[str] = Counter()  # a route's name, and "target status" for what was refused
+        self.answers: Counter[str] = Counter()  # by the route's name, and by "target status" for refused requests
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Serve one request as an ASGI app."""
         request = Request(scope, receive, send)
         self.answers[request.route] += 1
         if self._guests is not None and request.route == "guest":
@@ -204,7 +224,10 @@ class Door:
             await request.hung_up()
 
     def refused(self, target: str, refusal: Refusal) -> None:
-        """Count what was not let in, by path where there is such a path: without the names that strangers make up."""
+        """Count a refused request by its path, or as 404 if there is no such path.
+
+        Names that strangers make up do not enter the count.
+        """
         path = "/".join(target.partition("?")[0].split("/")[:4])
         self.answers["404" if refusal.status == 404 else f"{path} {refusal.status}"] += 1
 
@@ -222,7 +245,7 @@ class Door:
             await self._in_trouble(request, error)
 
     async def _require_due(self, request: Request) -> None:
-        """Wait until the time that the request is stamped with, so that no start is earlier than what was served."""
+        """Wait until the time that the request is stamped with, so that no start is earlier than a served request."""
         claim = request.admitted.claim
         if claim is None or (ahead_s := claim.signed_at() - self._clock.wall()) <= 0:
             return
@@ -240,7 +263,10 @@ class Door:
             request.wire.close()
 
     async def _in_trouble(self, request: Request, error: Exception) -> None:
-        """It is written here and not told outside: the device keeps what it has, and tries again."""
+        """Log a failure of the aggregator, and refuse the request without details.
+
+        The device keeps its data and tries again.
+        """
         disk = isinstance(error, (ThinwireError, OSError))
         if disk:
             log.error("a device could not be served: %s", error)

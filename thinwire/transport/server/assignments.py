@@ -1,4 +1,8 @@
-"""The route on which a device waits for asks: answered when there is one, or when the wait is over."""
+"""The routes by which a device receives assignments.
+
+`PullRoute` waits until there is an assignment for the device, or the wait is over. `BundleRoute` serves the parts of a
+large assignment from the byte at which the last attempt ended.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,15 @@ from thinwire.transport.server.auth import Gate
 from thinwire.transport.server.mailbox import Exchange, Outstanding
 from thinwire.transport.server.presence import Session, Sessions
 
-MOST_BYTES = 64 * 2**10  # of a pull's JSON: the ids of asks that are held
-SPREAD = 1.1  # a device draws its wait from within a tenth of what it was told
+MOST_BYTES = 64 * 2**10  # of a pull's JSON: the ids of assignments in flight
+SPREAD = 1.1  # a device varies the wait that it was given by up to a tenth
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a pull says: which process it is, how long it waits, and which asks it holds already.
+    """The content of a pull: the process, the seconds that it waits, and the assignments that it has.
 
-    What it holds decides what it gets, so an answer that was lost on the way is simply given again.
+    The assignments that it has decide which one it gets, so a response that was lost is simply given again.
     """
 
     process: str
@@ -36,6 +40,7 @@ class Wanted:
 
     @classmethod
     def read(cls, data: bytes) -> Wanted:
+        """Parse a pull's JSON; raise `Refusal` 409 if it is invalid."""
         try:
             raw = read_json(data, MOST_BYTES)
             wait_s = float(raw["wait_s"])
@@ -47,7 +52,10 @@ class Wanted:
 
 
 class PullRoute:
-    """A waiting pull costs one timer and one event; hundreds of them cost nothing while nothing happens."""
+    """Serves pulls. A waiting pull costs one timer and one event, and no work while nothing happens.
+
+    `poll_s` is the wait in seconds that devices are told. While `closing` is True, pulls are refused.
+    """
 
     def __init__(self, gate: Gate, exchange: Exchange, sessions: Sessions, clock: Clock, poll_s: float) -> None:
         self._gate, self._exchange, self._sessions = gate, exchange, sessions
@@ -55,6 +63,7 @@ class PullRoute:
         self.closing = False
 
     async def __call__(self, request: Request) -> None:
+        """Serve a pull."""
         row = request.row
         wanted = Wanted.read((await request.head(MOST_BYTES))[0])
         session = self._sessions.of(row.name)
@@ -70,7 +79,10 @@ class PullRoute:
             await self._answer(request, session, outstanding, withdrawn)
 
     async def _wait(self, request: Request, session: Session, wait_s: float) -> tuple[Outstanding | None, list[str]]:
-        """Until there is something to say, or the wait is over. A newer pull of the same process ends this one."""
+        """Wait for an assignment or a withdrawal, and return both.
+
+        A newer pull of the same process ends this wait.
+        """
         loop, turn = asyncio.get_running_loop(), session.turn
         until = loop.time() + wait_s
         while True:
@@ -110,7 +122,7 @@ class PullRoute:
                 await request.write(data, more)
 
     def _is_there(self, device: str, outstanding: Outstanding) -> bool:
-        """Whether the ask's parts still are; an ask that cannot be delivered fails here and now."""
+        """Return True if the assignment's parts are still on disk; otherwise fail the assignment."""
         bundle = outstanding.envelope.bundle
         if not outstanding.length or (bundle and bundle.exists() and bundle.stat().st_size == outstanding.length):
             return True
@@ -119,19 +131,17 @@ class PullRoute:
         return False
 
 
-# The route on which a large ask's parts are fetched, from wherever the last attempt ended.
-
-
 _FROM = re.compile(rb"bytes=(\d{1,18})-")
 
 
 class BundleRoute:
-    """Range and If-Range of RFC 9110, section 14, for one range that reaches to the end."""
+    """Serves an assignment's parts from any byte to the end, with Range and If-Range of RFC 9110, section 14."""
 
     def __init__(self, exchange: Exchange, sessions: Sessions) -> None:
         self._exchange, self._sessions = exchange, sessions
 
     async def __call__(self, request: Request) -> None:
+        """Serve the parts from the requested byte."""
         outstanding = self._exchange.outstanding(request.row.name, request.names["ask"])
         bundle = outstanding.envelope.bundle if outstanding else None
         if outstanding is None or bundle is None or not outstanding.length:
@@ -149,20 +159,23 @@ class BundleRoute:
                 await request.write(b"", more=False)
             async for data, more in read(bundle, start, length):
                 if self._exchange.outstanding(request.row.name, request.names["ask"]) is None:
-                    request.wire.abort()  # withdrawn meanwhile: the device need not have what is buffered either
+                    request.wire.abort()  # withdrawn meanwhile: the device does not need the buffered bytes either
                     raise Gone
                 await request.write(data, more)
 
 
 def _start(headers: dict[bytes, bytes], tag: str) -> int:
-    """Where to begin: what is asked for, when it is of this very bundle."""
+    """Return the first byte to send: the requested one if the tag names this very bundle, else 0."""
     asked = _FROM.fullmatch(headers.get(b"range", b""))
     condition = headers.get(b"if-range", tag.encode())
     return int(asked[1]) if asked and condition == tag.encode() else 0
 
 
 async def read(path: Path, start: int, length: int) -> AsyncIterator[tuple[bytes, bool]]:
-    """A file from `start` in pieces, the next one read while this one is sent, and whether more follow."""
+    """Yield (bytes, more) of a file from `start` to `length`; `more` is False for the last piece.
+
+    The next piece is read while this one is sent. Raises OSError if the file is too short.
+    """
     left = length - start
     with await asyncio.to_thread(open, path, "rb", 0) as file:
         file.seek(start)

@@ -32,8 +32,8 @@ def require_no_browser(headers: Mapping[bytes, bytes]) -> Refusal | None:
     """Return a refusal for a request that a browser may have sent, or None.
 
     It guards an address that only programs of this machine may call, but that a browser on the machine can reach too. A
-    page whose name is rebound to this address sends that name as Host. A browser names the page that sent a POST in
-    Origin or Sec-Fetch-Site (Fetch standard, section 3.2). Flower's programs send neither.
+    page whose name is rebound to this address sends that name as Host. With each POST a browser sends Origin or
+    Sec-Fetch-Site, which name its sender (Fetch standard, section 3.2). Flower's programs send neither.
     """
     if LOOPBACK.fullmatch(headers.get(b"host", b"")) and not headers.keys() & {b"origin", b"sec-fetch-site"}:
         return None
@@ -156,8 +156,8 @@ class Gate:
     def _counted(self, head: Head, key: str) -> Iterator[None]:
         """Count a refused signature; after too many for this address and key, verify none for a while.
 
-        A connection on which the device was admitted is exempt. Somebody who knows the fingerprint of its key and
-        shares its address can thus keep it from opening a new connection for a minute, but cannot interrupt its work.
+        A connection on which the device was admitted is exempt. A stranger who knows the device's fingerprint and
+        shares its address can delay its next connection by a minute. The stranger cannot interrupt its work.
         """
         if not (head.signed and key) and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now(), key)):
             why = "too many requests with a wrong signature came from this address"
@@ -217,7 +217,7 @@ class Window:
     A timestamp from before this window was opened is refused: a restart forgets the nonces, and must not allow a
     replay.
 
-    Invariant: no request is served before the time that it is stamped with (`Door` waits for that time). Each served
+    Invariant: no request is served before the time that it is stamped with (the app waits for that time). Each served
     request is therefore stamped earlier than the next start, which refuses it. The invariant breaks if the aggregator's
     clock is set back in between.
 

@@ -94,12 +94,12 @@ class Account:
         return sent, received, requests
 
     def durable(self, told: tuple[int, int, int]) -> None:
-        """Mark counts of `untold` as reported, because the reply that carries them is durable; the next process omits
-        them.
+        """Mark counts of `untold` as reported, because the reply that carries them is durable.
 
-        A process that dies before this call reports them twice: in the reply, and in the one after it. A process that
-        dies after it reported a failure, and before the journal has that failure, loses them. Counts for a reply that
-        could not be stored are reported by the next process, not by this one.
+        The next process does not report them again. A process that dies before this call reports them twice: in the
+        reply, and in the one after it. A process that dies after it reported a failure, and before the journal has that
+        failure, loses them. Counts for a reply that could not be stored are reported by the next process, not by this
+        one.
         """
         for i in range(3):
             self._kept[3 + i] += told[i]

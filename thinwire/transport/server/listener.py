@@ -1,4 +1,4 @@
-"""The door's thread: its socket, its loop, the SuperLink's lifespan in it, and what runs beside it until the end."""
+"""The thread of the device API: its socket, its event loop, and the tasks that run in that loop."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ from thinwire.transport.server.connections import Wires
 from thinwire.transport.server.http_protocol import HttpProtocol, protocol_of
 
 BACKLOG = 1024
-KEEP_ALIVE_S = 600  # of an idle connection that was signed on: longer than a poll lasts
-CLOSING_S = 3.0  # what is in progress when the door closes gets so long
-WATCH_S = 1.0  # how often slow connections are looked for
+KEEP_ALIVE_S = 600  # of an idle authenticated connection: longer than a poll lasts
+CLOSING_S = 3.0  # for requests in progress when the listener stops
+WATCH_S = 1.0  # how often slow connections are searched
 
 log = logging.getLogger("thinwire.door")
 
 
 class Listener:
-    """`background` runs in the door's loop beside it; without `tls` the address must be a loopback one."""
+    """Listens at `host`:`port` and serves the ASGI app in a thread of its own.
+
+    `lifespan` is a context in the event loop that surrounds the listening, `background` a task that runs meanwhile.
+    Without `tls` the address must be a loopback one. `judge` admits requests.
+    """
 
     def __init__(
         self,
@@ -68,13 +72,14 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="thinwire-door", daemon=True)
 
     def start(self) -> None:
+        """Start the thread, and return once it listens; raise `ThinwireError` if it cannot."""
         self._thread.start()
         self._up.wait()
         if self._failure is not None:
             raise ThinwireError("the door for devices did not open", why=repr(self._failure)) from self._failure
 
     def soon(self, call: Callable[..., None], *args: Any) -> None:
-        """Call something in the door's loop; after its end, nothing."""
+        """Call a function in the event loop; do nothing after the loop has ended."""
         try:
             self.loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
@@ -82,7 +87,10 @@ class Listener:
                 raise
 
     def now(self, call: Callable[[], None], within_s: float = 5.0) -> None:
-        """Call something in the door's loop and wait until it was done."""
+        """Call a function in the event loop, and wait until it returned.
+
+        After the loop has ended, and from its own thread, the function is called directly.
+        """
         done = threading.Event()
 
         def called() -> None:
@@ -99,6 +107,7 @@ class Listener:
             called()
 
     def stop(self) -> None:
+        """End the thread, and close the socket; requests in progress get `CLOSING_S`."""
         self.soon(self._ending.set)
         self._thread.join()
         self._socket.close()
@@ -138,7 +147,10 @@ class Listener:
         return bool(self.wires.state.tasks) or any(wire.unsent() for wire in self.wires.open)
 
     async def _let_go(self) -> None:
-        """Answer what is being served, then close what is left; a device that only waits need not say goodbye."""
+        """Finish the requests in progress, then abort the remaining connections.
+
+        A device whose pull is waiting loses nothing.
+        """
         for http in list(self.wires.state.connections):
             http.shutdown()
         until = self.loop.time() + CLOSING_S
@@ -152,7 +164,7 @@ class Listener:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket, or why there is none."""
+    """Return a listening socket; raise `ThinwireError` with the reason if there is none."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, socket.SOCK_STREAM)
@@ -175,6 +187,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
+    """Return True for `localhost` and addresses of the loopback network."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -90,9 +90,7 @@ class Sessions:
                 self._gone(session, f"it is called {name} now", self._clock.now() - session.heard_at)
 
     def begin(self, hello: Hello, wire: Wire, protocol: int = PROTOCOL, key: str = "") -> bool:
-        """Register a process of a device; return False if it was registered already and nothing that it reports has
-        changed.
-        """
+        """Register a process of a device; return False if it was registered before and reports nothing new."""
         old = self._now.get(hello.name)
         if old is not None and old.hello.process == hello.process:
             before, old.hello, old.heard_at = old.hello, hello, self._clock.now()

@@ -1,4 +1,9 @@
-"""The lane's first route, hello: a process says who it is, what it can do, and learns how far its sequences went."""
+"""The routes by which a device registers, enrolls and leaves.
+
+`HelloRoute` registers a client process: the process reports its name and abilities, and learns how far its sequence
+numbers went. `CaRoute` gives the CA certificates to compare with the pin, `JoinRoute` accepts an invitation, and
+`LeaveRoute` revokes the device that sends the request.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +27,20 @@ from thinwire.transport.server.auth import Enrol, Gate
 from thinwire.transport.server.mailbox import Exchange
 from thinwire.transport.server.presence import Sessions
 
-MOST_HELLOS, WITHIN_S = 60, 60.0  # of one device: each may be a row of the journal
-SETTLE_S = 1.0  # a hello waits so long for the connection of the process before it to close
+MOST_HELLOS, WITHIN_S = 60, 60.0  # registrations of one device: each may add a row to the journal
+SETTLE_S = 1.0  # a registration waits this long for the previous process's connection to close
 SETTLE_STEP_S = 0.02
-SPREAD_PER_S = 100.0  # devices that may come back in one second after an aggregator was lost
+SPREAD_PER_S = 100.0  # devices that may reconnect in one second after an outage of the aggregator
 
 log = logging.getLogger("thinwire.door")
 
 
 class HelloRoute:
-    """`cas` gives the certificates (PEM) that devices are to hold; `called` hears of a device that was not known
-    before its hello; `still` refuses one that was shut out since its request was let in.
+    """Registers client processes.
+
+    `cas` gives the certificates (PEM) that devices shall trust. `called` is called with the request of a device that
+    was unknown before it registered. `held` is called with a device's name and the pins that it reports. `still` raises
+    `Refusal` for a device that was revoked since its request was admitted.
     """
 
     def __init__(
@@ -42,8 +50,8 @@ class HelloRoute:
     ) -> None:  # fmt: skip
         self._enrol, self._roster, self._spool = enrol, roster, spool
         self._exchange, self._sessions, self._clock = exchange, sessions, clock
-        self._said: dict[str, deque[float]] = {}  # when each device has said hello
-        self._apart: dict[str, str] = {}  # devices without a version in common, and why: written down once
+        self._said: dict[str, deque[float]] = {}  # when each device has registered
+        self._apart: dict[str, str] = {}  # devices without a common protocol version, and why: logged once
         self._poll_s, self._cas, self._called, self._held, self._still, self._speaks = (
             poll_s,
             cas,
@@ -54,9 +62,10 @@ class HelloRoute:
         )
 
     async def __call__(self, request: Request) -> None:
+        """Serve a registration."""
         head, _ = await request.head(registration.MAX_BYTES)
         if (known := request.admitted.row) is not None:
-            self._require_pause(known.name)  # before anything is parsed: that takes longer than all the rest
+            self._require_pause(known.name)  # before parsing, which takes the most time
         try:
             said = registration.hello_from_bytes(head)
             version = self._speaks.agreed(Range(said.oldest, said.protocol))
@@ -68,14 +77,14 @@ class HelloRoute:
         if request.admitted.row is None:
             self._called(request.of(await asyncio.to_thread(self._enrol, said, request.identity)))
         row = request.row
-        said = replace(said, name=row.name)  # a device that was renamed says its old one until it hears the new one
+        said = replace(said, name=row.name)  # a renamed device reports its old name until it gets the new one
         if known is None:
             self._require_pause(row.name)
         self._held(row.name, said.holds)
         self._sessions.renamed(self._roster.rows())
         await self._alone(said)
-        self._still(row)  # it may have been shut out meanwhile
-        # Nothing awaited since `_alone`: two hellos cannot both begin.
+        self._still(row)  # it may have been revoked meanwhile
+        # There is no await since `_alone`, so two registrations cannot both begin.
         if self._sessions.begin(said, request.wire, version, row.fingerprint):
             self._exchange.greeted(row.name, said.process)
             self._exchange.arrived(NodeJoined(row.name, said))
@@ -86,7 +95,10 @@ class HelloRoute:
         await request.answer(200, packed(registration.to_bytes(welcome)))
 
     async def _write_down(self, request: Request, called: str, why: str) -> None:
-        """For the operator: somebody has to update one side, and the device may have nobody in front of it."""
+        """Log a version conflict for the operator, who has to update one side.
+
+        The device may have nobody in front of it.
+        """
         name = request.admitted.row.name if request.admitted.row else ""
         if not name:
             self._require_pause(name)
@@ -96,14 +108,14 @@ class HelloRoute:
             await asyncio.to_thread(self._roster.note, "protocol", request.wire.address, why, name or called)
 
     def _require_pause(self, name: str) -> None:
-        """`Refusal` 503 for a device that says hello all the time."""
+        """Raise `Refusal` 503 for a device that registers too often."""
         now, said = self._clock.now(), self._said.setdefault(name, deque(maxlen=MOST_HELLOS))
         if len(said) == MOST_HELLOS and now - said[0] < WITHIN_S:
             raise Refusal(503, "busy", "too many hellos", retry_after_s=WITHIN_S - (now - said[0]))
         said.append(now)
 
     async def _alone(self, said: Hello) -> None:
-        """Refuse a second live process of one name; one that was just killed gets a moment to be noticed."""
+        """Raise `Refusal` 409 for a second live process of one name; a killed one gets `SETTLE_S` to be noticed."""
         for _ in range(round(SETTLE_S / SETTLE_STEP_S)):
             before = self._sessions.of(said.name)
             if before is None or before.hello.process == said.process or not before.connected:
@@ -112,7 +124,7 @@ class HelloRoute:
         raise Refusal(409, "process", f"another process of {said.name!r} is connected")
 
     def _sequences(self, name: str) -> Mapping[str, int]:
-        """The highest sequence of each run, folded or still in the spool."""
+        """Return the highest sequence of each run, among aggregated updates and those still in the spool."""
         highest = dict(self._roster.sequences(name))
         for head in self._spool.heads():
             update = head.update_id
@@ -121,32 +133,31 @@ class HelloRoute:
         return highest
 
 
-# How a device comes in and goes for good: the CA to compare, the invitation to show, the farewell.
-
-
 JSON = b"application/json"
 SECRET_DIGITS = 32
-MOST_BYTES = 16 * 2**10  # of a join's JSON: a stranger's 4 KiB could be inflated to a thousand times as much
+MOST_BYTES = 16 * 2**10  # of a join's JSON: a stranger's 4 KiB could inflate to a thousand times as much
 
 
 class CaRoute:
-    """The only anonymous answer: the certificates to compare with the pin, and the name that the leaf is asked by."""
+    """Serves the only anonymous response: the CA certificates, and the server name for which the leaf is issued."""
 
     def __init__(self, cas: Callable[[], tuple[str, ...]], server_name: Callable[[], str]) -> None:
         self._cas, self._server_name = cas, server_name
 
     async def __call__(self, request: Request) -> None:
+        """Serve the certificates as JSON."""
         said = {"cas": list(self._cas()), "server_name": self._server_name()}
         await request.answer(200, json.dumps(said).encode(), JSON)
 
 
 class JoinRoute:
-    """One invitation, one device. From outside all invitations that cannot be used look alike."""
+    """Enrolls one device for each invitation. From outside all unusable invitations look alike."""
 
     def __init__(self, roster: Roster, gate: Gate, clock: Clock, cas: Callable[[], tuple[str, ...]]) -> None:
         self._roster, self._gate, self._clock, self._cas = roster, gate, clock, cas
 
     async def __call__(self, request: Request) -> None:
+        """Serve a request to join."""
         identity, address = request.identity, request.wire.address
         try:
             head, _ = await request.head(MOST_BYTES)
@@ -164,12 +175,12 @@ class JoinRoute:
             await asyncio.to_thread(self._roster.note, "join", address, error.why or error.what, name)
             raise Refusal(403, "invitation", "no invitation that can be used") from error
         except Refused as error:
-            self._gate.failed_joins.failed(address, self._clock.now())  # else names could be tried out
+            self._gate.failed_joins.failed(address, self._clock.now())  # else a stranger could probe names
             await asyncio.to_thread(self._roster.note, "name", address, str(error), name)
             raise Refusal(409, "name", str(error)) from error
-        if known:  # a reply was lost; who asks again and again for what it has may not write here as often
+        if known:  # its first response was lost; counting limits how often a device may repeat the request
             self._gate.failed_joins.failed(address, self._clock.now())
-        if row.state == "revoked":  # its invitation was used by itself, before it was shut out
+        if row.state == "revoked":  # it used this invitation itself before it was revoked
             raise Refusal(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending":
             log.warning("%s waits to be approved; its key's fingerprint is %s", row.name, grouped(row.fingerprint))
@@ -181,12 +192,13 @@ class JoinRoute:
 
 
 class LeaveRoute:
-    """A device shuts itself out; `shut_out` ends what it was doing here."""
+    """Revokes the device that signed, and ends what it was doing here."""
 
     def __init__(self, roster: Roster, shut_out: Callable[[str], None]) -> None:
         self._roster, self._shut_out = roster, shut_out
 
     async def __call__(self, request: Request) -> None:
+        """Serve a request to leave."""
         name = request.row.name
         await request.whole()
         await asyncio.to_thread(self._roster.leave, name)
@@ -195,7 +207,10 @@ class LeaveRoute:
 
 
 def _read(head: bytes) -> tuple[str, str]:
-    """(secret, name); what cannot be one is refused as any other secret would be."""
+    """Return (secret, name) of a join; raise `Refusal` if they are invalid.
+
+    An impossible secret is refused like any other wrong one.
+    """
     try:
         raw = read_json(head, MOST_BYTES)
         secret, name = raw["secret"], raw["name"]

@@ -1,4 +1,4 @@
-"""What becomes of an answer at the door: checked against what may be, made durable, and reported once."""
+"""Arriving replies: checked against their limits, made durable, and reported once."""
 
 from __future__ import annotations
 
@@ -15,26 +15,33 @@ from thinwire.transport.protocol.http import RUN, Refusal
 from thinwire.transport.server.mailbox import Exchange, answer_digest
 from thinwire.transport.server.presence import Sessions
 
-RUN_ID = re.compile(RUN)  # it names a folder of the spool
+RUN_ID = re.compile(RUN)  # a run's id names a folder of the spool
 MAX_TEXT = 2000
-MAX_WAITING = 64  # answers of one device in the spool: a round has one, and one that came late
+MAX_WAITING = 64  # replies of one device in the spool: a round has one, and possibly a late one
 
 
 class Answers:
-    """Exactly once: an update that is here already is answered as it was the first time, and stored once."""
+    """Stores each reply exactly once: a repeated reply gets the same response as the first one.
+
+    In all methods `began_at` is the wall clock at which the reply began to arrive.
+    """
 
     def __init__(self, exchange: Exchange, sessions: Sessions, spool: Spool, clock: Clock, limits: ReplyLimits) -> None:
         self._exchange, self._sessions, self._spool = exchange, sessions, spool
         self._clock, self._limits = clock, limits
 
     def failed(self, device: str, failure: Failure, began_at: float) -> None:
+        """Queue a failure that a device reported, with bounded texts and the transfer's byte counts."""
         text, transfer = failure.text[:MAX_TEXT], self._transfer(device, failure.ask_id, began_at)
         self._exchange.answered(device, Failure(failure.kind[:64], text, failure.ask_id, device, transfer=transfer))
         self._sessions.told(device, transfer)
         self._no_longer_held(device, failure.ask_id)
 
     def require_run(self, reply: ReplyHead | Failure) -> None:
-        """Raise `Refusal` for a reply to an ask of no run that is here: another aggregator's may have the same id."""
+        """Raise `Refusal` 409 for a reply to an assignment of no run here.
+
+        A run of another aggregator may have the same id.
+        """
         identity = self._limits.of(reply.ask_id).identity
         if identity is None or identity not in ("", reply.identity):
             raise Refusal(
@@ -42,7 +49,7 @@ class Answers:
             )
 
     def require_possible(self, device: str, head: ReplyHead, began_at: float) -> None:
-        """`Refusal` for an answer in another's name, to no run that is here, or larger than its ask allows."""
+        """Raise `Refusal` for a reply in another device's name, of an impossible run, or beyond its limits."""
         update, length = head.update_id, head.payload_bytes
         if update.device != device:
             raise Refusal(403, "device", f"{device} cannot answer for {update.device[:80]!r}")
@@ -61,7 +68,10 @@ class Answers:
             raise Refusal(413, "too-large", text)
 
     def here_already(self, device: str, head: ReplyHead, began_at: float) -> bool:
-        """Whether this very answer came before; another one under its id is a lost state."""
+        """Return True if this very reply arrived before.
+
+        Another reply under the same id means that the device lost its state: `Refusal` 409 is raised.
+        """
         known = self._exchange.seen(head.update_id)
         if known is None:
             return False
@@ -74,12 +84,15 @@ class Answers:
         return True
 
     def require_room(self, device: str, arriving: int) -> None:
-        """`Refusal` 503 for a device that sends more answers than anybody folds."""
+        """Raise `Refusal` 503 if too many replies of the device wait for aggregation, `arriving` ones included."""
         if self._exchange.waiting(device) + arriving >= MAX_WAITING:
             raise Refusal(503, "busy", f"{MAX_WAITING} answers of {device} are not folded yet", retry_after_s=5.0)
 
     async def keep(self, draft: Path, head: ReplyHead, received: bytes, began_at: float) -> None:
-        """All parts are in the draft and fit their digests: from here on the answer is ours, its head as `received`."""
+        """Commit the reply whose checked parts are complete in `draft`, and queue it for the fleet.
+
+        `received` are the header's bytes as they came. Raises `Refusal` 403 if the device was revoked meanwhile.
+        """
         device = head.update_id.device
         transfer = self._transfer(device, head.ask_id, began_at)
 
@@ -92,7 +105,7 @@ class Answers:
             arrived = await asyncio.to_thread(commit)
         except ThinwireError:
             if not self.expects(device):
-                raise shut_out(device) from None  # its file was removed under it
+                raise shut_out(device) from None  # revoking the device removed the draft
             raise
         self._sessions.told(device, transfer)
         if not self._exchange.answered(device, arrived, received):
@@ -101,14 +114,15 @@ class Answers:
         self._no_longer_held(device, head.ask_id)
 
     def expects(self, device: str) -> bool:
-        """Whether its answers are taken: not of one that was shut out since its request was let in."""
+        """Return True if the device's replies are accepted, which a revoked device's are not."""
         return bool(self._exchange.node_of(device))
 
     def seen(self, update_id: UpdateId) -> bool:
+        """Return True if a reply with this id arrived before."""
         return self._exchange.seen(update_id) is not None
 
     def _transfer(self, device: str, ask_id: str, began_at: float) -> Transfer:
-        """What this exchange cost on the wire: everything of this device since its answer before."""
+        """Return the transfer's times and its wire bytes: all of this device since its previous reply."""
         sent, received, requests = self._sessions.account(device).untold()
         return Transfer(
             pulled_at=self._exchange.pulled_at(device, ask_id),
@@ -120,10 +134,11 @@ class Answers:
         )
 
     def _no_longer_held(self, device: str, ask_id: str) -> None:
-        """The pull that waits meanwhile was made when the ask was still held."""
+        """Remove the assignment from those that the waiting pull reported before the reply arrived."""
         if session := self._sessions.of(device):
             session.held.discard(ask_id)
 
 
 def shut_out(device: str) -> Refusal:
+    """Return the refusal for a revoked device."""
     return Refusal(403, "revoked", f"{device} was revoked")

@@ -1,8 +1,11 @@
-"""Who the door is to its devices: the CA that they pin, the leaf that it shows, and how both are replaced.
+"""The TLS certificates of the device API, and how they are replaced.
 
-`FOLDER/` holds for each CA `PIN.ca.pem`, `PIN.ca.key`, `PIN.pem`, `PIN.key` (all 0600; PIN is cut to 16 digits), and
-`state.json`: which CA is the newest, which are still served, and the names beyond the local ones. A device names the CA
-that it holds by the server name that it asks for, so during a rotation each is shown the chain that it can verify.
+`PrivateAuthority` is a CA of our own, which devices pin, and `GivenAuthority` a certificate that the operator brought.
+
+A private CA's `FOLDER/` has for each CA `PIN.ca.pem`, `PIN.ca.key`, `PIN.pem` and `PIN.key`, all with mode 0600. PIN is
+cut to 16 digits. `state.json` stores which CA is the latest, which are still served, and the names beyond the local
+ones. A device names the CA that it trusts by the server name that it requests. So during a rotation each device gets
+the chain that it can verify.
 """
 
 from __future__ import annotations
@@ -41,16 +44,27 @@ _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 
 
 class Authority(Protocol):
-    """What the door needs of whoever stands for it. Any thread may call it."""
+    """The provider of the API's certificate. Any thread may call it."""
 
     @property
-    def context(self) -> ssl.SSLContext: ...  # live: a renewal reaches it without closing a connection
+    def context(self) -> ssl.SSLContext:
+        """Return the live TLS context: a renewal changes it without closing a connection."""
+
     @property
-    def pin(self) -> str: ...  # of invitations: 64 hex digits, or `system`
-    def cas(self) -> tuple[str, ...]: ...  # PEM, the newest first
-    def server_name(self) -> str: ...  # that the leaf is asked by; "": the URL's host
-    def renew(self) -> bool: ...  # what is due; True when the CAs changed
-    def confirmed(self, holds: Sequence[Sequence[str]]) -> None: ...  # the pins that each device holds
+    def pin(self) -> str:
+        """Return the pin for invitations: 64 hex digits, or `system`."""
+
+    def cas(self) -> tuple[str, ...]:
+        """Return the CA certificates as PEM, the latest first."""
+
+    def server_name(self) -> str:
+        """Return the server name for which the leaf is issued, "" for the host of the URL."""
+
+    def renew(self) -> bool:
+        """Renew what is due; return True if the CAs changed."""
+
+    def confirmed(self, holds: Sequence[Sequence[str]]) -> None:
+        """Retire old CAs; `holds` are the pins that each device trusts."""
 
 
 def _utc() -> datetime:
@@ -59,19 +73,22 @@ def _utc() -> datetime:
 
 @dataclass(frozen=True)
 class State:
-    """`pins`: the CAs that are served, the newest first; `names`: what --san named."""
+    """The content of `state.json`.
+
+    `pins` are the CAs that are served, the latest first. `names` are the values of --san.
+    """
 
     pins: tuple[str, ...]
     names: tuple[str, ...]
 
 
 class PrivateAuthority:
-    """A CA of our own, made at the first start."""
+    """A CA of our own, made at the first start, with one leaf for each CA that is served."""
 
     def __init__(self, folder: Path, names: Sequence[str] = (), now: Callable[[], datetime] = _utc) -> None:
         self.folder, self._now = private_folder(folder), now
         self._lock = threading.Lock()
-        self._contexts: dict[str, ssl.SSLContext] = {}  # by server name
+        self._contexts: dict[str, ssl.SSLContext] = {}  # by the requested server name
         self._loaded: dict[str, bytes] = {}  # the leaf that each context shows
         self._state = self._read() or self._found(names)
         self._add(names)
@@ -81,29 +98,33 @@ class PrivateAuthority:
 
     @property
     def pin(self) -> str:
+        """Return the pin of the latest CA."""
         return self._state.pins[0]
 
     @property
     def pins(self) -> tuple[str, ...]:
+        """Return the pins of the CAs that are served, the latest first."""
         return self._state.pins
 
     @property
     def names(self) -> list[str]:
-        """All that the leaf is to carry, but for the server name."""
+        """Return the names for the leaf, without its server name."""
         return [*self._state.names, *_own_names()]
 
     def cas(self) -> tuple[str, ...]:
+        """Return the CA certificates as PEM, the latest first."""
         return self._pems
 
     def server_name(self) -> str:
+        """Return the server name that is derived from the latest pin."""
         return server_name(self.pin)
 
     def leaf(self, pin: str = "") -> x509.Certificate:
-        """The certificate that is shown to who holds this CA."""
+        """Return the certificate that a device gets that trusts this CA."""
         return x509.load_pem_x509_certificate(self._loaded[pin or self.pin])
 
     def renew(self) -> bool:
-        """Make leaves anew that are due, and take up what another process has rotated."""
+        """Renew leaves that are due, and adopt the rotation of another process; return True if the CAs changed."""
         with self._lock:
             before, self._state = self._state.pins, self._read() or self._state
             for pin in self._state.pins:
@@ -111,13 +132,16 @@ class PrivateAuthority:
             self._pems = tuple(self._ca(pin).certificate.decode() for pin in self._state.pins)
             certificate, key = self._files(self._state.pins[0], "leaf")
             if self._loaded.get("") != self._loaded[self._state.pins[0]]:
-                self.context.load_cert_chain(certificate, key)  # for who names no server
+                self.context.load_cert_chain(certificate, key)  # for clients without a server name
                 self._loaded[""] = self._loaded[self._state.pins[0]]
             self._first = self._contexts[server_name(self._state.pins[0])]
             return before != self._state.pins
 
     def rotate(self, names: Sequence[str] = ()) -> str:
-        """A new CA beside the present one; gives its pin. Both are served until every device holds the new one."""
+        """Make a new CA beside the present one, and return its pin.
+
+        Both are served until every device trusts the new one.
+        """
         with self._lock:
             kept = tuple(dict.fromkeys([*self._state.names, *names]))
             pin = self._make(kept)
@@ -126,14 +150,14 @@ class PrivateAuthority:
         return pin
 
     def confirmed(self, holds: Sequence[Sequence[str]]) -> None:
-        """Stop serving the CAs before the newest once each device (its pins) holds that one."""
+        """Stop serving older CAs once every device trusts the latest one."""
         with self._lock:
             if len(self._state.pins) > 1 and holds and all(self.pin in pins for pins in holds):
                 self._write(State(self._state.pins[:1], self._state.names))
                 self._pems = self._pems[:1]
 
     def _found(self, names: Sequence[str]) -> State:
-        """The first start: a CA for the names that are given and for those of this machine."""
+        """Make the first CA, for the given names and those of this machine."""
         self._state = State((), tuple(dict.fromkeys(names)))
         pin = self._make(self._state.names)
         self._write(State((pin,), self._state.names))
@@ -148,7 +172,7 @@ class PrivateAuthority:
         return pin
 
     def _add(self, names: Sequence[str]) -> None:
-        """Names that come with a later start; a CA that may not name them is refused in words."""
+        """Add names of a later start; raise `UsageError` if the CA may not certify one of them."""
         if wrong := [name for name in names if not _is_name(name)]:
             raise UsageError(f"--san {wrong[0]!r} is no name or address", hint="--san agg.example")
         if missing := [name for name in names if not permits(self._ca(self.pin), name)]:
@@ -161,7 +185,7 @@ class PrivateAuthority:
             self._write(State(self._state.pins, (*self._state.names, *new)))
 
     def _show(self, pin: str) -> None:
-        """Load this CA's leaf into its live context, made anew when it is due."""
+        """Load this CA's leaf into its live context; issue the leaf again if that is due."""
         ca, (certificate, key) = self._ca(pin), self._files(pin, "leaf")
         present = _issued(certificate, key) if certificate.exists() and key.exists() else None
         if present is None or due(present, self.names, ca, self._now()):
@@ -218,12 +242,12 @@ def _lost(path: Path, error: Exception) -> DataLost:
 
 
 def _own_names() -> list[str]:
-    """What this machine calls itself. Nobody is asked for a longer name: --san gives those that others know."""
+    """Return this machine's host name. Names that other machines use come from --san."""
     return [name for name in [socket.gethostname()] if _is_name(name)]
 
 
 def _is_name(name: str) -> bool:
-    """Whether a certificate can hold it: an address, or a name of letters, digits, hyphens and dots."""
+    """Return True if a certificate can contain it: an address, or a name of letters, digits, hyphens and dots."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -231,11 +255,11 @@ def _is_name(name: str) -> bool:
     return True
 
 
-# A door with the operator's own certificate: loaded again when its files are replaced, never made by us.
-
-
 class GivenAuthority:
-    """A certificate that the operator brought. `ca`: its CA's file, to be pinned; without one, the system's CAs."""
+    """A certificate that the operator brought. It is loaded again when its files are replaced, and never issued here.
+
+    `ca` is the file of its CA, to be pinned. Without `ca`, devices use the CAs of their system.
+    """
 
     def __init__(self, certificate: Path, key: Path, ca: Path | None = None) -> None:
         self._certificate, self._key, self._ca = certificate, key, ca
@@ -254,16 +278,22 @@ class GivenAuthority:
 
     @property
     def pin(self) -> str:
+        """Return the CA's pin, or `system`."""
         return self._pin
 
     def cas(self) -> tuple[str, ...]:
+        """Return the CA's PEM, or nothing with the system's CAs."""
         return self._pems
 
     def server_name(self) -> str:
+        """Return "", because the certificate is issued for the host of the URL."""
         return ""
 
     def renew(self) -> bool:
-        """Load the files again when they were replaced."""
+        """Load the files again if they were replaced, and return False.
+
+        Unusable files raise `UsageError` at the start; later the loaded certificate stays in use.
+        """
         try:
             seen = tuple(path.stat().st_mtime_ns for path in (self._certificate, self._key))
             if seen != self._seen:
@@ -271,7 +301,7 @@ class GivenAuthority:
                 self._seen = seen
         except OSError as error:  # ssl.SSLError is one too
             if self._seen:
-                return False  # the one that was loaded goes on
+                return False  # the loaded certificate stays in use
             raise UsageError(
                 f"--cert {self._certificate} and --key {self._key} cannot be used",
                 why=_why(error),
@@ -280,11 +310,11 @@ class GivenAuthority:
         return False
 
     def confirmed(self, holds: Sequence[Sequence[str]]) -> None:
-        """Nothing: the operator's CA is the operator's to replace."""
+        """Do nothing: the operator replaces the CA."""
 
 
 def _no_password() -> str:
-    """A service has nobody to ask: OpenSSL would prompt on the terminal."""
+    """Raise, because a service has no user who could type one; OpenSSL would prompt on the terminal."""
     raise _Encrypted
 
 

@@ -1,4 +1,12 @@
-"""The route on which answers come in: a small one whole, of a large one its head, whose parts follow by themselves."""
+"""The routes by which a device pushes its replies.
+
+`PushRoute` receives a small reply in one request. Of a large reply it receives the header alone, and `Uploads` receives
+the parts one after the other, each continued where it was cut.
+
+All parts of a reply lie in one file, each where it will be read from. Bytes are accepted only in their order. After
+this process was killed, the file's bytes are hashed before its size is believed: whole parts that do not fit their
+digests are cut off. A reply that changed has another digest, and so another file.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +36,19 @@ from thinwire.transport.server.presence import Sessions
 from thinwire.transport.server.replies import Answers, shut_out
 
 AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES that are parsed at one time, each of another device
-DEFLATED_BYTES = 64  # that a block which does not shrink is longer than its JSON, for each 16 KiB of it
+DEFLATED_BYTES = 64  # growth of an incompressible block, for each 16 KiB of its JSON
 
 
 def push_bytes(header_bytes: int) -> int:
-    """Return the length of the longest body of a push, of such a header as it is and all that goes inline behind it."""
+    """Return the length of the longest body of a push: a header of `header_bytes`, and inline parts behind it."""
     return LENGTH.size + header_bytes + DEFLATED_BYTES * (1 + header_bytes // 2**14) + INLINE_BYTES
 
 
 class PushRoute:
-    """`[head] parts..` in one request; or `[head]` alone, answered with how much of each part is here already."""
+    """Serves pushes: `[header] parts..` in one request, or `[header]` alone.
+
+    A header alone is answered with how many bytes of each part are here already.
+    """
 
     def __init__(
         self, answers: Answers, uploads: Uploads, sessions: Sessions, spool: Spool, clock: Clock, limits: ReplyLimits
@@ -45,10 +56,11 @@ class PushRoute:
         self._answers, self._uploads, self._sessions = answers, uploads, sessions
         self._spool, self._clock, self._limits = spool, clock, limits
         self._storing: set[UpdateId] = set()
-        self._parsing: set[str] = set()  # devices of which a large header is being parsed
+        self._parsing: set[str] = set()  # devices whose large header is being parsed
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def __call__(self, request: Request) -> None:
+        """Serve a push."""
         device, began_at = request.row.name, self._clock.wall()
         with self._sessions.call(device):
             head, parts = await request.head(self._limits.max_header_bytes())
@@ -63,7 +75,7 @@ class PushRoute:
             await self._updated(request, reply, head, bytes(parts), began_at)
 
     async def _read(self, device: str, head: bytes) -> ReplyHead | Failure:
-        """Parse a header: a small one here, between the requests of others; of large ones one of a device at a time."""
+        """Parse a header: a small one here, a large one in a thread, one of each device at a time."""
         most = self._limits.max_header_bytes()
         try:
             if len(head) <= FREE_HEADER_BYTES:
@@ -93,7 +105,7 @@ class PushRoute:
         await request.answer(200, json.dumps({"offsets": offer.offsets()}).encode())
 
     async def _small(self, device: str, head: ReplyHead, received: bytes, parts: bytes, began_at: float) -> None:
-        """One hop to a thread, one write, one commit."""
+        """Store a reply that came in one request, with one thread hop, one write and one commit."""
         if len(parts) != head.payload_bytes:
             raise Refusal(409, "protocol", "the body is not as long as its head says")
         at = 0
@@ -116,7 +128,10 @@ class PushRoute:
 
 
 def _of_a_device(failure: Failure) -> Failure:
-    """Turn a kind that only the aggregator gives into "protocol": no device says that it left, or was revoked."""
+    """Return the failure, with kind "protocol" if only the aggregator may use its kind.
+
+    No device may report that it left or was revoked.
+    """
     if failure.kind not in AGGREGATOR_KINDS:
         return failure
     said = f"it says {failure.kind!r}, which is not for a device to say: {failure.text}"
@@ -134,21 +149,16 @@ def _write(path: str, data: bytes) -> None:
         raise
 
 
-# Answers that are too large for one request: their parts come one after the other, and go on where they were cut.
-#
-# All parts of an answer lie in one file, each where it will be read from, and only bytes in their order are taken.
-# After this process was killed what the file holds is hashed before its size is believed: whole parts that do not fit
-# their digests are cut off. An answer that changed has another digest, and so another file.
-
-
-OFFERS = 8  # of one device at a time: one that was not gone on with makes room, and its file goes
-RELEASE_S = 5.0  # how long a writer whose connection was ended may take to let go
+OFFERS = 8  # uploads of one device at a time: an idle one makes room, and its file is deleted
+RELEASE_S = 5.0  # how long an aborted writer may take to release the upload
 
 
 @dataclass(eq=False)
 class Offer:
-    """An answer whose head is here, and the bytes it was read from. `size`: bytes of its parts that were written, in
-    order.
+    """An upload: a reply whose header is here, and whose parts arrive.
+
+    `size` is how many bytes of the parts were written, in order. `received` are the header's bytes as they came.
+    `writer` is the connection that writes a part at this moment.
     """
 
     head: ReplyHead
@@ -162,19 +172,23 @@ class Offer:
 
     @cached_property
     def starts(self) -> Sequence[int]:
-        """Where each part begins in the file, and behind the last one the end."""
+        """Return the offset of each part in the file, followed by the file's full length."""
         return list(itertools.accumulate((part.length for part in self.head.parts), initial=0))
 
     def offsets(self) -> list[int]:
+        """Return how many bytes of each part are here."""
         return [self.offset(index) for index in range(len(self.head.parts))]
 
     def offset(self, index: int) -> int:
-        """How many bytes of a part are here."""
+        """Return how many bytes of one part are here."""
         return min(max(0, self.size - self.starts[index]), self.head.parts[index].length)
 
 
 class Uploads:
-    """One writer an answer: who asks for its offset, or writes anew, ends the connection that wrote before."""
+    """The uploads of all devices, with one writer each.
+
+    A request for an upload's offset, or a new writer, aborts the connection that wrote before.
+    """
 
     def __init__(self, answers: Answers, sessions: Sessions, spool: Spool, clock: Clock) -> None:
         self._answers, self._sessions, self._spool, self._clock = answers, sessions, spool, clock
@@ -182,7 +196,11 @@ class Uploads:
         self._opening: set[UpdateId] = set()
 
     async def offered(self, head: ReplyHead, received: bytes, began_at: float) -> Offer:
-        """The offer of this answer, as far as it came; a new one where it never came."""
+        """Return the upload of this reply, as far as it arrived, or a new one.
+
+        The oldest idle uploads of the device make room for it. A changed reply under the same id replaces the earlier
+        one.
+        """
         update, digest = head.update_id, answer_digest(head).hex()
         offer = self._offers.get(update)
         if offer is not None and answer_digest(offer.head).hex() == digest:
@@ -206,26 +224,26 @@ class Uploads:
             size = 0
         finally:
             self._opening.discard(update)
-        if not self._answers.expects(update.device):  # it was shut out while the file was made
+        if not self._answers.expects(update.device):  # the device was revoked while the file was made
             path.unlink(missing_ok=True)
             raise shut_out(update.device)
         offer = self._offers[update] = Offer(head, path, began_at, size, received=received)
         return offer
 
     def room(self, row: DeviceRow, found: Found) -> int:
-        """The most bytes that a request for a part may have. `Refusal` where none was offered."""
+        """Return the maximum bytes of a request's part; raise `Refusal` 404 if no such upload is open."""
         offer, index = self._named(row.name, found)
         return offer.head.parts[index].length
 
     def shut_out(self, device: str) -> None:
-        """End and forget what a device was sending."""
+        """Abort and delete the uploads of a revoked device."""
         for update in [update for update in self._offers if update.device == device]:
             if (writer := self._offers[update].writer) is not None:
                 writer.abort()
             self._give_up(update)
 
     async def tell(self, request: Request) -> None:
-        """HEAD: how much of a part is durable."""
+        """Serve HEAD: respond with how many bytes of a part are durable."""
         offer, index = self._named(request.row.name, request.admitted.found)
         with self._sessions.call(request.row.name):
             await self._release(offer)
@@ -233,7 +251,7 @@ class Uploads:
         await request.answer(200, headers=[(UPLOAD_OFFSET, str(offer.offset(index)).encode())])
 
     async def take(self, request: Request) -> None:
-        """PUT: the rest of a part."""
+        """Serve PUT: receive the rest of a part, and commit the reply after its last byte."""
         offer, index = self._named(request.row.name, request.admitted.found)
         part = offer.head.parts[index]
         with self._sessions.call(request.row.name):
@@ -260,7 +278,7 @@ class Uploads:
         await request.answer(200, said.encode())
 
     async def _write(self, request: Request, offer: Offer, index: int) -> None:
-        """One block is written while the next comes in; what came before a cut is kept."""
+        """Write one block while the next one arrives; bytes before a cut are kept."""
         descriptor = await asyncio.to_thread(self._opened, offer, index)
         writing: asyncio.Future[None] | None = None
         try:
@@ -275,11 +293,11 @@ class Uploads:
         if writing is not None:
             writing.result()
         if offer.head.update_id not in self._offers:
-            raise Gone  # it was shut out meanwhile
+            raise Gone  # the device was revoked meanwhile
         await self._judge(offer, index)
 
     def _opened(self, offer: Offer, index: int) -> int:
-        """The file at its end, and the digest of what is there of the part."""
+        """Return the file's descriptor at its end, and restore the digest of the part's present bytes."""
         descriptor = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC)
         os.ftruncate(descriptor, offer.size)
         os.lseek(descriptor, offer.size, os.SEEK_SET)
@@ -293,7 +311,10 @@ class Uploads:
         return descriptor
 
     async def _judge(self, offer: Offer, index: int) -> None:
-        """A part that is complete fits its digest, or is begun anew: nothing of it is there after a kill either."""
+        """Raise `Refusal` 409 if a complete part does not fit its digest.
+
+        The part is then cut off the file, so that it begins again even after a kill.
+        """
         part = offer.head.parts[index]
         if offer.offset(index) < part.length or offer.hashed[2].hexdigest() == part.sha256:
             return
@@ -302,7 +323,7 @@ class Uploads:
         raise Refusal(409, "damaged", f"part {part.name!r} does not fit its digest", offset=0)
 
     async def _whole(self, offer: Offer) -> None:
-        """Every part came; parts without bytes are checked here."""
+        """Commit a reply whose parts are complete, after checking its empty parts."""
         update = offer.head.update_id
         try:
             empty = hashlib.sha256().hexdigest()
@@ -310,23 +331,23 @@ class Uploads:
                 raise Refusal(409, "damaged", "a part without bytes does not fit its digest")
             if not self._answers.here_already(update.device, offer.head, offer.began_at):
                 await self._answers.keep(offer.path, offer.head, offer.received, offer.began_at)
-        except BadPayload as error:  # the disk holds something else than what was written
+        except BadPayload as error:  # the disk returned other bytes than were written
             self._give_up(update)
             raise Refusal(409, "damaged", str(error), offset=0) from error
         finally:
             self._offers.pop(update, None)
 
     def _give_up(self, update: UpdateId) -> None:
-        """Forget an answer that was begun, and what came of it."""
+        """Forget an upload, and delete its file."""
         if (offer := self._offers.pop(update, None)) is not None:
             with contextlib.suppress(OSError):
                 offer.path.unlink()
 
     async def _release(self, offer: Offer) -> None:
-        """Nobody writes any more."""
+        """Abort the upload's writer, and wait until it released the upload."""
         try:
             async with asyncio.timeout(RELEASE_S):
-                while offer.writer is not None:  # of two that wait here the second one finds the first one writing
+                while offer.writer is not None:  # when two wait here, the second one finds the first one writing
                     offer.released.clear()
                     offer.writer.abort()
                     await offer.released.wait()
@@ -343,7 +364,7 @@ class Uploads:
 
 
 def _cut_to_fit(path: Path, parts: Sequence[Part]) -> int:
-    """Cut a file to whole parts that fit their digests and to what came of the next one, and give its size."""
+    """Cut a file after its whole parts that fit their digests and the beginning of the next part; return its size."""
     size = 0
     with open(path, "r+b", buffering=0) as file:
         for part in parts:
@@ -352,7 +373,7 @@ def _cut_to_fit(path: Path, parts: Sequence[Part]) -> int:
                 digest.update(data)
                 left -= len(data)
             if left:
-                size += part.length - left  # held to its digest when it is whole
+                size += part.length - left  # checked against its digest when it is complete
                 break
             if part.length and digest.hexdigest() != part.sha256:
                 break
@@ -362,7 +383,7 @@ def _cut_to_fit(path: Path, parts: Sequence[Part]) -> int:
 
 
 def _append(descriptor: int, offer: Offer, data: bytes) -> None:
-    """Write at the end; the size counts only what was written."""
+    """Write at the end of the file; the size counts only written bytes."""
     view, (index, count, digest) = memoryview(data), offer.hashed
     while view:
         written = os.write(descriptor, view)

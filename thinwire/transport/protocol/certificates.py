@@ -1,7 +1,10 @@
-"""The two certificates of a door: a private CA that is pinned by its key, and a leaf that it signs.
+"""The certificates of the aggregator: a private CA, which devices pin by its key, and a leaf that the CA signs.
 
-Both hold what strict verifiers ask for (RFC 5280; Python 3.13 sets X509_STRICT): critical constraints, key usages, and
-the identifiers of both keys. The CA may name nothing but this aggregator.
+Both contain what strict verifiers require (RFC 5280; Python 3.13 sets X509_STRICT): critical constraints, key usages,
+and the identifiers of both keys. Name constraints let the CA certify this aggregator alone.
+
+`chains` and `shown` read certificates for people to look at: those in the aggregator's folder, and the one that it
+presents. They change nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from thinwire.core.errors import DataLost
 
-STATE = "state.json"  # which certificates are in use, beside them
+STATE = "state.json"  # which certificates of the folder are in use
 CA_VALID = timedelta(days=20 * 365)
 LEAF_VALID, LEAF_RENEWED = timedelta(days=90), timedelta(days=60)
 EARLIER = timedelta(days=1)  # clocks of others may be behind
@@ -45,28 +48,32 @@ class Issued:
     key: bytes
 
     def require_readable(self) -> None:
-        """ValueError where either half is damaged."""
+        """Raise ValueError if the certificate or the key is damaged."""
         load_pem_private_key(self.key, password=None)
         x509.load_pem_x509_certificate(self.certificate)
 
     @property
     def parsed(self) -> x509.Certificate:
+        """Return the certificate, parsed."""
         return x509.load_pem_x509_certificate(self.certificate)
 
 
 def pin_of(certificate: x509.Certificate) -> str:
-    """SHA-256 (64 hex digits) over the SubjectPublicKeyInfo: the same for every certificate of one key."""
+    """Return the SHA-256 (64 hex digits) of the SubjectPublicKeyInfo, equal for every certificate of one key."""
     spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(spki).hexdigest()
 
 
 def server_name(pin: str) -> str:
-    """The name that our clients ask a pinned aggregator by: no resolver knows it, so no address change breaks it."""
+    """Return the server name that our clients request from a pinned aggregator.
+
+    No resolver knows the name, so a new address changes nothing.
+    """
     return f"tw-{pin[:32]}.invalid"
 
 
 def make_ca(names: Sequence[str], now: datetime) -> Issued:
-    """A CA for its own server name and for these names and addresses, and for nothing else."""
+    """Make a CA for its own server name and for these names and addresses, and for nothing else."""
     key = ec.generate_private_key(ec.SECP256R1())
     spki = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     pin = hashlib.sha256(spki).hexdigest()
@@ -86,7 +93,7 @@ def make_ca(names: Sequence[str], now: datetime) -> Issued:
 
 
 def make_leaf(ca: Issued, names: Sequence[str], now: datetime) -> Issued:
-    """A certificate of the door, for the CA's server name and for those of `names` that the CA may name."""
+    """Issue the aggregator's certificate, for the CA's server name and for the `names` that the CA may certify."""
     authority = ca.parsed
     key = ec.generate_private_key(ec.SECP256R1())
     own = server_name(pin_of(authority))
@@ -108,7 +115,7 @@ def make_leaf(ca: Issued, names: Sequence[str], now: datetime) -> Issued:
 
 
 def permits(ca: Issued, name: str) -> bool:
-    """Whether the CA may name this name or address."""
+    """Return True if the CA may certify this name or address."""
     constraints = ca.parsed.extensions.get_extension_for_class(x509.NameConstraints).value
     for allowed in constraints.permitted_subtrees or ():
         if isinstance(allowed, x509.IPAddress):
@@ -123,7 +130,7 @@ def permits(ca: Issued, name: str) -> bool:
 
 
 def due(leaf: Issued, names: Sequence[str], ca: Issued, now: datetime) -> bool:
-    """Whether a leaf is to be made anew: 60 days old, of another CA, or without a name that it could have."""
+    """Return True if a leaf must be issued again: 60 days old, of another CA, or without a name that it could have."""
     found = leaf.parsed
     held = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     there = {*held.get_values_for_type(x509.DNSName), *(str(a) for a in held.get_values_for_type(x509.IPAddress))}
@@ -133,16 +140,16 @@ def due(leaf: Issued, names: Sequence[str], ca: Issued, now: datetime) -> bool:
 
 
 def server_context() -> ssl.SSLContext:
-    """A door's context, without a certificate yet."""
+    """Return the TLS context of an aggregator, without a certificate yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION  # OpenSSL 1.1 would let strangers ask for handshake after handshake
-    context.num_tickets = 0  # a connection lasts for hours: tickets would be half of its first bytes
+    context.options |= ssl.OP_NO_RENEGOTIATION  # OpenSSL 1.1 would let strangers request one handshake after another
+    context.num_tickets = 0  # a connection lasts for hours; tickets would be half of its first bytes
     return context
 
 
 def private_context(cas: Sequence[str]) -> ssl.SSLContext:
-    """A client's context that trusts these CAs (PEM) alone, strictly, and whatever the date."""
+    """Return a client's TLS context that trusts these CAs (PEM) alone, strictly, and whatever the date."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VerifyFlags(NO_CHECK_TIME)
@@ -204,12 +211,9 @@ def _unique(names: Sequence[x509.GeneralName]) -> list[x509.GeneralName]:
     return list(dict.fromkeys(names))
 
 
-# A door's certificates for people to look at: as they lie in its folder, and as it shows them. Nothing is changed.
-
-
 @dataclass(frozen=True)
 class Leaf:
-    """What a door shows: the names and addresses that it is for, and the dates."""
+    """The dates of a certificate that an aggregator presents, and the names and addresses for which it is issued."""
 
     begins: datetime
     ends: datetime
@@ -217,7 +221,7 @@ class Leaf:
 
     @classmethod
     def of(cls, pem: bytes) -> Leaf:
-        """ValueError for what is no certificate."""
+        """Read a certificate in PEM; raise ValueError if it is none."""
         found = x509.load_pem_x509_certificate(pem)
         names: list[str] = []
         for extension in found.extensions:
@@ -228,13 +232,13 @@ class Leaf:
 
     @property
     def renewed_at(self) -> datetime:
-        """When a running aggregator makes one of ours anew."""
+        """Return the date on which a running aggregator issues its own leaf again."""
         return self.begins + EARLIER + LEAF_RENEWED
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A CA of ours that is served, and the leaf that is shown to who holds it. `wanted`: the names of --san."""
+    """A private CA that is served, and the leaf for devices that trust it. `wanted` are the names of --san."""
 
     pin: str
     ca_ends: datetime
@@ -243,7 +247,10 @@ class Chain:
 
 
 def chains(folder: Path) -> Sequence[Chain]:
-    """The newest first; none where there was never a door with a CA of our own. `DataLost` where they are damaged."""
+    """Return the CAs that are served, the latest first; [] if the aggregator never had a private CA.
+
+    Raises `DataLost` if the files are damaged.
+    """
     path = folder / STATE
     if not path.exists():
         return []
@@ -257,7 +264,7 @@ def chains(folder: Path) -> Sequence[Chain]:
 
 
 def shown(host: str, port: int, timeout_s: float) -> Leaf:
-    """The leaf that a listener shows to who names no server; OSError where none listens."""
+    """Return the leaf that a listener presents to a client without a server name; raise OSError if none listens."""
     return Leaf.of(ssl.get_server_certificate((host, port), timeout=timeout_s).encode())
 
 

@@ -1,8 +1,17 @@
-"""How the lane puts JSON and parts into one body: blocks of a 4-byte little-endian length and that many bytes.
+"""Bodies, routes and refusals of the device API, as both ends read and write them.
 
-hello, join: [JSON]. pull: [JSON] up; [control JSON] [ask, maybe empty] parts.. down. push: [head] parts.. up. Parts of
-more than `INLINE_BYTES` together travel apart, where a cut can be gone on from (flower/lane/: bundle.py, uploads.py).
-A block of JSON is deflated (RFC 1951) against words that both ends know: a head is then little more than its digests.
+A body is a sequence of blocks: a 4-byte little-endian length, and that many bytes. The bodies are:
+
+- register and join: [JSON];
+- pull: [JSON] up; [control JSON] [assignment, possibly empty] parts.. down;
+- push: [header] parts.. up.
+
+Parts of more than `INLINE_BYTES` together travel apart, so that a cut transfer can be continued
+(`server/assignments.py`, `server/uploads.py`). A block of JSON is deflated (RFC 1951) with a dictionary that both ends
+know. A header is then little more than its digests.
+
+`ROUTES` lists the paths: the method, the maximum length of a body, and which parts of the path are names. `Refusal` is
+the response to a request that is not served; `device/errors.py` gives its meaning on a device.
 """
 
 from __future__ import annotations
@@ -24,10 +33,10 @@ from thinwire.core.types import Part
 
 LENGTH = struct.Struct("<I")
 INLINE_BYTES = 256 * 2**10
-STREAM_BYTES = 2**20  # read, hashed and written at once
+STREAM_BYTES = 2**20  # read, hashed and written in one step
 LEVEL = 6
 
-# What heads have in common, the most frequent last (RFC 1951 finds near words cheaper). It belongs to protocol 1.
+# Text that headers share, the most frequent last: RFC 1951 encodes near text in fewer bits. It belongs to protocol 1.
 WORDS = (
     b'{"process":"","wait_s":24.0,"held":["1."]}{"cancelled":[]}{"name":"","process":"","tasks":[{"name":"","version":"'
     b'","source_digest":"","layout_digest":"","codecs":["identity","fp16","int8","topk"],"error":""}],"versions":{"'
@@ -47,17 +56,20 @@ WORDS = (
 
 
 def block(data: bytes) -> bytes:
+    """Return the bytes with their length before them."""
     return LENGTH.pack(len(data)) + data
 
 
 def packed(json: bytes) -> bytes:
-    """A block of JSON, deflated."""
+    """Return a block of deflated JSON."""
     deflate = zlib.compressobj(LEVEL, wbits=-zlib.MAX_WBITS, zdict=WORDS)
     return block(deflate.compress(json) + deflate.flush())
 
 
 def inflated(data: bytes, most: int) -> bytes:
-    """The JSON of a block; ValueError where it is damaged or longer than `most` bytes: never more than that is made.
+    """Return the JSON of a block; raise ValueError if it is damaged or longer than `most` bytes.
+
+    At most `most + 1` bytes are ever inflated.
 
     >>> inflated(packed(b'{"round":1}')[4:], 100)
     b'{"round":1}'
@@ -75,7 +87,7 @@ def inflated(data: bytes, most: int) -> bytes:
 
 
 def unblock(data: bytes) -> tuple[bytes, memoryview]:
-    """The first block, and what follows it; ValueError where it is cut short."""
+    """Return the first block's bytes, and a view of the bytes after it; raise ValueError if it is cut short."""
     if len(data) < LENGTH.size:
         raise ValueError("a body without a block")
     (length,) = LENGTH.unpack_from(data)
@@ -85,11 +97,8 @@ def unblock(data: bytes) -> tuple[bytes, memoryview]:
 
 
 def etag(parts: Sequence[Part]) -> str:
-    """What the parts are, one after the other: the same for every ask that carries them."""
+    """Return the identity of these parts in this order, equal for every assignment that carries them."""
     return '"' + hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest() + '"'
-
-
-# The paths that exist: which method, how long a body may be, and which parts of the path are names.
 
 
 Who = Literal["anyone", "stranger", "newcomer", "device"]
@@ -100,8 +109,14 @@ CA, JOIN, LEAVE = "/tw/v1/ca", "/tw/v1/join", "/tw/v1/leave"
 
 @dataclass(frozen=True)
 class Route:
-    """`who` may call: anyone (unsigned), a stranger (any key that signed), a newcomer (one that the door may enrol), or
-    only a device that has a row.
+    """One path of the device API, and who may call it.
+
+    `most_bytes` bounds the body. `who` is one of:
+
+    - "anyone": no signature is needed;
+    - "stranger": any key may sign;
+    - "newcomer": a key that may be enrolled now;
+    - "device": a key that has a row.
     """
 
     name: str
@@ -112,6 +127,7 @@ class Route:
 
     @classmethod
     def of(cls, name: str, method: str, path: str, who: Who, most_bytes: int = 0) -> Route:
+        """Return a route whose path is given as a regular expression."""
         return cls(name, method, re.compile(path), who, most_bytes)
 
 
@@ -132,7 +148,7 @@ ROUTES: tuple[Route, ...] = (
 
 @dataclass(frozen=True)
 class Found:
-    """A route, what its path names, and what stands behind the question mark."""
+    """A route, the named parts of the path, and the query."""
 
     route: Route
     names: dict[str, str]
@@ -140,7 +156,10 @@ class Found:
 
 
 def found(method: str, target: str) -> Found | None:
-    """The route of a request target, compared byte for byte: nothing is unquoted or normalised."""
+    """Return the route of a request target, or None.
+
+    The path is compared byte for byte: nothing is unquoted or normalised.
+    """
     path, question, query = target.partition("?")
     for route in ROUTES:
         if route.method == method and (match := route.path.fullmatch(path)) is not None:
@@ -153,22 +172,26 @@ def found(method: str, target: str) -> Found | None:
     return None
 
 
-# What the door answers when it does not let a request in. What it means on a device: flower/device/meaning.py.
-
-
 UPLOAD_OFFSET = b"upload-offset"
-MOST_LETTERS = 1000  # of a reason
-LATEST = 221_845_392_000.0  # 9000-01-01: what is learned goes on, and a clock shows nothing after the year 9999
-LONGEST_S = 3600.0  # a device that was sent away for longer would be lost
+MOST_LETTERS = 1000  # of a refusal's reason
+LATEST = 221_845_392_000.0  # 9000-01-01: a learned clock runs on, and no clock shows a year after 9999
+LONGEST_S = 3600.0  # a device that had to wait longer would be lost
 
 
 class Refusal(Exception):
-    """One answer of the door: an HTTP status, a kind that programs read, and a reason that people read.
+    """The response to a request that is not served: an HTTP status, a kind for programs, and a reason for people.
 
-    `now` is the aggregator's wall clock, `retry_after_s` when to come again (0: not said), `offset` where an upload
-    goes on (-1: not said). Statuses, and no others: 401 (signature, clock, replay, hello, unknown), 403 (pending,
-    revoked, device, invitation, protocol), 404, 409 (offset, writer, name, process, state-lost, protocol), 412, 413,
-    429, 503.
+    `now` is the aggregator's wall clock in seconds. `retry_after_s` is the delay before the next attempt, 0 if not
+    given. `offset` is where an upload continues, -1 if not given. `verified` is True if a signature was verified for
+    it: such refusals are counted against the peer.
+
+    The statuses, and no others, are:
+
+    - 401: signature, clock, replay, hello, unknown;
+    - 403: pending, revoked, device, invitation, protocol;
+    - 404;
+    - 409: offset, writer, name, process, state-lost, protocol;
+    - 412, 413, 429 and 503.
     """
 
     def __init__(
@@ -177,15 +200,16 @@ class Refusal(Exception):
         super().__init__(why)
         self.status, self.kind, self.why = status, kind, why
         self.now, self.retry_after_s, self.offset = now, retry_after_s, offset
-        self.verified = False  # whether a signature was verified for it: it counts against who made the request
+        self.verified = False
 
     def body(self, now: float) -> bytes:
-        """What is sent; a path that nobody knows is answered with nothing."""
+        """Return the response's JSON, or b"" for an unknown path."""
         if self.status == 404 and not self.kind:
             return b""
         return json.dumps({"error": self.kind, "why": self.why, "now": now}).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the response's headers."""
         found = []
         if self.retry_after_s or self.status in (429, 503):
             found.append((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()))
@@ -195,7 +219,10 @@ class Refusal(Exception):
 
     @classmethod
     def read(cls, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Refusal:
-        """What the other end said, within what a device can do with it; anything else is kept as its status."""
+        """Return the refusal in a response, bounded to values that a device can use.
+
+        A response of another kind becomes a refusal with kind "http".
+        """
         given = headers or {}
         numbers = {
             "retry_after_s": min(max(_number(given.get("retry-after", "0"), 0.0), 0.0), LONGEST_S),
@@ -204,7 +231,7 @@ class Refusal(Exception):
         try:
             said: Any = json.loads(body)
             kind, why = (plain(str(said[name])[:MOST_LETTERS]) for name in ("error", "why"))
-            if "try" in said:  # as the page refuses (web/app.py), and no door does
+            if "try" in said:  # the dashboard responds so (web/app.py), the device API never does
                 return cls(status, "page", f'it answers "{kind}"')
             now = min(max(_number(said.get("now", 0.0), 0.0), 0.0), LATEST)
             return cls(status, kind, why, now=now, **numbers)  # type: ignore[arg-type]  # each of its kind
@@ -213,7 +240,10 @@ class Refusal(Exception):
 
 
 def unknown_path() -> Refusal:
-    """Made anew each time: an exception that is raised twice holds on to the frames of both, and to all in them."""
+    """Return a new refusal for an unknown path.
+
+    It is new each time, because an exception that is raised twice keeps the frames of both, and everything in them.
+    """
     return Refusal(404, "", "")
 
 

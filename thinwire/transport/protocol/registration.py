@@ -1,4 +1,7 @@
-"""Hello and Welcome as JSON bytes, and what a hello must be to be read."""
+"""The messages of registration and enrollment: `Hello` and `Welcome` as JSON, and the text of an invitation.
+
+Whatever a stranger sends is bounded before it is used.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,21 @@ from thinwire.core.protocol import read_json
 from thinwire.core.types import DEVICE_NAME, Equipment
 from thinwire.transport.protocol.http import LATEST
 
-MAX_BYTES = 256 * 2**10  # of a hello
-MAX_WELCOME_BYTES = 2**20  # of its answer: a sequence of each run that goes on, and the CAs
+MAX_BYTES = 256 * 2**10  # of a `Hello`
+MAX_WELCOME_BYTES = 2**20  # of a `Welcome`: a sequence of each run that continues, and the CAs
 MAX_VERSION = 2**31
 MAX_TASKS = 256
 MAX_PLANS = 64
 MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
-LONGEST_SPREAD_S = 3600.0  # that a device keeps: at its next start, and after each outage, it waits as long
+LONGEST_SPREAD_S = 3600.0  # that a device stores: it waits as long at its next start and after each outage
 MAX_SEQUENCE = 2**62
 MOST_HAD = 2.0**60  # of cores or bytes
-MAX_MEASURED = 1e12  # seconds of a round trip or a clock's skew: sums of them are still shown
+MAX_MEASURED = 1e12  # seconds of a round trip or a clock's skew: sums of them can still be shown
 
 
 def to_bytes(said: Hello | Welcome) -> bytes:
+    """Return a message as JSON, without empty optional fields."""
     raw = dataclasses.asdict(said)
     if isinstance(said, Hello):
         raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
@@ -42,7 +46,10 @@ def to_bytes(said: Hello | Welcome) -> bytes:
 
 
 def hello_from_bytes(data: bytes) -> Hello:
-    """Read a stranger's hello: texts and lists are bounded, texts are plain, the name is one that a device may have."""
+    """Read a stranger's `Hello`; raise `BadPayload` if it is invalid.
+
+    Texts and lists are bounded, texts are plain, and the name is one that a device may have.
+    """
     try:
         raw: Any = read_json(data, MAX_BYTES)
         protocol = _version(raw["protocol"])
@@ -64,7 +71,7 @@ def hello_from_bytes(data: bytes) -> Hello:
 
 
 def welcome_from_bytes(data: bytes) -> Welcome:
-    """Read an aggregator's answer: a device must be able to wait, count and tell the time by it."""
+    """Read an aggregator's `Welcome`; raise `BadPayload` if its times and numbers are not usable on a device."""
     try:
         raw: Any = read_json(data, MAX_WELCOME_BYTES)
         if not DEVICE_NAME.fullmatch(name := str(raw["name"])):
@@ -84,7 +91,7 @@ def welcome_from_bytes(data: bytes) -> Welcome:
 
 
 def _equipment(raw: Any) -> Equipment:
-    """What it says that it has; what this version does not know is left out."""
+    """Return the device's reported resources; fields that this version does not know are omitted."""
     cores, memory, free = (_count(raw.get(name)) for name in ("cores", "memory_bytes", "free_bytes"))
     mains, metered = (_flag(raw.get(name)) for name in ("mains", "metered"))
     return Equipment(cores, memory, free, mains, metered)
@@ -137,19 +144,18 @@ def _task(raw: Any) -> TaskReport:
     return TaskReport(**texts, codecs=tuple(_text(codec, MAX_TEXT) for codec in codecs), tensors=tensors)
 
 
-# An invitation as text: which aggregator, by the hash of its CA's key, and the secret that lets one device in.
-
-
-SYSTEM = "system"  # in the pin's place: the aggregator's certificate is one that machines trust already
+SYSTEM = "system"  # in the pin's place: machines trust the aggregator's certificate already
 SECRET_BYTES = 16
 _TEXT = re.compile(r"tw1\.([0-9a-f]{64}|system)\.([0-9a-f]{32})")
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """`tw1.PIN.SECRET`. `pin`: SHA-256 (hex) over the CA's SubjectPublicKeyInfo, or `system`; `secret`: 128 bits, hex.
+    """An invitation as text, `tw1.PIN.SECRET`: it identifies the aggregator, and its secret enrolls one device.
 
-    Law: Invitation.parse(i.text()) == i.
+    `pin` is the SHA-256 (hex) of the CA's SubjectPublicKeyInfo, or `system`. `secret` is 128 bits in hex.
+
+    Invariant: Invitation.parse(i.text()) == i.
     """
 
     pin: str
@@ -157,7 +163,7 @@ class Invitation:
 
     @classmethod
     def parse(cls, text: str) -> Invitation:
-        """`UsageError`, which does not repeat the text, for anything that is no invitation; capitals do not matter."""
+        """Read an invitation in either case; raise `UsageError`, which does not repeat the text, if it is invalid."""
         found = _TEXT.fullmatch(text.strip().lower())
         if found is None:
             raise UsageError(
@@ -169,8 +175,9 @@ class Invitation:
 
     @classmethod
     def draw(cls, pin: str) -> Invitation:
-        """A fresh one."""
+        """Return an invitation with a new random secret."""
         return cls(pin, secrets.token_hex(SECRET_BYTES))
 
     def text(self) -> str:
+        """Return the invitation's text."""
         return f"tw1.{self.pin}.{self.secret}"

@@ -1,8 +1,11 @@
-"""Signed requests: Flower's headers and algorithm, over the whole request and not only over its time.
+"""Signed requests: Flower's headers and algorithm, but over the whole request instead of its time alone.
 
-A signature covers a label, method, target, the body's digest and length, a timestamp and a nonce: all that is in the
-headers, so that a request is judged before a byte of its body is read; the body is held to its digest as it comes. An
-identity is the SHA-256 of the DER key. Once a key is known here, requests name it by that.
+A signature covers a label, the method, the target, the body's digest and length, a timestamp and a nonce. All of these
+are in the request's line and headers, so a request is judged before a byte of its body is read. The body is checked
+against its digest as it arrives.
+
+A key is identified by the SHA-256 of its DER form. Once the aggregator knows a key, requests name it by that
+fingerprint.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ SIGNATURE_HEADER = "flwr-signature"
 KEY_HEADER, NONCE_HEADER, DIGEST_HEADER = "thinwire-key", "thinwire-nonce", "thinwire-digest"
 LABEL = b"thinwire lane v1"
 NONCE_BYTES, DIGEST_BYTES = 16, 32
-MAX_HEADER_BYTES = 512  # of one header's value; a key takes 160
+MAX_HEADER_BYTES = 512  # of one header's value; a key needs 160
 EARLIEST_S, LATEST_S = -5.0, 305.0  # age of a stock node's timestamp: Flower's tolerance and its allowance for drift
-MAX_AHEAD_S = 0.1  # of a stamp: what is a little ahead waits until its time has come, what is further is signed again
+MAX_AHEAD_S = 0.1  # a timestamp ahead by less waits for its time; one further ahead must be signed again
 NOTHING = hashlib.sha256().digest()
 
 _ECDSA = ec.ECDSA(hashes.SHA256())
@@ -40,7 +43,7 @@ Headers = Mapping[bytes, bytes]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who signed: the key as we wrote it ourselves (one key has one spelling), and its fingerprint."""
+    """The key that signed, in canonical DER form (one key has one spelling), and its fingerprint."""
 
     fingerprint: str
     der: bytes
@@ -48,10 +51,13 @@ class Identity:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a request's headers say, each field readable and of its right size. Nothing is proved yet."""
+    """The content of a request's signature headers, each field readable and of its right size. Nothing is verified yet.
+
+    `der` is None if the request names the key by its fingerprint alone.
+    """
 
     fingerprint: str
-    der: bytes | None  # None: the key is named by its fingerprint alone
+    der: bytes | None
     digest: bytes
     timestamp: str
     nonce: bytes
@@ -59,7 +65,7 @@ class Claim:
 
     @classmethod
     def read(cls, headers: Headers) -> Claim:
-        """`Refusal` 401 for a request that is not signed, or not by a P-384 key."""
+        """Read the headers; raise `Refusal` 401 for a request that is not signed, or not by a P-384 key."""
         fingerprint, der = _key(headers)
         digest = _base64(_header(headers, DIGEST_HEADER), "digest")
         nonce = _base64(_header(headers, NONCE_HEADER), "nonce")
@@ -70,7 +76,7 @@ class Claim:
         return cls(fingerprint, der, digest, timestamp, nonce, signature)
 
     def signed_at(self) -> float:
-        """Wall-clock seconds by the device's clock."""
+        """Return the wall-clock seconds of the timestamp, by the device's clock."""
         try:
             at = datetime.fromisoformat(self.timestamp)
             if at.tzinfo is None:
@@ -80,7 +86,7 @@ class Claim:
             raise Refusal(401, "signature", "the timestamp cannot be read") from None
 
     def require_signature(self, der: bytes, method: str, target: str, length: int) -> None:
-        """`Refusal` 401 unless the holder of this key signed exactly this request."""
+        """Raise `Refusal` 401 unless the holder of this key signed exactly this request."""
         said = signed_bytes(method, target, self.digest, length, self.timestamp, self.nonce)
         try:
             _loaded(der).verify(self.signature, said, _ECDSA)
@@ -89,15 +95,16 @@ class Claim:
 
 
 def signed_bytes(method: str, target: str, digest: bytes, length: int, timestamp: str, nonce: bytes) -> bytes:
-    """What is signed. No field can hold a line feed, so no two requests have the same bytes."""
+    """Return the bytes that are signed. No field can contain a line feed, so no two requests have the same bytes."""
     fields = (method, target, digest.hex(), str(length), timestamp, nonce.hex())
     return b"\n".join((LABEL, *(field.encode() for field in fields)))
 
 
 class Signer:
-    """A device's end: the headers of one request. Each call draws a new nonce, so a retry is signed anew.
+    """Signs requests on a device.
 
-    `now` gives the time that is signed; a device without a clock corrects its own (transport/device/identity.py).
+    Each call draws a new nonce, so a repeated request is signed again. `now` gives the time of the timestamp; a device
+    without a clock corrects its own (`device/identity.py`).
     """
 
     def __init__(
@@ -112,7 +119,11 @@ class Signer:
     def headers(
         self, method: str, target: str, digest: bytes = NOTHING, length: int = 0, *, whole_key: bool = False
     ) -> dict[str, str]:
-        """`digest`: SHA-256 of the body (of the whole part for a PUT); `whole_key`: for an end that may not know it."""
+        """Return the signature headers of one request.
+
+        `digest` is the SHA-256 of the body, or of the whole part for a PUT. `whole_key` sends the key itself, for an
+        aggregator that may not know it.
+        """
         timestamp, nonce = self._now().isoformat(), secrets.token_bytes(NONCE_BYTES)
         signature = self._key.sign(signed_bytes(method, target, digest, length, timestamp, nonce), _ECDSA)
         return {
@@ -125,15 +136,17 @@ class Signer:
 
 
 def public_der(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return a public key as DER."""
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def fingerprint(der: bytes) -> str:
+    """Return the SHA-256 of a DER key as 64 hex digits."""
     return hashlib.sha256(der).hexdigest()
 
 
 def identity_of(encoded: bytes) -> Identity:
-    """The key in a header, written anew by us. Only P-384 is taken."""
+    """Return the identity of the key in a header, encoded again in canonical form; only P-384 is accepted."""
     der = _canonical(encoded)
     return Identity(fingerprint(der), der)
 
@@ -157,7 +170,7 @@ def _loaded(der: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def _key(headers: Headers) -> tuple[str, bytes | None]:
-    """(fingerprint, key or None)."""
+    """Return (fingerprint, DER key or None) of a request's key header."""
     if PUBLIC_KEY_HEADER.encode() in headers:
         identity = identity_of(_header(headers, PUBLIC_KEY_HEADER))
         return identity.fingerprint, identity.der

@@ -1,4 +1,4 @@
-"""A socket to the door: dialled, through a proxy where there is one, verified, and noticed when it is dead."""
+"""TLS connections from a device to the aggregator: the address, a proxy, TCP, TLS, and the detection of dead peers."""
 
 from __future__ import annotations
 
@@ -17,37 +17,47 @@ from thinwire.core.formatting import plain
 from thinwire.transport.device.identity import Trust
 
 DIAL_S = 20.0  # for each of: TCP, the proxy's answer, the handshake
-MAX_ANSWER_BYTES = 16_384  # of a proxy
-UNSENT_BYTES = 128 * 2**10  # what waits in this machine is not on the wire: a cut loses little of what was "sent"
+MAX_ANSWER_BYTES = 16_384  # of a proxy's response
+UNSENT_BYTES = 128 * 2**10  # waiting bytes are not on the wire: a cut loses few bytes that count as sent
 DEAD = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))  # s, s, -, ms
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # linux/tcp.h; Python names it from 3.12 on
 
 
 @dataclass(frozen=True)
 class Line:
-    """`rtt_s`: one round trip to the door. `dates`: of the leaf, seconds since 1970; None without TLS."""
+    """A connected socket.
+
+    `rtt_s` is one round trip to the aggregator. `dates` are the leaf's validity in seconds since 1970, None without
+    TLS.
+    """
 
     sock: socket.socket
     rtt_s: float
     dates: tuple[float, float] | None = None
 
     def hang_up(self) -> None:
-        """From any thread: whoever reads finds the end. (ssl's own shutdown would take its state from under them.)"""
-        with contextlib.suppress(OSError):  # it is closed already
+        """Shut the socket down, from any thread: a reading thread finds the end of the stream.
+
+        ssl's own shutdown would take the TLS state away from that thread.
+        """
+        with contextlib.suppress(OSError):  # the socket may be closed already
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
 def dial(address: Address, trust: Trust | None) -> Line:
-    """OSError where nobody answers, `ssl.SSLCertVerificationError` where it is not who is trusted."""
+    """Connect to the aggregator, over TLS if `trust` is given.
+
+    Raises OSError if nobody answers, and `ssl.SSLCertVerificationError` if the peer is not trusted.
+    """
     names: tuple[str | None, ...] = trust.names(address.host) if trust is not None else (None,)
     for name in names[:-1]:
-        with contextlib.suppress(ssl.SSLCertVerificationError):  # CAs are being rotated: it may show another chain
+        with contextlib.suppress(ssl.SSLCertVerificationError):  # during a rotation the peer may present another chain
             return _dial(address, trust, name)
     return _dial(address, trust, names[-1])
 
 
 def unverified(address: Address) -> Line:
-    """To read what is public, and to compare it. Nothing that is a secret goes over it."""
+    """Connect over TLS without verification, to read and compare public data. No secret may be sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     sock, rtt_s = reach(address)
@@ -55,9 +65,9 @@ def unverified(address: Address) -> Line:
 
 
 def moved(sock: socket.socket) -> bool:
-    """Whether this machine would now come from another address: then nothing arrives on this line any more.
+    """Return True if this machine would now use another address, so that nothing arrives on this connection any more.
 
-    By the routes of this moment: connecting a UDP socket sends nothing. No route at all is no other address.
+    It looks up the present route: connecting a UDP socket sends nothing. No route at all does not count as a change.
     """
     try:
         here, peer = sock.getsockname(), sock.getpeername()
@@ -79,7 +89,7 @@ def _dial(address: Address, trust: Trust | None, name: str | None) -> Line:
 
 
 def reach(address: Address) -> tuple[socket.socket, float]:
-    """A TCP connection to the door or to the proxy that opened one, and how long its answer took."""
+    """Return a TCP connection to the aggregator, possibly through a proxy, and the seconds of one round trip."""
     proxy = Proxy.towards(address)
     host, port = (proxy.host, proxy.port) if proxy else (address.host, address.port)
     last: OSError | None = None
@@ -105,13 +115,13 @@ def reach(address: Address) -> tuple[socket.socket, float]:
 
 
 def _notice_death(sock: socket.socket) -> None:
-    """Probe a silent line, give up unanswered bytes, send at once, and keep little that is not on the wire yet."""
+    """Probe a silent connection, give up unacknowledged bytes, send at once, and buffer few bytes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, value in DEAD:
-        if hasattr(socket, option):  # macOS names some of them otherwise, and has no user time-out
+        if hasattr(socket, option):  # macOS names some of them differently, and has no user time-out
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    with contextlib.suppress(OSError):  # a system without it only sends more twice
+    with contextlib.suppress(OSError):  # without this option a cut only costs more repeated bytes
         sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, UNSENT_BYTES)
 
 
@@ -124,7 +134,10 @@ def _secured(context: ssl.SSLContext, sock: socket.socket, name: str) -> ssl.SSL
 
 
 def _tunnel(sock: socket.socket, proxy: Proxy, address: Address) -> None:
-    """CONNECT (RFC 9110, 9.3.6): byte by byte, for what follows the proxy's answer is the door's."""
+    """Open a tunnel with CONNECT (RFC 9110, 9.3.6).
+
+    The response is read byte by byte, because the bytes after it belong to the aggregator.
+    """
     lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
     if proxy.authorization:
         lines.append(f"Proxy-Authorization: {proxy.authorization}")
@@ -143,16 +156,13 @@ def _tunnel(sock: socket.socket, proxy: Proxy, address: Address) -> None:
         )
 
 
-# Where an aggregator is reached, and through which proxy.
-
-
 PORT = 9090
 EXAMPLE = "https://agg.example:9090; on the aggregator's own machine http://127.0.0.1:9090"
 
 
 @dataclass(frozen=True)
 class Address:
-    """A door's. Plain HTTP is for loopback alone: everything else is TLS.
+    """The address of an aggregator. Plain HTTP is for loopback alone; every other address uses TLS.
 
     >>> Address.parse("https://agg.example")
     Address(tls=True, host='agg.example', port=9090)
@@ -164,6 +174,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
+        """Read a URL; raise `UsageError` if it is no address of an aggregator."""
         parts, port = _split(url, url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise UsageError(f"{url!r} is no address of an aggregator", why="https://HOST:PORT is", hint=EXAMPLE)
@@ -178,6 +189,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
+        """Return True for `localhost` and addresses of the loopback network."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -189,7 +201,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Proxy:
-    """What carries TLS to the door by CONNECT. It sees nothing but the address."""
+    """An HTTP proxy that forwards TLS to the aggregator by CONNECT. It sees only the address."""
 
     host: str
     port: int
@@ -197,7 +209,10 @@ class Proxy:
 
     @classmethod
     def towards(cls, address: Address) -> Proxy | None:
-        """What HTTPS_PROXY says, where NO_PROXY does not say otherwise; loopback is never reached through one."""
+        """Return the proxy for an address, or None.
+
+        HTTPS_PROXY names it and NO_PROXY excludes addresses. Loopback is never reached through a proxy.
+        """
         said = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY") or ""
         if not said or not address.tls or address.is_loopback or _spared(address):
             return None

@@ -1,6 +1,9 @@
-"""How a device comes to trust an aggregator, and the aggregator to know the device: once, by an invitation.
+"""Enrollment: a device comes to trust an aggregator, and the aggregator to know the device, once, by an invitation.
 
-Law: the secret is sent only over a connection on which the CA that the invitation pins has vouched for the other end.
+`join` enrolls the device. The other public function reads the state of its enrollment (`Stood`), without a change at
+the aggregator and without disturbing the client.
+
+Invariant: the secret is sent only over a connection on which the CA that the invitation pins has verified the peer.
 """
 
 from __future__ import annotations
@@ -28,13 +31,17 @@ from thinwire.transport.protocol.signing import Signer
 
 MAX_CA_BYTES = 65_536
 STATES = ("approved", "pending")
-TRIES, AGAIN_S = 3, 1.0  # a reply that was lost is asked for again: the same secret with the same key is answered alike
-ANSWER_S = 30.0  # for the one question that is asked before anything is verified
+TRIES, AGAIN_S = 3, 1.0  # a lost response is requested again: the same secret with the same key gets the same response
+ANSWER_S = 30.0  # time-out of the one request before anything is verified
 
 
 @dataclass(frozen=True)
 class Joined:
-    """`name` and `state` (approved, pending) of the row; `fingerprint` of our key, to be compared by people."""
+    """The result of an enrollment.
+
+    `name` and `state` (approved, pending) are those of the device's row. People compare `fingerprint`, that of the
+    device's key.
+    """
 
     name: str
     state: str
@@ -50,10 +57,10 @@ def join(
     versions: Mapping[str, str],
     clock: Clockwork | None = None,
 ) -> Joined:
-    """Join the aggregator at `url` as `name`. What it returns is kept by `Joined.trust.save(folder)`.
+    """Join the aggregator at `url` as `name`, and return the result; the caller stores `Joined.trust.save(folder)`.
 
-    `Refused` where the pin fits nobody there (nothing was sent), the invitation is of no use, or the name is taken;
-    `Unreachable` where nobody answers, or not now.
+    Raises `Refused` if the peer does not have the pinned CA (nothing was sent then), the invitation is unusable, or the
+    name exists already. Raises `Unreachable` if nobody answers, or not now.
     """
     address = Address.parse(url)
     if not address.tls:
@@ -82,7 +89,7 @@ def join(
 
 
 def trust_of(url: str, pin: str) -> Trust:
-    """Who is to be believed at `url`, by an invitation's pin. Only what is public was asked for."""
+    """Return the trust anchors for `url` by an invitation's pin. Only public data is requested."""
     if pin == SYSTEM:
         return Trust(url, system=True)
     cas, name = _shown(url)
@@ -96,7 +103,7 @@ def trust_of(url: str, pin: str) -> Trust:
 
 
 def _shown(url: str) -> tuple[tuple[str, ...], str]:
-    """The CAs that whoever answers there shows, and whether they go by a name of their own. Nobody vouches for it."""
+    """Return the CAs that the unverified peer presents, and the server name that it has."""
     address = Address.parse(url)
     try:
         line = unverified(address)
@@ -140,7 +147,7 @@ def _told(connection: Connection, url: str, call: Call) -> dict[str, Any]:
 
 
 def _refused(refusal: Refusal, url: str) -> ThinwireError:
-    """A person waits for the answer: what no time will change is said to be so."""
+    """Return the error for a person who waits: a refusal that will not change with time is `Refused`."""
     error = meaning(refusal, url, tls=True)
     final = refusal.kind in ("invitation", "name", "revoked", "protocol")
     return Refused(error.what, error.why, error.hint) if final else error
@@ -158,17 +165,16 @@ def _too_long(silent_s: float) -> None:
     raise TimeoutError(f"nothing came for {silent_s:.0f} s")
 
 
-# Where a device stands at its aggregator, asked without changing anything there or disturbing its client.
-
-
-NO_ASK = "/tw/v1/asks/thinwire.doctor/bundle"  # nobody's: who may ask is told so, who may not is told that
+NO_ASK = "/tw/v1/asks/thinwire.doctor/bundle"  # of no run: the refusal's kind shows if the device is approved
 
 
 @dataclass(frozen=True)
 class Stood:
-    """`error`: why this device may not take part, None where it may. `skew_s`: how far its clock is behind.
+    """The state of an enrollment.
 
-    `kind` is the door's word for it: "ask" (approved), "hello" (a plain door makes the row at the first start), ...
+    `error` is the reason why this device may not take part, None if it may. `skew_s` is how far its clock is behind,
+    None if unknown. `kind` is the refusal's kind: the one for a missing assignment (approved), "hello" (on plain HTTP
+    the first start makes the row), and so on.
     """
 
     kind: str
@@ -178,7 +184,7 @@ class Stood:
 
 
 def ask(url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey) -> Stood:
-    """`Unreachable` where nobody answers, or nobody whom we trust."""
+    """Return this device's state at its aggregator; raise `Unreachable` if no trusted aggregator answers."""
     clock = Clockwork()
     signer = Signer(key, clock.now)
     connection = Connection(Address.parse(url), signer, clock, lambda: trust)

@@ -1,8 +1,8 @@
-"""What becomes of a call on a device that was not answered: tried again, given up for this answer, or the end.
+"""The meaning of a failed request on a device: try again, give up this reply, or end the client.
 
-Over TLS only one thing ends a client: that it was revoked, said by the aggregator that it verified. Everything else is
-tried again, for it may be put right without anybody coming to the device. On a plain loopback door a person sits in
-front of both, and is told at once.
+Over TLS only one thing ends a client: the verified aggregator reports that the device is revoked. Everything else is
+tried again, because it may be fixed without anybody at the device. On plain loopback a person has both programs in
+front of them, and gets the error at once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from thinwire.core.errors import NotTaken, Refused, ThinwireError, Unreachable
 from thinwire.core.formatting import grouped, plain
 from thinwire.transport.protocol.http import Refusal
 
-# Of an answer, not of the device that sends it: the same bytes will never be taken.
+# Refusals of a reply, not of the device: the same bytes will never be accepted.
 NEVER_TAKEN = frozenset({(409, "state-lost"), (409, "protocol"), (409, "run"), (413, "too-large"), (403, "device")})
-# The same request may succeed later, also on a plain door.
+# The same request may succeed later, also over plain HTTP.
 PASSING = frozenset({"clock", "replay", "busy", "closing", "disk", "damaged", "hello", "internal", "writer", "offset"})
 
 ABOUT: dict[str, tuple[str, str]] = {
@@ -56,7 +56,10 @@ ABOUT: dict[str, tuple[str, str]] = {
 def meaning(
     refusal: Refusal, url: str, *, tls: bool, fingerprint: str = "", answer: bool = False, within_s: float = 0.0
 ) -> ThinwireError:
-    """A refusal of the door as an error of the device; `answer`: it was pushing one."""
+    """Return a refusal as an error of the device; `answer` is True while it pushes a reply.
+
+    `within_s` is the reconnect window in seconds.
+    """
     said, hint = ABOUT.get(refusal.kind, ("cannot answer now", "look at its output"))
     what, why = f"the aggregator at {url} {said}", "" if refusal.kind == "closing" else refusal.why
     if refusal.kind in ("pending", "unknown") and fingerprint:
@@ -75,7 +78,10 @@ def meaning(
 def in_words(
     url: str, tls: bool, fingerprint: str, within_s: float, ended: Callable[[], bool], answer: bool
 ) -> Iterator[None]:
-    """Let out what a call was refused with, or that nobody answered, as what it means on the device."""
+    """Translate refusals and connection errors of this block into Thinwire errors.
+
+    They mean: try again later, drop this reply, or stop the client.
+    """
     try:
         yield
     except Refusal as refusal:
@@ -87,8 +93,8 @@ def in_words(
 
 
 def silence(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> Unreachable:
-    """Nobody answered, or nobody whom we trust."""
-    why = plain(getattr(error, "strerror", None) or str(error) or type(error).__name__)  # it may quote a stranger
+    """Return the error if nobody answered, or nobody who is trusted."""
+    why = plain(getattr(error, "strerror", None) or str(error) or type(error).__name__)  # the text may quote a stranger
     what = f"cannot reach the aggregator at {url}"
     hint = "start it there (thinwire aggregator start); is the address right, does a firewall let it pass?"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -1,4 +1,9 @@
-"""One keep-alive connection of a device: signed requests, bodies from files, the right time, and where to come from."""
+"""The device's HTTP client: one keep-alive connection with signed requests, and responses of bounded length.
+
+`Connection` sends a `Call` and yields its response. It corrects the clock that is signed, and ends when this machine
+gets another address. A response is read by its length, so that a cut is noticed. `Inlet` reads a socket that may be
+silent for minutes.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +26,22 @@ from thinwire.transport.device.identity import Clockwork, Trust
 from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, Refusal, inflated
 from thinwire.transport.protocol.signing import NOTHING, Signer
 
-SILENT_S = 60.0  # without a byte for so long, beyond what a pull waits anyway; also for each piece that is sent
-LOOK_S = 5.0  # how often a waiting line looks whether this machine has moved
-PIECE_BYTES = 64 * 2**10  # sent at once: a line of 2 kB/s manages it within SILENT_S
+SILENT_S = 60.0  # time-out without a byte, added to a pull's wait; also the time-out for each piece that is sent
+LOOK_S = 5.0  # how often a waiting connection checks this machine's address
+PIECE_BYTES = 64 * 2**10  # sent in one step: an uplink of 2 kB/s needs less than SILENT_S
 MAX_REFUSAL_BYTES = 65_536
 
 
 class Moved(ConnectionError):
-    """This machine comes from another address now: whatever was under way is made again at once."""
+    """Raised when this machine gets another address. The request in progress is repeated at once."""
 
 
 class Connection:
-    """Used by one thread at a time, but for `close`. `made` yields the answer to a call.
+    """One connection to the aggregator, used by one thread at a time, except for `close`.
 
-    What the door refuses is raised as `Refusal`; OSError and `http.client.HTTPException` mean that nobody answers. A
-    stamp that the door does not take is corrected by the time that it says, and the call made once more at once.
+    A refusal of the aggregator is raised as `Refusal`. OSError and `http.client.HTTPException` mean that nobody
+    answers. If the aggregator refuses a timestamp, the clock takes over the aggregator's time, and the request is
+    repeated once.
     """
 
     def __init__(
@@ -56,16 +62,17 @@ class Connection:
         self._inlet: Inlet | None = None
         self._wait_s = 0.0
         self.closed = False
-        self._is_known = False  # whether the aggregator of this line is the one that the last hello was said to
+        self._is_known = False  # the peer is the process with which the device registered last
 
     @contextmanager
     def made(self, call: Call) -> Iterator[http.client.HTTPResponse]:
+        """Send a request, and yield its response; the connection is dropped if the response was not read completely."""
         with self._busy:
             try:
                 answer = self._answered(call)
                 yield answer
                 if not answer.isclosed() or answer.will_close:
-                    self._drop()  # the rest of it would be taken for the next answer
+                    self._drop()  # its rest would be read as the next response
             except Refusal:
                 raise
             except BaseException:
@@ -73,7 +80,7 @@ class Connection:
                 raise
 
     def open(self) -> float:
-        """Dial if it is not open; gives one round trip in seconds."""
+        """Connect if the connection is not open, and return one round trip in seconds."""
         with self._busy:
             try:
                 return self._opened().rtt_s
@@ -82,16 +89,19 @@ class Connection:
                 raise
 
     def require_dates(self) -> None:
-        """`Unreachable` when the certificate of this connection is not valid now, as far as the time is known."""
+        """Raise `Unreachable` if the peer's certificate is not valid now, as far as the time is known."""
         if self._line is not None and self._line.dates is not None:
             self._clock.require_valid(*self._line.dates, str(self.address))
 
     def known(self) -> None:
-        """Note that the aggregator at the other end of this line knows this process by its hello."""
+        """Record that the peer of this connection is the process with which the device registered."""
         self._is_known = self._line is not None
 
     def is_known(self) -> bool:
-        """Whether this line is open, and its other end knows this process; of a line in use as far as its user saw."""
+        """Return True if the connection is open, and its peer is the process with which the device registered.
+
+        While another thread uses the connection, the answer is what that thread has seen.
+        """
         if self._busy.acquire(blocking=False):
             try:
                 if self._inlet is not None and self._inlet.came():
@@ -101,7 +111,7 @@ class Connection:
         return self._is_known
 
     def close(self) -> None:
-        """From any thread and for good: whoever waits on it stops waiting."""
+        """Close the connection for good, from any thread; a thread that waits on it stops waiting."""
         self.closed = True
         if (line := self._line) is not None:
             line.hang_up()
@@ -122,7 +132,7 @@ class Connection:
 
     def _once(self, call: Call) -> http.client.HTTPResponse:
         if self._inlet is not None and self._inlet.came():
-            self._drop()  # it was closed while it lay idle
+            self._drop()  # the peer closed it while it was idle
         line = self._opened()
         self.require_dates()
         whole = self._send(call, line)
@@ -133,7 +143,7 @@ class Connection:
             raise http.client.HTTPException("an answer in chunks, which no aggregator gives")
         if answer.status < 400:
             return answer
-        # http.client reads a chunk of -1 bytes without end; what stays unread, the connection is dropped for.
+        # http.client would read a chunk of -1 bytes endlessly. A response that stays unread ends the connection.
         said = b"" if answer.chunked else answer.read(MAX_REFUSAL_BYTES)
         refusal = Refusal.read(answer.status, said, {name.lower(): value for name, value in answer.getheaders()})
         if not whole or not answer.isclosed() or answer.will_close:
@@ -141,7 +151,7 @@ class Connection:
         raise refusal
 
     def _send(self, call: Call, line: Line) -> bool:
-        """False where the other end had answered before it had all."""
+        """Send the request; return False if the peer responded before it had the whole request."""
         made = self._http
         assert made is not None
         line.sock.settimeout(SILENT_S)
@@ -171,7 +181,7 @@ class Connection:
                 try:
                     made.send(data)
                 except (BrokenPipeError, ConnectionResetError):
-                    return False  # the answer may be there all the same
+                    return False  # the response may have arrived all the same
                 left -= len(data)
         return True
 
@@ -184,12 +194,12 @@ class Connection:
                 raise ConnectionAbortedError("this link was closed")
             self._inlet = Inlet(line.sock, self._look_s, self._quiet)
             self._http = made = http.client.HTTPConnection(self.address.host, self.address.port)
-            made.auto_open = 0  # what is dialled is verified here
+            made.auto_open = 0  # only `dial` connects, because it verifies the peer
             made.sock = self._inlet
         return self._line
 
     def _quiet(self, silent_s: float) -> None:
-        """Called now and then while nothing comes."""
+        """Raise if this machine's address changed or the silence lasts too long; called regularly during silence."""
         if self._line is not None and self._moved(self._line):
             raise Moved("this machine's address has changed")
         if silent_s >= self._wait_s + SILENT_S:
@@ -208,19 +218,16 @@ class Connection:
 def _opened(path: Path) -> BinaryIO:
     try:
         return open(path, "rb", buffering=0)
-    except OSError as error:  # the disk's: the wire's would be tried again
+    except OSError as error:  # an error of the disk; one of the network would be tried again
         raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error
 
 
-# One request of a device, and how its answer is read: by its length, so that what was cut short is noticed.
-
-
-MAX_REST_BYTES = INLINE_BYTES  # parts that this disk cannot take; nothing else follows what a device reads
+MAX_REST_BYTES = INLINE_BYTES  # inline parts that do not fit on this disk; nothing else stays unread
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Of a file, from byte `start` on; `digest` is what is signed: that of the whole part."""
+    """A part of a file from byte `start` on. `digest` is the one that is signed: that of the whole part."""
 
     path: Path
     start: int
@@ -230,7 +237,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Call:
-    """One request. `wait_s`: how long its answer may take on purpose."""
+    """One request. `wait_s` is how long the aggregator may hold back the response on purpose."""
 
     method: str
     target: str
@@ -241,17 +248,19 @@ class Call:
 
     @property
     def length(self) -> int:
+        """Return the body's length in bytes."""
         return self.body.length if isinstance(self.body, Slice) else len(self.body)
 
     @property
     def digest(self) -> bytes:
+        """Return the SHA-256 that is signed for the body."""
         if isinstance(self.body, Slice):
             return self.body.digest
         return hashlib.sha256(self.body).digest() if self.body else NOTHING
 
 
 def block_of(answer: http.client.HTTPResponse, most: int) -> bytes:
-    """The next block of a body; `BadPayload` where it is larger than `most`."""
+    """Read the next block of a body; raise `BadPayload` if it is larger than `most` bytes."""
     (length,) = LENGTH.unpack(exactly(answer, LENGTH.size))
     if length > most:
         raise BadPayload(f"a block of {length} bytes", why=f"at most {most} are read")
@@ -263,7 +272,7 @@ def block_of(answer: http.client.HTTPResponse, most: int) -> bytes:
 
 
 def finish(answer: http.client.HTTPResponse) -> None:
-    """Read what is left of an answer where it is little; of more the connection is dropped, for it stays unread."""
+    """Read the rest of a response if it is short; a longer rest stays unread, which drops the connection."""
     if answer.length is not None and answer.length > MAX_REST_BYTES:
         return
     rest = len(answer.read(MAX_REST_BYTES + 1))
@@ -272,30 +281,31 @@ def finish(answer: http.client.HTTPResponse) -> None:
 
 
 def everything(answer: http.client.HTTPResponse, most: int) -> bytes:
-    """The rest of a body; one that is cut short is an error of the wire, as `read(count)` alone would not say."""
+    """Return the rest of a body; raise an error of the network if it is cut short.
+
+    `read(count)` alone would not notice a cut.
+    """
     if answer.length is None or answer.length > most:
         raise BadPayload(f"an answer of {answer.length} bytes", why=f"at most {most} are read")
     return answer.read()
 
 
 def exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
+    """Return `count` bytes of a body; raise `http.client.IncompleteRead` if fewer arrive."""
     data = answer.read(count) if count else b""
     if len(data) != count:
         raise http.client.IncompleteRead(data, count - len(data))
     return data
 
 
-# Reading from a socket that may stay silent for minutes: it looks up now and then, and can say that something came.
-
-
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Inlet:
-    """A socket as http.client sees it: something to send on, and a file to read from.
+    """A socket as http.client sees it: something to send on, and a file to read from. It may stay silent for minutes.
 
-    `came` reads what is there already without waiting; it is given by the file afterwards. `quiet` is called every
-    `look_s` seconds of silence, with how long it lasts, and ends the wait by raising.
+    `came` reads the bytes that arrived already, without waiting; the file returns them later. `quiet` is called every
+    `look_s` seconds of silence with its duration, and ends the wait by raising.
     """
 
     def __init__(self, sock: socket.socket, look_s: float, quiet: Callable[[float], None]) -> None:
@@ -303,7 +313,7 @@ class Inlet:
         self._ahead = b""
 
     def came(self) -> bool:
-        """Whether the other end has said something, or hung up. TLS's own messages do not count."""
+        """Return True if the peer sent something or closed the connection. TLS's own messages do not count."""
         before = self._sock.gettimeout()
         self._sock.settimeout(0.0)
         try:
@@ -317,15 +327,22 @@ class Inlet:
         return True
 
     def makefile(self, mode: str, *_: Any) -> io.BufferedReader:
+        """Return a file that reads from this socket."""
         return io.BufferedReader(_Reading(self))
 
     def sendall(self, data: Any) -> None:
+        """Send all bytes."""
         self._sock.sendall(data)
 
     def close(self) -> None:
-        """http.client closes what it is done with, and an answer may not be read yet: the line's owner closes it."""
+        """Do nothing.
+
+        http.client calls it when it is done, although a response may not be read yet. The connection's owner closes the
+        socket.
+        """
 
     def read_into(self, buffer: Any) -> int:
+        """Fill a buffer with the next bytes, and return their number."""
         if self._ahead:
             data, self._ahead = self._ahead[: len(buffer)], self._ahead[len(buffer) :]
             buffer[: len(data)] = data

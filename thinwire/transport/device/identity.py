@@ -1,4 +1,9 @@
-"""A device's key: P-384, made at the first start, never leaving its folder."""
+"""The identity of a device and of its aggregator: the device's key, the trust anchors, and the aggregator's time.
+
+The key is P-384. It is made at the first start, and never leaves its folder. `Trust` stores the aggregator's address,
+the CAs that the device trusts, and the device's name there. `Clockwork` follows the aggregator's clock, because the
+device's own may be wrong: a Raspberry Pi boots without a clock, and time servers change it in steps.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ KEY_FILE = "key.pem"
 
 
 def device_key(folder: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in this folder, made (mode 0600, whole or not at all) where there is none."""
+    """Return the key in this folder; make one (mode 0600, written completely or not at all) if there is none."""
     path = folder / KEY_FILE
     if not path.exists():
         made = ec.generate_private_key(ec.SECP384R1())
@@ -43,22 +48,20 @@ def device_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-# What a device holds about its aggregator: its address, the CAs that it believes, and the name that it goes by there.
-#
-# Law: the CAs that are held are replaced only by what came over a connection that one of them vouched for.
-
-
 TRUST_FILE = "aggregator.json"
 MAX_CAS = 8
-MAX_PEM = 16_384  # letters of one certificate
+MAX_PEM = 16_384  # characters of one certificate
 
 
 @dataclass(frozen=True)
 class Trust:
-    """`cas` are the PEMs that are held, none with `system`: then this machine's own store decides.
+    """The trust anchors for one aggregator, its address, and the device's name there.
 
-    `server_name` is the name that is asked for and checked: derived from the pin, so that a new address breaks nothing,
-    or "" for the host of the URL. `name` is the row's, `spread_s` the last that the aggregator gave.
+    `cas` are the trusted CAs as PEM. There are none with `system`: then this machine's own store decides. `server_name`
+    is the name that is requested and checked. It is derived from the pin, so that a new address changes nothing, or ""
+    for the host of the URL. `name` is the device's row, `spread_s` the last reconnect window of the aggregator.
+
+    Invariant: the CAs are replaced only by CAs that came over a connection which a trusted CA verified.
     """
 
     url: str
@@ -70,7 +73,7 @@ class Trust:
 
     @classmethod
     def load(cls, folder: Path) -> Trust | None:
-        """What `join` left here; None where nothing is."""
+        """Return what `join` stored in this folder, or None if there is nothing; raise `DataLost` if it is damaged."""
         path = folder / TRUST_FILE
         try:
             raw: Any = json.loads(path.read_bytes())
@@ -89,19 +92,20 @@ class Trust:
         return found
 
     def save(self, folder: Path) -> None:
-        """Written whole or not at all, for this user alone."""
+        """Write the file completely or not at all, readable by this user alone."""
         write_atomically(folder / TRUST_FILE, json.dumps(asdict(self), indent=1).encode(), mode=0o600)
 
     @property
     def pins(self) -> tuple[str, ...]:
+        """Return the pins of the CAs."""
         return tuple(_pin(ca) for ca in self.cas)
 
     def names(self, host: str) -> tuple[str, ...]:
-        """The names to try, one for each CA that is held: while CAs are rotated a door answers to both."""
+        """Return the server names to try, one for each CA: during a rotation the aggregator answers to both."""
         return tuple(server_name(pin) for pin in self.pins) if self.server_name else (host,)
 
     def context(self) -> ssl.SSLContext:
-        """TLS 1.2 or later, strict, and nobody believed but the CAs that are held."""
+        """Return a TLS context (1.2 or later, strict) that trusts these CAs alone."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         made.minimum_version = ssl.TLSVersion.TLSv1_2
         made.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -113,9 +117,10 @@ class Trust:
         return made
 
     def renewed(self, cas: tuple[str, ...]) -> Trust:
-        """With the CAs that the aggregator names, over a connection that a held one vouched for.
+        """Return the trust with the CAs that the aggregator named over a verified connection.
 
-        Nothing changes where it names none, or one that cannot be read: then it will see that we do not hold it.
+        It is unchanged if the aggregator named none, or an unreadable one. The aggregator then sees that this device
+        does not trust its new CA.
         """
         if self.system or not cas or len(cas) > MAX_CAS:
             return self
@@ -131,7 +136,10 @@ def _pin(pem: str) -> str:
 
 
 def _certificate(pem: str) -> x509.Certificate:
-    """The one that is pinned and believed, and no other: a text may hold several, and OpenSSL would take them all."""
+    """Return the first certificate of a text, the one that is pinned and trusted.
+
+    A text may contain several, and OpenSSL would trust them all.
+    """
     try:
         found = x509.load_pem_x509_certificate(pem.encode())
         found.public_key()
@@ -141,26 +149,25 @@ def _certificate(pem: str) -> x509.Certificate:
 
 
 def readable(cas: tuple[str, ...]) -> tuple[str, ...]:
-    """Their pins; `BadPayload` where there are none, or one cannot be read."""
+    """Return the pins of certificates; raise `BadPayload` if there are none or one is unreadable."""
     if not cas or any(len(ca) > MAX_PEM for ca in cas):
         raise BadPayload("no certificates that can be held")
     return tuple(_pin(ca) for ca in cas)
-
-
-# The aggregator's time on a device whose own clock may be wrong: a Pi boots without one, and time servers step it.
-#
-# What is learned is kept as an offset to the time since boot, which no one steps and which runs on in suspend.
 
 
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS has no other
 
 
 def since_boot() -> float:
+    """Return the seconds since boot."""
     return time.clock_gettime(_BOOT)
 
 
 class Clockwork:
-    """Before anything was learned it is this machine's clock, and afterwards the aggregator's. Any thread may ask.
+    """The aggregator's clock, or this machine's clock before the aggregator's time is known. Any thread may call it.
+
+    The time is stored as an offset to the time since boot, which nobody sets and which runs on in suspend. `doubted` is
+    True while a learned time is discarded and no new one is known.
 
     >>> clock = Clockwork(wall=lambda: 0.0, boot=lambda: 30.0)   # 1970, half a minute after the start
     >>> clock.learn(1_800_000_000.0); clock.now().year, clock.skew_s
@@ -170,36 +177,41 @@ class Clockwork:
     def __init__(self, wall: Callable[[], float] = time.time, boot: Callable[[], float] = since_boot) -> None:
         self._wall, self._boot = wall, boot
         self._offset: float | None = None
-        self.doubted = False  # what was learned was forgotten again, and nothing was learned since
+        self.doubted = False
         self._lock = threading.Lock()
 
     def wall(self) -> float:
+        """Return the wall-clock seconds."""
         with self._lock:
             return self._wall() if self._offset is None else self._boot() + self._offset
 
     def now(self) -> datetime:
-        """What is signed: a time that can be written, whatever was learned."""
+        """Return the time for a signature, within the years that a timestamp can have."""
         return datetime.fromtimestamp(min(max(self.wall(), 0.0), LATEST), UTC)
 
     def learn(self, now: float) -> None:
-        """The aggregator's clock said `now` a moment ago: half a round trip late is within what it takes."""
+        """Set the clock: the aggregator's clock showed `now` a moment ago.
+
+        An error of half a round trip is within the aggregator's tolerance.
+        """
         with self._lock:
             self._offset, self.doubted = now - self._boot(), False
 
     @property
     def known(self) -> bool:
+        """Return True if the aggregator's time is known."""
         with self._lock:
             return self._offset is not None
 
     @property
     def skew_s(self) -> float:
-        """How far this machine's clock is behind the aggregator's at this moment; 0 while that is not known."""
+        """Return the seconds by which this machine's clock is behind the aggregator's, 0 while that is unknown."""
         return self.wall() - self._wall() if self.known else 0.0
 
     def require_valid(self, not_before: float, not_after: float, url: str) -> None:
-        """`Unreachable` for a certificate that is not valid now. TLS did not look: it had no clock to trust.
+        """Raise `Unreachable` for a certificate that is not valid now; TLS did not check it, without a clock to trust.
 
-        What was learned is then forgotten: it may be the time that is wrong, and the next hello asks for it again.
+        The learned time is then discarded, because it may be the wrong one. The next registration learns it again.
         """
         if not self.known:
             return

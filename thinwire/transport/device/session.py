@@ -159,7 +159,7 @@ class Held:
             self._held.pop(ask_id, None)
 
     def said(self, ask_ids: Sequence[str]) -> None:
-        """Remove the stops among `ask_ids`: a pull that named them was answered, so the aggregator knows of them."""
+        """Remove the stops among the assignments that a pull named, because the aggregator answered that pull."""
         with self._lock:
             for ask_id in [one for one in ask_ids if self._held.get(one, (False, ""))[0]]:
                 del self._held[ask_id]
@@ -170,7 +170,7 @@ class Held:
             self._held.clear()
 
     def withdraw(self, control: bytes) -> None:
-        """Withdraw the assignments that a control message of the aggregator names; raise `BadPayload` if it is invalid."""
+        """Withdraw the assignments that the control message `control` names; raise `BadPayload` if it is unreadable."""
         try:
             ask_ids = [str(ask_id) for ask_id in json.loads(control).get("cancelled", ())]
         except (ValueError, AttributeError, TypeError, RecursionError) as error:

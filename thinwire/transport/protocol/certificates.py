@@ -34,8 +34,8 @@ from thinwire.core.errors import DataLost
 
 STATE = "state.json"  # which certificates of the folder are in use
 CA_VALID = timedelta(days=20 * 365)
-LEAF_VALID, LEAF_RENEWED = timedelta(days=90), timedelta(days=60)
-EARLIER = timedelta(days=1)  # clocks of others may be behind
+LEAF_VALID, LEAF_RENEWED = timedelta(days=90), timedelta(days=60)  # a leaf is issued again at the age of 60 days
+EARLIER = timedelta(days=1)  # a certificate begins so much earlier, because a verifier's clock may be behind
 LOCAL_NETWORKS = ("127.0.0.0/8", "::1/128")
 NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module does not name
 

@@ -32,9 +32,9 @@ from thinwire.core.serialization import MAX_HEAD_BYTES
 from thinwire.core.types import Part
 
 LENGTH = struct.Struct("<I")
-INLINE_BYTES = 256 * 2**10
+INLINE_BYTES = 256 * 2**10  # parts of more bytes travel in requests of their own
 STREAM_BYTES = 2**20  # read, hashed and written in one step
-LEVEL = 6
+LEVEL = 6  # of the deflation
 
 # Text that headers share, the most frequent last: RFC 1951 encodes near text in fewer bits. It belongs to protocol 1.
 WORDS = (

@@ -102,8 +102,8 @@ class Request:
     async def head(self, most: int) -> tuple[bytes, memoryview]:
         """Return the JSON of the body's first block, of at most `most` bytes, and the bytes after the block.
 
-        The digests in a header are incompressible, so a block that inflates to more than `RATIO` times its length is
-        refused.
+        A block may inflate to `FREE_HEADER_BYTES` and `RATIO` times its length: a header's digests are incompressible,
+        so a larger one is refused.
         """
         data = await self.whole()
         try:

@@ -141,7 +141,7 @@ class Gate:
                     raise Refusal(413, "too-large", f"at most {most} bytes are taken here now")
             elif at.route.who == "device" or (at.route.who == "newcomer" and not self._private):
                 raise self._stranger(at.route)
-            if at.route.who != "stranger":  # a repeated join gets the same reply as the first one
+            if at.route.who != "stranger":  # a repeated join gets the same response as the first one
                 self._window.spend(claim, self._clock.wall())
         return Admitted(at, length, claim, Identity(claim.fingerprint, der), row)
 

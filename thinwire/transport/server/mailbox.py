@@ -137,7 +137,7 @@ class Exchange:
             asks = self._asks.get(device, {})
             for ask_id in [a for a in held if a in asks and asks[a].envelope.ask.kind == "stop"]:
                 self._take(asks[ask_id], at)  # it may have been sent while this pull waited
-                self._settle(ask_id, device)  # nobody answers a stop: that it is held is all there is to know
+                self._settle(ask_id, device)
             return next((asks[ask_id] for ask_id in asks if ask_id not in held), None)
 
     def withdrawn(self, held: set[str]) -> list[str]:
@@ -258,7 +258,7 @@ class Exchange:
 def answer_digest(head: ReplyHead) -> bytes:
     """Return the digest that identifies a reply: two replies under one update id with equal digests are the same.
 
-    It covers everything except the reply's timings.
+    It covers the parts, base version, examples, steps, normalizer, codec and metrics, but not the timings.
     """
     said = (head.parts, head.base_version, head.examples, head.steps, head.a, head.codec, sorted(head.metrics.items()))
     return hashlib.sha256(repr(said).encode()).digest()

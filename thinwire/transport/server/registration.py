@@ -40,7 +40,7 @@ class HelloRoute:
 
     `cas` gives the certificates (PEM) that devices shall trust. `called` is called with the request of a device that
     was unknown before it registered. `held` is called with a device's name and the pins that it reports. `still` raises
-    `Refusal` for a device that was revoked since its request was admitted.
+    `Refusal` for a device that was revoked since its request was admitted. `speaks` is the range of protocol versions.
     """
 
     def __init__(

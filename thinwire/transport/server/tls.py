@@ -1,11 +1,14 @@
 """The TLS certificates of the device API, and how they are replaced.
 
-`PrivateAuthority` is a CA of our own, which devices pin, and `GivenAuthority` a certificate that the operator brought.
+`PrivateAuthority` is the aggregator's own CA, which devices pin. `GivenAuthority` is a certificate that the operator
+brought.
 
-A private CA's `FOLDER/` has for each CA `PIN.ca.pem`, `PIN.ca.key`, `PIN.pem` and `PIN.key`, all with mode 0600. PIN is
-cut to 16 digits. `state.json` stores which CA is the latest, which are still served, and the names beyond the local
-ones. A device names the CA that it trusts by the server name that it requests. So during a rotation each device gets
-the chain that it can verify.
+The folder of a private CA has for each CA `PIN.ca.pem`, `PIN.ca.key`, `PIN.pem` and `PIN.key`, all with mode 0600. PIN
+is cut to 16 digits. `state.json` stores which CA is the latest, which are still served, and the names beyond the local
+ones.
+
+A device names the CA that it trusts by the server name that it requests. During a rotation each device thus gets the
+chain that it can verify.
 """
 
 from __future__ import annotations
@@ -83,13 +86,13 @@ class State:
 
 
 class PrivateAuthority:
-    """A CA of our own, made at the first start, with one leaf for each CA that is served."""
+    """The aggregator's own CA, made at the first start, with one leaf for each CA that is served."""
 
     def __init__(self, folder: Path, names: Sequence[str] = (), now: Callable[[], datetime] = _utc) -> None:
         self.folder, self._now = private_folder(folder), now
         self._lock = threading.Lock()
         self._contexts: dict[str, ssl.SSLContext] = {}  # by the requested server name
-        self._loaded: dict[str, bytes] = {}  # the leaf that each context shows
+        self._loaded: dict[str, bytes] = {}  # the leaf that each context presents
         self._state = self._read() or self._found(names)
         self._add(names)
         self.context = server_context()
@@ -120,7 +123,7 @@ class PrivateAuthority:
         return server_name(self.pin)
 
     def leaf(self, pin: str = "") -> x509.Certificate:
-        """Return the certificate that a device gets that trusts this CA."""
+        """Return the leaf for devices that trust the CA with this pin, the latest CA by default."""
         return x509.load_pem_x509_certificate(self._loaded[pin or self.pin])
 
     def renew(self) -> bool:

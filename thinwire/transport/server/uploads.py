@@ -231,7 +231,7 @@ class Uploads:
         return offer
 
     def room(self, row: DeviceRow, found: Found) -> int:
-        """Return the maximum bytes of a request's part; raise `Refusal` 404 if no such upload is open."""
+        """Return the length in bytes of the part that a request names; raise `Refusal` 404 without an open upload."""
         offer, index = self._named(row.name, found)
         return offer.head.parts[index].length
 

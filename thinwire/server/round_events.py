@@ -1,4 +1,11 @@
-"""What can happen to a round and what it can decide: the vocabulary of server/round.py."""
+"""The events that a round can receive, the actions that it can return, and the terms that it opens with.
+
+The state machines in `round.py` and `buffered_round.py` share these types. An event says what happened, such as a reply
+that arrived. An action says what the driver (`round_runner.py`) has to do next. All types are plain values without I/O.
+Times are seconds on the run's clock, which stands still while the aggregator is down.
+
+Invariant: a round ends with exactly one `Closed`, which holds one reason.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +20,10 @@ from thinwire.core.types import UpdateId
 
 @dataclass(frozen=True)
 class AtWork:
-    """An ask that a device works on, and how long it holds a place for that, in seconds on the run's clock. `yields_s`:
-    from when on it gives the place up to answers that a step would lack otherwise.
+    """An assignment that a device works on, and the time at which its concurrency slot expires.
+
+    `until_s`: the slot expires then. `yields_s`: the slot expires then already, if the round would otherwise lack
+    updates for a step. Both are seconds on the run's clock.
     """
 
     ask_id: str
@@ -23,29 +32,33 @@ class AtWork:
 
 
 def unknown_s(_device: str) -> float:
-    """No device has given an answer yet."""
+    """Return 0.0 seconds: no device has replied yet."""
     return 0.0
 
 
 def no_more(_device: str) -> str:
-    """No device is asked twice in a round."""
+    """Return "": no device is selected twice in a round."""
     return ""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What was decided about a round when it opened. `asks`: device -> ask_id; times on the run's clock, seconds.
+    """The terms of a round, decided when it opened.
 
-    `earlier`: who is still at work on an ask of a round before. `slowest_s`: how long a device's answers took of late.
-    Of a buffer (buffered_round.py) `target` updates fill it, `deadline_s` is each ask's own, from when it is made, and
-    `further` gives the id of another ask to a device; "" when it cannot be asked now.
+    `asks` maps each selected device to its `ask_id`. `earlier` holds the devices that still work on an assignment of an
+    earlier round. `slowest_s` gives the seconds of a device's slowest recent reply. All times are seconds on the run's
+    clock.
+
+    In a buffered round (`buffered_round.py`) three fields mean something else. The round is full when it holds `target`
+    updates. `deadline_s` applies to each assignment, counted from when it was made. `further` returns the `ask_id` of a
+    device's follow-up assignment, or "" if the device cannot get one now.
     """
 
     number: int
     base_version: int
     asks: Mapping[str, str]
-    target: int  # folded updates that are enough
-    floor: int  # fewest that make a step
+    target: int  # aggregated updates that are enough
+    floor: int  # fewest updates that make a step
     opened_s: float
     deadline_s: float
     late: Literal["fold", "drop"] = "fold"
@@ -59,26 +72,29 @@ class Terms:
 
 @dataclass(frozen=True)
 class Spare:
-    """A device that is not asked and could be, and the id that its ask would have."""
+    """A device that could be selected as a replacement, and the `ask_id` of its assignment."""
 
     device: str
     ask_id: str
 
 
-Spares = Callable[[float], Iterable[Spare]]  # who could answer within so many seconds, first whom to ask first
+Spares = Callable[[float], Iterable[Spare]]  # seconds left -> devices that could reply in time, best first
 
 
 def nobody(_left_s: float) -> Iterable[Spare]:
-    """Nobody can be asked in the middle of the round."""
+    """Return no devices: the round selects no replacements."""
     return ()
 
 
-# What happens to a round.
+# Events: what happens to a round.
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What an `AskNow` decided before a restart, told again."""
+    """A device was selected during the round, before a restart; this replays its `AskNow`.
+
+    `instead_of`: the device that it replaces, or "".
+    """
 
     device: str
     ask_id: str
@@ -87,9 +103,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Head:
-    """An answer has arrived and is durable in the spool; `again`: it was accepted before a restart.
+    """A reply has arrived, and it is durable in the spool.
 
-    `came_late` is known of an answer that was deferred: whether its own deadline was over when it came.
+    `again`: it was accepted before a restart and is replayed. `came_late`: for a deferred reply, True if it arrived
+    after its own deadline; None for every other reply.
     """
 
     update_id: UpdateId
@@ -102,12 +119,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Folded:
+    """An accepted update was aggregated."""
+
     update_id: UpdateId
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A payload that could not be folded, and why."""
+    """An accepted update could not be aggregated, for this reason."""
 
     update_id: UpdateId
     reason: str
@@ -115,6 +134,8 @@ class Refused:
 
 @dataclass(frozen=True)
 class Failed:
+    """A device will not reply to an assignment, for a reason of this kind with this text."""
+
     device: str
     ask_id: str
     kind: str
@@ -123,11 +144,15 @@ class Failed:
 
 @dataclass(frozen=True)
 class Joined:
+    """A device connected."""
+
     device: str
 
 
 @dataclass(frozen=True)
 class Left:
+    """A device disconnected or was revoked, for this reason."""
+
     device: str
     why: str
 
@@ -139,19 +164,22 @@ class Stop:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed, and nothing else happened."""
 
 
 Input = Asked | Head | Folded | Refused | Failed | Joined | Left | Stop | Tick
-Told = Iterable[tuple[Input, float]]  # what happened before a restart in the journal's order, with when: elapsed_s
+Told = Iterable[tuple[Input, float]]  # (event, elapsed_s) pairs from before a restart, in the journal's order
 
 
-# What is to be done.
+# Actions: what the driver of a round has to do.
 
 
 @dataclass(frozen=True)
 class FoldUpdate:
-    """Journal this answer as the round's next, then fold it with this discount."""
+    """Record that this update is accepted as the round's next, then aggregate it with this discount.
+
+    `staleness`: model versions behind. `late`: True if it is late for the round or deadline of its assignment.
+    """
 
     update_id: UpdateId
     staleness: int
@@ -161,7 +189,7 @@ class FoldUpdate:
 
 @dataclass(frozen=True)
 class Drop:
-    """The answer does not count; its sender gets it back."""
+    """Drop this update: it does not count, and its device adds it to its residual again."""
 
     update_id: UpdateId
     reason: str
@@ -169,14 +197,14 @@ class Drop:
 
 @dataclass(frozen=True)
 class Defer:
-    """The round is shut: the answer belongs to the next one."""
+    """Keep this reply for the next round, because this one accepts no more."""
 
     update_id: UpdateId
 
 
 @dataclass(frozen=True)
 class Lose:
-    """A device will not answer in this round, and why."""
+    """Record that a device will not reply in this round, with kind and text of the reason."""
 
     device: str
     ask_id: str
@@ -186,7 +214,7 @@ class Lose:
 
 @dataclass(frozen=True)
 class Back:
-    """Journal that a device that had left is waited for again, then see to it that it has its ask."""
+    """Record that a device that had disconnected is outstanding again, then make sure that it has its assignment."""
 
     device: str
     ask_id: str
@@ -194,19 +222,25 @@ class Back:
 
 @dataclass(frozen=True)
 class AskNow:
-    """Journal that this device is asked in the middle of the round, then ask it: from this version, for so long."""
+    """Record that this device is selected during the round, then send its assignment.
+
+    The device trains from `base_version`, and has `deadline_s` seconds. `why` is the reason that the record shows.
+    """
 
     device: str
     ask_id: str
     base_version: int
     deadline_s: float
     why: str
-    instead_of: str = ""  # the device whose place it takes, where there is one
+    instead_of: str = ""  # the device that it replaces; "" when it replaces none
 
 
 @dataclass(frozen=True)
 class Closed:
-    """The round is over for this reason; `outstanding` devices had not answered."""
+    """The round is closed for this reason.
+
+    `folded` and `dropped` are the updates that count and those that do not. `outstanding` devices had not replied.
+    """
 
     reason: CloseReason
     folded: tuple[UpdateId, ...]
@@ -220,8 +254,10 @@ Action = FoldUpdate | Drop | Defer | Lose | Back | AskNow | Closed
 def ended(
     reason: CloseReason, folded: Sequence[UpdateId], dropped: Sequence[UpdateId], floor: int, outstanding: Sequence[str]
 ) -> Closed:
-    """How a round ends that is shut for this reason: stopped, or with fewer updates than `floor`, it makes no step, and
-    all goes back to its senders.
+    """Return the result of a round that closes for this reason.
+
+    A round with fewer than `floor` updates closes as `too-few`. After `too-few` or `stopped` the round makes no step:
+    all updates are dropped, so their devices get them back.
     """
     if reason != "stopped" and len(folded) < floor:
         reason = "too-few"

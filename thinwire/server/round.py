@@ -1,16 +1,28 @@
-"""One round as a state machine without I/O: what happened goes in, what to do comes out.
+"""One synchronous round as a state machine without I/O: events go in, actions come out (`round_events.py`).
 
-It sees heads, never payloads. A head that arrived before the deadline is in time however late its fold ends; a
-round closes when all heads that it accepted are folded or refused, for one reason, which everybody who looks at
-the round is shown. While fewer answers can still come than it wants, since devices were lost or sent what could not
-be folded, or were not asked because no more than `max_concurrency` may be at work at once, others are asked, as long
-as there is time for them. The table of states is short:
+The machine sees the headers of replies, never their payloads. A reply that arrived before the deadline is in time,
+however late its aggregation ends. A round closes when all updates that it accepted are aggregated or rejected. It
+closes for one reason, which the journal, the command line and the dashboard all show.
 
-    open      answers are accepted until `target` of them are here, nobody is outstanding, the deadline passes,
+Fewer replies than `target` may be possible: devices were lost, updates could not be aggregated, or `max_concurrency`
+held selections back. Then the round selects replacements, as long as they have time to reply. The table of states is
+short:
+
+    open      the round accepts replies until `target` are aggregated, no device is outstanding, the deadline passes,
               or a person stops the run
-    shut      nothing more is accepted (what comes is deferred to the next round); folds are still running; open
-              again when one of them fails in time and another device can be asked
+    shut      the round accepts nothing more and defers what comes to the next round; aggregation still runs; the round
+              is open again when an update is rejected in time and another device can be selected
     closed    the reason is fixed
+
+Concurrency slots decide which selected devices count against `max_concurrency`. A device's slot is free again when the
+device replies or is lost. A frozen device does neither, so a slot also expires:
+
+- It expires after max(wave, 2 x slowest recent reply), never later than the deadline. A wave is the deadline divided by
+  the number of waves. Thus a slow device keeps its slot, but one that once slept for hours does not keep it for hours.
+- It expires after one wave when the remaining time is just enough for the updates that `min_updates` still needs, at a
+  wave each. Otherwise one frozen device would cost the round its step.
+- A device that is still busy with a closed round holds a slot of the current one. That slot expires at 2 x min(slowest
+  recent reply, time allowed) after the assignment. A device without history holds no slot.
 """
 
 from __future__ import annotations
@@ -54,8 +66,9 @@ from thinwire.server.state.run_state import Past
 
 @dataclass
 class Round:
-    """See the module. What happens goes in by `on`, what had happened before a restart by `replay`; nothing more
-    goes in after `Closed` came out.
+    """A synchronous round as a state machine without I/O.
+
+    `on` takes events as they happen; `replay` takes those from before a restart. No event may follow `Closed`.
 
     >>> r = Round(Terms(1, 0, {"a": "ask-a"}, target=1, floor=1, opened_s=0, deadline_s=60))
     >>> r.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
@@ -65,17 +78,17 @@ class Round:
     """
 
     terms: Terms
-    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: those of the opening, then the others
-    instead: dict[str, str] = field(default_factory=dict)  # asked in the middle of the round -> in whose place
+    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: from the opening, then replacements
+    instead: dict[str, str] = field(default_factory=dict)  # replacement -> the device that it replaces, or ""
     folding: set[UpdateId] = field(default_factory=set)
     folded: list[UpdateId] = field(default_factory=list)
     folded_in_time: int = 0
     dropped: list[UpdateId] = field(default_factory=list)
     answered: dict[str, UpdateId] = field(default_factory=dict)  # ask_id -> the update that answered it
-    in_time: set[UpdateId] = field(default_factory=set)  # answers to this round's own asks
-    spoiled: list[UpdateId] = field(default_factory=list)  # those of them that could not be folded
+    in_time: set[UpdateId] = field(default_factory=set)  # updates for this round's own assignments
+    spoiled: list[UpdateId] = field(default_factory=list)  # those of `in_time` that could not be aggregated
     lost: dict[str, str] = field(default_factory=dict)  # device -> kind
-    waited_for: set[str] = field(default_factory=set)  # devices asked that have neither answered nor been lost
+    waited_for: set[str] = field(default_factory=set)  # selected devices, neither replied nor lost
     shut: CloseReason | None = None
     closed: Closed | None = None
 
@@ -86,25 +99,29 @@ class Round:
 
     @property
     def deadline_at(self) -> float:
+        """Return the time of the deadline in seconds on the run's clock."""
         return self.terms.opened_s + self.terms.deadline_s
 
     @property
     def outstanding(self) -> tuple[str, ...]:
-        """Who is waited for, in the order asked."""
+        """Return the devices that have neither replied nor been lost, in the order of selection."""
         return tuple(device for device in self.asks if device in self.waited_for)
 
     @property
     def good(self) -> int:
-        """Answers in time that are here and good so far."""
+        """Return the number of updates in time that have arrived and were not rejected."""
         return len(self.in_time) - len(self.spoiled)
 
     @property
     def possible(self) -> int:
-        """Those, and answers that may still come."""
+        """Return the number of updates in time that have arrived or may still arrive."""
         return self.good + len(self.waited_for)
 
     def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
-        """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where answers lack."""
+        """Apply one event and return the actions that follow; `now` is in seconds on the run's clock.
+
+        `spares` is called only when updates are missing. Raise `RuntimeError` if the round is closed.
+        """
         if self.closed:
             raise RuntimeError(f"round {self.terms.number} is closed: {event}")
         actions = self._take(event, now)
@@ -116,8 +133,10 @@ class Round:
         return actions
 
     def replay(self, told: Told) -> None:
-        """Take in what happened before a restart: all that followed from it is told too, but whether the round is over
-        for that.
+        """Apply the events from before a restart, without returning actions.
+
+        The journal holds every consequence of these events as an event of its own, except the round's close. Therefore
+        only the close is decided here.
         """
         now = -math.inf
         for event, now in told:
@@ -143,7 +162,7 @@ class Round:
                 if update_id in self.in_time:
                     self.spoiled.append(update_id)
                 if self.shut != "stopped" and now < self.deadline_at:
-                    self.shut = None  # there is time to ask another one
+                    self.shut = None  # there is time to select another device
                 return self._drop(update_id, reason)
             case Failed(device, ask_id, kind, text):
                 return self._lose(device, ask_id, kind, text)
@@ -152,12 +171,12 @@ class Round:
                 return self._lose(device, self.asks.get(device, ""), "left", why)
             case Joined(device):
                 if self.lost.get(device) == "left" and not self.shut:
-                    del self.lost[device]  # it is back in time
+                    del self.lost[device]  # it is online again in time
                     self._begin(device, self.asks[device], now)
                     return [Back(device, self.asks[device])]
             case Stop():
                 self.shut = self.shut or "stopped"
-        return []  # a Tick says only that time has passed
+        return []  # a Tick needs nothing more: `on` reads the clock after each event
 
     def _head(self, head: Head, now: float) -> list[Action]:
         terms = self.terms
@@ -194,13 +213,16 @@ class Round:
         return [Lose(device, ask_id, kind, text)]
 
     def _begin(self, device: str, ask_id: str, now: float) -> None:
-        """It works on this ask from now on."""
+        """Note that the device works on this assignment from `now` on."""
         self.asks[device] = ask_id
         self.waited_for.add(device)
         self.places.take(device, ask_id, now)
 
     def _places(self, now: float) -> tuple[int, str]:
-        """(how many are free, what an ask's reason says of them): one, if none is, where nobody works on this round."""
+        """Return the number of free slots, and the words about slots for the reason of a selection.
+
+        One slot counts as free if none is, but no device works on this round.
+        """
         lacking = self.terms.floor - self.good
         held = self.places.held(now, lacking)
         silent = self.places.silent(self.asks, held)
@@ -211,7 +233,9 @@ class Round:
         return 1, said + "; no place is free, but nobody is at work on this round"
 
     def _fill(self, now: float, spares: Spares) -> list[Action]:
-        """Ask as many others as answers are missing and places are free, of those that can answer in time."""
+        """Select as many replacements as updates are missing and slots are free, among devices that can
+        reply in time.
+        """
         left_s, short, said = self.deadline_at - now, self.terms.target - self.possible, ""
         if short > 0 and self.terms.max_concurrency:
             free, said = self._places(now)
@@ -229,12 +253,14 @@ class Round:
         return AskNow(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)
 
     def _vacant(self) -> str:
-        """A device that was lost or sent what could not be folded, and in whose place nobody was asked yet."""
+        """Return a device that was lost, or whose update was rejected, and that has no replacement yet; "" if there is
+        none.
+        """
         replaced, spoiled = set(self.instead.values()), (update_id.device for update_id in self.spoiled)
         return next((device for device in (*self.lost, *spoiled) if device not in replaced), "")
 
     def _shutting(self, now: float) -> CloseReason | None:
-        """The reason for which no more answers are accepted, or None while the round stays open."""
+        """Return the reason for which the round accepts no more replies, or None while it stays open."""
         if not self.waited_for:
             unasked = self.terms.max_concurrency and self.possible < self.terms.target
             return "enough" if self.lost or unasked else "all"
@@ -250,24 +276,11 @@ class Round:
         return self.closed
 
 
-# For how long a device holds one of the places that `max_concurrency` leaves in rounds.
-#
-# Until it has answered or is lost; but one that is frozen says nothing, and those who wait for its place are to be
-# asked in time. So no longer than its group's share of the round's deadline, or than twice its slowest answer of late
-# where that is more, and in no case longer than the deadline: who is known to be slow keeps its place, but one that
-# once took hours, since it slept, keeps none for hours. From its share on it keeps none in the time that the fewest
-# answers which make a step still need, at a share each: else one frozen device would cost the round.
-#
-# Once its round is closed, such a device holds a place of the next ones until twice its slowest answer's time has
-# passed since it was asked, and at most once more as long as it was given for its answer; one that is not known holds
-# none.
-
-
-PATIENCE = 2.0  # times a device's slowest answer of late, and times what it was given for its last ask
+PATIENCE = 2.0  # factor on a device's slowest recent reply, and on the time that its assignment allowed
 
 
 def share_s(deadline_s: float, target: int, most: int) -> float:
-    """Seconds of one group, in a round that wants `target` answers of which `most` are made at once.
+    """Return the seconds of one wave, in a round that needs `target` replies, `most` of them at once.
 
     >>> share_s(100.0, target=7, most=2)
     25.0
@@ -276,7 +289,7 @@ def share_s(deadline_s: float, target: int, most: int) -> float:
 
 
 def place_s(deadline_s: float, share_s: float, slowest_s: float) -> float:
-    """Seconds from its ask on, for a device whose slowest answer of late took so long.
+    """Return the seconds after which a slot expires, for a device whose slowest recent reply took `slowest_s`.
 
     >>> [place_s(100.0, share_s=25.0, slowest_s=seconds) for seconds in (0.0, 20.0, 28_800.0)]
     [25.0, 40.0, 100.0]
@@ -286,7 +299,7 @@ def place_s(deadline_s: float, share_s: float, slowest_s: float) -> float:
 
 @dataclass
 class Places:
-    """Who has a place in one round; nobody where the plan leaves as many as are wanted."""
+    """The concurrency slots of one round; no device holds one if the plan sets no `max_concurrency`."""
 
     terms: Terms
     _working: dict[str, AtWork] = field(default_factory=dict)
@@ -299,24 +312,26 @@ class Places:
         return share_s(self.terms.deadline_s, self.terms.target, self.terms.max_concurrency)
 
     def take(self, device: str, ask_id: str, now: float) -> None:
-        """It has been asked."""
+        """Give the device a slot for this assignment from `now` on."""
         if self.terms.max_concurrency:
             until_s = now + place_s(self.terms.deadline_s, self._share_s, self.terms.slowest_s(device))
             self._working[device] = AtWork(ask_id, until_s, now + self._share_s)
 
     def free(self, device: str, ask_id: str = "") -> None:
-        """It works on this no more; on nothing, where no ask is named."""
+        """Free the device's slot if it works on this assignment; on any assignment if `ask_id` is ""."""
         if device in self._working and ask_id in ("", self._working[device].ask_id):
             del self._working[device]
 
     def silent(self, asks: Mapping[str, str], held: Container[str]) -> list[str]:
-        """Who works on one of these asks, and has none of the places that are `held`."""
+        """Return the devices that work on one of these assignments without a slot among `held`."""
         working = self._working.items()
         return [device for device, work in working if device not in held and asks.get(device) == work.ask_id]
 
     def held(self, now: float, lacking: int) -> dict[str, AtWork]:
-        """Who has one; `lacking`: answers without which the round makes no step, and of which those may come that were
-        asked no longer than a share ago.
+        """Return device -> assignment for each slot that has not expired at `now`.
+
+        `lacking` is the number of updates that the round still needs for a step. Assignments younger than one wave may
+        still bring some of these. If the remaining time is just enough for the others, slots expire after one wave.
         """
         left_s = self.terms.opened_s + self.terms.deadline_s - now
         lacking -= sum(now < work.yields_s < math.inf for work in self._working.values())
@@ -329,12 +344,12 @@ class Places:
 
 
 def slowest_s(past: Past, device: str) -> float:
-    """The slowest of a device's last answers; 0 where it has given none."""
+    """Return the seconds of the slowest of a device's recent replies; 0 if it has none."""
     return max(past.took.get(device, ()), default=0.0)
 
 
 def at_work_before(past: Past, number: int) -> Mapping[str, AtWork]:
-    """Who is busy with a round before this one, and until when it holds a place."""
+    """Return the devices that are busy with an earlier round, and when the slot of each expires."""
     return {
         device: AtWork(
             ask_id,

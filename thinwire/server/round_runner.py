@@ -1,7 +1,8 @@
-"""One round over a fleet: arrivals go into the state machine, its actions go to the journal, the fold and the fleet.
+"""Driver of one round: arrivals become events, and actions go to the journal, the aggregation and the fleet.
 
-An answer is journalled before it is folded and acked only when its round is closed, so after a kill it is either
-in the journal (and folded again from the spool, in the same order) or the spool or the device still has it.
+Invariant: a reply is journalled before its update is aggregated, and acknowledged only after its round is closed. After
+a crash each update is therefore either in the journal, or still in the spool or on its device. Updates in the journal
+are aggregated again from the spool, in the same order.
 """
 
 from __future__ import annotations
@@ -32,37 +33,41 @@ from thinwire.server.round_events import AskNow, FoldUpdate
 from thinwire.server.round_open import machine_of, open_round, own_codec, own_work
 from thinwire.store import MeasureRow
 
-FOLD_WAIT_S = 0.01  # small folds end within this; longer ones must not hold up the poll
+FOLD_WAIT_S = 0.01  # small updates are aggregated within this; longer ones must not block the poll
 
 
 class OneRound:
-    """From `open`, or `taking_up.take_up`, to `run`, which returns when the round is closed and recorded."""
+    """Runs one round from its opening, or from `recovery.take_up` after a restart, until it closes."""
 
     def __init__(self, running: Running, opened: RoundOpened) -> None:
         self.running, self.opened, self.plan = running, opened, running.plan
         self.machine = machine_of(opened, running)
         self.heads: dict[UpdateId, ReplyHead] = {}
-        self.heads_of: Counter[str] = Counter()  # ask_id -> how many
+        self.heads_of: Counter[str] = Counter()  # ask_id -> replies to it that were not deferred
         self.others = Others(running, opened, self.machine.asks)
-        self.missed = False  # whether who did not come back was counted as gone
+        self.missed = False  # True once devices that did not reconnect count as lost
         self.fold = self.new_fold()
         self.folds = Folds(at_once=running.simulated)
         self.fold_s = 0.0
-        self.deadlines: dict[str, float] = {}  # ask_id -> seconds, of asks after the opening
-        self.later: list[Event] = []  # facts that decide nothing: recorded with the next decision
+        self.deadlines: dict[str, float] = {}  # ask_id -> seconds, of assignments after the opening
+        self.later: list[Event] = []  # events that decide nothing: recorded with the next decision
         self.accepted: list[
             tuple[ReplyHead, round_events.FoldUpdate]
-        ] = []  # of this poll: recorded before whatever follows
+        ] = []  # in this poll: recorded before any other event
 
     @classmethod
     def open(cls, running: Running) -> OneRound | None:
-        """A new round, decided and recorded before any ask leaves; None when nobody can be asked now."""
+        """Open a round: decide and record it before any assignment is sent. Return None if no device can be
+        selected now.
+        """
         opened = open_round(running)
         return cls(running, opened) if opened else None
 
     def run(self) -> None:
-        """Send what is unanswered and was not sent ahead, and take what comes until one reason closes the round: then
-        `closing.finish` ends it. It stays open where the service is closing.
+        """Send the unanswered assignments, then handle arrivals until the round closes.
+
+        Pipelined rounds (`pipelining.py`) sent their assignments when they opened. `round_close.finish` ends a closed
+        round. The round stays open if the service closes meanwhile.
         """
         running, owing = self.running, self._owing()
         waited_for = {*self.machine.outstanding, *(device for device, _ in owing)}
@@ -77,24 +82,30 @@ class OneRound:
                 if not self.machine.closed:
                     stopping = running.stop_ordered()
                     if running.stopped == "service":
-                        break  # it stays open, and goes on at the next start
+                        break  # the round stays open, and the next start resumes it
                     self.on(round_events.Stop() if stopping else round_events.Tick())
         finally:
             self.folds.close()
 
     def _owing(self) -> list[tuple[str, str]]:
-        """Who has not answered what this round asked, in the order asked; in a buffer also whose time is up."""
+        """Return (device, `ask_id`) of this round's unanswered assignments, in the order of selection.
+
+        In a buffered round this includes overdue assignments.
+        """
         owed, number = self.running.past.owed, self.opened.round
         return [(device, id_) for device in owed.busy for id_, asked in owed.of(device).items() if asked == number]
 
     def _take_deferred(self) -> None:
-        """What came when nothing was accepted, in its order."""
+        """Handle the deferred replies, in the order of their arrival."""
         deferred, self.running.deferred = self.running.deferred, {}
-        self.missed = False  # it may be of somebody who is gone, and is waited for again
+        self.missed = False  # a deferred reply may make a disconnected device outstanding again: check once more
         self._take(deferred.values())
 
     def _miss(self, asked: Iterable[str]) -> None:
-        """Count as gone who was asked before a restart and did not come back: once, since of others the fleet tells."""
+        """Count the devices that did not reconnect after a restart as lost, once `return_by` has passed.
+
+        This happens once, because the fleet reports every later disconnection itself.
+        """
         if not self.missed and self.running.elapsed >= self.running.return_by:
             self.missed = True
             for device in sorted(set(asked) - set(self.running.presence.hellos)):
@@ -106,7 +117,7 @@ class OneRound:
         return max(0.0, min(POLL_S, self.machine.deadline_at - self.running.elapsed))
 
     def _take(self, arrivals: Iterable[Arrival]) -> None:
-        """Everything that came in one poll: accepted answers share one commit, then they are folded."""
+        """Handle the arrivals of one poll: all accepted replies share one commit, then their updates are aggregated."""
         for arrival in arrivals:
             match arrival:
                 case ReplyHead():
@@ -125,7 +136,9 @@ class OneRound:
             self.record()
 
     def _withdraw(self, device: str) -> None:
-        """Drop what a device that was shut out sent and nobody has folded; what is folded stays, and is recorded so."""
+        """Drop the updates of a revoked device that are not aggregated yet; aggregated ones stay, and the
+        journal says so.
+        """
         self._folded(0.0)
         for update_id in [found for found in self.machine.folding if found.device == device]:
             if self.folds.withdraw(update_id):
@@ -133,11 +146,13 @@ class OneRound:
         self.running.forget(device)
         if self.later:
             self.record()
-        self._take_deferred()  # there may be room again
+        self._take_deferred()  # the round may accept replies again
 
     def _earlier(self, device: str, kind: str, text: str, ask_id: str = "") -> None:
-        """Another round's ask will not be answered either: the one that is named, else all of earlier rounds; but for
-        those whose answer is here.
+        """Record that the device will not reply to its assignments of other rounds.
+
+        This concerns the assignment `ask_id` if it is named, otherwise all up to this round. The assignment that the
+        state machine knows is left to it, and one whose reply is deferred stays answered.
         """
         if self.accepted:
             self.record()
@@ -148,11 +163,12 @@ class OneRound:
                 self.running.lose(device, kind, text, busy_with)
 
     def _head(self, head: ReplyHead) -> None:
+        """Handle one reply: acknowledge it, reject it, defer it, drop it, or pass it to the state machine."""
         running, update_id = self.running, head.update_id
         if update_id in self.heads:
-            return  # it comes again after a restart; it is acked when the round is closed
+            return  # the fleet repeats it after a restart; the round acknowledges it when it closes
         if update_id.run != running.run_id or str(update_id) in running.past.decided:
-            running.fleet.ack([update_id])  # of a run that is over, or decided already
+            running.fleet.ack([update_id])  # it belongs to another run, or its outcome is recorded already
             return
         if wrong := running.wrong(head):
             kind, text = wrong
@@ -161,7 +177,7 @@ class OneRound:
             running.fleet.ack([update_id])
             return
         if self.heads_of[head.ask_id] > 1:
-            running.fleet.ack([update_id])  # a device that answers one ask again and again fills no journal
+            running.fleet.ack([update_id])  # a device that repeats its replies must not fill the journal
             return
         if self.machine.closed or asked_round(head.ask_id) > self.opened.round:
             running.defer(head)
@@ -172,18 +188,24 @@ class OneRound:
             self.drop(update_id, "duplicate")
             return
         if asked_round(head.ask_id) < running.past.references_from:
-            self.drop(update_id, "stale")  # it is a difference to what counts no more
+            self.drop(update_id, "stale")  # it is a difference to a state that no longer counts
             return
         came_late = running.came_late.get(head.ask_id)
         self._act(round_events.Head(update_id, head.ask_id, update_id.device, head.base_version, came_late=came_late))
 
     def on(self, event: round_events.Input) -> None:
-        """Something has happened to the round: what follows from that is recorded and done."""
+        """Pass an event to the state machine, unless the round is closed; record and carry out the actions
+        that follow.
+        """
         if not self.machine.closed:
             self._act(event)
 
     def _act(self, event: round_events.Input) -> None:
-        """Feed the machine and carry out what needs no batching: what one event led to is recorded together."""
+        """Pass an event to the state machine and carry out its actions.
+
+        All that one event causes is recorded together. Accepted updates are collected instead, so that one poll makes
+        one commit.
+        """
         running, number = self.running, self.opened.round
         now, elapsed = running.clock.wall(), running.elapsed
         facts, asked = list[Event](), list[tuple[str, str]]()
@@ -221,12 +243,14 @@ class OneRound:
         return envelope(self.running, device, ask_id, "train", self.opened.round, deadline_s)
 
     def drop(self, update_id: UpdateId, reason: str) -> None:
-        """Of an answer that the machine does not hear of."""
+        """Drop an update without passing it to the state machine, and record the reason."""
         self.machine.dropped.append(update_id)
         self.record(*self.dropped(update_id, reason))
 
     def dropped(self, update_id: UpdateId, reason: str) -> list[UpdateDropped]:
-        """The fact that an answer does not count; none where refolding found again what the journal knows."""
+        """Return the event that an update is dropped; none if the journal has it already, as after a second
+        aggregation.
+        """
         if str(update_id) in self.running.past.dropped:
             return []
         now, head = self.running.clock.wall(), self.heads[update_id]
@@ -234,16 +258,19 @@ class OneRound:
         return [dropped_fact(now, self.opened.round, self.running.elapsed, head, reason, admitted)]
 
     def begin(self, head: ReplyHead, discount: float) -> None:
-        """Fold an answer that is recorded as accepted."""
+        """Start to aggregate an update that is recorded as accepted."""
         frames = self.frames(head.update_id)
         self.folds.begin(head.update_id, lambda: self.fold.add(head, frames, discount))
 
     def _folded(self, wait_s: float) -> None:
+        """Tell the state machine which updates were aggregated or rejected; wait at most `wait_s` seconds for the next
+        one.
+        """
         for outcome in self.folds.finished(wait_s):
             self.fold_s += outcome.seconds
             if outcome.refused:
                 self.on(round_events.Refused(outcome.update_id, outcome.refused))
-                self._take_deferred()  # it may accept again
+                self._take_deferred()  # the round may accept replies again
             else:
                 self.later.append(
                     UpdateFolded(self.running.clock.wall(), self.opened.round, str(outcome.update_id), outcome.seconds)
@@ -251,7 +278,10 @@ class OneRound:
                 self.on(round_events.Folded(outcome.update_id))
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
-        """Make facts durable in the order in which they came to be: first what was accepted before them."""
+        """Record events in the order in which they happened: first the updates that were accepted before them.
+
+        After the commit the accepted updates go to the aggregation.
+        """
         later, self.later = self.later, []
         accepted, self.accepted = self.accepted, []
         now, elapsed = self.running.clock.wall(), self.running.elapsed
@@ -265,6 +295,7 @@ class OneRound:
             self.begin(head, action.discount)
 
     def new_fold(self, caps: Caps | None = None) -> RoundAggregator:
+        """Return an empty aggregator for this round, with the round's weights and these caps."""
         running, codec = self.running, self.opened.codec
         weights, counters = running.past.weights, running.model.counters
         return RoundAggregator(
@@ -272,14 +303,12 @@ class OneRound:
         )
 
     def frames(self, update_id: UpdateId) -> Frames:
+        """Return a function that opens the payload of an update in the spool."""
         return lambda: self.running.fleet.open(update_id)
 
 
-# What is journalled about one ask and its answer.
-
-
 def asked_fact(at: float, round_number: int, elapsed_s: float, payload_bytes: int, action: AskNow) -> ClientAsked:
-    """A device is asked in the middle of a round: recorded before the ask leaves."""
+    """Return the event that a device is selected during the round; it is recorded before the assignment is sent."""
     return ClientAsked(
         at=at,
         round=round_number,
@@ -297,7 +326,10 @@ def asked_fact(at: float, round_number: int, elapsed_s: float, payload_bytes: in
 def accepted_fact(
     at: float, round_number: int, elapsed_s: float, head: ReplyHead, action: FoldUpdate, admitted: Metrics
 ) -> UpdateAccepted:
-    """An answer counts for this round; the order of these is the order of folding. Of its metrics some are recorded."""
+    """Return the event that an update counts for this round, with the `admitted` metrics of its reply.
+
+    The order of these events is the order of aggregation.
+    """
     return UpdateAccepted(
         at=at,
         round=round_number,
@@ -315,7 +347,7 @@ def accepted_fact(
 
 
 def lost_fact(at: float, round_number: int, head: ReplyHead) -> list[StateLost]:
-    """That a device began anew, where its answer says so."""
+    """Return the event that a device lost its state and started again, if its reply says so; otherwise none."""
     update_id = head.update_id
     return [StateLost(at, round_number, update_id.device, str(update_id), head.lost)] if head.lost else []
 
@@ -323,7 +355,7 @@ def lost_fact(at: float, round_number: int, head: ReplyHead) -> list[StateLost]:
 def dropped_fact(
     at: float, round_number: int, elapsed_s: float, head: ReplyHead, reason: str, admitted: Metrics
 ) -> UpdateDropped:
-    """An answer does not count, and why."""
+    """Return the event that an update does not count, with the reason."""
     return UpdateDropped(
         at=at,
         round=round_number,

@@ -1,4 +1,8 @@
-"""What one run needs while it goes on: its plan, its past, its model, and the ways to store, fleet and clock."""
+"""The context of one run: its plan, its state, its model, and its access to store, fleet and clock.
+
+Every driver of the run (`run.py`, `round_runner.py`, `recovery.py` and others) works on the same `Running`. It records
+events, sends assignments, polls arrivals, and keeps replies that no round accepts yet.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,16 @@ from thinwire.server.state.run_state import Past
 from thinwire.store import MeasureRow, Store
 
 StopOrder = Literal["run", "service"] | None
-RETURN_S = 30.0  # after a restart devices get this long to come back before anything goes on without them
-POLL_S = 0.25  # how long an order of a person or the deadline may go unnoticed
-MAX_CODEC_LETTERS = 64  # in a reply that names one; the frames themselves decide whether they can be decoded
+RETURN_S = 30.0  # after a restart the run waits this long for devices to reconnect before it continues without them
+POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
+MAX_CODEC_LETTERS = 64  # in a reply that names a codec; the frames themselves decide whether they can be decoded
 
 
 class Running:
-    """A run in the driver's hands. Built from the store alone, so a resumed run is built like a new one."""
+    """Holds everything that the drivers of one run share.
+
+    Invariant: it is built from the store alone, so a resumed run is built like a new one.
+    """
 
     def __init__(
         self,
@@ -53,10 +60,10 @@ class Running:
         self.stopped: StopOrder = None
         row = store.run(run_id)
         self.identity = row.identity
-        self.simulated = row.source == "sim"  # its devices are in nobody's roster, and say nothing of others'
+        self.simulated = row.source == "sim"  # its devices are not enrolled, and their speed is not kept
         self.plan, self.report = RunPlan.from_json(row.plan), row.task_report
         self.task_layout = Layout.from_json(row.layout)
-        self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of all that travels
+        self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of every vector that is sent
         self.holders = Holders(self.plan.to_json(), self.plan.digest, self.plan.local.delay + 1)
         self.codec = rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable)
@@ -64,18 +71,18 @@ class Running:
         for seq, event in store.events(run_id):
             self.past.apply(event)
             self._last_found = seq, event.at
-        if self.past.bases.model is None and self.plan.run.init != "device":  # which is asked for it first
+        if self.past.bases.model is None and self.plan.run.init != "device":  # a device may make it
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         self.begin()
         self.known = Known(() if self.simulated else store.measures())
-        self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of asks that only measure
-        self.deferred: dict[str, ReplyHead] = {}  # ask_id -> an answer that a round to come takes
-        self.came_late: dict[str, bool] = {}  # ask_id of what was deferred -> whether its time was over when it came
+        self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of assignments that only evaluate
+        self.deferred: dict[str, ReplyHead] = {}  # ask_id -> a reply that a later round handles
+        self.came_late: dict[str, bool] = {}  # ask_id of a deferred reply -> whether it was late when it arrived
         self._clock_base = self.past.elapsed_s - clock.now()
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
 
     def begin(self) -> None:
-        """Go on from the newest version; while there is none, nothing that is sent holds a model."""
+        """Load the newest model version and prepare its distribution; without a version, assignments carry no model."""
         if (stored := self.past.bases.model) is not None:
             params, buffers = self.versions.read(stored)
             state = self.versions.read_state(stored)
@@ -86,23 +93,25 @@ class Running:
 
     @property
     def elapsed(self) -> float:
-        """Seconds on the run's own clock, which stands still while the aggregator is down."""
+        """Return the seconds on the run's own clock, which stands still while the aggregator is down."""
         return self._clock_base + self.clock.now()
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
-        """Make events durable together, with what was measured of devices; then let them be known."""
+        """Make events and measurements of devices durable in one transaction, then apply the events and
+        publish them.
+        """
         self.store.record(self.run_id, events, measured)
         for event in events:
             self.past.apply(event)
             self.on_event(event)
 
     def status(self, status: RunStatus, text: str, exit_code: int = 0) -> None:
-        """Record what the run is doing, once for each change."""
+        """Record the status of the run, once for each change."""
         if (self.past.status, self.past.status_text) != (status, text):
             self.record(RunStatusChanged(self.clock.wall(), status, text, exit_code))
 
     def goes_on(self, number: int) -> None:
-        """Record that a round which was open when the aggregator ended is taken up, and since when it had been gone."""
+        """Record that this round is resumed after a restart, with the downtime of the aggregator."""
         now, elapsed_s = self.clock.wall(), self.elapsed
         gone_at, set_by_s = self.store.gone(*self._last_found, now)
         missed_s = self.past.missed_s(gone_at, now, elapsed_s, set_by_s)
@@ -110,27 +119,28 @@ class Running:
         self.status("running", f"round {number} goes on")
 
     def stop_ordered(self) -> bool:
-        """Whether a person stopped the run or the service is closing; once true it stays true."""
+        """Return True if a person stopped the run or the service is closing; once True it stays True."""
         self.stopped = self.stopped or self._stop()
         return self.stopped is not None
 
     def closing(self) -> bool:
-        """Whether the service is closing, whatever became of the run before."""
+        """Return True if the service is closing, even if a person stopped the run before."""
         order = self._stop()
         self.stopped = self.stopped or order
         return "service" in (self.stopped, order)
 
     def ask(self, envelopes: Sequence[Envelope]) -> None:
-        """Send asks, and remember whose plan may have to follow."""
+        """Send assignments, and remember them in case a device needs the plan or the whole model with one."""
         self.holders.asked(envelopes)
         self.sending.asked(envelopes)
         self.measuring |= {e.ask.ask_id: _length(e) for e in envelopes if e.ask.kind == "evaluate"}
         self.fleet.send(envelopes)
 
     def poll(self, wait_s: float) -> Iterable[Arrival]:
-        """What came in, presence already noted.
+        """Return what arrived within `wait_s` seconds, after noting which devices are connected.
 
-        An ask whose plan was not there any more is sent again with it: nobody else hears of that.
+        A device may lack the plan, or the version that an assignment builds on. Then the assignment is sent again with
+        the missing part, and the callers do not see this failure.
         """
         found = list[Arrival]()
         for arrival in self.fleet.poll(wait_s):
@@ -147,7 +157,7 @@ class Running:
         return found
 
     def _again_in_full(self, envelope: Envelope) -> None:
-        """The same ask with the whole model, and the bytes of that counted."""
+        """Send the same assignment with the whole model, and count its bytes."""
         ask = envelope.ask
         if ask.kind == "evaluate":
             self.measuring[ask.ask_id] += _length(envelope)
@@ -158,7 +168,10 @@ class Running:
         self.fleet.send([envelope])
 
     def failed(self, number: int, device: str, ask_id: str, kind: str, text: str) -> ClientFailed:
-        """The fact that a round's ask is not answered; that the run is over is not for a device to say."""
+        """Return the event that an assignment gets no reply.
+
+        A device cannot report that the run is over: a failure of that kind becomes `protocol`.
+        """
         if kind == OVER:
             kind, text = "protocol", f"it says that the run is over: {text}"
         if kind == "layout-mismatch" and (hello := self.presence.hellos.get(device)) is not None:
@@ -167,15 +180,16 @@ class Running:
         return ClientFailed(self.clock.wall(), number, device, ask_id, kind, text, self.elapsed, said)
 
     def lose(self, device: str, kind: str, text: str, ask_id: str) -> None:
-        """Give up on an answer to another round's ask, so that the device can be asked again."""
+        """Give up an assignment of another round, so that its device can be selected again."""
         asked = self.past.owed.of(device)[ask_id]
         self.record(self.failed(asked, device, ask_id, kind, text))
         self.fleet.cancel([ask_id])
 
     def wrong(self, head: ReplyHead) -> tuple[str, str] | None:
-        """Why this cannot be an update of this run, as a failure's kind and text: heads come from strangers.
+        """Return kind and text of the failure if a reply cannot be an update of this run, otherwise None.
 
-        Only an ask that went to this very device can be answered, with frames, and from the model that it named.
+        Headers come from devices and are not trusted. A reply is valid only if its assignment went to the same device.
+        It must have frames, and start from the version that the assignment named.
         """
         if head.update_id.device in self.revoked():
             return "refused", "revoked"
@@ -190,12 +204,15 @@ class Running:
         return None
 
     def codec_of(self, head: ReplyHead) -> str:
-        """The codec that this was asked in: a late answer's, and another device's, may be another than most have."""
+        """Return the codec that was assigned for this reply.
+
+        The codec of a late reply, or of another device, may differ from the codec of most devices.
+        """
         device = head.update_id.device
         return self.past.codecs.of(self.past.round_of(device, head.ask_id), device) or self.codec
 
     def steps_of(self, head: ReplyHead) -> int:
-        """The steps that were assigned with what this answers; 0 where the plan counts passes over a device's data."""
+        """Return the steps that were assigned for this reply; 0 if the plan counts epochs instead."""
         steps = self.plan.local.steps
         if steps == "auto":
             work = self.past.paces.work(head.update_id.device, head.ask_id)
@@ -203,43 +220,44 @@ class Running:
         return steps or 0
 
     def revoked(self) -> frozenset[str]:
-        """Devices that were shut out: of theirs only what is folded counts."""
+        """Return the revoked devices; of their updates only those that are aggregated already count."""
         return frozenset() if self.simulated else self.store.roster.revoked()
 
     def forget(self, device: str) -> None:
-        """Drop what a device that was shut out had sent for a later round."""
+        """Drop the deferred replies of a revoked device."""
         gone = [head for head in self.deferred.values() if head.update_id.device == device]
         self.fleet.ack([self.deferred.pop(head.ask_id).update_id for head in gone])
 
     def defer(self, head: ReplyHead) -> None:
-        """Keep an answer for the next round: one for each ask."""
+        """Keep a reply for a later round: one for each assignment."""
         self.came_late.setdefault(head.ask_id, self.elapsed >= self.past.owed.due.get(head.update_id.device, math.inf))
         if self.deferred.setdefault(head.ask_id, head).update_id != head.update_id:
             self.fleet.ack([head.update_id])
 
     def still_due(self) -> dict[str, dict[str, int]]:
-        """What has not been answered, in the order asked: ask_id -> round of each device.
+        """Return device -> `ask_id` -> round of unanswered assignments, in the order of selection.
 
-        What came too late for its round, and is kept for the next to open, is answered. What came too early counts as
-        due until its round's turn comes: a device is not to have more under way than the delay allows.
+        An assignment of a closed round counts as answered if its late reply is deferred to the next round. An
+        assignment of a pipelined round counts as unanswered until that round is current, even if its reply arrived
+        early. Otherwise a device could have more assignments at once than the delay allows.
         """
         late = self.kept_late()
         owed = {device: self.past.owed.of(device) for device in self.past.owed.busy}
         return {device: {id_: of for id_, of in asks.items() if id_ not in late} for device, asks in owed.items()}
 
     def kept_late(self) -> set[str]:
-        """The asks of closed rounds whose answers are kept for the next round to open."""
+        """Return the assignments of closed rounds whose replies are deferred to the next round."""
         return {ask_id for ask_id in self.deferred if not self.past.line.of(asked_round(ask_id))}
 
     def returning(self) -> set[str]:
-        """Devices that were there before the aggregator was started again, may come and still have time to."""
+        """Return the devices that were connected before a restart, may reconnect, and still have time to."""
         if self.elapsed >= self.return_by:
             return set()
         away = self.past.here - set(self.presence.hellos)
         return away - self.revoked() if away else away
 
     def unable(self) -> dict[str, str]:
-        """Devices that are there and cannot take part, with the reason."""
+        """Return device -> reason for the connected devices that cannot take part now."""
         found = {name: self._unfit(hello) for name, hello in self.presence.hellos.items()}
         barred = self.past.barred.now(self.elapsed, self.presence.said)
         return {name: why for name, why in found.items() if why} | {
@@ -247,17 +265,21 @@ class Running:
         }
 
     def able(self, device: str) -> bool:
-        """Whether it is there and can take part."""
+        """Return True if the device is connected and can take part now."""
         hello = self.presence.hellos.get(device)
         if hello is None or self._unfit(hello):
             return False
         return not self.past.barred.bars(device, self.elapsed, self.presence.said)
 
     def _unfit(self, hello: Hello) -> str:
-        """Why the plan's work is not for this device; a simulated client is no machine, and lacks nothing."""
+        """Return the reason why the device does not fit the plan; "" if it fits.
+
+        A simulated client is not a machine, so the plan's requirements on machines do not apply to it.
+        """
         why = mismatch(self.plan, self.report, hello, self.task_layout)
         return why if why or self.simulated else lacking(self.plan.cohort.requires, hello.has)
 
 
 def _length(envelope: Envelope) -> int:
+    """Return the bytes of the envelope's parts."""
     return sum(part.length for part in envelope.ask.parts)

@@ -1,4 +1,9 @@
-"""One run from its first round, or from where it was, to its end."""
+"""Execution of one run, from its first round, or from where the journal ends, to its end.
+
+A run waits until enough devices are online, opens a round, drives it and closes it. It repeats this until the plan's
+rounds are done, a target metric is reached, or a person stops the run. After a restart it first sends the unanswered
+assignments again, then resumes the open round.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ from thinwire.server.round_runner import OneRound
 from thinwire.server.run_end import close, dismiss, end, version_that_reached
 from thinwire.store import RunRow, Store
 
-PATIENCE_S = 60.0  # after so long a run that may wait for ever says what can be done
+PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
 
 
 def drive(
@@ -37,12 +42,15 @@ def drive(
     stop: Callable[[], StopOrder] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> RunRow:
-    """Make or go on with a run until it is done, failed or stopped; gives its row.
+    """Execute or resume a run until it is done, failed or stopped, and return its row.
 
-    `stop` is asked often: "run" ends the run for good, "service" leaves it as it is, to go on at the next start. A
-    ThinwireError ends the run as failed, with the reason in its status; anything else is raised. On a full disk
-    NotWritten is raised and the run is left unchanged; the next start continues it. Of a simulated run nobody can be
-    shut out, nothing waits while an update is folded, and nobody resumes it.
+    `stop` is called often: "run" ends the run for good; "service" leaves it unchanged, and the next start resumes it.
+
+    A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
+    disk `NotWritten` is raised and the run is left unchanged; the next start resumes it.
+
+    A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no later process resumes
+    it. Therefore `NotWritten` ends it as failed.
     """
     running = Running(run_id, store, fleet, home, clock or RealClock(), presence or Presence(), stop, on_event)
     try:
@@ -60,6 +68,7 @@ def drive(
 
 
 def _rounds(running: Running) -> None:
+    """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
     plan, past = running.plan, running.past
     if past.bases.model is None and not ((past.first.open or _gather(running)) and take_first_model(running)):
         return
@@ -85,7 +94,7 @@ def _rounds(running: Running) -> None:
 
 
 def _next(running: Running) -> OneRound | None:
-    """The round whose answers are taken now; None when nobody can be asked."""
+    """Return the round that accepts replies next; None if no device can be selected."""
     if not running.past.delay:
         return OneRound.open(running)
     if _missing(running) is None:
@@ -94,7 +103,9 @@ def _next(running: Running) -> OneRound | None:
 
 
 def _ask_again(running: Running) -> None:
-    """After a restart: send the unanswered asks of earlier rounds again; with asks that went ahead, all of them."""
+    """Send the unanswered assignments of earlier rounds again after a restart; in a pipelined run those of
+    all rounds.
+    """
     past = running.past
     if past.delay:
         running.ask(asked_before(running))
@@ -105,6 +116,7 @@ def _ask_again(running: Running) -> None:
 
 
 def _one(running: Running, one: OneRound) -> None:
+    """Drive one round to its close, then delete the model versions that nothing needs any more."""
     one.run()
     if one.machine.closed:
         finish(one)
@@ -121,12 +133,14 @@ def _one(running: Running, one: OneRound) -> None:
 
 
 def _gather(running: Running) -> bool:
-    """Wait until enough devices are there, or the head of a line needs nobody any more; False when a person stopped
-    the run meanwhile.
+    """Wait until enough devices are online, or the current pipelined round can close; return False if the run is
+    stopped.
+
+    Raise `TooFewClients` after the plan's `wait_s`, unless that is 0.
     """
     began = running.elapsed
     wait_s = running.plan.cohort.wait_s
-    listen(running, 0.0)  # who came before the run began is there
+    listen(running, 0.0)  # note the devices that connected before the run began
     while (sentence := _missing(running)) is not None and not answered(running):
         for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
         running.status("waiting", f"{sentence}; {way_out(running.run_id)}" if for_ever else sentence)
@@ -141,7 +155,11 @@ def _gather(running: Running) -> bool:
 
 
 def _wait_for_busy(running: Running) -> None:
-    """All who are there work on earlier rounds: as long as the plan's staleness allows, then they are asked anew."""
+    """Wait while all connected devices work on earlier rounds.
+
+    After the time that the plan's staleness allows, give up each device's oldest assignment, so that it can be selected
+    again.
+    """
     past = running.past
     running.status("running", f"waiting for {len(past.owed.busy)} devices that are busy with earlier rounds")
     listen(running, POLL_S)
@@ -153,6 +171,7 @@ def _wait_for_busy(running: Running) -> None:
 
 
 def _missing(running: Running) -> str | None:
+    """Return the reason why the run waits for devices, or None if it does not."""
     begun = running.past.rounds_opened > 0
     if begun and (away := running.returning()):
         return said_away(away)

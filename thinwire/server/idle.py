@@ -1,4 +1,7 @@
-"""Between two rounds, and before the end: who comes and goes is noted, and answers are kept."""
+"""Polling while no round is driven: the run notes which devices connect and disconnect, and keeps replies.
+
+This happens between two rounds, while the run waits for devices, and before its end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from thinwire.server.context import POLL_S, Running
 
 
 def listen(running: Running, wait_s: float) -> None:
-    """Between rounds: who comes and goes is noted, answers are kept for the next round."""
+    """Handle the arrivals of one poll while no round is driven, and keep replies for the next round."""
     for arrival in running.poll(wait_s):
         if isinstance(arrival, ReplyHead):
             _keep(running, arrival)
@@ -27,7 +30,9 @@ def listen(running: Running, wait_s: float) -> None:
 
 
 def come_back(running: Running) -> None:
-    """After a restart: wait for those who were there before, as long as they have to come back."""
+    """Wait after a restart for the devices that were connected before it, until `return_by` or until the
+    run is stopped.
+    """
     if away := running.returning():
         running.status("waiting", said_away(away))
     while running.returning() and not running.stop_ordered():
@@ -35,34 +40,38 @@ def come_back(running: Running) -> None:
 
 
 def said_away(away: Collection[str]) -> str:
-    """What a run says while it waits for devices that were there before a restart."""
+    """Return the status text of a run that waits for these devices to reconnect."""
     return f"waiting for {counted(len(away), 'device')} to come back ({', '.join(sorted(away)[:5])})"
 
 
 def _keep(running: Running, head: ReplyHead) -> None:
-    """Keep an answer for the next round to take; one that none may take is thrown away, and its ask has failed."""
+    """Defer a reply to the next round; reject it and record the failure if no round may accept it."""
     past, device = running.past, head.update_id.device
     if str(head.update_id) in past.decided or head.update_id.run != running.run_id:
-        running.fleet.ack([head.update_id])  # it is decided already, or not of this run
+        running.fleet.ack([head.update_id])  # its outcome is recorded already, or it belongs to another run
     elif head.ask_id == measuring_id_of(running.run_id, past.version, device):
-        running.defer(head)  # it came before a restart, and is not recorded yet
+        running.defer(head)  # an evaluation that came before a restart and is not recorded yet
     elif wrong := running.wrong(head):
         _fail(running, device, *wrong, head.ask_id)
         running.fleet.ack([head.update_id])
     else:
         running.defer(head)
-        if running.plan.cohort.mode == "sync" and not past.delay:  # else it stands in a buffer or round to come
+        if running.plan.cohort.mode == "sync" and not past.delay:  # else a later buffer or round needs it
             past.owed.release(device, head.ask_id)
 
 
 def _fail(running: Running, device: str, kind: str, text: str, ask_id: str) -> None:
-    """An ask has failed, unless an answer to it is kept: then that is what came of it."""
+    """Record that an assignment failed, unless a reply to it is deferred: then the reply is its outcome."""
     if ask_id in running.past.owed.of(device) and ask_id not in running.deferred:
         running.lose(device, kind, text, ask_id)
 
 
 def _gone(running: Running, device: str, why: str) -> None:
-    """What it owes closed rounds is not waited for; open ones wait for it to come back, until it is their turn."""
+    """Give up a disconnected device's assignments of closed rounds, unless their late replies are already here.
+
+    Its assignments of open rounds stay outstanding, because the device may reconnect before those rounds become
+    current.
+    """
     late = running.kept_late()
     for ask_id, asked in running.past.owed.of(device).items():
         if not running.past.line.of(asked) and ask_id not in late:

@@ -1,10 +1,15 @@
-"""Asks that are sent ahead, where devices train on while their updates travel: `[local] overlap`.
+"""Pipelined rounds: devices train on while their updates travel (`[local] overlap`, delayed averaging).
 
-With a delay of D rounds D + 1 are open. Only the head of the line takes answers; those to the rounds behind it wait
-until it is closed, so that rounds close in order and each step is made from whole rounds. When round t closes, round
-t + D + 1 opens, and its asks carry the version that round t made and the verdicts of it: a device goes from one ask to
-the next without waiting, and holds at most D + 1. Only then is the next head taken. While the run waits for devices,
-neither happens: their asks stay theirs, and no round's time runs.
+With a delay of D rounds, D + 1 rounds are open. Only the current round, which is the oldest, handles replies. Replies
+to later rounds wait until the current round is closed. Thus rounds close in order, and each step is made from a whole
+round.
+
+When round t closes, round t + D + 1 opens. Its assignments carry the model version that round t made and the outcomes
+of that round's updates. A device goes from one assignment to the next without waiting, and has at most D + 1 of them.
+Only then does the next round become current.
+
+While the run waits for devices, no round opens or becomes current. The devices keep their assignments, and the time of
+no round runs.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from thinwire.server.round_open import open_round
 
 
 def line_up(running: Running) -> None:
-    """Open rounds until as many are open as the delay allows or the run still needs, and send each round's asks."""
+    """Open rounds until as many are open as the delay allows or the run still needs, and send their assignments."""
     past = running.past
     while len(past.line.rounds) <= past.delay and past.steps_made + len(past.line.rounds) < running.plan.run.rounds:
         if (opened := open_round(running)) is None:
@@ -32,7 +37,7 @@ def line_up(running: Running) -> None:
 
 
 def take_head(running: Running) -> bool:
-    """The time of the first round in the line runs from now on; False where none is open."""
+    """Make the oldest open round the current one, so that its time runs from now on; return False if none is open."""
     opened = running.past.line.head
     if opened is None:
         return False
@@ -43,8 +48,10 @@ def take_head(running: Running) -> bool:
 
 
 def answered(running: Running) -> bool:
-    """Whether the head of the line has enough answers, and all that those who are there may give: then it waits for
-    nobody who is away, since one that left may have left for good.
+    """Return True if the current round has enough replies, and no connected device still has to reply.
+
+    The run need not wait for disconnected devices then, since they may never return. Until `return_by` every selected
+    device counts as connected.
     """
     past, opened = running.past, running.past.line.head
     if opened is None or not past.delay:
@@ -56,14 +63,19 @@ def answered(running: Running) -> bool:
 
 
 def asked_before(running: Running) -> list[Envelope]:
-    """After a restart: all that was asked and not answered, each device's oldest first; also of who may come back."""
+    """Return the unanswered assignments after a restart, the oldest of each device first.
+
+    This includes the assignments of disconnected devices, which may reconnect.
+    """
     owed, gone = running.past.owed, gone_of(running.past.line.now)
     asks = {device: [*gone.get(device, ()), *owed.of(device)] for device in (*owed.busy, *gone)}
     return [envelope_again(running, device, ask_id) for device, ask_ids in asks.items() for ask_id in ask_ids]
 
 
 def dissolve(running: Running) -> None:
-    """The run is over: the rounds that are still open close without a step, and what came for them counts nowhere."""
+    """Close the rounds that are still open when the run ends, without a step; updates that came for them do
+    not count.
+    """
     past = running.past
     while past.delay and (opened := past.line.head) is not None:
         waited = [device for device, ask_id in opened.asks.items() if ask_id in past.owed.of(device)]

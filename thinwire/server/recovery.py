@@ -1,5 +1,7 @@
-"""What the journal says of the round that is open, as its machine was told it: after a restart it is told again, and
-the round goes on as if it had never been cut off.
+"""Recovery of the open round after a restart: its state machine replays the events that the journal holds.
+
+The replayed round continues as if the aggregator had never stopped. It aggregates the accepted updates again, in the
+order of the journal, so the model is the same to the bit.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from thinwire.server.state.open_rounds import OpenNow
 
 
 def take_up(running: Running) -> OneRound:
-    """The round that is open: the first in a line, or the one in which the aggregator ended. What it had accepted is
-    folded again, in its order.
+    """Rebuild the current round, after a restart or when it is the next pipelined round, and return its driver.
+
+    Accepted updates are aggregated again in the order of the journal.
     """
     opened, now = running.past.line.head, running.past.line.now
     assert opened is not None
@@ -27,12 +30,16 @@ def take_up(running: Running) -> OneRound:
     one.machine.replay(told(now))
     _refold(one, now)
     for device in sorted(running.presence.hellos.keys() & one.machine.lost.keys()):
-        one.on(round_events.Joined(device))  # it came before there was anything to come back to
+        one.on(round_events.Joined(device))  # it reconnected before its round was rebuilt
     return one
 
 
 def _refold(one: OneRound, now: OpenNow) -> None:
-    """Fold again what was accepted and not dropped, in its order; not what those sent who were shut out meanwhile."""
+    """Aggregate again the accepted updates that were not dropped, in their order.
+
+    An update is rejected instead if its device was revoked meanwhile and the journal does not say that it was
+    aggregated.
+    """
     revoked, folding = one.running.revoked(), one.machine.folding
     for event in now.accepted:
         update_id = UpdateId.parse(event.update_id)
@@ -44,7 +51,7 @@ def _refold(one: OneRound, now: OpenNow) -> None:
 
 
 def told(now: OpenNow) -> round_events.Told:
-    """All that was decided since the round opened, in the journal's order."""
+    """Yield the events of the current round since its opening, each with its time, in the order of the journal."""
     accepted = {event.update_id for event in now.accepted}
     for event in now.since:
         match event:
@@ -63,21 +70,21 @@ def told(now: OpenNow) -> round_events.Told:
 
 
 def not_taken(now: OpenNow) -> list[UpdateId]:
-    """What was dropped as it came."""
+    """Return the updates that were dropped on arrival, without being accepted first."""
     accepted = {event.update_id for event in now.accepted}
     dropped = [event.update_id for event in now.since if isinstance(event, UpdateDropped)]
     return [UpdateId.parse(update_id) for update_id in dropped if update_id not in accepted]
 
 
 def head_of(event: UpdateAccepted) -> ReplyHead:
-    """The head that was accepted."""
+    """Return the header of the reply that was accepted with this event."""
     head = reply_from_json(event.head)
     assert isinstance(head, ReplyHead)
     return head
 
 
 def gone_of(now: OpenNow) -> dict[str, list[str]]:
-    """The asks of devices that left and are not back."""
+    """Return device -> assignments of the devices that disconnected and have not reconnected."""
     gone = dict[str, list[str]]()
     for event in now.since:
         if isinstance(event, ClientFailed) and event.kind == "left":

@@ -1,4 +1,9 @@
-"""The end of a round: the step is made, the model made durable, and all of it recorded in one commit."""
+"""Closing of a round: the step is made, the model version is made durable, and all of it is recorded in one commit.
+
+The updates are aggregated again if the closed round shows that one of them counts otherwise. There are two reasons. An
+update counts less if its client's weight is over the cap, which follows from the medians of the whole round. It does
+not count at all if the sum becomes too large for a model, so that one device cannot end a run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,13 @@ from thinwire.store import MeasureRow
 
 
 def finish(one: OneRound) -> None:
-    """Make the step, make the model durable, and record the round's end in one commit."""
+    """Make the step and record the round's end.
+
+    A round that closes as `too-few` or `stopped` makes no step.
+
+    Invariant: the new version is on disk before the commit that names it. All replies are acknowledged only after this
+    commit.
+    """
     running, closed = one.running, one.machine.closed
     assert closed is not None
     start = time.perf_counter()
@@ -70,7 +81,9 @@ def finish(one: OneRound) -> None:
 
 
 def _names(one: OneRound) -> dict[str, Any]:
-    """Which metrics of the round's updates are recorded, and how many others were in them."""
+    """Return the fields of `RoundClosed` for the recorded metrics of the round's updates, and the number of
+    other metrics.
+    """
     accepted = one.running.past.line.now.accepted
     said = [event.head.get("metrics", {}) for event in accepted]
     names = [*names_in(said, MEASURED), *names_in(said, TRAINED)]
@@ -79,7 +92,10 @@ def _names(one: OneRound) -> dict[str, Any]:
 
 
 def _measured(one: OneRound, now: float) -> list[MeasureRow]:
-    """What is learned of devices from this round's answers, in the journal's order: a resume learns the same."""
+    """Return the rows of what this round's replies show about devices' speed.
+
+    Replies are read in the order of the journal, so a resumed round learns the same.
+    """
     running = one.running
     work = work_of(running.plan, running.layout)
     for event in running.past.line.now.accepted:
@@ -97,8 +113,10 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
 
 
 def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> tuple[Closed, dict[str, Capped]]:
-    """Move the model, with what of the round counts less. Where the sum is too large for a model, it is made without
-    those who did it, if enough are left: they are dropped.
+    """Move the model by the round's updates; return the final result, and the updates that count less.
+
+    If the sum is too large for a model, the step is made without the updates that caused this. They are dropped. If too
+    few updates are left, no step is made.
     """
     heads = [one.heads[update_id] for update_id in closed.folded]
     caps = caps_of(one.plan, heads)
@@ -110,7 +128,7 @@ def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> tuple[Closed
     discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
     folded = [(head, one.frames(head.update_id), discounts[str(head.update_id)]) for head in heads]
     if capped:
-        one.fold = new()  # the memory of the sum that is of no use any more
+        one.fold = new()  # frees the memory of the old sum
         one.fold = refolded(new, folded)
         if one.fold.fits():
             one.fold.step(one.running.model)
@@ -129,7 +147,10 @@ def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> tuple[Closed
 
 
 def _evaluated(one: OneRound, now: float) -> list[Evaluated]:
-    """The base model as the devices measured it before they trained; of a buffer those that are measured by now."""
+    """Return the base model's evaluation by the devices that measured it before they trained.
+
+    After a buffered round, return the evaluations that are final by now.
+    """
     if not isinstance(one.machine, Round):
         return settled(one.running, now)
     base = one.opened.base_version
@@ -140,23 +161,17 @@ def _evaluated(one: OneRound, now: float) -> list[Evaluated]:
     return [found] if found else []
 
 
-# A round is folded again where its end shows that an update counts otherwise than it was folded.
-#
-# One counts less where its client's weight is over the cap, which the medians of the whole round say. One counts not at
-# all where the sum is too large for a model: one device ends no run.
-
-
 TOO_LARGE = "bad-payload: numbers too large to be added"
-Folded = tuple[ReplyHead, Frames, float]  # a head, its frames, its discount
+Folded = tuple[ReplyHead, Frames, float]  # an update's reply header, frames and discount
 
 
 def folded_without(
     new: Callable[[], RoundAggregator], folded: Sequence[Folded]
 ) -> tuple[RoundAggregator, list[ReplyHead]]:
-    """A tally of the updates whose sum fits, in their order, and those that are left out.
+    """Return an aggregator of the updates whose sum fits, in their order, and the updates that are left out.
 
-    One is left out where the sum of those before it fits and with it does not: that depends on their order alone, so
-    that a restart leaves out the same.
+    An update is left out if the sum fits before it and does not fit with it. This depends on the order alone, so a
+    restart leaves out the same updates.
     """
     fold, spoilers = new(), list[ReplyHead]()
     for head, frames, discount in folded:
@@ -169,20 +184,21 @@ def folded_without(
 
 
 def refolded(new: Callable[[], RoundAggregator], folded: Sequence[Folded]) -> RoundAggregator:
-    """A tally of these updates, in their order."""
+    """Return an aggregator of these updates, added in their order."""
     fold = new()
     for head, frames, discount in folded:
         fold.add(head, frames, discount)
     return fold
 
 
-# Where a round's time went: along its slowest client, then the aggregator's own part.
-
-
 def where_time_went(
     opened: RoundOpened, heads: Sequence[ReplyHead], fold_s: float, step_s: float, store_s: float
 ) -> tuple[str, dict[str, float]]:
-    """(the device that answered last, seconds by stage). Stages on the device are by its own clock."""
+    """Return the device that replied last, and the seconds by stage.
+
+    The stages follow the slowest device, then the aggregator's own work. Stages on the device are measured by its own
+    clock.
+    """
     server = {"fold_s": fold_s, "step_s": step_s, "store_s": store_s}
     arrived = [head for head in heads if head.transfer and head.ask_id in opened.asks.values()]
     if not arrived:
@@ -203,7 +219,7 @@ def where_time_went(
 
 
 def last_of(heads: Sequence[ReplyHead]) -> str:
-    """The device that filled a buffer: it answered last, whenever it was asked. "" where nothing says when."""
+    """Return the device whose reply filled a buffer, which is the last to arrive; "" if no reply has a time."""
     arrived = [head for head in heads if head.transfer]
     return max(arrived, key=_arrived_at).update_id.device if arrived else ""
 

@@ -1,4 +1,11 @@
-"""A round's terms: who is asked for what until when, recorded before any ask leaves."""
+"""Opening of a round: the decision which devices are selected, until when, in which codecs and for how much work.
+
+This module gathers what is known of devices and passes it to the pure decisions in `policy/`. It also builds the state
+machine of the round.
+
+Invariant: `RoundOpened` is recorded before any assignment is sent, with the reason of each decision. A resume reads
+these decisions and does not take them again.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +32,11 @@ from thinwire.server.round_events import AtWork, Terms
 
 
 def open_round(running: Running) -> RoundOpened | None:
-    """Decide a round and record it; None when nobody can be asked now, or too few for a step since the others are
-    busy. Who has been silent too long is given up.
+    """Decide a round, record it and return its opening event.
+
+    Devices that have been silent for longer than the plan's staleness allows are given up first. Return None if no
+    device can be selected now. Return None too if a synchronous round would select fewer devices than a step needs,
+    because the others are busy.
     """
     past, plan = running.past, running.plan
     number, base = past.rounds_opened + 1, past.bases.newest
@@ -78,6 +88,7 @@ def open_round(running: Running) -> RoundOpened | None:
 
 
 def _cohort(running: Running, number: int) -> Cohort:
+    """Return the selected devices, and the reasons why others are not selected."""
     past, plan, present, unable = running.past, running.plan, running.presence.devices, running.unable()
     if past.delay:
         busy = {device: min(asks.values()) for device, asks in running.still_due().items() if len(asks) > past.delay}
@@ -92,9 +103,10 @@ def _cohort(running: Running, number: int) -> Cohort:
 
 
 def _timed(running: Running, cohort: Cohort, floor: int) -> tuple[Sequence[str], int]:
-    """(devices whose times the deadline follows from, how many of their answers are wanted).
+    """Return the devices whose times decide the deadline, and how many of their replies are needed.
 
-    In a buffer it is each ask's own deadline, and whoever is idle is asked later: all who can take part count.
+    In a buffered round each assignment has its own deadline, and any idle device may be selected later. Therefore all
+    devices that can take part count.
     """
     if running.plan.cohort.mode == "sync":
         return [*cohort.asked, *cohort.later], max(cohort.target, floor)
@@ -104,7 +116,7 @@ def _timed(running: Running, cohort: Cohort, floor: int) -> tuple[Sequence[str],
 
 
 def _may_fill(running: Running) -> bool:
-    """Whether answers can come to a buffer that asks nobody when it opens."""
+    """Return True if a buffered round that selects no device at its opening can still receive replies."""
     if running.plan.cohort.mode == "sync":
         return False
     past = running.past
@@ -112,15 +124,17 @@ def _may_fill(running: Running) -> bool:
 
 
 def _references_from(running: Running, number: int) -> int:
-    """What a device has sent stays in ef21's, SCAFFOLD's or FedDyn's sum until all begin anew: so they do when one was
-    shut out.
+    """Return the round since which the sums of EF21, SCAFFOLD or FedDyn count.
+
+    These sums contain all that a device has sent, and no part can be taken out. When a device is revoked, all devices
+    therefore start again from zero.
     """
     counted = running.plan.remembered and running.revoked() & running.past.weights.keys()
     return number if counted else running.past.references_from
 
 
 def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
-    """The state machine of a round that was opened, now or before a restart."""
+    """Build the state machine of a round, which may have opened before a restart."""
     if running.plan.cohort.mode == "buffered":
         return Buffer(buffer_terms_of(opened, running))
     past, terms = running.past, terms_of(opened, running.plan)
@@ -129,7 +143,10 @@ def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
 
 
 def buffer_terms_of(opened: RoundOpened, running: Running) -> Terms:
-    """What the state machine needs of a buffer. An answer that came while the buffer before was open is in time."""
+    """Return the terms of a buffered round.
+
+    A reply that arrived while the previous buffer was open is in time.
+    """
     past = running.past
     earlier = {
         device: AtWork(ask_id, math.inf if ask_id in running.deferred else past.owed.due[device])
@@ -140,7 +157,7 @@ def buffer_terms_of(opened: RoundOpened, running: Running) -> Terms:
 
 
 def _further(running: Running, number: int, device: str) -> str:
-    """The id of an ask whose answer is for the buffer after this one, where there is one."""
+    """Return the `ask_id` of a follow-up assignment for the next buffer; "" if the device cannot get one."""
     past = running.past
     if past.steps_made + 1 >= running.plan.run.rounds or device in past.owed.busy or not running.able(device):
         return ""
@@ -148,7 +165,7 @@ def _further(running: Running, number: int, device: str) -> str:
 
 
 def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:
-    """What the state machine needs of a round."""
+    """Return the terms of a synchronous round."""
     return Terms(
         number=opened.round,
         base_version=opened.base_version,
@@ -164,20 +181,20 @@ def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:
     )
 
 
-# For how long and in which codecs devices are asked: what is known of them, put before the decisions.
-
-
-Expected = Mapping[str, Sequence[float | None]]  # device -> seconds for each codec; None: not known
+Expected = Mapping[str, Sequence[float | None]]  # device -> p90 in seconds for each codec; None: unknown
 
 
 def codecs_of(running: Running) -> list[str]:
-    """The codecs of the next round, mildest first: one where the plan has no ladder."""
+    """Return the codecs of the next round, least compressed first: only one if the plan has no ladder."""
     uplink, past = running.plan.uplink, running.past
     return rungs(uplink) if uplink.ladder else [codec_of(uplink, past.steps_made + len(past.line.rounds))]
 
 
 def expected(running: Running, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:
-    """For each device, which is sent so many bytes, the seconds in which nine of ten answers in each codec are here."""
+    """Return for each device the seconds within which nine of ten replies arrive, for each of the codecs.
+
+    `sizes` maps each device to the bytes of the model that it is sent.
+    """
     plan, work, came = running.plan, work_of(running.plan, running.layout), running.past.codecs.came
     ups = [update_bytes(codec, running.layout, came) for codec in codecs]
     found = dict[str, list[float | None]]()
@@ -189,7 +206,10 @@ def expected(running: Running, number: int, sizes: Mapping[str, int], codecs: Se
 
 
 def odds_of(running: Running, number: int, candidates: Sequence[str]) -> Odds:
-    """By what the plan says: the seconds of a local step, or of taking the model and sending the smallest update."""
+    """Return the selection weights of the candidates.
+
+    The plan decides by what: the seconds of a local step, or of downloading the model and sending the smallest update.
+    """
     plan, work, selection = running.plan, work_of(running.plan, running.layout), running.plan.cohort.selection
     if selection == "uniform":
         return Odds()
@@ -202,8 +222,10 @@ def odds_of(running: Running, number: int, candidates: Sequence[str]) -> Odds:
 
 
 def deadline_of(plan: RunPlan, times: Expected, wanted: int, floor: int) -> Deadline:
-    """The plan's, or that which the devices' links and speed give with the smallest codec, multiplied by the number of
-    groups when `max_concurrency` splits the cohort. `floor` are the fewest answers that make a step.
+    """Return the plan's deadline, or the automatic one, with its reason.
+
+    The automatic one follows from the devices' links and speed with the smallest codec. It is multiplied by the number
+    of waves if `max_concurrency` splits the selected devices. `floor` is the number of updates that a step needs.
     """
     if plan.cohort.deadline_s != "auto":
         return fixed(plan.cohort.deadline_s)
@@ -212,7 +234,7 @@ def deadline_of(plan: RunPlan, times: Expected, wanted: int, floor: int) -> Dead
 
 
 def rungs_of(running: Running, times: Expected, codecs: Sequence[str], fits_s: float) -> dict[str, Choice]:
-    """Each device's rung of the ladder; nothing where the plan has none."""
+    """Return each device's rung of the codec ladder, with the reason; empty if the plan has no ladder."""
     if len(codecs) == 1:
         return {}
     standings = running.past.codecs.standings
@@ -220,9 +242,11 @@ def rungs_of(running: Running, times: Expected, codecs: Sequence[str], fits_s: f
 
 
 def own_codec(running: Running, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
-    """The fields of `ClientAsked` for one asked in the middle of a round, with less time; none without a ladder.
+    """Return the codec fields of `ClientAsked` for a device that is selected during the round, with `left_s` seconds
+    left.
 
-    Under an automatic deadline its codec makes the round not much longer than its smallest one does.
+    They are empty without a ladder. With an automatic deadline the codec makes the round not much longer than the
+    smallest codec would.
     """
     codecs = codecs_of(running)
     if len(codecs) == 1:
@@ -236,16 +260,15 @@ def own_codec(running: Running, number: int, device: str, down_bytes: int, left_
 
 
 def most_common(chosen: Mapping[str, Choice], codecs: Sequence[str]) -> str:
-    """What most are asked in, the milder of two; the one codec without a ladder."""
+    """Return the codec of most devices, and the less compressed one of two; without a ladder the only codec."""
     asked = [choice.standing.codec for choice in chosen.values()]
     return max(codecs, key=asked.count)
 
 
-# What is asked of one device, put into the fact that it is asked.
-
-
 def own_work(running: Running, device: str, deadline_s: float) -> dict[str, Any]:
-    """The fields of `ClientAsked` for a device whose work follows its speed; none where the plan says how much."""
+    """Return the work fields of `ClientAsked` for a device; empty if the plan sets the work instead of the
+    device's speed.
+    """
     local = running.plan.local
     if local.steps != "auto":
         return {}
@@ -257,11 +280,14 @@ def own_work(running: Running, device: str, deadline_s: float) -> dict[str, Any]
 
 
 def _measured_before(running: Running, device: str) -> Pace | None:
-    """Of a device that has not answered in this run; None where a part of it was never seen at this model and batch."""
+    """Estimate a device's speed from earlier runs, for use until it has replied in this run.
+
+    Return None if any part of it was never measured with this model and batch size.
+    """
     plan, local = running.plan, running.plan.local
     known = running.known.device(device, work_of(plan, running.layout))
     up = update_bytes(running.codec, running.layout, running.past.codecs.came)
-    rest = known.seconds(errand(plan, 1, running.sending.parcel(device).size, up))  # without a step, but it measures
+    rest = known.seconds(errand(plan, 1, running.sending.parcel(device).size, up))  # no local step, but an evaluation
     if known.step is None or known.epoch_steps is None or rest is None:
         return None
     examples = round(known.epoch_steps.p50 * local.batch * local.accumulate)

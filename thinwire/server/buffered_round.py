@@ -1,15 +1,20 @@
-"""A buffer of asynchronous updates as a state machine without I/O (FedBuff, Nguyen et al. 2022).
+"""A buffered round as a state machine without I/O: an asynchronous round with a buffer of updates.
 
-It stands where a round stands (server/round.py): the same events go in, the same actions come out. But nobody waits for
-anybody: devices are at work all the time, each from the newest version that there was when it was asked, and whatever
-comes is folded into the buffer that is open, counting less the more versions it is behind. Laws:
+It replaces the synchronous round (`round.py`) in a buffered plan and has the same events and actions
+(`round_events.py`). But no device waits for another one. Each device works all the time, from the newest model version
+at the time of its assignment. Each update goes into the buffer that is open, with a smaller weight the more versions it
+is behind.
 
-    - a device has one update in a buffer: a second one is kept for the next
-    - who is idle and has none in it is asked at once, as long as fewer than `max_concurrency` are at work; then who has
-      one, once, for the next buffer
-    - the buffer closes with `buffer` when it holds `target` updates, and never more; with `enough` when nobody who has
-      none in it is at work or can be asked, so that every device that lives stands in it
-    - who has not answered by the deadline of its own ask is not waited for; its answer counts all the same
+Invariant:
+
+- A device has at most one update in a buffer. Its second reply is deferred to the next buffer.
+- An idle device without an update in the buffer gets an assignment at once, while fewer than `max_concurrency` devices
+  work. Devices with an update in it follow: each gets one follow-up assignment, for the next buffer.
+- The buffer closes with `buffer` when it holds `target` updates, and it never holds more. It closes with `enough` when
+  no device without an update in it works or can be selected. Then every live device has an update in it.
+- A device that misses the deadline of its own assignment is not waited for. Its late update counts all the same.
+
+Paper: FedBuff (Nguyen et al. 2022).
 """
 
 from __future__ import annotations
@@ -49,7 +54,9 @@ from thinwire.server.round_events import (
 
 @dataclass
 class Buffer:
-    """Feed it with `on`, after a restart with `replay` first; it answers with actions, and takes nothing after
+    """A buffered round as a state machine without I/O.
+
+    `on` takes events as they happen; `replay` takes those from before a restart, and comes first. No event may follow
     `Closed`.
 
     >>> b = Buffer(Terms(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1, opened_s=0.0, deadline_s=9.0))
@@ -60,11 +67,11 @@ class Buffer:
     """
 
     terms: Terms
-    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: the first that each was asked in this buffer
-    going_on: set[str] = field(default_factory=set)  # devices asked while they stood here: for the next buffer
-    at_work: dict[str, AtWork] = field(default_factory=dict)  # device -> what it does, with time left
-    overdue: dict[str, AtWork] = field(default_factory=dict)  # has not answered in its time
-    standing: set[UpdateId] = field(default_factory=set)  # in the buffer: folded, or about to be
+    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: its first in this buffer
+    going_on: set[str] = field(default_factory=set)  # devices with a follow-up, for the next buffer
+    at_work: dict[str, AtWork] = field(default_factory=dict)  # device -> assignment before its deadline
+    overdue: dict[str, AtWork] = field(default_factory=dict)  # device -> assignment after its deadline
+    standing: set[UpdateId] = field(default_factory=set)  # in the buffer: aggregated, or about to be
     folding: set[UpdateId] = field(default_factory=set)
     folded: list[UpdateId] = field(default_factory=list)
     dropped: list[UpdateId] = field(default_factory=list)
@@ -80,21 +87,24 @@ class Buffer:
 
     @property
     def deadline_at(self) -> float:
-        """When something changes though nothing happens: somebody's time is up."""
+        """Return the earliest deadline of an assignment, in seconds on the run's clock; infinity if no device works."""
         return min((work.until_s for work in self.at_work.values()), default=math.inf)
 
     @property
     def outstanding(self) -> tuple[str, ...]:
-        """Devices whose answer is waited for, to this buffer's ask or to an earlier one's."""
+        """Return the devices whose reply may still be in time, to an assignment of this buffer or of an earlier one."""
         return tuple(self.at_work)
 
     @property
     def devices(self) -> frozenset[str]:
-        """Those with an update in the buffer."""
+        """Return the devices with an update in the buffer."""
         return frozenset(update_id.device for update_id in self.standing)
 
     def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
-        """Take one event in; `now` is on the run's clock, in seconds. `spares` is asked only where a place is free."""
+        """Apply one event and return the actions that follow; `now` is in seconds on the run's clock.
+
+        `spares` is called only when a concurrency slot is free. Raise `RuntimeError` if the round is closed.
+        """
         if self.closed:
             raise RuntimeError(f"buffer {self.terms.number} is closed: {event}")
         self._time_out(now)
@@ -103,7 +113,7 @@ class Buffer:
             self.shut = "buffer"
         if not self.shut:
             actions += self._fill(now, spares)
-            if not isinstance(event, Refused):  # what was kept for the next buffer may fill the place: it comes first
+            if not isinstance(event, Refused):  # a deferred reply may fill the gap: the driver offers it first
                 self.shut = None if self._lacking else "enough"
         if not self.shut:
             actions += self._go_on(now)
@@ -112,8 +122,10 @@ class Buffer:
         return actions
 
     def replay(self, told: Told) -> None:
-        """Take in what happened before a restart: all that followed from it is told too, but whether the buffer is over
-        for that.
+        """Apply the events from before a restart, without returning actions.
+
+        The journal holds every consequence of these events as an event of its own, except the round's close. Therefore
+        only the close is decided here.
         """
         now = -math.inf
         for event, now in told:
@@ -137,7 +149,7 @@ class Buffer:
                 self.folding.discard(update_id)
                 self.standing.discard(update_id)
                 if self.shut != "stopped":
-                    self.shut = None  # there is room again
+                    self.shut = None  # the buffer has room again
                 return self._drop(update_id, reason)
             case Failed(device, ask_id, kind, text):
                 return self._lose(device, ask_id, kind, text)
@@ -180,7 +192,10 @@ class Buffer:
         return [Drop(update_id, reason)]
 
     def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
-        """What becomes of an earlier buffer's ask is recorded by who drives this one: here it is only forgotten."""
+        """Forget an assignment that gets no reply, and return `Lose` if this buffer made it.
+
+        The driver records the failure of an earlier buffer's assignment.
+        """
         known = self._done(self.at_work, device, ask_id) or self._done(self.overdue, device, ask_id)
         if not known or self.asks.get(device) != ask_id:
             return []
@@ -189,7 +204,7 @@ class Buffer:
 
     @staticmethod
     def _done(working: dict[str, AtWork], device: str, ask_id: str) -> bool:
-        """Whether the device was working on this; it is not any more."""
+        """Remove the assignment from `working`, and return True if the device was working on it."""
         found = device in working and working[device].ask_id == ask_id
         if found:
             del working[device]
@@ -207,14 +222,14 @@ class Buffer:
 
     @property
     def _lacking(self) -> bool:
-        """Whether somebody is at work who has no update here yet."""
+        """Return True if a device without an update in the buffer is at work."""
         return not self.at_work.keys() <= self.devices
 
     def _place_is_free(self) -> bool:
         return len(self.at_work) < (self.terms.max_concurrency or math.inf)
 
     def _fill(self, now: float, spares: Spares) -> list[Action]:
-        """Ask who is idle and does not stand here, as many as there are places for."""
+        """Select idle devices without an update in the buffer, as many as slots are free."""
         actions = list[Action]()
         if not self._place_is_free():
             return actions
@@ -228,7 +243,7 @@ class Buffer:
         return actions
 
     def _go_on(self, now: float) -> list[Action]:
-        """Ask who stands here for the next buffer, as many as there are places for; each once."""
+        """Give devices with an update in the buffer a follow-up assignment, one each, as many as slots are free."""
         actions = list[Action]()
         for device in sorted(self.devices - self.going_on - self.at_work.keys()):
             if self._place_is_free() and (ask_id := self.terms.further(device)):

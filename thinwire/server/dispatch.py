@@ -1,4 +1,8 @@
-"""An ask as it leaves for one device: on the newest model, or once more as it was."""
+"""Assignments to single devices: the envelope of each, sent for the first time or again, and the candidates for
+replacements.
+
+An envelope carries the newest model version, the outcomes of the device's last updates, and the work to do.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,10 @@ from thinwire.server.round_events import Spare
 def envelope(
     running: Running, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float
 ) -> Envelope:
-    """An ask on the newest model for one device, with its verdicts and what it needs of the model."""
+    """Return an assignment on the newest model version for one device.
+
+    It carries the outcomes of the device's updates and the parts of the model that the device needs.
+    """
     base, parcel = running.past.bases.newest, running.sending.parcel(device, but=ask_id)
     asked_in = running.past.codecs.of(round_number, device) if kind == "train" else ""
     ask = Ask(
@@ -45,12 +52,15 @@ def envelope(
 
 
 def verdicts_of(running: Running, device: str, ask_id: str = "") -> tuple[Verdict, ...]:
-    """What a device is told of its last updates; with an ask that is named, what it was told then."""
+    """Return the outcomes of the device's last updates.
+
+    If `ask_id` is named, return the outcomes that this assignment carried when it was sent first.
+    """
     return running.past.told.of(device, running.plan.cohort.max_staleness + running.past.delay + 2, ask_id)
 
 
 def envelope_again(running: Running, device: str, ask_id: str) -> Envelope:
-    """What a device was asked in another round and has not answered, for a fleet that knows nothing of it."""
+    """Rebuild the unanswered assignment of another round, for a fleet that does not know it after a restart."""
     number = asked_round(ask_id)
     base, had_s = running.past.bases.of(number), running.past.had_s(device, number)
     parcel, made = running.sending.whole(base), envelope(running, device, ask_id, "train", number, had_s)
@@ -59,28 +69,32 @@ def envelope_again(running: Running, device: str, ask_id: str) -> Envelope:
 
 
 def _side_by_side(running: Running, number: int, kind: AskKind) -> int:
-    """How many updates are put together with the one that is asked for."""
+    """Return the number of updates that are aggregated together with the one of this assignment."""
     if running.plan.cohort.mode == "buffered":
         return running.plan.cohort.buffer
     return running.past.drawn.get(number, 0) if kind == "train" else 0
 
 
-# Whom a round can ask in its middle: who is there, able, idle and not asked in it, first those that it has drawn.
-
-
 class Others:
-    """Spares for the machine of one round; `asks` are the machine's own, device -> ask_id."""
+    """Candidates for replacements in one round: connected, able and idle devices that are not selected in it.
+
+    `asks` is the state machine's own mapping of device to `ask_id`.
+    """
 
     def __init__(self, running: Running, opened: RoundOpened, asks: Mapping[str, str]) -> None:
         self._running, self._opened, self._asks = running, opened, asks
-        self._drawn = deque(opened.later)  # whom it asks first when a place is free
+        self._drawn = deque(opened.later)  # sampled at the opening: selected first when a slot is free
         self._unasked = Unasked(running)
 
     def in_time(self, left_s: float) -> Iterator[Spare]:
-        """Those that can answer within so many seconds: looked for only where one is needed."""
+        """Yield the candidates that can reply within `left_s` seconds, first those that the round sampled at its
+        opening.
+
+        The search runs lazily, so a round that needs no replacement pays nothing.
+        """
         running, past, opened = self._running, self._running.past, self._opened
         if past.delay:
-            return  # a device that is there works on the rounds ahead, from a newer version
+            return  # connected devices work on later pipelined rounds already, from a newer version
         while self._drawn and self._drawn[0] in self._asks:
             self._drawn.popleft()
         terms = left_s, past.took, opened.deadline_s
@@ -101,16 +115,22 @@ class Others:
 
 
 class Unasked:
-    """While answers lack, a round looks for spares at each event: who is there is gone through again only when somebody
-    joined or may be asked again since, so that a round's looks do not grow with the square of its devices.
+    """Connected and able devices that are not selected in the round, cached between calls.
+
+    While replies are missing, a round looks for replacements at each event. All connected devices are examined again
+    only if a device joined since, or may be selected again since. Otherwise the cost of a round would grow with the
+    square of its devices.
     """
 
     def __init__(self, running: Running) -> None:
         self._running, self._able = running, list[str]()
-        self._joined, self._until_s = -1, -math.inf  # for how many joined, and until when, `_able` is all there are
+        self._joined, self._until_s = -1, -math.inf  # `_able` is complete for this count and until this time
 
     def now(self, asked: Container[str]) -> Sequence[str]:
-        """All who are able, not asked, and there or gone since; `asked` only grows. They may be busy."""
+        """Return the able devices that are not in `asked`; some of them may be busy or disconnected by now.
+
+        `asked` may only grow from call to call.
+        """
         presence, elapsed_s = self._running.presence, self._running.elapsed
         if self._joined != presence.joined or elapsed_s >= self._until_s:
             self._joined, self._until_s = presence.joined, self._running.past.barred.same_until(elapsed_s)

@@ -1,8 +1,15 @@
-"""Who holds a run's plan, so that an ask need only name it, and what becomes of an ask whose plan was not there.
+"""Distribution of plan and model: each assignment carries only the parts that its device lacks.
 
-A device that has lost the plan says `need-plan` and gets the same ask again with the whole plan: the round waits, and
-nothing counts against the device. Nothing of this is journalled: what an ask carries changes no answer, and after a
-restart the devices' hellos say what they hold.
+The plan: an assignment names the plan by its digest if the device holds it. A device that has lost the plan fails with
+`need-plan`, and gets the same assignment again with the whole plan.
+
+The model: a device gets the changes since the version that it holds, or the whole model if that is smaller. The
+aggregator derives the device's version from its last reply. This may be wrong after a lost disk or a restored backup.
+Then the digest in the assignment does not match, the device fails with `base-mismatch`, and gets the same assignment
+again with the whole model.
+
+In both cases the round waits, and nothing counts against the device. None of this is journalled, because the content of
+an assignment does not change the reply. After a restart the hellos of the devices say what they hold.
 """
 
 from __future__ import annotations
@@ -25,38 +32,44 @@ from thinwire.server.state.run_state import Past
 
 
 class Holders:
-    """Which devices hold the plan of one run.
+    """Holds which devices have the plan of one run.
 
-    A device holds the plan when its hello says so, or when it answered an ask that carried it.
+    A device has the plan if its hello says so, or if it replied to an assignment that carried the plan.
 
-    Law: an ask is sent again at most once, and only to the device that it went to. A device has `most` asks at once.
+    Invariant: an assignment is sent again at most once, and only to its own device. A device has at most `most`
+    assignments at once.
     """
 
     def __init__(self, plan: Mapping[str, Any], digest: str, most: int) -> None:
         self.plan, self.digest = plan, digest
-        self._sure: dict[str, bool] = {}  # device -> what was learned since its hello, against which this counts
+        self._sure: dict[str, bool] = {}  # device -> whether it holds the plan, learned since its hello
         self._last = LastAsked(most)
 
     def plan_for(self, device: str, hello: Hello | None) -> Mapping[str, Any] | str:
-        """The plan as an ask to this device carries it."""
+        """Return the plan for an assignment to this device: the whole plan, or its digest if the device holds it."""
         said = hello is not None and self.digest in hello.plans
         return self.digest if self._sure.get(device, said) else self.plan
 
     def asked(self, envelopes: Sequence[Envelope]) -> None:
+        """Remember assignments that are sent now."""
         self._last.remember(envelopes)
 
     def sent(self, device: str, ask_id: str) -> bool:
-        """Whether an ask went to this device since this process began, and has not failed: then it is delivered again
-        by itself.
+        """Return True if this process sent the assignment to the device and it has not failed.
+
+        The fleet delivers such an assignment again by itself.
         """
         return self._last.find(device, ask_id) is not None
 
     def take(self, arrival: Arrival, anew: bool) -> Envelope | None:
-        """What to send again for this; None: it is nothing of ours. `anew`: a hello that says something else."""
+        """Return the assignment to send again because of this arrival, or None if there is none.
+
+        `anew`: the arrival is a hello that differs from the device's last one.
+        """
         match arrival:
             case NodeJoined(device):
                 if anew:
-                    self._sure.pop(device, None)  # another process: its hello knows best
+                    self._sure.pop(device, None)  # a new process of the device: its hello knows best
             case ReplyHead():
                 if (last := self._last.find(arrival.update_id.device, arrival.ask_id)) is not None:
                     self._sure[last.device] = True
@@ -73,17 +86,15 @@ class Holders:
         return None
 
 
-# What each device was asked last, to be sent again.
-
-
 class LastAsked:
-    """The last `most` asks of each device: as many as it may hold at once."""
+    """Holds the last `most` assignments of each device, which is as many as a device may have at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._asks: dict[str, dict[str, Envelope]] = {}  # device -> ask_id -> ask
 
     def remember(self, envelopes: Iterable[Envelope]) -> None:
+        """Remember these assignments, and forget the oldest of each device above `most`."""
         for envelope in envelopes:
             asks = self._asks.setdefault(envelope.device, {})
             asks[envelope.ask.ask_id] = envelope
@@ -91,18 +102,12 @@ class LastAsked:
                 del asks[next(iter(asks))]
 
     def forget(self, device: str, ask_id: str) -> None:
+        """Forget an assignment, if it is remembered."""
         self._asks.get(device, {}).pop(ask_id, None)
 
     def find(self, device: str, ask_id: str) -> Envelope | None:
-        """The ask, if it is one of those that went to this device."""
+        """Return the assignment if it went to this device and is remembered, otherwise None."""
         return self._asks.get(device, {}).get(ask_id)
-
-
-# What each device is sent of the model: the changes since the version that it holds, or all of it.
-#
-# What a device holds is what its last answer was made from. That may be wrong: a disk was lost, a backup restored.
-# Then the device says `base-mismatch`, since the digest that an ask names does not come out, and gets the same ask
-# again with the whole model: the round waits, and nothing counts against the device.
 
 
 Row = tuple[str, int, str]  # a part's name, length and SHA-256
@@ -110,7 +115,11 @@ Row = tuple[str, int, str]  # a part's name, length and SHA-256
 
 @dataclass(frozen=True)
 class Parcel:
-    """Parts for a device, and the pieces of files (name, start, length) that they are; `name`: the file of all."""
+    """The model parts for one device.
+
+    `pieces` are the ranges of files (name, start, length) that the parts consist of. `name` is the file that holds all
+    parts one after the other.
+    """
 
     parts: tuple[Part, ...]
     pieces: tuple[tuple[str, int, int], ...]
@@ -118,13 +127,14 @@ class Parcel:
 
     @property
     def size(self) -> int:
+        """Return the bytes of all parts."""
         return sum(part.length for part in self.parts)
 
 
 class Sending:
-    """What the devices of one run are sent of its model.
+    """Distributes the model of one run: the whole model, or the compressed changes between versions.
 
-    Law: an ask is sent again in full at most once, and only to the device that it went to.
+    Invariant: an assignment is sent again with the whole model at most once, and only to its own device.
     """
 
     def __init__(self, plan: RunPlan, versions: Versions, past: Past, model: Model) -> None:
@@ -133,11 +143,14 @@ class Sending:
         if plan.downlink.compressed:
             shadow = versions.read(past.bases.shadow)[0] if past.bases.shadow else model.params
             self.downlink = Downlink(model.layout, plan.downlink.codec, shadow, past.version, plan.run.seed)
-        self._lost: set[str] = set()  # devices that did not hold what their last answer was made from
+        self._lost: set[str] = set()  # devices that lost the version of their last reply
         self._last = LastAsked(past.delay + 1)
 
     def publish(self, version: int, at: float) -> list[ShadowStored]:
-        """Make what devices hold of a new version durable; nothing where that is the model itself."""
+        """Make the new version's compressed change and the replica durable; return the event that names them.
+
+        Return no event if the replica is the model itself.
+        """
         if self.downlink is None:
             return []
         every = self.plan.downlink.full_every
@@ -155,9 +168,10 @@ class Sending:
         return [ShadowStored(at, version, digest, shadow.name, full, change.name, rows)]
 
     def parcel(self, device: str, but: str = "") -> Parcel:
-        """What brings this device to the newest version, the shorter way.
+        """Return the parts that bring this device to the newest version, in the smaller of the two forms.
 
-        What it was sent ahead it will hold by then: all but this ask (`but`) itself.
+        In a pipelined run the device will have completed its earlier assignments by then. `but` names the new
+        assignment, which does not count among them.
         """
         base = self.past.bases.newest
         if self.downlink is not None and device not in self._lost:
@@ -169,18 +183,20 @@ class Sending:
         return self.whole(base)
 
     def whole(self, base: ModelStored | ShadowStored) -> Parcel:
-        """A version as its file holds it."""
+        """Return a whole version, as its file holds it."""
         return Parcel(parts_of(base), ((base.file, 0, _size(base.parts)),), base.file)
 
     def _logged(self, version: int) -> tuple[str, Sequence[Row]]:
-        """The file of a change and its parts; no parts where it is not logged any more."""
+        """Return the file of a version's change and its parts; no parts if the change is no longer logged."""
         stored = self.past.bases.changes.get(version)
         if stored is None or version <= self.past.version - self.plan.downlink.log_rounds:
             return "", ()
         return stored.change, stored.change_parts if (self.versions.folder / stored.change).exists() else ()
 
     def bundle(self, parcel: Parcel) -> Path | None:
-        """The file in which a parcel's parts stand one after the other; None for one without parts."""
+        """Return the file with the parcel's parts one after the other, and write it if it is missing; None
+        without parts.
+        """
         if not parcel.parts:
             return None
         path = self.versions.folder / parcel.name
@@ -195,10 +211,13 @@ class Sending:
             return source.read(length)
 
     def asked(self, envelopes: Sequence[Envelope]) -> None:
+        """Remember assignments that are sent now."""
         self._last.remember(envelopes)
 
     def take(self, arrival: Arrival) -> Envelope | None:
-        """The ask to send again in full, where this says that changes led nowhere; None: it is nothing of ours."""
+        """Return the assignment to send again with the whole model because of this arrival, or None if
+        there is none.
+        """
         if not isinstance(arrival, Failure) or arrival.kind != "base-mismatch":
             return None
         last = self._last.find(arrival.device, arrival.ask_id)
@@ -208,18 +227,18 @@ class Sending:
         if last.ask.base_version == self.past.version:
             parcel = self.parcel(arrival.device)
         elif self.past.delay and arrival.ask_id in self.past.owed.of(arrival.device):
-            parcel = self.whole(self.past.bases.of(last.ask.round))  # an ask that went ahead: its round is still open
+            parcel = self.whole(self.past.bases.of(last.ask.round))  # a pipelined assignment: its round is still open
         else:
-            return None  # its round is over, and so is what it could be told to start from: the next ask is in full
+            return None  # its round is closed, and its version replaced: the next assignment carries the whole model
         return replace(last, ask=replace(last.ask, parts=parcel.parts), bundle=self.bundle(parcel))
 
     def holds(self, device: str) -> None:
-        """An answer of a device says what it holds."""
+        """Note that the device replied, so it holds the version that its reply was made from."""
         self._lost.discard(device)
 
 
 def _changes(base: ModelStored | ShadowStored, log: Sequence[tuple[str, Sequence[Row]]], held: int | None) -> Parcel:
-    """Changes one after the other, then the buffers, of which there are none but the newest."""
+    """Return a parcel of successive changes, followed by the buffers, which exist only in the newest version."""
     rows, pieces = [row for _, rows in log for row in rows], [(file, 0, _size(rows)) for file, rows in log]
     if base.parts[-1][0] == BUFFERS:
         rows.append(base.parts[-1])

@@ -1,4 +1,11 @@
-"""From accepted updates to the next model: fold each as it comes, then step once."""
+"""Aggregation of a round: each accepted update is added as it comes, then the server optimizer makes one step.
+
+`RoundAggregator` holds the running sum of a round, so memory does not grow with the number of clients. `Folds` runs the
+additions outside the poll thread. `Weights` and the functions after it keep the means over all devices, which EF21,
+SCAFFOLD and FedDyn need.
+
+Invariant: updates are added in the order of the journal, one at a time. Therefore a resumed round gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +37,19 @@ if TYPE_CHECKING:
 
 
 Frames = Callable[[], Iterator[Arrived]]
-MAX_VALUE = 2.0**96  # of a model: codecs keep their laws up to 2^100, and the downlink encodes differences of two
-# Of what a round's updates come to on average, a step's worth each: times 2^30 steps and 2^37 rounds it is a float32,
-# and so are what an optimizer makes of its sum and what ef21, SCAFFOLD and FedDyn remember of all rounds.
+MAX_VALUE = 2.0**96  # of a model: codecs keep their invariants up to 2^100; the downlink encodes differences of two
+# The largest mean of a round's updates per step. Multiplied by 2^30 steps and 2^37 rounds it is still a float32. So are
+# the results of an optimizer, and the sums that EF21, SCAFFOLD and FedDyn keep over all rounds.
 MAX_MEAN = 2.0**60
 
 
 def largest(values: Vector) -> float:
-    """The largest magnitude; NaN where one value is."""
+    """Return the largest magnitude of the values; NaN if one value is NaN, 0 if there are none."""
     return float(max(values.max(), -values.min())) if values.size else 0.0
 
 
 def require_values(params: Vector) -> None:
-    """`TaskError` where a model's values are not finite, or larger than what codecs and sums can take."""
+    """Raise `TaskError` if a model's values are not finite, or larger than codecs and sums can take."""
     if not (found := largest(params)) <= MAX_VALUE:
         raise TaskError(
             f"the first model holds {found:g}",
@@ -53,20 +60,23 @@ def require_values(params: Vector) -> None:
 
 @dataclass
 class Model:
-    """What the aggregator trains: `params` and `buffers` are flat float32 vectors of the layout.
+    """The model that the run trains: `params` and `buffers` are flat float32 vectors of the layout.
 
-    The layout is of all that travels: under SCAFFOLD `params` has the control variate behind the model.
+    The layout covers every vector that is sent. Under SCAFFOLD `params` holds the control variate after the model.
     """
 
     layout: Layout
     params: Vector
     buffers: Vector
     counters: dict[str, int]
-    state: State = field(default_factory=dict)  # the server optimizer's, ef21's sum, FedDyn's mean
+    state: State = field(default_factory=dict)  # of the server optimizer; EF21's sum, FedDyn's mean
 
 
 class RoundAggregator:
-    """One round's tally: takes updates in the journal's order, one at a time, each wholly or not at all."""
+    """The running sum of one round, to which updates are added one at a time in the order of the journal.
+
+    Invariant: an update is added completely or not at all.
+    """
 
     def __init__(
         self,
@@ -79,8 +89,10 @@ class RoundAggregator:
         steps_of: Callable[[ReplyHead], int] | None = None,
         caps: Caps | None = None,
     ) -> None:
-        """`counters`: the integer buffers of the model that is stepped from; `steps_of`: what a reply's device was
-        assigned, 0 where the plan leaves that to it; `caps`: where the round's other updates are known.
+        """Start an empty sum.
+
+        `counters`: the integer buffers of the base model. `steps_of`: the steps that were assigned for a reply, 0 if
+        the plan counts epochs. `caps`: limits on weights, if the round's other updates are known already.
         """
         self.plan, self.layout, self.before = plan, layout, counters or {}
         self.steps_of, self.caps = steps_of or (lambda head: 0), caps or Caps()
@@ -92,7 +104,7 @@ class RoundAggregator:
         self.buffers = BufferMean(layout)
 
     def add(self, head: ReplyHead, frames: Frames, discount: float) -> None:
-        """Fold one update; BadPayload leaves the tally as it was."""
+        """Add one update to the sum; raise `BadPayload` and leave the sum as it was if that is not possible."""
         with planned_threads(self.plan.server.threads or 1):
             self._add(head, frames, discount)
 
@@ -119,8 +131,10 @@ class RoundAggregator:
         self.buffers.count(head.counters)
 
     def _counting(self, head: ReplyHead, discount: float) -> tuple[int, float, float]:
-        """What an update counts: its examples, discount and a. Of a buffer each change counts alike, and as a whole, so
-        that the mean of n is 1/n of the sum of discount * a * d.
+        """Return the examples, the discount and the normaliser a with which an update counts.
+
+        In a buffered round each update counts alike and as a whole, so that the mean of n is 1/n of the sum of discount
+        * a * d.
         """
         if self.plan.cohort.mode == "buffered":
             return 1, discount * head.a, 1.0
@@ -129,15 +143,17 @@ class RoundAggregator:
         return head.examples, discount, head.a
 
     def _codec(self, head: ReplyHead) -> BoundCodec:
-        """The codec that this update was asked for in."""
+        """Return the codec that was assigned for this update."""
         spec = self.codec_of(head)
         if spec not in self._bound:
             self._bound[spec] = parse(spec).bind(self.layout)
         return self._bound[spec]
 
     def capped(self, caps: Caps, heads: Iterable[ReplyHead]) -> dict[str, Capped]:
-        """Which of these updates count less under the caps. The examples of one whose device has a weight already, or
-        in a buffer, where each change counts alike, weigh its statistics alone.
+        """Return the updates that count less under these caps.
+
+        Some updates do not count by their examples: in a buffered round, and when the device has a fixed weight
+        already. Their examples then weigh only their statistics.
         """
         statistics = self.plan.local.buffers == "average" and self.buffers.layout.size > 0
         buffered, known = self.plan.cohort.mode == "buffered", self.weights.known if self.weights is not None else {}
@@ -148,18 +164,21 @@ class RoundAggregator:
         return {update_id: one for update_id, one in found.items() if one is not None}
 
     def copy(self) -> RoundAggregator:
-        """The same tally, which goes on by itself."""
+        """Return an independent copy of the sum."""
         made = copy(self)
         made.changes, made.buffers, made.weights = self.changes.copy(), self.buffers.copy(), deepcopy(self.weights)
         return made
 
     def fits(self) -> bool:
-        """Whether a model can be made of the sum so far; NaN is no sum."""
+        """Return True if a model can be made of the sum so far; False if the sum is too large or has a NaN."""
         return largest(self.changes.total) <= MAX_MEAN * self.changes.examples
 
     def step(self, model: Model) -> None:
-        """Move the model by what was folded, of which one can be made; `model.params` is overwritten."""
-        with np.errstate(over="ignore", invalid="ignore"):  # what is beyond the largest value is cut there
+        """Move the model by the aggregated updates, of which there must be one; `model.params` is overwritten.
+
+        Raise `CodecError` if the server optimizer gives NaN.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # values beyond the largest one are clipped to it
             change, kept = self._change(model)
             assert change is not None, "a step is made of one update at least"
             self._move(model, change, kept)
@@ -185,7 +204,9 @@ class RoundAggregator:
         model.state = {**own, **kept}
 
     def _change(self, model: Model) -> tuple[Vector | None, State]:
-        """What the optimizer is given, and what the aggregator keeps of all devices; the tally is used up."""
+        """Return the change for the server optimizer, and the state that is kept over all devices; the sum
+        is used up.
+        """
         if self.weights is None or not self.changes.count:
             return self.changes.close(), {}
         if self.algorithm is None:
@@ -202,15 +223,12 @@ def _first(frames: Iterator[Arrived], count: int) -> Iterator[Arrived]:
         yield frame
 
 
-# Folding off the poll thread: one worker, first in first out, so that the order of folding is the journal's.
-
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One update's fold: done in `seconds`, or refused with the reason."""
+    """The result of one addition: done in `seconds`, or rejected for the reason `refused`."""
 
     update_id: UpdateId
     seconds: float
@@ -218,7 +236,7 @@ class Outcome:
 
 
 class AtOnce(Executor):
-    """Work is done when it is given."""
+    """An executor that runs each function inside `submit`, in the calling thread."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
@@ -230,10 +248,11 @@ class AtOnce(Executor):
 
 
 class Folds:
-    """Folds that were begun and are not yet reported.
+    """Additions that were started and are not reported yet, on one worker thread, first in, first out.
 
-    A BadPayload refuses its update; anything else is our own defect and is raised where the driver looks. `at_once`:
-    where nothing waits meanwhile a thread costs more than a small fold.
+    One worker keeps the order of the journal. With `at_once` additions run in the calling thread, since a thread costs
+    more than a small addition if nothing else waits. `BadPayload` rejects the update; any other exception is a defect
+    of Thinwire and is raised by `finished`.
     """
 
     def __init__(self, at_once: bool = False) -> None:
@@ -242,6 +261,8 @@ class Folds:
         self._of: dict[UpdateId, Future[Outcome]] = {}
 
     def begin(self, update_id: UpdateId, fold: Callable[[], None]) -> None:
+        """Start an addition, and time it."""
+
         def timed() -> Outcome:
             start = time.perf_counter()
             try:
@@ -254,7 +275,7 @@ class Folds:
         self._begun.append(self._of[update_id])
 
     def withdraw(self, update_id: UpdateId) -> bool:
-        """Whether a fold that was begun here could still be kept from happening; it is not reported then."""
+        """Return True if an addition could be cancelled before it began; it is not reported then."""
         future = self._of.get(update_id)
         if future is None or not future.cancel():
             return False
@@ -262,7 +283,7 @@ class Folds:
         return True
 
     def finished(self, wait_s: float = 0.0) -> list[Outcome]:
-        """The folds that ended, in their order; waits up to `wait_s` for the first of them."""
+        """Return the results of finished additions in their order, after waiting up to `wait_s` for the first."""
         if self._begun and wait_s:
             wait(self._begun[:1], timeout=wait_s)
         done = []
@@ -272,60 +293,65 @@ class Folds:
 
     @property
     def running(self) -> bool:
+        """Return True if an addition is not reported yet."""
         return bool(self._begun)
 
     def close(self) -> None:
+        """Cancel the additions that have not begun, and wait for the running one."""
         self._worker.shutdown(wait=True, cancel_futures=True)
-
-
-# A device's weight in means over all devices: its number of examples when first counted, fixed from then on.
-#
-# Law: a device's weight never changes, else a mean that is moved on by differences would not be the mean any more.
 
 
 @dataclass
 class Weights:
-    """The devices' weights as one round counts them. `known` are the weights of devices of earlier rounds."""
+    """The weights of devices in means over all devices, as one round counts them.
+
+    A device's weight is its number of examples when it was counted first. `known` holds the weights of devices of
+    earlier rounds.
+
+    Invariant: a device's weight never changes. Otherwise a mean that is updated by differences would not be the mean
+    any more.
+    """
 
     known: Mapping[str, int]
     new: dict[str, int] = field(default_factory=dict)
 
     def of(self, device: str, examples: int) -> int:
-        """A device's weight: its examples when it was counted first."""
+        """Return a device's weight: its examples when it was counted first."""
         return self.known.get(device) or self.new.get(device) or examples
 
     def count(self, device: str, examples: int) -> None:
+        """Note that the device counts in this round."""
         self.new.setdefault(device, self.of(device, examples))
 
     @property
     def before(self) -> int:
-        """All devices of earlier rounds; 0 where all begin anew."""
+        """Return the sum of the weights of earlier rounds; 0 if all devices start again."""
         return sum(self.known.values())
 
     @property
     def everyone(self) -> int:
+        """Return the sum of all weights, including the devices that are new in this round."""
         return sum({**self.known, **self.new}.values())
 
 
-# The mean of what all devices keep under SCAFFOLD or FedDyn, moved on by each round's frames.
-#
-#     common' = (W common + sum of w_i q_i) / W'
-#
-# q_i is what device i's update decodes to, of the vector that it keeps the sum of; W and W' are the weights of all
-# devices that had counted before and that have now. So `common` is the mean of the sums that the devices hold
-# themselves, over all that ever counted, of whom most may be in no round for long. Where all begin anew (one was shut
-# out) W is 0: the mean before that still goes out with the model until the next step, but no device corrects itself by
-# it, since none is in it any more.
-#
-# Under SCAFFOLD it stands behind the model, in the version's file and on its way to the devices; under FedDyn in the
-# version's state, which never leaves the aggregator.
-
-
-COMMON = "common"  # in the run's state
+COMMON = "common"  # name in `Model.state`
 
 
 def moved_on(algorithm: Algorithm, travels: Layout, held: Vector | None, tally: WeightedMean, by: Weights) -> Vector:
-    """The new mean; of the tally nothing is changed."""
+    """Return the new mean of the vectors that all devices keep under SCAFFOLD or FedDyn; the sum is not changed.
+
+        common' = (W common + sum of w_i q_i) / W'
+
+    q_i is the decoded update of device i's vector. W is the weight of all devices that counted before, and W' of all
+    that count now. So `common` is the mean of the sums that the devices hold themselves, over all devices that ever
+    counted. Most of these may be in no round for a long time.
+
+    If all devices start again because one was revoked, W is 0. The old mean is still sent with the model until the next
+    step. But no device corrects itself by it, because no device is part of it any more.
+
+    Under SCAFFOLD the mean stands after the model, in the version's file and on the downlink. Under FedDyn it stands in
+    the version's state, which never leaves the aggregator.
+    """
     start = followed(algorithm, travels)[0].start
     made: Vector = tally.total[start:] * np.float32(1.0 / by.everyone)
     if held is not None and by.before:
@@ -334,29 +360,28 @@ def moved_on(algorithm: Algorithm, travels: Layout, held: Vector | None, tally: 
 
 
 def held(algorithm: Algorithm, travels: Layout, params: Vector, state: State) -> Vector | None:
-    """The mean as it was at a version; None before any device counted."""
+    """Return the mean over all devices at a model version, or None before any device counted."""
     return params[travels.model_size :] if algorithm.control else state.get(COMMON)
 
 
-# What devices have sent so far, under ef21: one sum for all of them, which each round moves on.
-#
-# Each device's reference g_i is the sum of what was decoded of its updates, so S = sum w_i g_i is the sum of all
-# updates with the device's weight, and (1 / sum w_i) S what the paper's server averages from its g_i, client by
-# client. A device that is not in a round counts with its last g_i, as in EF21-PP (Fatkhullin et al. 2021). Law: w_i
-# is what it was in the first round that counted the device, and no update is discounted, else S would not be the sum
-# of w_i g_i any more.
-#
-# One device's part cannot be taken out of S: its g_i stands nowhere but on its own disk. So when a device that is in
-# S was shut out, the next round begins anew for all: S and every g_i are 0 again, and what was asked for before does
-# not count. That costs the other devices what a first round costs, and keeps none of the one that was shut out.
-
-
-SHARES = "shares"  # in the run's state
+SHARES = "shares"  # name in `Model.state`
 
 
 def moved_by(tally: WeightedMean, state: State, weights: Weights) -> tuple[Vector, State]:
-    """(the change of all devices that ever sent, the new sum); the tally's own memory is given away."""
+    """Return EF21's change over all devices, and its new sum; the memory of `tally` is donated.
+
+    Each device's reference g_i is the sum of its decoded updates, so S = sum w_i g_i is the weighted sum of all
+    updates. Then (1 / sum w_i) S is the average that the paper's server forms of its g_i, client by client. A device
+    that is not in a round counts with its last g_i, as in EF21-PP (Fatkhullin et al. 2021).
+
+    Invariant: w_i never changes after the first round that counts the device, and no update is discounted. Otherwise S
+    would not be the sum of w_i g_i any more.
+
+    One device's part cannot be taken out of S, because its g_i is stored only on its own disk. When a device in S is
+    revoked, the next round therefore starts again for all: S and every g_i are 0, and replies to earlier assignments do
+    not count. This costs the other devices as much as a first round, and keeps nothing of the revoked device.
+    """
     total = tally.total
-    if SHARES in state and weights.before:  # nobody known: all begin anew
+    if SHARES in state and weights.before:  # without known devices all start again from zero
         total += state[SHARES]
     return total * np.float32(tally.normaliser / tally.examples / weights.everyone), {SHARES: total}

@@ -1,4 +1,21 @@
-"""The clients' measurements of one model version as one event."""
+"""Evaluation of one model version: the clients' metrics are pooled into one event, `Evaluated`.
+
+Metrics are pooled by their sums and counts, so that every example weighs the same. From three clients on, `best` and
+`target` use a robust mean instead. It clips each client's value to m - w .. m + w:
+
+    m   median of the clients' values, weighted by their counts; no weight is above the median count, so that a false
+        count does not move m
+    d   largest distance from m without the farthest client; from six clients on, without the two farthest
+    w   the larger of 5 d and |m| / 20, and at least the w of every earlier version, since clients differ as much again
+
+If all clients but those farthest report 0 or more, no value counts as less than 0. A client weighs at most `[cohort]
+max_weight` times the median count (10 by default), and no more than its examples allow. So one client (of six and more:
+two) moves the mean at most by five times the differences between honest clients.
+
+Five median absolute deviations would clip honest clients in 20 to 83 percent of the rounds in runs like our benchmarks.
+The share grows with the differences between the clients' data. docs/explain/what-is-protected.md shows how often the
+rule above does.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +34,10 @@ from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_
 
 
 def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float, asked: int = 0) -> Evaluated | None:
-    """Pool what devices measured of one version; None when nobody measured anything.
+    """Pool the clients' evaluations of one version into one event; None if no client evaluated it.
 
-    Where too few of those who replied, or of those `asked`, measured it, it is no best and meets no target.
+    The event is no best and meets no target if too few clients evaluated the version. The comparison is with the
+    devices that replied, or with the number `asked`, if that is larger.
     """
     replies = [_reply(head) for head in heads]
     event = _pooled(running, version, replies, now, running.past.scores.best)
@@ -29,16 +47,18 @@ def evaluation(running: Running, version: int, heads: list[ReplyHead], now: floa
 
 
 def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]:
-    """The versions that nobody measures any more, in their order: where answers come whenever they come, those of one
-    version are in several buffers. A version waits for those before it, and for nobody whose time is up; when the run
-    is `over`, for nobody at all.
+    """Return the final evaluations of versions that no device evaluates any more, in the order of versions.
 
-    One that fewer measured than half of those who make a buffer, since hardly anybody was asked from it, is no best.
-    Neither is one that too few measured of those who make a buffer, whether these ever measure or not.
+    In a buffered run the evaluations of one version arrive in several buffers. A version therefore waits for earlier
+    versions, and for devices whose deadline has not passed. It waits for nothing if the run is `over`.
+
+    A version is no best in two cases. Fewer devices evaluated it than half of those that fill a buffer, since hardly
+    any device trained from it. Or too few evaluated it of the devices that fill a buffer, whether these ever evaluate
+    or not.
     """
     past, best, most = running.past, running.past.scores.best, running.past.scores.most
     owing = [(ask_id, asked) for d, (ask_id, asked) in past.owed.busy.items() if running.elapsed < past.owed.due[d]]
-    due = [past.bases.asked_from[asked] for ask_id, asked in owing if not past.goes_on(ask_id)]  # those measure nothing
+    due = [past.bases.asked_from[asked] for ask_id, asked in owing if not past.goes_on(ask_id)]  # no follow-ups
     found = list[Evaluated]()
     for version in sorted(past.scores.measured):
         if not over and version >= min(due, default=version + 1):
@@ -54,10 +74,10 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
 
 
 def require_metrics(running: Running, over: bool = False) -> None:
-    """`PlanError` where the plan goes by a metric that no version was measured by: nobody would ever report it.
+    """Raise `PlanError` if the plan names a metric that no device reports, since none would ever report it.
 
-    It is decided once FEWEST devices have measured, or all that are there, so that no device says alone which metrics
-    there are; at the latest when the run is `over`.
+    The decision is made when FEWEST devices have evaluated, or all that are connected. Thus no single device decides
+    which metrics exist. It is made at the latest when the run is `over`.
     """
     scores = running.past.scores
     known = [name.removeprefix(MEASURED) for name in scores.names if name.startswith(MEASURED)]
@@ -67,13 +87,14 @@ def require_metrics(running: Running, over: bool = False) -> None:
 
 
 def _reply(head: ReplyHead) -> Measured:
-    """One that only measured says as its examples what it measured on."""
+    """Return a reply's metrics; `examples` is 0 for a reply without an update, which counts evaluation examples."""
     return Measured(str(head.update_id), head.update_id.device, head.examples if head.parts else 0, head.metrics)
 
 
 def _pooled(
     running: Running, version: int, replies: Sequence[Measured], now: float, best_yet: Evaluated | None
 ) -> Evaluated | None:
+    """Pool replies into one event without bytes; None if no reply has a metric of an evaluation."""
     measuring = [reply for reply in replies if any(name.startswith(MEASURED) for name in reply.metrics)]
     measured = list({reply.device: reply for reply in reversed(measuring)}.values())[::-1]  # each device's first
     scores = running.past.scores
@@ -100,7 +121,7 @@ def _pooled(
 
 
 def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, Any]:
-    """What answers that only measure took; those that also train are counted as updates."""
+    """Return the byte fields of replies that only evaluated; replies that also train count as updates."""
     alone = [head for head in heads if not head.parts]
     wires = [head.transfer for head in alone if head.transfer and head.transfer.sent_bytes is not None]
     sent = [running.measuring.get(head.ask_id, 0) for head in alone]
@@ -111,38 +132,22 @@ def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, Any]:
     return found
 
 
-# Metrics of many clients as one: sums and counts are pooled, so that every example weighs the same.
-#
-# `best` and `target` go by a robust mean, from three clients on. Each client's value is clipped to m - w .. m + w:
-#
-#     m   median of the clients' values, weighted by their counts; none weighs more than the median count, so that a
-#         client which invents a count does not move m
-#     d   distance from m that all clients keep but the farthest one; from six clients on, but the two farthest
-#     w   the larger of 5 d and |m| / 20, and no less than for any version before: clients differ as much again
-#
-# Where all but those clients say 0 or more, no value counts as less than 0. A client weighs at most `[cohort]
-# max_weight` times the median count (10 unless the plan says otherwise), and no more than its examples allow. So one
-# client (of six and more: two) moves the mean no farther than five times what honest clients differ by.
-#
-# Five median absolute deviations instead clipped honest clients in 20 to 83 percent of the rounds of runs like our
-# benchmarks', the more the more their data differ; docs/explain/what-is-protected.md says how often this does.
-
-
-TWO_FROM = 6  # clients: so many make it safe to leave out the two farthest ones
+TWO_FROM = 6  # clients: enough to leave out the two farthest ones
 WIDTH = 5.0  # times d
-LEAST_WIDTH = 0.05  # of the median: where all but a few clients agree, d is 0
+LEAST_WIDTH = 0.05  # of the median: d is 0 if all but a few clients agree
 MAX_WEIGHT = 10.0  # times the median count, as the plan's max_weight says unless it is set
-MAX_UNITS = 2.0**20  # of one example while fewer than FEWEST clients showed any: a large image's pixels
+MAX_UNITS = 2.0**20  # of one example, until FEWEST clients showed their counts: the pixels of a large image
 MAX_COUNT = 2.0**53  # no client's count is more: whole numbers are exact so far
-# How many times the usual counts of an example are believed: honest documents and test splits differ by tens. A liar
-# who says as much gains little, since no client weighs more than max_weight medians anyway.
+# Largest accepted multiple of an example's usual count: honest documents and test splits differ by tens. A false count
+# of that size gains little, since no client weighs more than max_weight medians.
 UNITS_SLACK = 64.0
 
 
 def names_in(all_metrics: Iterable[Metrics], prefix: str) -> list[str]:
-    """List the names (with `prefix`) that at least half of those carry who carry any with this prefix.
+    """Return the names with `prefix` that at least half of the clients with any such name report.
 
-    At most MAX_METRICS of at most MAX_METRIC_LETTERS letters: what one device invents is not recorded.
+    At most MAX_METRICS names of at most MAX_METRIC_LETTERS letters count, so no single device can add names to the
+    journal.
 
     >>> names_in([{"eval/loss": (3.0, 2.0)}, {"eval/loss": (1.0, 2.0)}, {"eval/x": (1.0, 2.0)}], "eval/")
     ['eval/loss']
@@ -154,7 +159,7 @@ def names_in(all_metrics: Iterable[Metrics], prefix: str) -> list[str]:
 
 
 def pooled(all_metrics: Iterable[Metrics], prefix: str) -> dict[str, float]:
-    """Sum over sums divided by sum over counts, of the names of `names_in`, whose `prefix` is cut off.
+    """Return the sum of sums divided by the sum of counts, for each name of `names_in`, without its `prefix`.
 
     >>> pooled([{"eval/loss": (3.0, 2.0)}, {"eval/loss": (1.0, 2.0)}], "eval/")
     {'loss': 1.0}
@@ -170,16 +175,16 @@ def pooled(all_metrics: Iterable[Metrics], prefix: str) -> dict[str, float]:
 
 
 def spread(all_metrics: Iterable[Metrics], prefix: str) -> dict[str, list[float]]:
-    """For each metric the least and the greatest value that one client had."""
+    """Return for each metric the smallest and the largest value of a client."""
     found = list(all_metrics)
     seen = {name: [total / count for total, count in _of(found, name)] for name in names_in(found, prefix)}
     return {name.removeprefix(prefix): [min(values), max(values)] for name, values in seen.items() if values}
 
 
 def units_of(replies: Sequence[Measured], trained: Mapping[str, int]) -> dict[str, float]:
-    """What one example of training counts in each metric, as the median client says: of a language model its tokens.
+    """Return for each metric the count of one training example, as the median client reports it.
 
-    Nothing is learned from fewer than FEWEST clients.
+    For a language model this is the number of tokens. A metric that fewer than FEWEST clients report is left out.
     """
     found: dict[str, list[float]] = {}
     for reply in replies:
@@ -196,10 +201,10 @@ def bounded(
     trained: Mapping[str, int],
     max_weight: float = MAX_WEIGHT,
 ) -> list[Measured]:
-    """The replies as `robust` weighs them: no count is more than its client's examples allow, and its value stays.
+    """Return the replies with the counts that `robust` weighs: no count is above what the client's examples allow.
 
-    `trained`: the examples that each device trained on; a device that never did counts as the median one. Examples
-    count up to `max_weight` times the median, from FEWEST clients on.
+    The value of each metric stays. `trained` holds the examples that each device trained on; a device that never
+    trained counts like the median device. From FEWEST clients on, examples count up to `max_weight` times the median.
     """
     examples = [_examples(reply, trained) for reply in replies]
     most = max_weight * median_low(examples) if len(examples) >= FEWEST and max_weight < math.inf else math.inf
@@ -224,14 +229,16 @@ def _within(value: tuple[float, float], limit: float) -> tuple[float, float]:
 
 
 def too_few(clients: int, replies: int) -> bool:
-    """Whether so few of those who replied measured that a single client could decide alone."""
+    """Return True if so few of the devices that replied evaluated that one client could decide alone."""
     return clients < FEWEST and 2 * clients < replies
 
 
 @dataclass(frozen=True)
 class Robust:
-    """What `best` and `target` go by. `means`: those that differ from the pooled ones; `clipped`: by update_id the
-    metrics whose value or weight was clipped; `widths`: by metric w, where it was never so large before.
+    """The metrics by which `best` and `target` are decided.
+
+    `means`: the metrics that differ from the pooled ones. `clipped`: `update_id` -> metrics whose value or weight was
+    clipped. `widths`: metric -> w, if it is larger than ever before.
     """
 
     means: dict[str, float]
@@ -245,9 +252,10 @@ def robust(
     weighed: Sequence[Measured] | None = None,
     max_weight: float = MAX_WEIGHT,
 ) -> Robust:
-    """Clip what each client says; `widths` are the largest of the versions before.
+    """Clip each client's values to the width that the module describes; `widths` are the largest of earlier versions.
 
-    `weighed` are the same replies with the counts that they weigh (`bounded`); who weighs less is named as clipped.
+    `weighed` are the same replies with the counts of `bounded`. A client whose weight is smaller there is reported as
+    clipped.
     """
     both = list(zip(replies, weighed or replies, strict=True))
     found = Robust({}, {}, {})
@@ -277,7 +285,7 @@ def robust(
 
 
 def _middle(values: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """(m, w of this version alone, the median weight) of (value, weight)."""
+    """Return m, this version's own w, and the median weight of (value, weight) pairs."""
     usual = median_low(weight for _, weight in values)
     middle, left = 0.0, sum(min(weight, usual) for _, weight in values) / 2
     for value, weight in sorted(values):
@@ -297,7 +305,7 @@ def _of(all_metrics: Iterable[Metrics], name: str) -> list[tuple[float, float]]:
 
 
 def better(metric: str, new: float, old: float | None) -> bool:
-    """Whether a value beats the best so far: loss is minimised, everything else maximised; NaN never wins."""
+    """Return True if a value is better than the best so far: lower for a loss, otherwise higher; NaN never is."""
     if math.isnan(new):
         return False
     if old is None:
@@ -306,7 +314,7 @@ def better(metric: str, new: float, old: float | None) -> bool:
 
 
 def reached(metrics: Mapping[str, float], metric: str, value: float) -> bool:
-    """Whether a target is met: loss at most `value`, everything else at least."""
+    """Return True if a target is met: a loss is at most `value`, any other metric at least."""
     if metric not in metrics:
         return False
     return metrics[metric] <= value if metric == "loss" else metrics[metric] >= value

@@ -1,8 +1,9 @@
-"""The first model from a device, [run] init = "device": one that the seed draws is asked, and if it cannot, another.
+"""Initial model from a device (`[run] init = "device"`): the run selects one device before the first round, then
+another if it fails.
 
-Before the first round. Whom it asks and what came of it is journalled before anything follows from it, so a run that
-was killed goes on with the device that it had asked. One answer is taken: the first that fits, of the device whose
-turn it is. It is version 0 as soon as it is durable, and whatever comes after it is thrown away.
+The seed decides which device is selected. Each assignment and its outcome are journalled before anything follows from
+them, so a run that was killed continues with the same device. The run accepts one reply: the first valid one, from the
+device that is selected. It becomes version 0 when it is durable, and later replies are discarded.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from thinwire.server.policy.deadlines import NAMED, Deadline, first_model_deadli
 from thinwire.server.policy.device_profiles import update_bytes, work_of
 from thinwire.server.state.backoff import ENOUGH, patient
 
-BUFFER_BYTES = 4  # of a value of the averaged buffers
+BUFFER_BYTES = 4  # of one value of the averaged buffers, a float32
 HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"
 
 
 def take_first_model(running: Running) -> bool:
-    """Ask one device after the other until one has given a model; False when the run was stopped meanwhile.
+    """Select one device after the other until one has sent an initial model; return False if the run is stopped.
 
-    `TooFewClients`, with what each said, when for `[cohort] wait_s` seconds in all nobody was there who could be asked;
-    where that is 0, which waits for ever, when all that are there have said no for good and nobody who left is waited
-    for any more. Or when ENOUGH have failed.
+    Raise `TooFewClients` with the reasons of the devices in three cases. The total time in which no device could be
+    selected exceeds `[cohort] wait_s`. If that is 0, which waits forever: all connected devices have failed for good,
+    and no disconnected device is waited for. Or ENOUGH devices have failed for good.
     """
     first, waited_s = running.past.first, 0.0
     while not running.stop_ordered():
@@ -60,7 +61,7 @@ def take_first_model(running: Running) -> bool:
 
 
 def _next(running: Running) -> FirstModelAsked | None:
-    """The next ask, recorded; None when nobody can be asked now."""
+    """Select a device, record its assignment and return it; None if no device can be selected now."""
     first, unable = running.past.first, _unable(running)
     able = [device for device in running.presence.devices if device not in unable]
     if not able or len(first.for_good(_most(running))) >= ENOUGH:
@@ -79,37 +80,42 @@ def _next(running: Running) -> FirstModelAsked | None:
 
 
 def _ask_id(running: Running, device: str) -> str:
-    """Another than that of an ask which was withdrawn, since work on that may still be under way."""
+    """Return an `ask_id` that differs from those of withdrawn assignments, because devices may still work on them."""
     late = running.past.first.late[device]
     return f"{running.run_id}.init{f'-{late}' if late else ''}.{device}"
 
 
 def _fail(running: Running, asked: FirstModelAsked, kind: str, reason: str) -> None:
+    """Record that an assignment failed."""
     now, elapsed = running.clock.wall(), running.elapsed
     said = running.presence.said(asked.device)
     running.record(FirstModelFailed(now, asked.device, asked.ask_id, kind, reason, elapsed, said))
 
 
 def _most(running: Running) -> int:
-    """How often a device is asked that leaves, or lets its time pass."""
+    """Return how often a device is selected that disconnects or misses its deadline."""
     return running.plan.cohort.retry_limit + 1
 
 
 def _named(said: Mapping[str, str]) -> str:
-    """What some devices said, and of how many more that is kept back: there may be thousands."""
+    """Return the reasons of some devices, and the number of those left out, as there may be thousands."""
     more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
     return "; ".join(f"{device}: {why}" for device, why in itertools.islice(said.items(), NAMED)) + more
 
 
 def _unable(running: Running) -> dict[str, str]:
-    """Who is not asked now, with the reason; those who have left are not among them."""
+    """Return device -> reason for the connected devices that cannot be selected now."""
     there = running.presence.hellos
     barred = running.past.first.bars(running.elapsed, _most(running), running.presence.said)
     return running.unable() | {device: why for device, why in barred.items() if device in there}
 
 
 def _wait(running: Running, waited_s: float) -> float:
-    """One look at who comes while nobody can be asked, and how long that took; `waited_s`: those before it."""
+    """Poll once while no device can be selected, and return the seconds that took; `waited_s` is the sum of earlier
+    calls.
+
+    Raise `TooFewClients` as `take_first_model` describes.
+    """
     began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
     first, most, revoked, says = running.past.first, _most(running), running.revoked(), running.presence.said
     if len(failed := first.for_good(most)) >= ENOUGH:
@@ -131,7 +137,7 @@ def _wait(running: Running, waited_s: float) -> float:
 
 
 def _deadline(running: Running, device: str) -> Deadline:
-    """By the model's size, by what is known of the device's link, and by how often its time was over before."""
+    """Return the deadline for a device: it follows from the model's size, its link, and its missed deadlines so far."""
     layout = running.task_layout
     up_bytes = update_bytes("identity", layout, {}) + BUFFER_BYTES * BufferMean(layout).layout.size
     up = running.known.device(device, work_of(running.plan, running.layout)).up
@@ -140,10 +146,10 @@ def _deadline(running: Running, device: str) -> Deadline:
 
 
 def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, str] | None:
-    """What the device sends, or why it sends nothing, as a failure's kind and text; None when the run was stopped.
+    """Return the device's reply, or kind and text of its failure; None if the run is stopped.
 
-    What it had sent before a restart is looked for first: it is not to be made again. The ask leaves as soon as the
-    device is there, which after a restart may take a while.
+    A reply from before a restart is accepted first, so that the device need not make it again. The assignment is sent
+    when the device is connected, which may take a while after a restart.
     """
     device, until, back_by = asked.device, asked.elapsed_s + asked.deadline_s, running.elapsed + RETURN_S
     running.status("running", f"asking {device} for the first model: {asked.why}")
@@ -188,7 +194,7 @@ def _envelope(running: Running, asked: FirstModelAsked) -> Envelope:
 
 
 def _begin(running: Running, head: ReplyHead) -> None:
-    """Make the model durable as version 0, and go on from it."""
+    """Make the model durable as version 0, and continue the run from it."""
     params, buffers, counters = _model(running, head)
     first = np.concatenate([params, np.zeros(running.layout.size - params.size, np.float32)])
     now = running.clock.wall()
@@ -199,7 +205,10 @@ def _begin(running: Running, head: ReplyHead) -> None:
 
 
 def _model(running: Running, head: ReplyHead) -> tuple[Vector, Vector, dict[str, int]]:
-    """What an answer holds: parameters, averaged buffers, and counters."""
+    """Return the parameters, the averaged buffers and the counters of a reply.
+
+    Raise `BadPayload` if its parts do not fit the layout, or a value is too large.
+    """
     layout: Layout = running.task_layout
     mean, names = BufferMean(layout), [f"frame/{segment.index}" for segment in layout.segments]
     if [part.name for part in head.parts] != [*names, *([BUFFERS] if mean.layout.size else [])]:

@@ -1,9 +1,10 @@
-"""The model's versions on disk: one file each, written once, sent to devices as it is.
+"""Model versions on disk: one file for each version, written once and sent to devices unchanged.
 
-A file holds one identity frame a segment, then a frame of float buffers where the model has any. It is durable
-before the event that names it is recorded, so the journal never names a file that is not there. What the server's
-optimizer remembers stands in `v000007.state` beside it, which never leaves the aggregator. Fixed tensors are the same
-in all versions and stand in the file `fixed`.
+A file holds one identity frame for each segment, then a frame of float buffers if the model has any. The state of the
+server optimizer is in `v000007.state` next to it, which never leaves the aggregator. Fixed tensors are the same in all
+versions; they are in the file `fixed`.
+
+Invariant: a file is durable before the event that names it is recorded, so the journal never names a missing file.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ FIXED = "fixed"
 
 @dataclass(frozen=True)
 class Versions:
-    """The files `v000007.model` of one run in its folder."""
+    """Holds the files `v000007.model` of one run in its folder."""
 
     folder: Path
     layout: Layout
-    durable: bool = True  # False where nothing of the run outlives its process
+    durable: bool = True  # False if nothing of the run outlives its process
 
     def path(self, version: int) -> Path:
+        """Return the path of a version's file."""
         return self.folder / f"v{version:06d}.model"
 
     def write(
@@ -48,7 +50,9 @@ class Versions:
         at: float,
         state: State | None = None,
     ) -> ModelStored:
-        """Make a version durable; `params` and `buffers` are the flat float32 vectors of the layout."""
+        """Make a version durable and return its event; `params` and `buffers` are the flat float32 vectors
+        of the layout.
+        """
         path, digest_of_state = self.path(version), ""
         if state:
             data = save(state)
@@ -66,7 +70,7 @@ class Versions:
         )
 
     def read(self, stored: ModelStored | ShadowStored) -> tuple[Vector, Vector]:
-        """(params, buffers) of a version; `DataLost` when the file is gone or not what was recorded."""
+        """Return (params, buffers) of a version; raise `DataLost` if its file is missing or differs from the record."""
         path = self.folder / stored.file
         try:
             params, buffers, digest = read_model(path, self.layout, parts_of(stored))
@@ -83,12 +87,12 @@ class Versions:
         return params, buffers
 
     def write_fixed(self, values: Fixed) -> None:
-        """Keep the fixed tensors for the exported file; no file where there are none."""
+        """Write the fixed tensors for the exported file; without tensors write no file."""
         if data := pack_fixed(values):
             write_atomically(self.folder / FIXED, data)
 
     def read_fixed(self) -> Fixed:
-        """The run's fixed tensors; `DataLost` when they cannot be had."""
+        """Return the run's fixed tensors; raise `DataLost` if they cannot be read."""
         path = self.folder / FIXED
         try:
             return unpack_fixed(self.layout, path.read_bytes() if path.exists() else b"")
@@ -100,7 +104,7 @@ class Versions:
             ) from error
 
     def read_state(self, stored: ModelStored) -> State:
-        """What the server's optimizer remembered at a version, bit for bit; `DataLost` when it cannot be had."""
+        """Return the server optimizer's state at a version, bit for bit; raise `DataLost` if it cannot be read."""
         if not stored.state:
             return {}
         path = (self.folder / stored.file).with_suffix(".state")
@@ -117,7 +121,7 @@ class Versions:
             ) from error
 
     def prune(self, keep: Collection[int], sent: Collection[int] = (), changes: Collection[int] = ()) -> None:
-        """Remove the files of all versions but these: models to `keep`, what is still `sent`, and logged `changes`."""
+        """Delete the files of all versions except models to `keep`, versions still `sent`, and logged `changes`."""
         kept, going, logged = ({self.path(v).stem for v in versions} for versions in (keep, sent, changes))
         wanted = {".model": kept | going, ".state": kept, ".shadow": going, ".change": going | logged}
         for path in self.folder.glob("v*.*"):
@@ -127,4 +131,5 @@ class Versions:
 
 
 def parts_of(stored: ModelStored | ShadowStored) -> tuple[Part, ...]:
+    """Return the parts of a stored version."""
     return tuple(Part(name, length, sha256) for name, length, sha256 in stored.parts)

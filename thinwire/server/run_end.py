@@ -1,4 +1,9 @@
-"""The end of a run: its last model is measured, what it and each ask came to is recorded, and its devices are told."""
+"""End of a run: its last model is evaluated, its outcome and that of each assignment are recorded, its devices are
+notified.
+
+Devices may miss the notice because they, or the aggregator, were offline when the run ended. They get it when they
+connect the next time. A device that gets the notice twice does the same as after the first one.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +27,11 @@ from thinwire.server.policy.deadlines import evaluation_deadline
 from thinwire.server.state.assignment_ledger import Outcomes
 from thinwire.store import RunRow, Store
 
-UNOWNED_S = 60.0  # a run has its owner within milliseconds of its row; one of before Thinwire knew owners has none
+UNOWNED_S = 60.0  # a run has its owner file within milliseconds of its row; runs of early versions have none
 
 
 def version_that_reached(running: Running) -> int | None:
-    """The first version that met the target: one that is measured after it, and is worse, takes nothing back."""
+    """Return the first version that met the target, or None; a worse evaluation of a later version changes nothing."""
     if (target := running.plan.run.target) is None:
         return None
     scores = running.past.scores
@@ -35,7 +40,7 @@ def version_that_reached(running: Running) -> int | None:
 
 
 def end(running: Running) -> None:
-    """Measure the last model and record what the run came to; where the service closes meanwhile, the next does."""
+    """Evaluate the last model and record the run's end; if the service closes meanwhile, the next start does it."""
     plan, past = running.plan, running.past
     dissolve(running)
     if not running.stopped:
@@ -61,7 +66,7 @@ def end(running: Running) -> None:
 
 
 def close(running: Running, status: RunStatus, text: str, exit_code: int = 0) -> None:
-    """Record the run's end and with it the outcome of each ask that has none; who still works on one need not."""
+    """Record the run's end together with the outcome of each assignment that has none, and cancel these assignments."""
     end = RunStatusChanged(running.clock.wall(), status, text, exit_code)
     in_vain = list(running.past.outcomes.missing)
     running.record(*running.past.outcomes.with_end(end, running.elapsed))
@@ -69,20 +74,21 @@ def close(running: Running, status: RunStatus, text: str, exit_code: int = 0) ->
 
 
 def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
-    """The same where the run's driver could not do it: it could not begin, or raised."""
+    """Record the end of a run, and the outcomes of its assignments, when its driver could not start or raised."""
     outcomes, elapsed_s = Outcomes(), 0.0
     try:
         for _, event in store.events(run_id):
             outcomes.apply(event)
             elapsed_s = max(elapsed_s, getattr(event, "elapsed_s", 0.0))
-    except Exception:  # a journal that cannot be read may be why: of such a run the end alone is recorded
+    except Exception:  # the journal itself may be unreadable: then only the end of the run is recorded
         outcomes = Outcomes()
     store.record(run_id, outcomes.with_end(end, elapsed_s))
 
 
 def end_abandoned(store: Store, home: AggregatorHome) -> None:
-    """Close the runs whose process has died: simulations, and runs that were never handed over. Nobody goes on with
-    them, where an aggregator goes on with a run on devices.
+    """Record the end of runs whose process has died: simulations, and runs whose submission was not completed.
+
+    No process resumes these runs, while an aggregator resumes a run on devices.
     """
     for row in store.owned():
         if (process := _dead(row, home)) and store.run(row.run_id).status not in ("done", "failed", "stopped"):
@@ -92,6 +98,7 @@ def end_abandoned(store: Store, home: AggregatorHome) -> None:
 
 
 def _dead(row: RunRow, home: AggregatorHome) -> str | None:
+    """Return words for the process that owned the run if it has died, otherwise None."""
     path = home.owner(row.run_id)
     if path.exists():
         return dead_owner(path)
@@ -99,15 +106,16 @@ def _dead(row: RunRow, home: AggregatorHome) -> str | None:
 
 
 def _let_go(running: Running) -> None:
-    """The last buffer is closed: nobody need finish what it works on, and no version is measured any more."""
+    """Cancel all assignments after the last buffered round, and record the evaluations that are final now."""
     running.fleet.cancel([ask_id for ask_id, _ in running.past.owed.busy.values()])
     running.record(*settled(running, running.clock.wall(), over=True))
 
 
 def _evaluate_last(running: Running) -> None:
-    """Have the last model measured: every other one was measured by the round after it.
+    """Evaluate the last model on all able devices; every earlier version was evaluated by the round after it.
 
-    Answers are acked when they are recorded together: those that came before a restart are here again, and count.
+    All replies are recorded together and acknowledged only then. Replies from before a restart are therefore here
+    again, and count.
     """
     version = running.past.version
     deadline = evaluation_deadline(running.past.slowest)
@@ -131,7 +139,7 @@ def _evaluate_last(running: Running) -> None:
         for device in set(open_asks) - set(running.presence.hellos):
             del open_asks[device]
     if running.stopped == "service":
-        return  # at the next start those who have not answered are asked again
+        return  # the next start assigns the evaluation again to devices that have not replied
     running.fleet.cancel(list(open_asks.values()))
     heads.sort(key=lambda head: head.update_id.device)
     if evaluated := evaluation(running, version, heads, running.clock.wall(), asked):
@@ -140,7 +148,7 @@ def _evaluate_last(running: Running) -> None:
 
 
 def _measured_before(running: Running) -> list[ReplyHead]:
-    """Answers of before a restart to the asks that measure the last version."""
+    """Return the replies from before a restart to assignments that evaluate the last version."""
     found, revoked = list[ReplyHead](), running.revoked()
     for ask_id, head in list(running.deferred.items()):
         device = head.update_id.device
@@ -151,9 +159,10 @@ def _measured_before(running: Running) -> list[ReplyHead]:
 
 
 def dismiss(running: Running) -> None:
-    """Tell all devices that the run is over, with their last verdicts; after a restart also those that come back.
+    """Notify all connected devices that the run is over, with the outcomes of their last updates.
 
-    Of a run that never had a model only those hear that were asked for the first one.
+    After a restart this includes the devices that reconnect in time. If the run never had a model, only the devices
+    that were selected for the initial model are notified.
     """
     running.fleet.ack([head.update_id for head in running.deferred.values()])
     while running.returning() and not running.closing():
@@ -165,16 +174,11 @@ def dismiss(running: Running) -> None:
     running.fleet.send([stop_of(over, device, verdicts) for device, verdicts in told.items()])
 
 
-# Devices that may not have heard that a run is over, since they or the aggregator were away: told when they come.
-#
-# What a device does with it twice is what it does with it once.
-
-
-UNTOLD_S = 86_400.0  # who has not come back by then is told no more
+UNTOLD_S = 86_400.0  # a device that connects later than this after a run's end gets no notice
 
 
 class Over(NamedTuple):
-    """A run that is over. `digest`: of its plan; `at` is wall-clock."""
+    """A run that is over: `digest` is its plan's, `at` the wall-clock time of its end."""
 
     run_id: str
     task: str
@@ -184,8 +188,10 @@ class Over(NamedTuple):
 
 
 def stop_of(over: Over, device: str, verdicts: Sequence[Verdict] = (), farewell: bool = False) -> Envelope:
-    """Tell a device that a run is over. `verdicts`: the last on its updates, which are settled with the run whether
-    they are told or not; `farewell`: to one that was away at the end.
+    """Return the notice to a device that a run is over.
+
+    `verdicts`: the outcomes of its last updates, which the run's end decides even if no device is notified. `farewell`:
+    True for a device that was offline at the end.
     """
     ask = Ask(
         f"{over.run_id}.stop.{device}", over.run_id, over.task, "stop", over.digest,
@@ -195,30 +201,31 @@ def stop_of(over: Over, device: str, verdicts: Sequence[Verdict] = (), farewell:
 
 
 class Farewells:
-    """Of the runs that ended in the last UNTOLD_S seconds: who is to be told."""
+    """Holds which devices still have to be notified of runs that ended in the last UNTOLD_S seconds."""
 
     def __init__(self, fleet: Fleet, store: Store, clock: Clock) -> None:
         self._fleet, self._store, self._clock = fleet, store, clock
-        self._due: defaultdict[str, list[Over]] = defaultdict(list)  # device -> what it is told of when it comes
+        self._due: defaultdict[str, list[Over]] = defaultdict(list)  # device -> notices for its next connection
         self._renames = store.roster.renames()
         self._look()
 
     def over(self, run_id: str, sent: Collection[str]) -> None:
-        """A run has ended here, and these devices were sent a stop; who else was asked in it hears it when it comes."""
+        """Note that a run has ended here and these devices were notified; the others are notified when they connect."""
         row = self._store.run(run_id)
         if row.status in ("done", "failed", "stopped"):
             self._add(row, sent)
 
     def tell(self, device: str) -> None:
-        """It is there: it is sent what it may not have heard, once in this aggregator's life."""
+        """Send a newly connected device the notices it may have missed, at most once per aggregator process."""
         if (renames := self._store.roster.renames()) != self._renames:
             self._renames = renames
-            self._look()  # by today's names, also for who was sent a stop by another, which it cannot take any more
+            self._look()  # a device was renamed: a notice addressed to its old name can no longer be delivered
         since = self._clock.wall() - UNTOLD_S
         due = [over for over in self._due.pop(device, ()) if over.at >= since]
         self._fleet.send([stop_of(over, device, farewell=True) for over in due])
 
     def _look(self) -> None:
+        """Read from the store which devices have not acknowledged the end of a recent run."""
         self._due.clear()
         for row in self._store.ended_since(self._clock.wall() - UNTOLD_S):
             self._add(row, ())

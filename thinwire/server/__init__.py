@@ -1,15 +1,30 @@
-"""The aggregator's decisions: who is asked, when a round closes and why, and how a run goes on after a crash.
+"""The aggregator: it selects devices, closes each round for a stated reason, and resumes runs after a crash.
 
-To be read in this order:
+Read it in this order:
 
-    moves       what can happen to a round, and what it can decide
-    round       one round without I/O; `buffered` stands in its place where updates are asynchronous; `places` is who of
-                those that are asked counts as at work
-    cohort      who is asked, and why others are not
-    choices/    for what, in which codec and until when: pure, by what is known of devices (`links` is the estimating)
-    recorded/   what a run has decided so far, read from its journal: a restart knows what the process before it knew
-    model/      the versions on disk, the sum of a round, the step to the next one
-    driving/    all of that over a fleet, clock and store: a round is opened, asked, taken in and closed
-    run         one run from its first round, or from where it was, to its end
-    service     one run after the other, and what people order; `submit` is how a run gets into its queue
+    round_events      events that a round receives, actions that it returns
+    round             one synchronous round without I/O, with its concurrency slots
+    buffered_round    the asynchronous round that replaces it in a buffered plan
+    policy/           selection, deadlines, codecs, local work: pure decisions with their reasons
+    state/            the run's state, rebuilt from its journal by the live run and by a resume
+    context           what all drivers of one run share: plan, state, model, store, fleet, clock
+    round_open        decides a round and builds its state machine
+    round_runner      drives the round over fleet, journal and aggregation
+    aggregator        the running sum of a round, and the step to the next model
+    round_close       step, new version, record of the round's end
+    run               one run, from its first round or from where it was, to its end
+    recovery          the open round after a restart
+    pipelining        several open rounds, one of them current
+    service           one run after the other, and the commands of people
+
+The other modules, when a question leads there:
+
+    dispatch          one assignment for one device; candidates for replacements
+    distribution      which parts of plan and model an assignment carries
+    evaluation        the clients' metrics of one model version
+    idle              polling between rounds
+    initial_model     the first model from a device
+    model_store       model versions on disk
+    run_end           last evaluation, outcomes, notices to devices
+    submit            how a run gets into the queue; size limits of replies
 """

@@ -133,7 +133,7 @@ class RoundAggregator:
     def _counting(self, head: ReplyHead, discount: float) -> tuple[int, float, float]:
         """Return the examples, the discount and the normaliser a with which an update counts.
 
-        In a buffered round each update counts alike and as a whole, so that the mean of n is 1/n of the sum of discount
+        In a buffered round each update counts alike and as a whole: the mean of n is 1/n of the sum of discount
         * a * d.
         """
         if self.plan.cohort.mode == "buffered":
@@ -349,7 +349,7 @@ def moved_on(algorithm: Algorithm, travels: Layout, held: Vector | None, tally: 
     If all devices start again because one was revoked, W is 0. The old mean is still sent with the model until the next
     step. But no device corrects itself by it, because no device is part of it any more.
 
-    Under SCAFFOLD the mean stands after the model, in the version's file and on the downlink. Under FedDyn it stands in
+    Under SCAFFOLD the mean follows the model, in the version's file and on the downlink. Under FedDyn it is in
     the version's state, which never leaves the aggregator.
     """
     start = followed(algorithm, travels)[0].start

@@ -93,7 +93,7 @@ class Running:
 
     @property
     def elapsed(self) -> float:
-        """Return the seconds on the run's own clock, which stands still while the aggregator is down."""
+        """Return the seconds on the run's own clock, which stops while the aggregator is down."""
         return self._clock_base + self.clock.now()
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:

@@ -8,8 +8,8 @@ aggregator derives the device's version from its last reply. This may be wrong a
 Then the digest in the assignment does not match, the device fails with `base-mismatch`, and gets the same assignment
 again with the whole model.
 
-In both cases the round waits, and nothing counts against the device. None of this is journalled, because the content of
-an assignment does not change the reply. After a restart the hellos of the devices say what they hold.
+In both cases the round waits, and nothing counts against the device. Which devices hold the plan is not journalled,
+because the form of an assignment does not change the reply. After a restart the hellos of the devices say it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LastAsked:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._asks: dict[str, dict[str, Envelope]] = {}  # device -> ask_id -> ask
+        self._asks: dict[str, dict[str, Envelope]] = {}  # device -> ask_id -> assignment
 
     def remember(self, envelopes: Iterable[Envelope]) -> None:
         """Remember these assignments, and forget the oldest of each device above `most`."""

@@ -135,9 +135,9 @@ def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, Any]:
 TWO_FROM = 6  # clients: enough to leave out the two farthest ones
 WIDTH = 5.0  # times d
 LEAST_WIDTH = 0.05  # of the median: d is 0 if all but a few clients agree
-MAX_WEIGHT = 10.0  # times the median count, as the plan's max_weight says unless it is set
+MAX_WEIGHT = 10.0  # times the median count, unless the plan sets max_weight
 MAX_UNITS = 2.0**20  # of one example, until FEWEST clients showed their counts: the pixels of a large image
-MAX_COUNT = 2.0**53  # no client's count is more: whole numbers are exact so far
+MAX_COUNT = 2.0**53  # largest count of a client: float64 is exact for whole numbers up to here
 # Largest accepted multiple of an example's usual count: honest documents and test splits differ by tens. A false count
 # of that size gains little, since no client weighs more than max_weight medians.
 UNITS_SLACK = 64.0

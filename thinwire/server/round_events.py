@@ -2,7 +2,7 @@
 
 The state machines in `round.py` and `buffered_round.py` share these types. An event says what happened, such as a reply
 that arrived. An action says what the driver (`round_runner.py`) has to do next. All types are plain values without I/O.
-Times are seconds on the run's clock, which stands still while the aggregator is down.
+Times are seconds on the run's clock, which stops while the aggregator is down.
 
 Invariant: a round ends with exactly one `Closed`, which holds one reason.
 """

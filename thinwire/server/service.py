@@ -1,4 +1,7 @@
-"""The aggregator's service: it makes the runs of the queue, one after the other, and does what people order."""
+"""The aggregator's service: it executes the queued runs one after the other, and the commands of people.
+
+People leave commands as rows of the store, so a command survives a crash and stays on record.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,15 @@ from thinwire.server.run import drive
 from thinwire.server.run_end import Farewells, close_undriven, end_abandoned
 from thinwire.store import Order, Store
 
-NOTED_S = 1.0  # for so long what decides nothing may wait to be written
-LOOKED_S = 5.0  # how often it is looked whether processes of simulations live
+NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
+LOOKED_S = 5.0  # period of the check whether the processes of simulations live
 
 
 class NotedFleet:
-    """A fleet whose comings and goings are noted in the store, whichever run is polling it, and whose devices hear of
-    the end of a run also when they or we were away. Devices are shut out of it when a person orders it: such an order
-    is answered at the poll after the one that told of it, when all that followed from it is recorded.
+    """A fleet that records in the store which devices connect and disconnect, whichever run polls it.
+
+    It also notifies devices of ended runs when they connect, and revokes devices on command. A command to revoke is
+    answered at the poll after the one that carried it out. By then all consequences are recorded.
     """
 
     def __init__(
@@ -40,7 +44,7 @@ class NotedFleet:
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._told: list[Order] = []
         self._home, self._looked_at = home, -LOOKED_S
-        self._noted_at = -NOTED_S  # on the clock: when what devices have taken up was written last
+        self._noted_at = -NOTED_S  # time at which deliveries were written last
         self.driven = ""  # the run whose driver polls
         self.farewells = Farewells(fleet, store, clock)
         self.send, self.open, self.ack, self.cancel, self.close = (
@@ -53,6 +57,7 @@ class NotedFleet:
         self.shut_out, self.taken_up = fleet.shut_out, fleet.taken_up
 
     def poll(self, wait_s: float) -> list[Arrival]:
+        """Carry out the commands, then return the arrivals of the fleet, with connections recorded."""
         self._revoke()
         self._stop_queued()
         self._end_abandoned()
@@ -68,8 +73,9 @@ class NotedFleet:
         return arrivals
 
     def _note_taken(self) -> None:
-        """Record which devices have heard that a run is over, and which have taken up what they were asked: that
-        decides nothing, so it is written with the run's next record, or once in a while.
+        """Record which devices got the notice of a run's end, and which assignments were delivered.
+
+        Deliveries decide nothing. They are therefore written with the run's next record, or after NOTED_S.
         """
         of_runs = dict[str, list[Event]]()
         for one in self._fleet.taken_up():
@@ -84,29 +90,30 @@ class NotedFleet:
             self.write_noted()
 
     def write_noted(self) -> None:
-        """What a full disk does not take is tried again the next time."""
+        """Write the pending delivery events; if the disk is full, the next call tries again."""
         with contextlib.suppress(NotWritten):
             self._store.record_noted()
 
     def _stop_queued(self) -> None:
-        """A run that is to stop before its turn has come never begins."""
+        """Stop the queued runs that people do not want any more, before they start."""
         for run_id in self._orders.runs_to_stop():
             row = self._store.run(run_id)
             if row.status in ("done", "failed", "stopped"):
-                self._orders.stop_run(run_id)  # it was over before anybody read the order
+                self._orders.stop_run(run_id)  # the run ended before the command was read
             if row.status == "queued" and row.source == "devices" and run_id != self.driven:
                 said = "stopped by a person before it began"
                 close_undriven(self._store, run_id, RunStatusChanged(self._clock.wall(), "stopped", said, 10))
                 self._orders.stop_run(run_id)
 
     def _end_abandoned(self) -> None:
-        """Look for runs whose own process died; what a full disk does not take is tried again the next time."""
+        """End the runs whose own process died; if the disk is full, the next call tries again."""
         if self._home is not None and self._clock.now() - self._looked_at >= LOOKED_S:
             self._looked_at = self._clock.now()
             with contextlib.suppress(NotWritten):
                 end_abandoned(self._store, self._home)
 
     def _revoke(self) -> None:
+        """Answer the commands to revoke of the last poll, then carry out new ones."""
         for order in self._told:
             device = str(order.args["device"])
             self._orders.done(order, {"rounds": dict(self._store.folded_rounds(device))})
@@ -123,17 +130,17 @@ def serve(
     ending: threading.Event | None = None,
     on_event: Callable[[str, Event], None] = lambda run_id, event: None,
 ) -> int:
-    """Serve until `ending` is set or a person orders `stop-service`; a run in progress goes on at the next start.
+    """Execute queued runs until `ending` is set or a person commands `stop-service`, and return the exit code.
 
-    Gives the exit code. A run that fails through a defect of ours is marked failed, with the traceback on stderr,
-    and the next one is begun. `NotWritten`, of a disk that is full, ends the service.
+    The next start resumes a run in progress. A run that fails through a defect of Thinwire is marked failed, with the
+    traceback on stderr, and the next run starts. `NotWritten`, raised when the disk is full, ends the service.
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
     orders, presence = Orders(store), Presence()
     noted = NotedFleet(fleet, store, clock, orders, home)
 
     def undriven(run_id: str, said: str, exit_code: int) -> None:
-        """Its driver has not ended it, nor told anybody."""
+        """Record that the run failed and notify its devices, because its driver did neither."""
         close_undriven(store, run_id, RunStatusChanged(clock.wall(), "failed", said, exit_code))
         noted.farewells.over(run_id, sent=())
         for device in presence.devices:
@@ -145,7 +152,7 @@ def serve(
             for arrival in noted.poll(POLL_S):
                 presence.take(arrival)
                 if isinstance(arrival, ReplyHead):
-                    noted.ack([arrival.update_id])  # of a run that is over
+                    noted.ack([arrival.update_id])  # it belongs to a run that is over
             continue
 
         def stop(run_id: str = row.run_id) -> StopOrder:
@@ -168,9 +175,9 @@ def serve(
                 stop=stop,
                 on_event=tell,
             )
-        except NotWritten:  # nothing can be recorded: this service ends, and the run goes on at its next start
+        except NotWritten:  # nothing can be recorded: the service ends, and its next start resumes the run
             raise
-        except ThinwireError as error:  # it could not even be begun
+        except ThinwireError as error:  # the run could not be started
             undriven(row.run_id, str(error), error.exit_code)
         except Exception as error:
             traceback.print_exc()
@@ -184,14 +191,11 @@ def serve(
     return 0
 
 
-# What people have ordered, as rows of the store: so an order survives a crash, and stays on record.
-
-
-LOOK_S = 0.2  # orders are looked for at most this often
+LOOK_S = 0.2  # shortest period between two reads of the commands
 
 
 class Orders:
-    """The service's view of `store.commands`; an order is answered when it has taken effect."""
+    """The service's view of `store.commands`; a command is answered when it has taken effect."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -205,23 +209,24 @@ class Orders:
         return self._open
 
     def stop_service(self) -> bool:
-        """Whether the service was ordered to end; once true it stays true."""
+        """Return True if a person commanded the service to end; once True it stays True."""
         self._ending = self._ending or self._answer("stop-service", "")
         return self._ending
 
     def stop_run(self, run_id: str) -> bool:
-        """Whether this run was ordered to end."""
+        """Return True if a person commanded this run to end, and answer the command."""
         return self._answer("stop-run", run_id)
 
     def runs_to_stop(self) -> list[str]:
-        """The runs that were ordered to end and have not been told."""
+        """Return the runs with an unanswered command to end."""
         return [order.run_id for order in self._look() if order.kind == "stop-run"]
 
     def revoked(self) -> list[Order]:
-        """Orders to shut a device out, that were not carried out yet; `done` says that one was."""
+        """Return the unanswered commands to revoke a device; `done` answers one."""
         return [order for order in self._look() if order.kind == "revoke"]
 
     def done(self, order: Order, result: Mapping[str, Any]) -> None:
+        """Answer a command with its result."""
         self._store.answer(order.id, {"done": True, **result})
         self._open = [other for other in self._open if other.id != order.id]
 

@@ -1,4 +1,8 @@
-"""Handing a run over: its row, its first model, then its place in the queue, where the service finds it."""
+"""Submission of a run: check the plan, store the run and its initial model, and queue it for the service.
+
+This module also decides how large a reply may be. The limit follows from the run's model, so it is known before a byte
+of the reply is accepted or parsed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from thinwire.server.model_store import Versions
 from thinwire.server.policy.device_profiles import Known, best_times
 from thinwire.store import Store
 
-LARGEST = 200_000_000  # trained float32 on 24 GiB: x, the tally, one update in flight and a copy being written
+LARGEST = 200_000_000  # trained float32 on 24 GiB: the model, the sum, one update, and a copy that is being written
 
 
 def submit(
@@ -45,11 +49,12 @@ def submit(
     owned: contextlib.ExitStack | None = None,
     fixed: Fixed | None = None,
 ) -> str:
-    """Check everything, store the first model and queue the run; gives its id. With [run] init = "device" there is no
-    first model yet, and of what is given only the layout and the fixed buffers count.
+    """Check everything, store the initial model, queue the run, and return its id.
 
-    A crash in between leaves a row that is still `preparing`: it is never begun, and `end_abandoned` closes it. `owned`
-    is for who drives the run here: it holds the run's lock for as long as that takes.
+    With `[run] init = "device"` there is no initial model yet: only the layout and the fixed buffers are used. `owned`
+    is for a caller that executes the run itself: it holds the run's lock for that time.
+
+    A crash meanwhile leaves a row with status `preparing`. Such a run never starts, and `end_abandoned` closes it.
     """
     found = plan.check(codecs)
     if not found and source == "devices":
@@ -81,25 +86,24 @@ def submit(
 
 
 def _measured(store: Store, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
-    """The best of each device that is there; of none while one was never seen at such work: it may be the quickest."""
+    """Return the best times of each connected device; none if one of them never did such work, as it may be
+    the fastest.
+    """
     there = {info.row.name for info in store.devices() if info.online and info.row.state == "approved"}
     best = best_times(Known(store.measures()), plan, layout)
     return {name: best[name] for name in there} if there <= best.keys() else {}
 
 
-# How large a reply may be: known from the run's model before a byte of it is taken or parsed.
-
-
-BASE_BYTES = 64 * 2**20  # an answer to an ask that nobody knows
+BASE_BYTES = 64 * 2**20  # for a reply to an unknown assignment
 BYTES_A_PARAMETER = 8  # no codec sends more: an index of four bytes and a float32
 BYTES_A_BUFFER = 4  # of a value of the averaged buffers, which are float32
 BYTES_A_PART = 160  # of a header: its name, its length, 64 hex digits
-BYTES_A_COUNTER = 32  # beside its name: 20 digits and what JSON puts around it
-UNKNOWN = ReplyLimit(BASE_BYTES, identity=None)  # of asks of no run of ours
+BYTES_A_COUNTER = 32  # without its name: 20 digits and the JSON around them
+UNKNOWN = ReplyLimit(BASE_BYTES, identity=None)  # for assignments of unknown runs
 
 
 def limit_of(plan: RunPlan, layout: Layout) -> ReplyLimit:
-    """Return what the largest honest reply of a run needs: a part a segment, one of buffers, and each counter."""
+    """Return the size limit of a reply: a part for each segment, one for buffers, and every counter."""
     travels = carried(algorithm_of(plan), layout)
     parts, counted = len(travels.segments) + 1, counters(layout)
     header = FREE_HEADER_BYTES + BYTES_A_PART * parts
@@ -110,15 +114,19 @@ def limit_of(plan: RunPlan, layout: Layout) -> ReplyLimit:
 
 
 class RunLimits:
-    """core.fleet.ReplyLimits of the runs in a store; an ask's id is RUN.ROUND.DEVICE. Any thread may call it."""
+    """Size limits of replies to the runs in a store (`core.fleet.ReplyLimits`); any thread may call it.
+
+    An `ask_id` begins with its run: RUN.ROUND.DEVICE.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._of: dict[str, ReplyLimit] = {}
-        for row in store.line():  # whose devices may answer what was asked before this start
+        for row in store.line():  # their devices may reply to assignments from before this start
             self.of(row.run_id + ".")
 
     def of(self, ask_id: str) -> ReplyLimit:
+        """Return the limit for a reply to this assignment."""
         run_id = ask_id.partition(".")[0]
         if run_id not in self._of:
             try:
@@ -128,9 +136,9 @@ class RunLimits:
             if row is None or row.run_id != run_id:
                 return UNKNOWN
             limit = limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout))
-            self._of[run_id] = replace(limit, identity=row.identity or None)  # a simulation asks no device
+            self._of[run_id] = replace(limit, identity=row.identity or None)  # a simulation has no identity
         return self._of[run_id]
 
     def max_header_bytes(self) -> int:
-        """Of all runs that are going on, or were asked for since the start."""
+        """Return the largest header limit of all runs that are active, or were looked up since the start."""
         return max((limit.header_bytes for limit in list(self._of.values())), default=FREE_HEADER_BYTES)

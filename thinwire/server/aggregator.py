@@ -109,6 +109,7 @@ class RoundAggregator:
             self._add(head, frames, discount)
 
     def _add(self, head: ReplyHead, frames: Frames, discount: float) -> None:
+        """Check an update completely, then add it."""
         segments = len(self.layout.segments)
         expected = [f"frame/{i}" for i in range(segments)]
         names = [part.name for part in head.parts]
@@ -195,6 +196,7 @@ class RoundAggregator:
             model.counters |= self.buffers.counters
 
     def _move(self, model: Model, change: Vector, kept: State) -> None:
+        """Apply the server optimizer's step to the model, and keep the state over all devices."""
         own = {name: array for name, array in model.state.items() if name not in (SHARES, COMMON)}
         if self.algorithm is not None and self.algorithm.control:
             moved, own = stepped(self.plan.server, model.params[: change.size], change, own)
@@ -219,6 +221,7 @@ class RoundAggregator:
 
 
 def _first(frames: Iterator[Arrived], count: int) -> Iterator[Arrived]:
+    """Yield the first `count` frames."""
     for _, frame in zip(range(count), frames, strict=False):
         yield frame
 

@@ -1,4 +1,4 @@
-"""A buffered round as a state machine without I/O: an asynchronous round with a buffer of updates.
+"""A buffered round collects asynchronous updates; this is its state machine, which does no I/O.
 
 It replaces the synchronous round (`round.py`) in a buffered plan and has the same events and actions
 (`round_events.py`). But no device waits for another one. Each device works all the time, from the newest model version
@@ -137,6 +137,7 @@ class Buffer:
             self._close()
 
     def _take(self, event: Input, now: float) -> list[Action]:
+        """Apply one event to the state, and return the actions that follow from it alone."""
         match event:
             case Asked(device, ask_id):
                 self._begin(device, ask_id, now)
@@ -168,6 +169,7 @@ class Buffer:
         return []
 
     def _head(self, head: Head) -> list[Action]:
+        """Accept, defer or drop the update of a reply."""
         terms, device, ask_id = self.terms, head.device, head.ask_id
         if ask_id in self.answered:
             return self._drop(head.update_id, "duplicate")
@@ -188,6 +190,7 @@ class Buffer:
         return [FoldUpdate(head.update_id, staleness, discount, late)]
 
     def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
+        """Note that an update does not count."""
         self.dropped.append(update_id)
         return [Drop(update_id, reason)]
 
@@ -211,12 +214,14 @@ class Buffer:
         return found
 
     def _begin(self, device: str, ask_id: str, now: float) -> None:
+        """Note that the device works on this assignment from `now` on."""
         if device in self.devices:
             self.going_on.add(device)
         self.asks.setdefault(device, ask_id)
         self.at_work[device] = AtWork(ask_id, now + self.terms.deadline_s)
 
     def _time_out(self, now: float) -> None:
+        """Move the assignments whose deadline has passed to `overdue`."""
         for device in [device for device, work in self.at_work.items() if now >= work.until_s]:
             self.overdue[device] = self.at_work.pop(device)
 
@@ -226,6 +231,7 @@ class Buffer:
         return not self.at_work.keys() <= self.devices
 
     def _place_is_free(self) -> bool:
+        """Return True if a concurrency slot is free."""
         return len(self.at_work) < (self.terms.max_concurrency or math.inf)
 
     def _fill(self, now: float, spares: Spares) -> list[Action]:
@@ -252,11 +258,13 @@ class Buffer:
         return actions
 
     def _ask(self, device: str, ask_id: str, why: str) -> AskNow:
+        """Return the selection of a device, with the reason."""
         places = f" of at most {self.terms.max_concurrency}" if self.terms.max_concurrency else ""
         why += f", {len(self.at_work)}{places} were at work"
         return AskNow(device, ask_id, self.terms.base_version, self.terms.deadline_s, why)
 
     def _close(self) -> Closed:
+        """Fix the result of the round."""
         assert self.shut is not None
         silent = tuple(device for device in self.overdue if device not in self.devices)
         self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, silent)

@@ -1,4 +1,4 @@
-"""The context of one run: its plan, its state, its model, and its access to store, fleet and clock.
+"""All drivers of one run share its context: plan, state, model, and access to store, fleet and clock.
 
 Every driver of the run (`run.py`, `round_runner.py`, `recovery.py` and others) works on the same `Running`. It records
 events, sends assignments, polls arrivals, and keeps replies that no round accepts yet.

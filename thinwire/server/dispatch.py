@@ -1,7 +1,7 @@
-"""Assignments to single devices: the envelope of each, sent for the first time or again, and the candidates for
-replacements.
+"""This module builds the envelopes of assignments, and finds candidates for replacements in a round.
 
-An envelope carries the newest model version, the outcomes of the device's last updates, and the work to do.
+An envelope carries the newest model version, the outcomes of the device's last updates, and the work to do. It is built
+for the first time, or again for an assignment that the fleet does not know after a restart.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ class Others:
             yield self._spare(device)
 
     def _spare(self, device: str) -> Spare:
+        """Return the device as a candidate, with its `ask_id` in this round."""
         return Spare(device, ask_id_of(self._running.run_id, self._opened.round, device))
 
 

@@ -218,11 +218,13 @@ def bounded(
 
 
 def _examples(reply: Measured, trained: Mapping[str, int]) -> int:
+    """Return the examples that a client trained on; if it never trained, those of the median device."""
     found = max(reply.examples, trained.get(reply.device, 0))
     return found or (median_low(trained.values()) if trained else 0)
 
 
 def _within(value: tuple[float, float], limit: float) -> tuple[float, float]:
+    """Return the (sum, count) with the count reduced to `limit` and the same value."""
     total, count = value
     limit = min(limit, MAX_COUNT) if limit > 0 else MAX_COUNT
     return (total * (limit / count), limit) if limit < count else value
@@ -297,10 +299,12 @@ def _middle(values: Sequence[tuple[float, float]]) -> tuple[float, float, float]
 
 
 def _left_out(values: Sequence[object]) -> int:
+    """Return how many of the farthest clients are left out."""
     return 2 if len(values) >= TWO_FROM else 1
 
 
 def _of(all_metrics: Iterable[Metrics], name: str) -> list[tuple[float, float]]:
+    """Return the (sum, count) pairs of one metric."""
     return [metrics[name] for metrics in all_metrics if name in metrics and metrics[name][1] > 0]
 
 

@@ -1,4 +1,4 @@
-"""Model versions on disk: one file for each version, written once and sent to devices unchanged.
+"""Model versions are kept on disk: one file for each version, written once and sent to devices unchanged.
 
 A file holds one identity frame for each segment, then a frame of float buffers if the model has any. The state of the
 server optimizer is in `v000007.state` next to it, which never leaves the aggregator. Fixed tensors are the same in all

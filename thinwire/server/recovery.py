@@ -1,4 +1,4 @@
-"""Recovery of the open round after a restart: its state machine replays the events that the journal holds.
+"""After a restart the open round is rebuilt: its state machine replays the events that the journal holds.
 
 The replayed round continues as if the aggregator had never stopped. It aggregates the accepted updates again, in the
 order of the journal, so the model is the same to the bit.

@@ -147,6 +147,7 @@ class Round:
             self._close()
 
     def _take(self, event: Input, now: float) -> list[Action]:
+        """Apply one event to the state, and return the actions that follow from it alone."""
         match event:
             case Asked(device, ask_id, instead_of):
                 self.instead[device] = instead_of
@@ -179,6 +180,7 @@ class Round:
         return []  # a Tick needs nothing more: `on` reads the clock after each event
 
     def _head(self, head: Head, now: float) -> list[Action]:
+        """Accept, defer or drop the update of a reply."""
         terms = self.terms
         self.places.free(head.device, head.ask_id)
         if not head.again and (self.shut or now >= self.deadline_at):
@@ -201,10 +203,12 @@ class Round:
         return [FoldUpdate(head.update_id, staleness, discount, late=not in_time)]
 
     def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
+        """Note that an update does not count."""
         self.dropped.append(update_id)
         return [Drop(update_id, reason)]
 
     def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
+        """Note that a device will not reply to this assignment, unless it replied or was lost before."""
         self.places.free(device, ask_id)
         if self.asks.get(device) != ask_id or ask_id in self.answered or device in self.lost:
             return []
@@ -246,6 +250,7 @@ class Round:
         return [self._ask(spare, now, said) for spare in islice(others, short)]
 
     def _ask(self, spare: Spare, now: float, said: str) -> AskNow:
+        """Select a replacement, with the reason."""
         left_s = self.deadline_at - now
         why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left{said}"
         self.instead[spare.device] = instead_of = self._vacant() if self.lost or self.spoiled else ""
@@ -271,6 +276,7 @@ class Round:
         return None
 
     def _close(self) -> Closed:
+        """Fix the result of the round."""
         assert self.shut is not None
         self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, self.outstanding)
         return self.closed
@@ -309,6 +315,7 @@ class Places:
 
     @property
     def _share_s(self) -> float:
+        """Return the seconds of one wave of this round."""
         return share_s(self.terms.deadline_s, self.terms.target, self.terms.max_concurrency)
 
     def take(self, device: str, ask_id: str, now: float) -> None:

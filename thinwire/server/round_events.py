@@ -1,4 +1,4 @@
-"""The events that a round can receive, the actions that it can return, and the terms that it opens with.
+"""A round receives events, returns actions, and opens with terms; this module defines all three.
 
 The state machines in `round.py` and `buffered_round.py` share these types. An event says what happened, such as a reply
 that arrived. An action says what the driver (`round_runner.py`) has to do next. All types are plain values without I/O.

@@ -1,4 +1,4 @@
-"""Opening of a round: the decision which devices are selected, until when, in which codecs and for how much work.
+"""The opening of a round decides which devices are selected, until when, in which codecs, and for how much work.
 
 This module gathers what is known of devices and passes it to the pure decisions in `policy/`. It also builds the state
 machine of the round.

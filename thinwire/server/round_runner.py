@@ -112,6 +112,7 @@ class OneRound:
                 self.on(round_events.Left(device, "did not come back"))
 
     def _wait(self) -> float:
+        """Return the seconds that the next poll may wait."""
         if self.folds.running:
             return 0.0
         return max(0.0, min(POLL_S, self.machine.deadline_at - self.running.elapsed))
@@ -237,6 +238,7 @@ class OneRound:
             running.ask([self._envelope(device, ask_id) for device, ask_id in asked])
 
     def _envelope(self, device: str, ask_id: str) -> Envelope:
+        """Return the assignment as it is sent to the device now."""
         if self.running.past.delay:
             return envelope_again(self.running, device, ask_id)
         deadline_s = self.deadlines.get(ask_id, self.opened.deadline_s)

@@ -1,4 +1,4 @@
-"""Execution of one run, from its first round, or from where the journal ends, to its end.
+"""This module executes one run, from its first round, or from where the journal ends, to its end.
 
 A run waits until enough devices are online, opens a round, drives it and closes it. It repeats this until the plan's
 rounds are done, a target metric is reached, or a person stops the run. After a restart it first sends the unanswered

@@ -231,6 +231,7 @@ class Farewells:
             self._add(row, ())
 
     def _add(self, row: RunRow, sent: Collection[str]) -> None:
+        """Note which devices have not acknowledged the end of this run."""
         over = Over(row.run_id, row.task, digest_of(row.plan), row.identity, row.finished_at or self._clock.wall())
         for device in self._store.untold(row.run_id):
             if device not in sent:

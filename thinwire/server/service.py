@@ -204,6 +204,7 @@ class Orders:
         self._ending = False
 
     def _look(self) -> list[Order]:
+        """Return the unanswered commands, read from the store at most every LOOK_S seconds."""
         if time.monotonic() - self._looked_at >= LOOK_S:
             self._open, self._looked_at = self._store.pending_orders(), time.monotonic()
         return self._open
@@ -231,6 +232,7 @@ class Orders:
         self._open = [other for other in self._open if other.id != order.id]
 
     def _answer(self, kind: str, run_id: str) -> bool:
+        """Answer all commands of this kind for this run; return True if there was one."""
         found = [order for order in self._look() if order.kind == kind and order.run_id == run_id]
         for order in found:
             self.done(order, {})

@@ -1,4 +1,4 @@
-"""Submission of a run: check the plan, store the run and its initial model, and queue it for the service.
+"""Submission checks the plan, stores the run and its initial model, and queues the run for the service.
 
 This module also decides how large a reply may be. The limit follows from the run's model, so it is known before a byte
 of the reply is accepted or parsed.

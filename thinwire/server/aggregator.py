@@ -380,7 +380,7 @@ def moved_by(tally: WeightedMean, state: State, weights: Weights) -> tuple[Vecto
     Invariant: w_i never changes after the first round that counts the device, and no update is discounted. Otherwise S
     would not be the sum of w_i g_i any more.
 
-    One device's part cannot be taken out of S, because its g_i is stored only on its own disk. When a device in S is
+    No operation removes one device's part from S, because its g_i is stored only on its own disk. When a device in S is
     revoked, the next round therefore starts again for all: S and every g_i are 0, and replies to earlier assignments do
     not count. This costs the other devices as much as a first round, and keeps nothing of the revoked device.
     """

@@ -186,7 +186,7 @@ class Running:
         self.fleet.cancel([ask_id])
 
     def wrong(self, head: ReplyHead) -> tuple[str, str] | None:
-        """Return kind and text of the failure if a reply cannot be an update of this run, otherwise None.
+        """Return kind and text of the failure if a reply is not a valid update of this run, otherwise None.
 
         Headers come from devices and are not trusted. A reply is valid only if its assignment went to the same device.
         It must have frames, and start from the version that the assignment named.

@@ -104,7 +104,7 @@ def _named(said: Mapping[str, str]) -> str:
 
 
 def _unable(running: Running) -> dict[str, str]:
-    """Return device -> reason for the connected devices that cannot be selected now."""
+    """Return device -> reason for the connected devices that are not selected now."""
     there = running.presence.hellos
     barred = running.past.first.bars(running.elapsed, _most(running), running.presence.said)
     return running.unable() | {device: why for device, why in barred.items() if device in there}

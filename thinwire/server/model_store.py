@@ -92,7 +92,7 @@ class Versions:
             write_atomically(self.folder / FIXED, data)
 
     def read_fixed(self) -> Fixed:
-        """Return the run's fixed tensors; raise `DataLost` if they cannot be read."""
+        """Return the run's fixed tensors; raise `DataLost` if reading fails."""
         path = self.folder / FIXED
         try:
             return unpack_fixed(self.layout, path.read_bytes() if path.exists() else b"")
@@ -104,7 +104,7 @@ class Versions:
             ) from error
 
     def read_state(self, stored: ModelStored) -> State:
-        """Return the server optimizer's state at a version, bit for bit; raise `DataLost` if it cannot be read."""
+        """Return the server optimizer's state at a version, bit for bit; raise `DataLost` if reading fails."""
         if not stored.state:
             return {}
         path = (self.folder / stored.file).with_suffix(".state")

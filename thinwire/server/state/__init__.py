@@ -1,1 +1,3 @@
-"""What a run has decided so far, as folds over its journal: a run that is taken up again knows the same."""
+"""This package holds the state of a run, rebuilt from its journal, so that a resumed run knows what the killed one
+knew.
+"""

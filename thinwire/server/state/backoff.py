@@ -1,4 +1,8 @@
-"""For how long a device is not asked again that could not do what it was asked."""
+"""Decides how long a failed device gets no assignment, and which device makes the initial model.
+
+`Barred` excludes devices whose failure would repeat. `FirstAsks` holds the requests for the initial model and their
+outcomes. Both are rebuilt from the journal, so a resumed run knows the same.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from thinwire.core.events import ClientFailed, Event, FirstModelAsked, FirstMode
 from thinwire.server.policy.cohort import in_drawn_order
 from thinwire.server.policy.deadlines import FIRST_S, Deadline
 
-PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose answer changes with the time
-PASSING_S, DAY_S = 600.0, 90_000.0  # so long at least and at most a device is left alone that declined by one of them
+PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose decision changes with time
+PASSING_S, DAY_S = 600.0, 90_000.0  # shortest and longest exclusion after one of them declined
 AGAIN = re.compile(r"\(again in (\d{1,6}) s\)$")
 MISSING = "task-missing"
 BARRING = (
@@ -22,11 +26,15 @@ BARRING = (
     "layout-mismatch",
     "declined",
     "protocol",
-)  # asked again it would fail again
+)  # these failures would repeat
 
 
 def barred_s(kind: str, text: str) -> float:
-    """How long a device is not asked after such a failure, unless it says something else meanwhile.
+    """Return for how many seconds a device gets no assignment after this failure.
+
+    Time alone ends the exclusion only if a rule of the device's policy declined that depends on the time (`PASSING`).
+    The device says when it may be assigned again; the result is at least `PASSING_S` and at most `DAY_S`. Any other
+    exclusion ends only when the device reports something else about itself, and the result is infinite.
 
     >>> barred_s("declined", "hours: at night (again in 7200 s)"), barred_s("declined", "tasks: not this one")
     (7200.0, inf)
@@ -39,31 +47,33 @@ def barred_s(kind: str, text: str) -> float:
 
 @dataclass
 class Barred:
-    """Devices whose failure was one that would come again, for as long as they say of themselves what they said then.
+    """Holds the devices whose failure would repeat, and until when each of them is excluded.
 
-    `said` gives a digest of what a device says now; that of then is in the journal, so that a restart changes nothing.
+    An exclusion holds while the device reports the same about itself as when it failed. The callable `said` returns a
+    digest of the device's present report. The digest at the failure is in the journal, so a restart changes nothing.
     """
 
-    _failed: dict[str, tuple[ClientFailed, float]] = field(default_factory=dict)  # and until when, elapsed_s
+    _failed: dict[str, tuple[ClientFailed, float]] = field(default_factory=dict)  # and its end, elapsed_s
 
     def failed(self, event: ClientFailed) -> None:
+        """Exclude the device of this event if its failure would repeat."""
         if event.kind in BARRING:
             until_s = event.elapsed_s + barred_s(event.kind, event.text)
             self._failed[event.device] = event, until_s
 
     def bars(self, device: str, elapsed_s: float, said: Callable[[str], str]) -> bool:
-        """Whether it is not asked now."""
+        """Return True if the device gets no assignment at `elapsed_s`."""
         if device not in self._failed:
             return False
         event, until_s = self._failed[device]
         return elapsed_s < until_s and event.said == said(device)
 
     def same_until(self, elapsed_s: float) -> float:
-        """When the next of those who are barred now may be asked again by time alone, elapsed_s."""
+        """Return when the next exclusion ends by time alone, in seconds of the run's clock; infinite if none does."""
         return min((until_s for _, until_s in self._failed.values() if elapsed_s < until_s), default=math.inf)
 
     def now(self, elapsed_s: float, said: Callable[[str], str]) -> dict[str, str]:
-        """Devices that are not asked now, with the reason."""
+        """Return {device: reason} of the devices that get no assignment at `elapsed_s`."""
         return {
             device: "said that it has no such task" if event.kind == MISSING else f"{event.kind}: {event.text}"
             for device, (event, _) in self._failed.items()
@@ -71,34 +81,33 @@ class Barred:
         }
 
 
-# Who was asked for the first model and what came of it, as a fold over the journal: a resumed run knows the same.
-
-
-TRIED = ("left", "stale")  # what may be another time: it was away, slow, or at other work
-OWN = ("declined", "refused")  # what is the device's own affair, and says nothing of the task
-ENOUGH = 10  # devices that failed for good: it is the task then, and one after the other thousands would take days
-MOST_TIMES = 8  # over the first deadline, as the last ask has where nothing is said: nobody else is asked meanwhile
-AWAY_S = MOST_TIMES * FIRST_S  # who is not there is waited for no longer than who is, and says nothing
-Said = Callable[[str], str]  # a digest of what a device says of itself now; "" where it has said nothing yet
+TRIED = ("left", "stale")  # may succeed another time: the device was offline, slow or busy
+OWN = ("declined", "refused")  # the device's own decision, which says nothing about the task
+ENOUGH = 10  # failed devices: then the task is at fault, and trying thousands in turn would take days
+MOST_TIMES = 8  # times the first deadline, as the last attempt has by default: all other devices wait meanwhile
+AWAY_S = MOST_TIMES * FIRST_S  # an offline device is waited for as long as a silent one
+Said = Callable[[str], str]  # device -> digest of its present report; "" before its first one
 
 
 @dataclass
 class FirstAsks:
-    """`open` is the ask whose answer is waited for: no other answer is taken. `times`: how often each was asked.
+    """Holds the requests for the initial model and their outcomes, rebuilt from the journal.
 
-    Who left or let its time pass may be asked again, until that came of `most` asks; who declined for now when that has
-    passed; and everybody else when it says something else of itself than it did then, over a restart too.
+    `open` is the request whose reply is awaited; no other reply is accepted. `times` counts the requests to each
+    device. A device that disconnected or timed out may get another request until `most` of its requests have failed so.
+    A device that declined for now may get one after its back-off. Any other failed device may get one once it reports
+    something else about itself. A restart resets none of this.
     """
 
     open: FirstModelAsked | None = None
-    failed: FirstModelFailed | None = None  # the last one
+    failed: FirstModelFailed | None = None  # the last failure
     times: Counter[str] = field(default_factory=Counter)
-    tried: Counter[str] = field(default_factory=Counter)  # device -> asks of which nothing came, for one of TRIED
-    late: Counter[str] = field(default_factory=Counter)  # device -> of these asks, those whose time was over
-    _failed: dict[str, FirstModelFailed] = field(default_factory=dict)  # the last one of each, in order
+    tried: Counter[str] = field(default_factory=Counter)  # device -> requests that failed for one of TRIED
+    late: Counter[str] = field(default_factory=Counter)  # device -> those of them that timed out
+    _failed: dict[str, FirstModelFailed] = field(default_factory=dict)  # device -> its last failure, oldest first
 
     def apply(self, event: Event) -> None:
-        """Take in an event, if it is one of these asks."""
+        """Record an event if it concerns the initial model."""
         match event:
             case FirstModelAsked():
                 self.open, self.times[event.device] = event, self.times[event.device] + 1
@@ -112,26 +121,33 @@ class FirstAsks:
                     self.late[device] += 1
 
     def bars(self, elapsed_s: float, most: int, said: Said) -> dict[str, str]:
-        """Devices that are not asked now, with the reason. How often one was tried counts whatever it says since, for
-        who dies of it comes anew each time.
+        """Return {device: reason} of the devices that get no request at `elapsed_s`.
+
+        Failed attempts count whatever the device has reported since. A device that crashes over the task would
+        otherwise connect as a new one each time.
         """
         now = {device: _text(event) for device, event in self._unchanged(said).items() if elapsed_s < _until_s(event)}
         return now | self._given_up(most)
 
     def reasons(self, said: Said) -> dict[str, str]:
-        """Why devices gave none, of all that say nothing else of themselves since."""
+        """Return {device: reason} of the failed devices that have reported nothing else about themselves since."""
         return {device: _text(event) for device, event in self._unchanged(said).items()}
 
     def may_pass(self, elapsed_s: float, most: int, said: Said) -> set[str]:
-        """Devices whose reason passes by itself, or passed AWAY_S ago at most: who can be asked then is asked, and the
-        others may have left for good.
+        """Return the devices whose reason passes with time, or passed at most `AWAY_S` seconds ago.
+
+        A device that can get a request by then gets one. The others may have left for good.
         """
         untils = {device: _until_s(event) for device, event in self._unchanged(said).items()}
         passing = {d for d, until in untils.items() if math.isfinite(until) and elapsed_s < until + AWAY_S}
         return passing - self._given_up(most).keys()
 
     def for_good(self, most: int) -> dict[str, str]:
-        """Devices that failed for good, the last one first, but for what is only their own affair."""
+        """Return {device: reason} of the devices that failed permanently, the latest first.
+
+        A device that has used up its `most` attempts is among them. A failure that is the device's own decision (`OWN`)
+        is not.
+        """
         given_up = self._given_up(most)
         return {
             device: given_up.get(device, _text(event))
@@ -140,12 +156,15 @@ class FirstAsks:
         }
 
     def next_of(self, able: Sequence[str], seed: int) -> str:
-        """Whom the seed draws of those that were asked least often; where ENOUGH were tried, of these before others."""
+        """Return the able device that got the fewest requests; the seed decides between equals.
+
+        Once `ENOUGH` devices have been tried, an able one among them comes before all others.
+        """
         tried = [device for device in able if self.tried[device]] if len(self.tried) >= ENOUGH else []
         return min(in_drawn_order(tried or able, seed, 0), key=lambda device: self.times[device])
 
     def _unchanged(self, said: Said) -> dict[str, FirstModelFailed]:
-        """The last failure of each device that says nothing else of itself since."""
+        """Return the last failure of each device that has reported nothing else about itself since."""
         return {device: event for device, event in self._failed.items() if said(device) in ("", event.said)}
 
     def _given_up(self, most: int) -> dict[str, str]:
@@ -154,7 +173,7 @@ class FirstAsks:
 
 
 def patient(one: Deadline, late: int) -> Deadline:
-    """The deadline of a device that was late so often: twice as long each time, up to MOST_TIMES.
+    """Return the deadline of a device that was `late` so often: doubled each time, up to `MOST_TIMES` its length.
 
     >>> patient(Deadline(60.0, "60 s: because"), 2)
     Deadline(seconds=240.0, reason='240 s: 4 times over, for its time was over before; 60 s: because', usual_s=None)

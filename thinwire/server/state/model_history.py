@@ -1,4 +1,8 @@
-"""What devices train from, as the journal says: the versions that there are, and who was asked from which."""
+"""Holds the model versions of a run and their evaluations, rebuilt from the journal.
+
+`Bases` knows which versions there are, and from which one each round and device trained. `Scores` knows how good each
+version is: the measurements in the replies, and the evaluation that follows from them.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +16,38 @@ from thinwire.core.types import Metrics
 
 @dataclass
 class Bases:
-    """`kept`: versions that are remembered."""
+    """Holds the last `kept` model versions as devices hold them, and which version each round and device trained from.
+
+    If the downlink is compressed, devices hold a replica of the model instead of the model itself.
+    """
 
     kept: int
-    model: ModelStored | None = None  # the newest
-    models: dict[int, ModelStored] = field(default_factory=dict)  # version -> the model
-    shadow: ShadowStored | None = None  # of the newest version; None: devices hold the model itself
-    changes: dict[int, ShadowStored] = field(default_factory=dict)  # version -> the change that leads to it
+    model: ModelStored | None = None  # the latest
+    models: dict[int, ModelStored] = field(default_factory=dict)  # version -> its model
+    shadow: ShadowStored | None = None  # replica of the latest version; None: devices hold the model itself
+    changes: dict[int, ShadowStored] = field(default_factory=dict)  # version -> its replica and downlink update
     made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
-    asked_from: dict[int, int] = field(default_factory=dict)  # round -> the version that its asks train from
-    held: dict[str, int] = field(default_factory=dict)  # device -> the version that its last answer was made from
+    asked_from: dict[int, int] = field(default_factory=dict)  # round -> the version that its assignments train from
+    held: dict[str, int] = field(default_factory=dict)  # device -> the version that its last reply trained from
 
     @property
     def version(self) -> int:
+        """Return the number of the latest model version; 0 before there is a model."""
         return self.model.version if self.model else 0
 
     @property
     def newest(self) -> ModelStored | ShadowStored:
-        """The newest version as devices hold it."""
+        """Return the latest version as devices hold it: its replica if there is one, else the model itself."""
         assert self.model is not None, "a run that is driven has a model"
         return self.shadow or self.model
 
     def of(self, asked_round: int) -> ModelStored | ShadowStored:
-        """What the asks of a round trained from, as devices hold it."""
+        """Return the version that the assignments of a round trained from, as devices hold it."""
         version = self.asked_from[asked_round]
         return self.changes.get(version) or self.models[version]
 
     def apply(self, event: Event) -> None:
+        """Record an event that stores a model version, trains from one or makes one."""
         match event:
             case ModelStored():
                 self.model, self.shadow = event, None
@@ -56,24 +65,24 @@ class Bases:
 
 
 def made_step(closed: RoundClosed) -> bool:
-    """Whether a round moved the model."""
+    """Return True if the round changed the model."""
     return closed.reason not in ("too-few", "stopped")
 
 
-# How good each version is, as the journal says: what answers measured of it, and what that came to.
-
-
-FEWEST = 3  # devices: of two that differ nobody knows which one to believe
-MEASURED, TRAINED = "eval/", "train/"  # what a metric's name begins with: of the model that was sent, and of training
+FEWEST = 3  # devices: if two differ, nothing says which one is right
+MEASURED, TRAINED = "eval/", "train/"  # prefixes of metrics: of the model that was sent, and of training
 
 
 def may_be_recorded(name: str, kind: str) -> bool:
-    """Whether a metric's name is one of this kind, and within the bound of a name. A simulation reads no messages."""
+    """Return True if a metric's name begins with this prefix and has an allowed length.
+
+    A simulation parses no messages, so the parser's check of the length is repeated here.
+    """
     return name.startswith(kind) and 0 < len(name) - len(kind) <= MAX_METRIC_LETTERS
 
 
 class Measured(NamedTuple):
-    """One reply's metrics. `examples` are those that it trained on; 0: it only measured."""
+    """Holds the metrics of one reply. `examples` is the number of training examples; 0 if the device only evaluated."""
 
     update_id: str
     device: str
@@ -83,22 +92,27 @@ class Measured(NamedTuple):
 
 @dataclass
 class Scores:
-    """`kept`: versions whose measurements wait to be evaluated."""
+    """Holds the evaluations of model versions, and the measurements of at most `kept` versions that are not evaluated
+    yet.
+    """
 
     kept: int
-    measured: dict[int, list[Measured]] = field(default_factory=dict)  # version -> by answers, until it is evaluated
-    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)  # version -> what `best` and `target` go by
+    measured: dict[int, list[Measured]] = field(default_factory=dict)  # version -> until it is evaluated
+    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)  # version -> metrics that `best`, `target` use
     best: Evaluated | None = None
-    by_few: set[int] = field(default_factory=set)  # versions that too few measured to go by
-    most: int = 0  # clients that measured one version
+    by_few: set[int] = field(default_factory=set)  # versions measured by too few to be best or meet a target
+    most: int = 0  # the largest number of clients that measured one version
     measurers: set[str] = field(default_factory=set)  # devices whose measurements of some version were evaluated
-    names: set[str] = field(default_factory=set)  # of all metrics that were recorded, with their kind
-    units: dict[str, float] = field(default_factory=dict)  # metric -> what one example of training counts in it
-    widths: dict[str, float] = field(default_factory=dict)  # metric -> the largest so far of measured.py's w
-    examples: dict[str, int] = field(default_factory=dict)  # device -> the most that it said to have trained on
+    names: set[str] = field(default_factory=set)  # all recorded metrics, with their prefix
+    units: dict[str, float] = field(default_factory=dict)  # metric -> how much one training example counts in it
+    widths: dict[str, float] = field(default_factory=dict)  # metric -> the largest w of server/evaluation.py so far
+    examples: dict[str, int] = field(default_factory=dict)  # device -> most training examples reported
 
     def measure(self, event: UpdateAccepted, newest: int) -> None:
-        """What an answer says of a version that is not evaluated yet; `newest`: the model's version meanwhile."""
+        """Record the metrics of a reply about a version that is not evaluated yet.
+
+        `newest` is the latest model version when the reply arrives.
+        """
         version, metrics = int(event.head.get("base_version", 0)), event.head.get("metrics", {})
         examples = int(event.head.get("examples", 0))
         self.examples[event.device] = max(examples, self.examples.get(event.device, 0))
@@ -109,6 +123,7 @@ class Scores:
             self.measured.pop(newest - self.kept, None)
 
     def evaluate(self, event: Evaluated) -> None:
+        """Record the evaluation of a version, and forget the measurements that it is made from."""
         self.evaluated[event.version] = event.decisive
         self.measurers |= {reply.device for reply in self.measured.pop(event.version, ())}
         self.most = max(self.most, event.clients)
@@ -121,13 +136,15 @@ class Scores:
             self.best = event
 
     def close(self, event: RoundClosed) -> None:
+        """Record the names of the training metrics of a closed round."""
         self.names |= {TRAINED + name for name in event.metrics}
 
     def admitted(self, metrics: Metrics) -> Metrics:
         """Select the metrics of a reply that its event holds, before its round can say which names most replies carry.
 
-        These are the names that the run has recorded. While it has recorded none of a kind, or fewer than FEWEST
-        devices have measured, all names of this kind within the bounds are held: the round's end says which count.
+        These are the names that the run has recorded. While the run has recorded no name of a kind, all names of this
+        kind within the bounds are kept. The same holds for evaluation metrics while fewer than `FEWEST` devices have
+        measured. The end of the round decides which of them count.
         """
         found = set[str]()
         for kind in (MEASURED, TRAINED):

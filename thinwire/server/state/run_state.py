@@ -1,9 +1,11 @@
-"""What a run has decided so far, as a fold over its journal.
+"""Holds the state of a run, rebuilt from its journal.
 
-The driver applies each event here as it records it, and a resume applies the same events from the journal: so a
-run that goes on knows exactly what the one that was killed knew. Nothing is decided in this file. What makes an idea of
-its own stands beside it: the rounds that are open (`line`), what devices train from (`bases`), how good that is
-(`scores`), which asks wait for an outcome (`outcomes`), what each device owes (`owed`) and was told (`told`).
+The run applies each event here as it records it, and a resume applies the same events from the journal. So a resumed
+run knows exactly what the killed one knew. Nothing is decided in this file.
+
+Each part with a topic of its own is a class of its own: open rounds (`line`), model versions (`bases`), their
+evaluations (`scores`), assignments without an outcome (`outcomes`), assignments in flight (`owed`), and the outcomes
+that devices are informed of (`told`).
 """
 
 from __future__ import annotations
@@ -37,66 +39,72 @@ from thinwire.server.state.backoff import Barred, FirstAsks
 from thinwire.server.state.model_history import Bases, Scores, made_step
 from thinwire.server.state.open_rounds import Line
 
-TIMES = 3  # answers of a device whose times are remembered
-KEPT = 1024  # rounds, and verdicts of one device: far more than a plan waits for an answer
+TIMES = 3  # replies of a device whose durations are kept
+KEPT = 1024  # rounds, and outcomes of one device: far more than a plan waits for a reply
 
 
 @dataclass
 class Past:
-    """The state of a run between two events. `delay`: rounds that are opened ahead of the one that is folded."""
+    """Holds the state of a run between two events. `delay` is the number of rounds that open ahead of the current
+    one.
+    """
 
     delay: int = 0
     status: RunStatus = "queued"
     status_text: str = ""
-    first: FirstAsks = field(default_factory=FirstAsks)  # while there is no model
+    first: FirstAsks = field(default_factory=FirstAsks)  # requests for the initial model
     bases: Bases = field(default_factory=lambda: Bases(KEPT))
     scores: Scores = field(default_factory=lambda: Scores(KEPT))
     line: Line = field(default_factory=Line)
     rounds_opened: int = 0
     steps_made: int = 0
-    too_few_in_a_row: int = 0  # those that were asked before the last of these closed failed with it
-    asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> ask_id -> device, of the last KEPT rounds
-    drawn: dict[int, int] = field(default_factory=dict)  # round -> devices that it opened with and for
-    sent: dict[str, int] = field(default_factory=dict)  # ask_id -> bytes of the model that went with it last
-    decided: set[str] = field(default_factory=set)  # every update_id that was accepted or dropped
+    too_few_in_a_row: int = 0  # rounds; those open when one of them closed count with it
+    asks: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> id -> device, of the last KEPT rounds
+    drawn: dict[int, int] = field(default_factory=dict)  # round -> number of devices selected at its opening
+    sent: dict[str, int] = field(default_factory=dict)  # id -> bytes of the model that were last sent with it
+    decided: set[str] = field(default_factory=set)  # ids of all updates that were accepted or dropped
     dropped: set[str] = field(default_factory=set)
-    answered: set[str] = field(default_factory=set)  # every one of `asks` that was answered
-    outcomes: Outcomes = field(default_factory=Outcomes)  # which asks have none yet
-    took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s, its last answers
+    answered: set[str] = field(default_factory=set)  # all ids in `asks` that were answered
+    outcomes: Outcomes = field(default_factory=Outcomes)  # which assignments have none yet
+    took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s of last replies
     paces: Paces = field(default_factory=Paces)
     owed: Owed = field(default_factory=Owed)
-    here: set[str] = field(default_factory=set)  # asked and not seen to leave
-    there: set[str] = field(default_factory=set)  # as the last round opened, whether asked or not
+    here: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
+    there: set[str] = field(default_factory=set)  # online when the last round opened, selected or not
     barred: Barred = field(default_factory=Barred)
     told: Told = field(default_factory=lambda: Told(KEPT))
-    deadlines: dict[int, float] = field(default_factory=dict)  # round -> seconds that it opened with
+    deadlines: dict[int, float] = field(default_factory=dict)  # round -> its deadline at the opening, s
     codecs: AskedCodecs = field(default_factory=lambda: AskedCodecs(KEPT))
-    weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted it
-    references_from: int = 0  # the round since which `weights` are collected
+    weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted them
+    references_from: int = 0  # the round from which `weights` are collected
     slowest: list[float] = field(default_factory=list)
     elapsed_s: float = 0.0
-    elapsed_at: float = 0.0  # the wall clock when it was so much
-    _failed_with: int = 0  # the last round that was open when the last of `too_few_in_a_row` closed
+    elapsed_at: float = 0.0  # the wall clock at that time
+    _failed_with: int = 0  # the last round that had opened when `too_few_in_a_row` last grew
 
     def __post_init__(self) -> None:
         self.owed.ahead = self.line.goes_ahead = self.delay > 0
 
     @property
     def version(self) -> int:
-        """Of the newest model."""
+        """Return the number of the latest model version."""
         return self.bases.version
 
     def had_s(self, device: str, number: int) -> float:
-        """How long a device was given in a round for which it owes an answer."""
-        return self.deadlines[number] if self.delay else self.owed.had_s(device)  # else it owes its last ask alone
+        """Return how many seconds a device was given in round `number`, whose assignment it has not answered."""
+        return self.deadlines[number] if self.delay else self.owed.had_s(device)  # else only one is in flight
 
     def will_hold(self, device: str, but: str = "") -> int | None:
-        """The version that a device holds when it takes up its next ask (`but`): of the ask before, or its answer."""
+        """Return the model version that a device holds when its next assignment (`but`) is delivered; None if it is not
+        known.
+
+        It is the version of the last other assignment in flight. If there is none, it is the version of the last reply.
+        """
         due = [number for ask_id, number in self.owed.of(device).items() if ask_id != but]
         return self.bases.asked_from[due[-1]] if due else self.bases.held.get(device)
 
     def apply(self, event: Event) -> None:
-        """Take in one event of the journal."""
+        """Apply one event of the journal."""
         self._tell_time(event)
         for fold in (self.first, self.outcomes, self.bases):
             fold.apply(event)
@@ -138,19 +146,25 @@ class Past:
             self.elapsed_s, self.elapsed_at = elapsed_s, event.at
 
     def missed_s(self, gone_at: float, at: float, elapsed_s: float, set_by_s: float = 0.0) -> float:
-        """What the run's clock will not have counted of the round when it shows `elapsed_s` at this time of day, after
-        an absence since `gone_at`: from the last event until then, and from then on; nothing where that is not known.
+        """Return how many seconds of the current round the run's clock does not count.
+
+        The clock shows `elapsed_s` at the wall time `at`, after the aggregator was down since `gone_at`. The result
+        covers the time from the last event to `gone_at`, and the downtime after it. A part whose length is not known
+        counts as 0. `set_by_s` is how far the wall clock is known to have been set during the downtime.
         """
         stood_s = (absence_s(self.elapsed_at, gone_at) or 0.0) + (absence_s(gone_at, at, set_by_s) or 0.0)
         return self.line.now.missed_s + max(0.0, stood_s - (elapsed_s - self.elapsed_s))
 
     def round_of(self, device: str, ask_id: str) -> int:
-        """The round in which this device was asked this; 0 when it was not, or too long ago to be known."""
+        """Return the round in which the device got this assignment; 0 if it never did, or too long ago to be known."""
         number = asked_round(ask_id)
         return number if self.asks.get(number, {}).get(ask_id) == device else 0
 
     def goes_on(self, ask_id: str) -> bool:
-        """Whether its device was asked something in the same round before: then that measured their version."""
+        """Return True if this is a follow-up assignment whose first assignment in the same round is known.
+
+        Only the first one evaluates the model.
+        """
         return is_further(ask_id) and first_of(ask_id) in self.asks.get(asked_round(ask_id), {})
 
     def _open(self, event: RoundOpened) -> None:
@@ -172,7 +186,7 @@ class Past:
                 self.told.forget(ask_id)
 
     def _ask_since(self, event: ClientAsked | AskedInFull) -> None:
-        """How much goes with an ask; nothing else is new for one that its round opened with."""
+        """Record how many bytes go with an assignment, and the assignment itself if its round did not open with it."""
         self.sent[event.ask_id] = event.payload_bytes
         if isinstance(event, AskedInFull):
             return
@@ -189,7 +203,7 @@ class Past:
         self.owed.ask(number, device, ask_id, elapsed_s, deadline_s)
 
     def _time(self, event: UpdateAccepted) -> None:
-        """How long this answer took, if it is one to the device's last ask."""
+        """Record how long a reply took, if it answers the device's last assignment."""
         took_s = self.owed.took_s(event.device, event.ask_id, event.elapsed_s)
         if took_s is None:
             return

@@ -1,1 +1,4 @@
-"""Whom to ask, for what, in which codec and until when: pure decisions, and what is known of devices to decide by."""
+"""This package decides which devices get assignments, for how much work, in which codec and until when.
+
+Its functions are pure: they return a decision with its reason. Its classes hold what the decisions are based on.
+"""

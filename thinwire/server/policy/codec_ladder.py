@@ -1,11 +1,16 @@
-"""Which codec a device is asked in: the mildest that its link carries in time, as its last rounds have shown it.
+"""Chooses each device's codec from a codec ladder: the least compressed one whose update arrives in time.
 
-In time is what holds nobody up (`fits_s` of server/policy/deadlines.py): under an automatic deadline, which is far
-longer than a round usually takes, little longer than the slowest who is wanted needs with the smallest codec.
+In time means that no other device waits for it (`Deadline.fits_s` in server/policy/deadlines.py). An automatic deadline
+is far longer than a round usually takes. Under one, the limit is little more than the time that the slowest wanted
+device needs with the most compressed codec.
 
-Harsher at once, for a late answer costs a round; then milder again only when that would have fitted for some rounds,
-for links that waver would be late every time that they are good for once. Who was never too slow needs no patience.
-Milder by one codec a round: what is expected of an update that is larger than any that was sent is a guess.
+A device moves to a more compressed codec at once, because a late reply costs a round. It moves back only after a less
+compressed codec would have fitted for some rounds: an unstable link would otherwise be late after each good round. A
+device that was never too slow needs no such patience. It moves back by one codec a round, because the time of an update
+that is larger than any sent before is a guess.
+
+`AskedCodecs` holds the codecs of assignments, each device's position on the ladder, and the sizes of updates. It
+follows from the journal alone, so a resumed run decodes and decides like the run that was killed.
 """
 
 from __future__ import annotations
@@ -15,35 +20,35 @@ from dataclasses import dataclass, field
 
 from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted
 
-PATIENCE = 3  # rounds in which a milder codec would have fitted before it is asked for
+PATIENCE = 3  # rounds in which a less compressed codec must have fitted before it is used
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a device stands on the ladder.
+    """Holds a device's position on the codec ladder.
 
-    `rounds`: in so many in a row `milder` would have fitted since the device was asked in a harsher codec than before.
-    With PATIENCE of them, as in the beginning, nothing speaks against a milder one.
+    `rounds` counts how many rounds in a row the less compressed codec would have fitted, since the device last moved to
+    a more compressed one. From PATIENCE rounds on, as at the start, nothing prevents a move back.
     """
 
     codec: str
-    milder: str = ""
+    milder: str = ""  # the less compressed codec that would have fitted
     rounds: int = PATIENCE
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A device's codec for a round, with the reason as it is shown."""
+    """Holds a device's codec for a round, with the reason that is shown."""
 
     standing: Standing
     reason: str
 
 
 def choose(ladder: Sequence[str], expected: Sequence[float | None], left_s: float, before: Standing | None) -> Choice:
-    """The first codec whose answer is expected within `left_s`, as patiently as the module says.
+    """Choose the first codec of the ladder whose reply is expected within `left_s`, with the patience described above.
 
-    `expected`: for each codec the seconds in which nine of ten of the device's answers would be here, None where they
-    are not known: then it is asked in the smallest, or stays where it stood.
+    `expected` holds for each codec the seconds within which nine of ten replies of the device arrive, None if unknown.
+    With one unknown, the device keeps its position, or begins with the most compressed codec.
 
     >>> choose(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 27.0, None).reason
     'int8: 25.0 s fit into 27.0 s; fp16 would take 50.0 s'
@@ -59,7 +64,7 @@ def choose(ladder: Sequence[str], expected: Sequence[float | None], left_s: floa
     if fits >= now:
         rounds = PATIENCE if patient and not before.milder and fits == now else 0
         return Choice(Standing(ladder[fits], rounds=rounds), _said(ladder, known, fits, left_s))
-    toward = max(fits, ladder.index(before.milder)) if before.milder else fits  # what would have fitted in all of them
+    toward = max(fits, ladder.index(before.milder)) if before.milder else fits  # would have fitted in all these rounds
     if patient:
         next_ = max(toward, now - 1)
         return Choice(Standing(ladder[next_]), _said(ladder, known, next_, left_s))
@@ -79,29 +84,27 @@ def _said(ladder: Sequence[str], known: Sequence[float], fits: int, left_s: floa
     return f"{said}; {ladder[fits - 1]} would take {known[fits - 1]:.1f} s"
 
 
-# In which codec each device was asked in each round, where it stood on the ladder, and how large updates were.
-#
-# Like all of the past it follows from the journal alone: a resumed run decodes and decides as the one that was killed.
-
-
-WEIGHED = 16  # updates of one codec
+WEIGHED = 16  # last updates of a codec whose sizes are kept
 
 
 @dataclass
 class AskedCodecs:
-    """A fold over the journal, of the last `kept` rounds."""
+    """Holds the codecs of the last `kept` rounds, rebuilt from the journal."""
 
     kept: int
-    of_most: dict[int, str] = field(default_factory=dict)  # round -> codec
-    own: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> device -> codec, where it was given one
-    standings: dict[str, Standing] = field(default_factory=dict)  # device -> where it stood when it was asked last
-    came: dict[str, list[int]] = field(default_factory=dict)  # codec -> bytes of the last updates in it
+    of_most: dict[int, str] = field(default_factory=dict)  # round -> codec of most devices
+    own: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> device -> codec of its own
+    standings: dict[str, Standing] = field(default_factory=dict)  # device -> position at its last assignment
+    came: dict[str, list[int]] = field(default_factory=dict)  # codec -> bytes of its last updates
 
     def of(self, asked_round: int, device: str) -> str:
-        """The codec that a device was asked in; "" in a round that never was, or too long ago to be known."""
+        """Return the codec of a device's assignment in a round; "" if there was no such round, or too long ago to be
+        known.
+        """
         return self.own.get(asked_round, {}).get(device) or self.of_most.get(asked_round, "")
 
     def opened(self, event: RoundOpened) -> None:
+        """Record the codecs of a round that has opened, and each device's position on the ladder."""
         self.of_most[event.round], self.own[event.round] = event.codec, dict(event.codecs)
         self.of_most.pop(event.round - self.kept, None)
         self.own.pop(event.round - self.kept, None)
@@ -109,11 +112,15 @@ class AskedCodecs:
             self.standings[device] = Standing(codec, *event.standings[device])
 
     def asked(self, event: ClientAsked) -> None:
-        """A device that was asked in the middle of a round, with less time than the others: its standing stays."""
+        """Record the codec of an assignment that was made during a round.
+
+        The device had less time than the others, so its position on the ladder does not change.
+        """
         if event.codec:
             self.own[event.round][event.device] = event.codec
 
     def answered(self, event: UpdateAccepted) -> None:
+        """Record the size of an update in its codec."""
         sizes = self.came.setdefault(self.of(event.asked_round, event.device), [])
         sizes.append(sum(part["length"] for part in event.head.get("parts", ())))
         del sizes[:-WEIGHED]

@@ -1,4 +1,9 @@
-"""Who is asked: which devices could be, why others could not, and which of them the seed picks."""
+"""Selects the clients of a round, and gives the reason for every device that is not selected.
+
+`mismatch` decides which devices can take part, and `missing` whether a round can open. `choose` selects the clients of
+a round, and `who_could_answer` the idle devices that can still take part in an open one. `notes` warns of a plan that
+does not fit the devices. Every random choice follows from the run's seed.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +22,18 @@ from thinwire.core.layout import Layout, differences
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, derive, seed63
 
-MAX_REASON = 500  # letters of what a device's own words make: a reason stands in the journal of every round
+MAX_REASON = 500  # letters from a device's own report: every round's journal repeats the reason
 
-SHOWN = 5  # devices that a waiting sentence says something of
+SHOWN = 5  # unable devices that a waiting sentence names
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Those who are asked, in the order of asking, and of all others the reason.
+    """Holds the clients selected for a round, in the order of their assignments, and a reason for every other device.
 
-    `target` answers are enough; `[cohort] min_replies` may be a share of those `wanted`. `able` could take part.
-    `later` were drawn too, and are asked as places become free; `drawn` says how, where not all odds were alike.
+    `target` replies are enough. `[cohort] min_replies` may be a share of the `wanted` ones. `able` counts the devices
+    that could take part. Clients in `later` are selected too, and get their assignment once a concurrency slot is free.
+    `drawn` says how clients were selected if their weights differed.
     """
 
     candidates: tuple[str, ...]
@@ -41,9 +47,10 @@ class Cohort:
 
 
 def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | None = None) -> str:
-    """Why a device cannot take part in this run, as what is said of it, or "" when it can (task_match).
+    """Return why a device cannot take part in this run, as a phrase about the device; "" if it can.
 
-    `layout` is the run's: tensors that differ are named where the device has told its own.
+    `[run] task_match` says what has to agree. If the run's `layout` is given and the device has reported its own, the
+    phrase names the tensors that differ.
     """
     name = plan.run.task
     own = {task.name: task for task in hello.tasks}.get(name)
@@ -64,7 +71,7 @@ def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | N
 
 @functools.lru_cache(maxsize=256)
 def differing(own: TaskReport, layout: Layout) -> str:
-    """Name the tensors by which a device's model differs from the run's; "" where it has not told them."""
+    """Return the tensors by which a device's model differs from the run's; "" if the device has not reported them."""
     try:
         told = Layout.from_json(json.loads(own.tensors)) if own.tensors else None
         return (
@@ -73,11 +80,11 @@ def differing(own: TaskReport, layout: Layout) -> str:
             else ""
         )
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        return ""  # a stranger's words
+        return ""  # the report of a device may hold anything
 
 
 def wanted_count(plan: RunPlan, there: int) -> int:
-    """How many of `there` devices a round wants."""
+    """Return from how many of `there` devices a round wants replies."""
     clients = plan.cohort.clients
     if clients == "all":
         return there
@@ -87,13 +94,13 @@ def wanted_count(plan: RunPlan, there: int) -> int:
 
 
 def with_excess(plan: RunPlan, wanted: int, there: int) -> int:
-    """How many of `there` devices a round asks that wants so many."""
+    """Return how many of `there` devices a round selects to get `wanted` replies, with over-selection."""
     excess = 0.0 if plan.cohort.clients == "all" else plan.cohort.over_select
     return min(there, math.ceil(wanted * (1 + excess)))
 
 
 def alike(_candidates: Sequence[str]) -> Odds:
-    """Every candidate has the same odds."""
+    """Return equal selection weights for all candidates."""
     return Odds()
 
 
@@ -106,11 +113,14 @@ def choose(
     odds_of: Callable[[Sequence[str]], Odds] = alike,
     at_work: int = 0,
 ) -> Cohort:
-    """Draw a round's cohort, by the run's seed, from those who are there, able and idle.
+    """Select the clients of a round from the devices that are online, able and idle.
 
-    `busy` maps a device to the round it is still answering. The draw depends on (seed, round, candidates, odds) only.
-    With `max_concurrency` so many, less those `at_work` on earlier rounds, are asked at once, but always one, and the
-    others of the cohort `later`.
+    `unable` maps a device to the reason why it cannot take part. `busy` maps a device to the round that it still works
+    for. With `max_concurrency`, the free concurrency slots limit how many clients get their assignment at once, but one
+    always does. The slots are `max_concurrency` less the `at_work` devices of earlier rounds. The rest of the cohort is
+    in `later`.
+
+    Invariant: the selection depends on the seed, the round, the candidates and their weights alone.
     """
     candidates, reasons = _idle(present, unable, busy)
     able = sum(device not in unable for device in present)
@@ -140,8 +150,9 @@ def choose_for_buffer(
     busy: Mapping[str, int],
     at_work: int,
 ) -> Cohort:
-    """All who are idle are asked when a buffer opens, as long as fewer than `max_concurrency` are at work; the others
-    when a place is free.
+    """Select the clients with which a buffered round opens: all idle devices, as far as concurrency slots are free.
+
+    Other idle devices get an assignment once a slot is free.
     """
     candidates, reasons = _idle(present, unable, busy)
     limit = plan.cohort.max_concurrency
@@ -155,17 +166,17 @@ def choose_for_buffer(
 def _idle(
     present: Sequence[str], unable: Mapping[str, str], busy: Mapping[str, int]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """(who could be asked, why the others could not)."""
+    """Return the devices that can be selected, and the reasons of the others."""
     reasons = dict(unable)
     reasons |= {device: f"busy with round {number}" for device, number in busy.items() if device not in reasons}
     return tuple(sorted(set(present) - set(reasons))), reasons
 
 
 def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], begun: bool = False) -> str | None:
-    """One sentence on who is waited for, or None when a round can open.
+    """Return a sentence about the devices that the run waits for, or None when a round can open.
 
-    Once the run has begun, `wait_for` no longer holds it up: as many as a round's floor asks for are enough. A round
-    that asks fewer devices than `min_replies` needs answers of could only end with too few, and is never opened.
+    Once the run has begun, `wait_for` no longer delays it: as many devices as the minimum of a round are enough. A
+    round that selects fewer devices than `min_replies` requires could only end with too few replies, so it never opens.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nwait_for=["a","b"]')
     >>> missing(plan, ["a"], {})
@@ -195,29 +206,23 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
 
 
 def way_out(run_id: str) -> str:
-    """What a person can do about a run whose plan lets it wait for ever."""
+    """Return what the user can do about a run whose plan lets it wait for ever."""
     return (
         f"start more clients, or end it: thinwire runs stop {run_id} "
         "(its plan sets no end to this: [cohort] wait_s, in seconds)"
     )
 
 
-# Which devices a round draws where it does not ask all: with equal odds, or rather those that are quick.
-#
-# Odds follow what was measured and are bounded: the slowest device has an eighth of the quickest one's, so nobody is
-# left out for ever. One that is not measured yet has the quickest's, so that it soon is. Who is drawn more often
-# moves the model more often: what is learned leans towards the data of the quick.
-
-
-LEAST = 1 / 8  # of the quickest device's odds
-TINY_S = 1e-9  # no time is less: one may be divided by it
+LEAST = 1 / 8  # of the fastest device's weight
+TINY_S = 1e-9  # shortest time, since weights divide by it
 
 
 @dataclass(frozen=True)
 class Odds:
-    """Each candidate's, 1 for the quickest, and how they came to be; no `each`: all are alike.
+    """Holds the selection weight of each candidate, 1 for the fastest, and the reason for the weights.
 
-    `why_not`: of each candidate the sentence that stands beside it when it is not drawn.
+    An empty `each` means equal weights. `why_not` holds for each candidate the sentence that is shown if the candidate
+    is not selected.
     """
 
     each: Mapping[str, float] = field(default_factory=dict)
@@ -226,7 +231,11 @@ class Odds:
 
 
 def odds(selection: str, seconds: Mapping[str, float | None], of: str) -> Odds:
-    """One over the seconds `of` something (a step, an exchange), where the quickest has 1 and nobody less than LEAST.
+    """Return selection weights inverse to each device's seconds `of` something (a step, an exchange).
+
+    The fastest device has weight 1. No weight is below LEAST, an eighth, so no device is left out for ever. A device
+    that is not measured yet has weight 1, so that it is measured soon. A device that is selected more often changes the
+    model more often, so the model leans towards the data of fast devices.
 
     >>> found = odds("link", {"a": 2.0, "b": 4.0, "c": 90.0, "d": None}, "an exchange")
     >>> found.reason
@@ -252,9 +261,12 @@ def _why_not(odds: float, seconds: float | None, of: str) -> str:
 
 
 def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: Odds) -> tuple[str, ...]:
-    """`count` of the candidates, in their names' order; it depends on (seed, round, candidates, odds) alone.
+    """Select `count` of the candidates, and return them sorted by name.
 
-    With odds a device's place is a drawn waiting time at its own rate (Efraimidis and Spirakis 2006).
+    With weights, each candidate gets a random waiting time at the rate of its weight, and the shortest ones are
+    selected (Efraimidis and Spirakis 2006).
+
+    Invariant: the selection depends on the seed, the round, the candidates and their weights alone.
     """
     key = derive(Key(seed), "cohort", number)
     if not found.each:
@@ -268,7 +280,7 @@ def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: O
 
 
 def floor_of(min_replies: float, asked: int) -> int:
-    """The fewest replies that make a step: a share of those asked (rounded up), or from 1 on a count.
+    """Return the fewest replies that make a step: a share of the selected clients (rounded up), or from 1 on a number.
 
     >>> floor_of(0.5, 7), floor_of(1.0, 7), floor_of(3, 7)
     (4, 1, 3)
@@ -276,11 +288,10 @@ def floor_of(min_replies: float, asked: int) -> int:
     return max(1, math.ceil(min_replies * asked - 1e-9) if min_replies < 1 else int(min_replies))
 
 
-# What a plan comes to with the devices that are there, where that may not be what was meant: said, never refused.
-
-
 def notes(plan: RunPlan, able: int) -> list[str]:
-    """Sentences for whoever starts a run with so many devices that can take part.
+    """Return warnings for the user who starts a run while `able` devices can take part.
+
+    They describe what the plan does with these devices where the user may not expect it. Such a plan is never refused.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nmode="buffered"\\nbuffer=4')
     >>> notes(plan, 3)
@@ -292,7 +303,7 @@ def notes(plan: RunPlan, able: int) -> list[str]:
     if cohort.mode != "buffered":
         return []
     at_work = min(able, cohort.max_concurrency or able)
-    behind = at_work // cohort.buffer  # buffers that fill while one device works, where all are as quick
+    behind = at_work // cohort.buffer  # buffers that fill while one device works, if all are equally fast
     if able < cohort.buffer:
         there = "device that is" if able == 1 else f"{able} devices that are"
         said = f"is more than the {there} there: each buffer closes with what all of them sent"
@@ -308,18 +319,15 @@ def notes(plan: RunPlan, able: int) -> list[str]:
     return []
 
 
-# Who could be asked in the middle of a round: which idle device can still answer in time, and who is asked first.
-
-
-UNKNOWN = 0.5  # share of a round's deadline that a device gets where nothing was measured yet
+UNKNOWN = 0.5  # share of the round's deadline expected of a device while nothing is measured
 
 
 def who_could_answer(
     idle: Iterable[str], left_s: float, took: Mapping[str, Sequence[float]], deadline_s: float, seed: int, number: int
 ) -> list[str]:
-    """Those of the idle devices that should answer within `left_s` seconds, in the order that the seed draws.
+    """Return the idle devices that should reply within `left_s` seconds, in the order of the run's seed.
 
-    `took` holds the seconds of each device's last answers.
+    `took` maps a device to the seconds that its last replies took.
 
     >>> who_could_answer(["a", "b", "c"], 9.0, {"a": [5.0, 8.0], "b": [10.0]}, 60.0, seed=1, number=4)
     ['c', 'a']
@@ -330,7 +338,7 @@ def who_could_answer(
 def in_time(
     devices: Iterable[str], left_s: float, took: Mapping[str, Sequence[float]], deadline_s: float
 ) -> Iterator[str]:
-    """Those of the devices that should answer within `left_s` seconds; looks no further than is asked for."""
+    """Yield the devices that should reply within `left_s` seconds; examine only as many as the caller consumes."""
     others_s = cache(lambda: expected_s("", took, deadline_s))
     for device in devices:
         seconds = expected_s(device, took, deadline_s) if took.get(device) else others_s()
@@ -339,12 +347,18 @@ def in_time(
 
 
 def in_drawn_order(devices: Iterable[str], seed: int, number: int) -> list[str]:
-    """A device's place depends on (seed, round, device) alone, so that it is the same whoever else is there."""
+    """Return the devices in the random order of the seed and the round.
+
+    Invariant: a device's position depends on the seed, the round and the device alone, so other devices do not change
+    it.
+    """
     return sorted(devices, key=lambda device: derive(Key(seed), "spare", number, device).to_bytes())
 
 
 def expected_s(device: str, took: Mapping[str, Sequence[float]], deadline_s: float) -> float:
-    """How long a device is expected to take: its slowest answer of late, else the others' median of these.
+    """Return how many seconds a device is expected to take.
+
+    This is its slowest recent reply, else the median of the other devices' slowest ones, else a share of the deadline.
 
     >>> expected_s("a", {"a": [5.0, 8.0]}, 60.0), expected_s("a", {"b": [4.0], "c": [6.0]}, 60.0)
     (8.0, 5.0)

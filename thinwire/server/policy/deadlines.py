@@ -1,4 +1,4 @@
-"""How long a round may take, and why."""
+"""Decides how long a round may take, and gives the reason."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from dataclasses import dataclass
 
 from thinwire.server.policy.device_profiles import THIN_BYTES_S
 
-FIRST_S = 60.0  # nothing is known yet: a device may have to import its task and read its data
-LEAST_S = 10.0  # a machine may stand still for a moment, and who is gone is known after 4 s: neither may cost an update
-MARGIN = 3.0  # over what nine of ten answers took: the wanted ones are to be in time together, not each by itself
-OUTLYING = 10.0  # over the quicker half: with MARGIN, who is up to thirty times as slow as they is in time most often
-NAMED = 5  # devices in a sentence
-SHARE = 0.9  # of a deadline that a person gave: the rest is for what cannot be foreseen
-LONGER_S = 0.5  # by which a milder codec may lengthen a round
-
-# A measuring is shorter than the rounds it is judged by, which train too: three times the slowest answer is ample even
-# where another device was drawn. Of three rounds, since one alone may have had the quick ones; older ones tell of a
-# fleet that has changed. Answers count that were in time, so that it is never more than three deadlines of a round.
-FACTOR = 3.0
-ROUNDS = 3
+FIRST_S = 60.0  # before any measurement: a device may have to import its task and read its data
+LEAST_S = 10.0  # a machine may pause, and a disconnection is noticed after 4 s: neither may cost an update
+MARGIN = 3.0  # times the p90 of replies: all wanted replies must be in time together, not each alone
+OUTLYING = 10.0  # times the faster half: with MARGIN, a device up to thirty times slower is mostly in time
+NAMED = 5  # devices named in a sentence
+SHARE = 0.9  # of a deadline in seconds from the plan: the rest is a reserve
+LONGER_S = 0.5  # by which a less compressed codec may lengthen a round
+FACTOR = 3.0  # times the slowest reply in time
+ROUNDS = 3  # the last ones, whose replies count
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """How long a round may take. `usual_s`: in which the answers that are wanted are expected, where it follows from
-    that.
+    """Holds how many seconds a round may take, and why.
+
+    `usual_s` is the time within which the wanted replies are expected; None if the deadline does not follow from such a
+    time.
     """
 
     seconds: float
@@ -35,26 +33,29 @@ class Deadline:
 
     @property
     def fits_s(self) -> float:
-        """What nine of ten answers of a device must fit for its codec to hold nobody up by more than a little."""
+        """Return the seconds within which nine of ten replies of a device must arrive, so that its codec delays others
+        little.
+        """
         if self.usual_s is None:
             return SHARE * self.seconds
         return min(SHARE * self.seconds, self.usual_s + LONGER_S)
 
 
 def fixed(seconds: float) -> Deadline:
+    """Return the deadline that the plan sets."""
     return Deadline(seconds, f"{seconds:g} s: the plan says so")
 
 
 def auto_deadline(expected: Mapping[str, float | None], wanted: int, floor: int = 1) -> Deadline:
-    """The quantile of the devices' own times that gives as many answers as are wanted, three times over.
+    """Return three times the time within which as many replies are expected as the round wants.
 
-    `expected`: device asked -> the seconds in which nine of ten of its answers would be here; None where that is not
-    known, which counts as nine of ten of the known. Who is slower than the wanted ones does not hold the round up.
+    `expected` maps each selected device to the seconds within which nine of ten of its replies arrive. None means
+    unknown, and counts as the p90 of the known times. Devices slower than the wanted ones do not delay the round.
 
-    Law: fewer than half of the wanted devices cannot lengthen a round at will, unless the `floor` of answers that make
-    a step needs them. Who uses up what time it is given is measured as that slow, and would be given three times as
-    much in the next round: so a round is never given more than OUTLYING times what the quicker half of the wanted
-    would be given alone, or as many of them as the floor needs.
+    Invariant: fewer than half of the wanted devices cannot lengthen a round at will, unless the `floor` of replies for
+    a step needs them. A device that uses up its time is measured as that slow, and would get three times as much in the
+    next round. So a round gets at most OUTLYING times the deadline of the faster devices alone: half of the wanted
+    ones, or as many as the floor needs.
 
     >>> print(auto_deadline({"a": 20.0, "b": 8.0, "c": 300.0}, wanted=2).reason)
     60 s: three times the 20.0 s in which 2 of 3 answers are expected; c (300 s) is slower
@@ -83,7 +84,7 @@ def auto_deadline(expected: Mapping[str, float | None], wanted: int, floor: int 
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are.
+    """Return the first few names, and how many more there are.
 
     >>> listed("abc"), listed("abcdefg")
     ('a, b, c', 'a, b, c, d, e and 2 more')
@@ -96,14 +97,17 @@ def _with_margin(seconds: float) -> float:
 
 
 def _quick(known: Sequence[float], needed: float) -> Sequence[float]:
-    """The quicker half of the known, or the share of them that is `needed`: of two devices one is enough."""
+    """Return the faster half of the known times, or the share that is `needed` if it is larger; of two devices, one is
+    enough.
+    """
     return known[: min(len(known), math.ceil(max(0.5, needed) * len(known) - 1e-9))]
 
 
 def first_model_deadline(up_bytes: int, up_s: float | None) -> Deadline:
-    """For a device to make its first model and send the whole of it: as long as a device may take of which nothing is
-    known, and three times the upload. `up_s`: the seconds in which nine of ten such uploads are through, None where
-    its link was never seen.
+    """Return the time for a device to make the initial model and upload the whole of it.
+
+    It is the time of a device about which nothing is known, plus three times the upload. `up_s` is the time within
+    which nine of ten such uploads end; None if the device's link was never measured.
 
     >>> first_model_deadline(3_000_000, None).reason
     '132 s: 60 s to make it, and three times the 24.0 s of 3,000,000 bytes at 1 Mb/s, for its link is not known'
@@ -118,7 +122,9 @@ def first_model_deadline(up_bytes: int, up_s: float | None) -> Deadline:
 
 
 def in_groups(one: Deadline, devices: int, most: int) -> Deadline:
-    """The deadline of a round whose devices are asked one group of `most` after the other; 0: all at once.
+    """Return the deadline of a round whose devices work in groups of at most `most`, one group after the other.
+
+    With `most` = 0, all devices work at once.
 
     >>> in_groups(Deadline(20.0, "20 s: because"), 9, 4).reason
     '60 s: 3 times over, for at most 4 of 9 devices are at work at once; 20 s: because'
@@ -136,7 +142,13 @@ def _brief(seconds: float) -> str:
 
 
 def evaluation_deadline(slowest: Sequence[float]) -> float:
-    """Seconds for measuring a model: 3 times the slowest reply of the last 3 rounds; 60 while no round has had one.
+    """Return the seconds for an evaluation: 3 times the slowest reply of the last 3 rounds, or 60 before any round has
+    one.
+
+    An evaluation is shorter than the rounds that it is judged by, which also train. So three times the slowest reply is
+    ample, even if another device was selected. A single round may have had fast devices only, so three rounds count;
+    older ones describe a fleet that has changed. Only replies in time count, so the result is at most three times the
+    deadline of a round.
 
     `slowest` holds for each closed round the seconds from its opening to its last reply, oldest first.
 

@@ -1,4 +1,8 @@
-"""What is known of each device's link and speed, over all runs: learned from answers, kept in the store."""
+"""Estimates each device's link and speed from the durations of its replies, over all runs.
+
+`durations` reads samples from a reply, `Known` keeps the last ones of each device (the store saves them), and
+`DeviceKnown.seconds` predicts how long an assignment takes. This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,28 @@ from thinwire.core.plan_schema import LocalSection
 from thinwire.core.types import ReplyHead
 from thinwire.store.read_models import MeasureRow
 
-MAX_RTT_S = 600.0  # a device that claims more would lengthen every automatic deadline
+MAX_RTT_S = 600.0  # a device that reports more would lengthen every automatic deadline
 
-LINK = ("down", "up", "rtt")  # of the device, whatever it works on
+LINK = ("down", "up", "rtt")  # kinds that do not depend on the work
 Key = tuple[str, str, str]  # device, kind, work
 
 
 def work_of(plan: RunPlan, layout: Layout) -> str:
-    """What speed is a matter of: the model and the batch."""
+    """Return the key of the work that a speed belongs to: the model's layout and the examples of a step."""
     return f"{layout.digest[:16]}/{plan.local.batch * plan.local.accumulate}"
 
 
 def epochs_of(plan: RunPlan) -> float:
-    """Passes over its own data that a device makes a round; 0 where the plan counts steps."""
+    """Return how many passes over its own data a device makes in a round; 0 if the plan counts steps."""
     return 0.0 if plan.local.steps is not None else plan.local.epochs or 1.0
 
 
 @dataclass(frozen=True)
 class Errand:
-    """What an ask takes: bytes both ways, steps (or `epochs` of the device's own data), and whether it measures."""
+    """Holds the work of an assignment.
+
+    This is bytes both ways, local steps (or `epochs` of the device's own data), and whether the device evaluates.
+    """
 
     down_bytes: int
     up_bytes: int
@@ -47,7 +54,7 @@ class Errand:
 
 @dataclass(frozen=True)
 class DeviceKnown:
-    """One device at one kind of work. Of what was never seen there is None."""
+    """Holds the profile of one device for one kind of work; None for each part that was never measured."""
 
     down: Line | None = None
     up: Line | None = None
@@ -58,20 +65,22 @@ class DeviceKnown:
     encode: Spread | None = None
 
     def steps(self, errand: Errand) -> float | None:
-        """Local steps that an errand comes to; None while it is not known how many an epoch has."""
+        """Return the local steps of an assignment; None while the number of steps in an epoch is unknown."""
         if errand.steps:
             return errand.steps
         return None if self.epoch_steps is None else errand.epochs * self.epoch_steps.p50
 
     def travels_s(self, errand: Errand) -> float | None:
-        """Usual seconds of both ways together; None while one of them was never seen."""
+        """Return the usual seconds of download and upload together; None while one of them was never measured."""
         if self.up is None or (errand.down_bytes and self.down is None):
             return None
         down_s = self.down.seconds(errand.down_bytes).p50 if self.down and errand.down_bytes else 0.0
         return down_s + self.up.seconds(errand.up_bytes).p50
 
     def seconds(self, errand: Errand) -> Spread | None:
-        """From being handed an ask to having its answer; None while a part of it was never seen."""
+        """Return the time from the delivery of an assignment to its reply; None while a part of it was never
+        measured.
+        """
         steps = self.steps(errand)
         if steps is None or self.step is None or self.up is None or (errand.down_bytes and self.down is None):
             return None
@@ -82,17 +91,20 @@ class DeviceKnown:
 
 
 class Known:
-    """The last KEPT samples of each kind. Law: what is read back from the rows decides as what wrote them."""
+    """Holds the last KEPT samples of each kind for each device.
+
+    Invariant: samples that are read back from the store give the same decisions as those that were saved.
+    """
 
     def __init__(self, rows: Iterable[MeasureRow] = ()) -> None:
         self._samples: dict[Key, deque[Sample]] = {
             (row.device, row.kind, row.work): deque(((n, s) for n, s in row.samples), KEPT) for row in rows
         }
         self._news: set[Key] = set()
-        self._found: dict[str, dict[str, DeviceKnown]] = {}  # device -> work -> what all that comes to, until news come
+        self._found: dict[str, dict[str, DeviceKnown]] = {}  # device -> work -> profile, until it has new samples
 
     def learn(self, device: str, work: str, found: Mapping[str, Sample]) -> None:
-        """Take in what an answer showed."""
+        """Add the samples of one reply; each sample is (amount, seconds)."""
         self._found.pop(device, None)
         for kind, sample in found.items():
             key = device, kind, "" if kind in LINK else work
@@ -100,11 +112,12 @@ class Known:
             self._news.add(key)
 
     def greeted(self, device: str, rtt_s: float) -> None:
-        """Take in the round trip that a hello told of; it is told again and again."""
+        """Add the round-trip time that a device reports when it connects; repeated reports of it count once."""
         if 0 < rtt_s <= MAX_RTT_S and (1.0, rtt_s) not in self._of(device, "rtt"):
             self.learn(device, "", {"rtt": (1.0, rtt_s)})
 
     def device(self, name: str, work: str) -> DeviceKnown:
+        """Return the profile of a device for a kind of work."""
         found = self._found.setdefault(name, {})
         if work not in found:
             found[work] = self._fitted(name, work)
@@ -121,10 +134,13 @@ class Known:
 
     @property
     def devices(self) -> list[str]:
+        """Return the names of the devices that have samples, sorted."""
         return sorted({device for device, _, _ in self._samples})
 
     def best(self, name: str, work: str, errand: Errand) -> DeviceTimes | None:
-        """The least that an errand could have taken this device; None while a part of it was never seen."""
+        """Return the least time that an assignment could have taken this device; None while a part was never
+        measured.
+        """
         device = self.device(name, work)
         steps, each = device.steps(errand), [s / n for n, s in self._of(name, "step", work) if n]
         if device.up is None or (errand.down_bytes and device.down is None) or steps is None or not each:
@@ -133,7 +149,7 @@ class Known:
         return DeviceTimes(down_s, steps * min(each), device.up.least_s(errand.up_bytes))
 
     def news(self, at: float) -> list[MeasureRow]:
-        """The rows that have changed since they were asked for last, with their figures."""
+        """Return the rows that have changed since the last call, with their figures at wall time `at`."""
         changed, self._news = sorted(self._news), set()
         return [self._row(key, at) for key in changed]
 
@@ -157,36 +173,32 @@ class Known:
         return MeasureRow(device, kind, work, samples, p50, p90, at)
 
 
-# How long a device takes: estimates with their uncertainty, from durations that were seen. No I/O.
-#
-# A transfer of n bytes takes `start_s + n * byte_s`. The slope is the median over pairs of transfers (Theil 1950, Sen
-# 1968), which nearly a third of them may spoil; pairs of about one size say nothing of it. What the line leaves over
-# is kept as ratios, seen over fitted, so that predictions at the sizes that are usual are right whatever the line is.
+KEPT = 16  # last samples of a kind: one outlier among them is ignored, two are believed
+UNLIKE = 2.0  # least ratio of two sizes that can separate the start from the rate
+START_SHARE = 0.5  # of the fastest transfer: the most that a round trip explains if all have one size
+THIN_BYTES_S = 125_000.0  # 1 Mb/s, the slowest link in our benchmarks; an unknown link counts as this slow
+START_S = 1.0  # longest start assumed if a link of THIN_BYTES_S would have needed less time
+LEAST_BYTE_S = 1e-15  # 8 Pb/s: a smaller value is not plausible, and its inverse is no number
 
-
-KEPT = 16  # of the last ones: one outlier among them is passed over, two are believed
-UNLIKE = 2.0  # how many times larger a transfer must be than another, for the two to tell a start from a rate
-START_SHARE = 0.5  # of the quickest transfer: the most that a round trip explains while all have one size
-THIN_BYTES_S = 125_000.0  # 1 Mb/s, the thinnest links that we measure: as thin is one that nothing is known of
-START_S = 1.0  # the most that a start is taken to be where a thin link would have carried as much in less
-LEAST_BYTE_S = 1e-15  # 8 Pb/s: a claim below it is no rate, and its inverse no number
-
-Sample = tuple[float, float]  # (how much, seconds): bytes, steps, or 1
+Sample = tuple[float, float]  # (amount, seconds): the amount is bytes, steps, or 1
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds: half of all are at most `p50`, nine of ten at most `p90`."""
+    """Holds two quantiles: half of all values are at most `p50`, nine of ten at most `p90`. Most values are seconds."""
 
     p50: float
     p90: float
 
     def __add__(self, other: Spread) -> Spread:
-        """One after the other, if one being slow says nothing about the other: what is over p50 adds as squares."""
+        """Return the quantiles of both durations in sequence if they are independent: what exceeds p50 adds up as
+        squares.
+        """
         middle = self.p50 + other.p50
         return Spread(middle, middle + math.hypot(self.p90 - self.p50, other.p90 - other.p50))
 
     def times(self, factor: float) -> Spread:
+        """Return both quantiles times `factor`."""
         return Spread(self.p50 * factor, self.p90 * factor)
 
 
@@ -194,10 +206,10 @@ NOTHING = Spread(0.0, 0.0)
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Median and p90 of what was seen; None where nothing was.
+    """Return the median and p90 of the values; None if there are none.
 
-    p90 is the nearest rank, but from 3 values on never the largest: one outlier decides nothing. It lies at least
-    p50 / 2n over p50: one value alone says as little of the next as the first round trip of TCP (RFC 6298, 2.2).
+    p90 is the nearest rank, but from 3 values on never the largest, so that one outlier decides nothing. It is at least
+    p50 / 2n above p50: a single value says as little about the next one as the first round trip of TCP (RFC 6298, 2.2).
 
     >>> spread([2.0]), spread([2.0, 4.0, 6.0, 90.0])
     (Spread(p50=2.0, p90=3.0), Spread(p50=5.0, p90=6.0))
@@ -214,7 +226,11 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 @dataclass(frozen=True)
 class Line:
-    """The time of a transfer by its size. `ratio`: what was seen over what the line says; `best`: the least of it."""
+    """Holds the linear model of a link: a transfer of n bytes takes `start_s + n * byte_s`.
+
+    `ratio` holds the quantiles of observed over predicted time, and `best` the least of these ratios. So predictions at
+    the usual sizes are right, however well the line fits.
+    """
 
     start_s: float
     byte_s: float
@@ -222,15 +238,19 @@ class Line:
     best: float
 
     def seconds(self, size: float) -> Spread:
+        """Return the quantiles of the seconds that a transfer of `size` bytes takes."""
         return self.ratio.times(self.start_s + self.byte_s * size)
 
     def least_s(self, size: float) -> float:
-        """The quickest that it could have been, by the best transfer that was seen."""
+        """Return the least seconds that a transfer could have taken, judged by the best transfer so far."""
         return self.best * (self.start_s + self.byte_s * size)
 
     @property
     def bits_s(self) -> Spread | None:
-        """Bandwidth: half the transfers had at least p50, nine of ten at least p90; None: too fast to be seen."""
+        """Return the bandwidth in bits per second; None if it is too high to be measured.
+
+        Half of the transfers reached at least p50, nine of ten at least p90.
+        """
         usual, slow = self.byte_s * self.ratio.p50, self.byte_s * self.ratio.p90
         if min(usual, slow) < LEAST_BYTE_S:
             return None
@@ -238,12 +258,15 @@ class Line:
 
 
 def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> Line | None:
-    """Fit (bytes, seconds); None where there are none.
+    """Fit the linear model of a link to transfers (bytes, seconds); return None if there are none.
 
-    Transfers of one size cannot tell the start from the rate: then the start is a known round trip, but at most half
-    of the quickest. So little was sent says little of bandwidth, and it is rather taken to be lower than it is, but
-    not as low as if a small answer's own overhead were its bytes: what 1 Mb/s would have carried in less time spent
-    the rest of it, up to a second, on starting.
+    The slope is the median over pairs of transfers (Theil 1950, Sen 1968), of which nearly a third may be outliers.
+    Pairs of similar size are left out, because they say nothing about the slope.
+
+    Transfers of one size cannot separate the start from the rate. Then the start is the known round-trip time, but at
+    most half of the fastest transfer. Such small transfers say little about the bandwidth, so the estimate is rather
+    too low than too high. But the overhead of a small reply must not count as time for its bytes. If a link of 1 Mb/s
+    would have transferred them in less time, the rest counts as start, up to a second.
 
     >>> line([(1e3, 0.11), (1e6, 1.1), (1e3, 0.09), (2e6, 2.1)]).bits_s.p50  # doctest: +ELLIPSIS
     8...
@@ -270,22 +293,22 @@ def _fit(sized: Sequence[Sample], rtt_s: float) -> tuple[float, float]:
             return start, rate
         return 0.0, statistics.median(seconds / size for size, seconds in sized)
     quickest = min(seconds for _, seconds in sized)
-    left_s = min(seconds - size / THIN_BYTES_S for size, seconds in sized)  # of what a thin link would have taken
+    left_s = min(seconds - size / THIN_BYTES_S for size, seconds in sized)  # more than a slow link would have taken
     start = max(min(rtt_s, START_SHARE * quickest), min(START_S, left_s))
     return start, statistics.median((seconds - start) / size for size, seconds in sized)
 
 
-# What one answer says of its device: durations, each of one clock.
-
-
-SLACK_S, SLACK = 1e-3, 1e-3  # by how much two stopwatches may differ over the same time
+SLACK_S, SLACK = 1e-3, 1e-3  # difference allowed between two clocks over the same time, absolute and relative
 
 Durations = dict[str, Sample]
 
 
 def at_own_pace(found: Durations, head: ReplyHead, local: LocalSection, asked: tuple[int, int] | None) -> Durations:
-    """Of an answer with steps and a batch of its own (`asked`; None: not known any more): what it says of a step of the
-    plan's batch, and of a pass over the device's data, which is told by its examples where nothing ended training.
+    """Return the samples of a reply whose assignment had steps and a batch of its own.
+
+    `asked` is (steps, batch) of the assignment, None if no longer known. A sample of a step counts only if the step was
+    of the plan's batch. The steps of a pass over the device's data follow from the number of examples, unless training
+    ended early.
     """
     if asked is None or asked[1] != local.batch:
         found = {kind: sample for kind, sample in found.items() if kind != "step"}
@@ -295,12 +318,14 @@ def at_own_pace(found: Durations, head: ReplyHead, local: LocalSection, asked: t
 
 
 def durations(head: ReplyHead, sent_bytes: int, epochs: float) -> Durations:
-    """(how much, seconds) by kind: `down`, `up`, `step`, `evaluate`, `encode`; and `pass`, the steps of one epoch.
+    """Return the samples of a reply as {kind: (amount, seconds)}, each measured by one clock.
 
-    The aggregator's stopwatch runs from handing the ask out to having the answer, the device's over its own work; `up`
-    is what the first shows beyond the second: the upload, and all latency. So the parts add up to what was waited for.
-    A device that claims to have worked for longer than its ask was out is not believed, and nothing is learned from
-    an answer that this process did not hand out the ask of.
+    The kinds are `down`, `up`, `step`, `evaluate` and `encode`; and `pass`, which holds (epochs, steps) instead.
+
+    The aggregator measures from the delivery of the assignment to the arrival of the reply, and the device measures its
+    own work. The difference is `up`: the upload, and all latency. So the parts add up to the whole time. If a device
+    claims to have worked for longer than its assignment was out, it is not believed, and there are no samples. There
+    are none either if another process delivered the assignment.
     """
     transfer, own = head.transfer, head.timings
     if transfer is None or not transfer.pulled_at or not head.parts:
@@ -321,16 +346,14 @@ def durations(head: ReplyHead, sent_bytes: int, epochs: float) -> Durations:
     return found
 
 
-# What an ask of a run takes its devices: bytes both ways, steps, and the seconds that they are expected to need.
-
-
 FLOAT_BYTES = 4
 
 
 def update_bytes(codec: str, layout: Layout, came: Mapping[str, list[int]]) -> int:
-    """Of one update in this codec: what is usual among those that came, else as many bits as normal values take.
+    """Return the expected bytes of one update in `codec`.
 
-    `came`: codec -> bytes of updates.
+    This is the median of the sizes received so far, else the codec's estimate for normally distributed values. `came`
+    maps a codec to the bytes of its updates.
     """
     if seen := came.get(codec):
         return int(statistics.median(seen))
@@ -338,14 +361,17 @@ def update_bytes(codec: str, layout: Layout, came: Mapping[str, list[int]]) -> i
 
 
 def errand(plan: RunPlan, round_number: int, down_bytes: int, up_bytes: int) -> Errand:
-    """What a training ask of this round takes a device."""
+    """Return the work of a training assignment in this round."""
     evaluates = plan.run.evaluate == "clients" and (round_number - 1) % plan.run.evaluate_every == 0
     steps = plan.local.steps if isinstance(plan.local.steps, int) else 0
     return Errand(down_bytes, up_bytes, steps, epochs_of(plan), evaluates)
 
 
 def best_times(known: Known, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
-    """The best that each device has been seen to do, of what a round of this plan takes at least; unknown ones not."""
+    """Return for each device the least time that it could need for the least that a round of this plan takes.
+
+    Devices of which a part was never measured are left out.
+    """
     down = 0 if plan.downlink.compressed else layout.size * FLOAT_BYTES
     taken = errand(plan, 0, down, min(update_bytes(codec, layout, {}) for codec in rungs(plan.uplink)))
     found = {device: known.best(device, work_of(plan, layout), taken) for device in known.devices}

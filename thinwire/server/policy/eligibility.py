@@ -1,4 +1,4 @@
-"""Which devices are there now, and what each of them said about itself."""
+"""Holds the connected devices with their reports, and checks a device against what a plan requires."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from thinwire.core.formatting import counted
 from thinwire.core.plan_schema import Requires
 from thinwire.core.types import GIB, Equipment
 
-DIGITS = 16  # of a digest, in hex: it tells one device's words from its own later ones
+DIGITS = 16  # of a digest, in hex: enough to compare reports of one device
 
 
 @dataclass
 class Presence:
-    """Kept by the service across runs; a run reads it."""
+    """Holds the connected devices, and what each one reports about itself. The service keeps it across runs; a run
+    reads it.
+    """
 
     hellos: dict[str, Hello] = field(default_factory=dict)
-    joined: int = 0  # how often a device said hello
-    _last: dict[str, Hello] = field(default_factory=dict)  # also of those that have left
-    _said: dict[str, str] = field(default_factory=dict)  # its digest, where it was asked for
+    joined: int = 0  # how often a device connected
+    _last: dict[str, Hello] = field(default_factory=dict)  # device -> last report, disconnected devices too
+    _said: dict[str, str] = field(default_factory=dict)  # device -> digest of the last report, computed on demand
 
     def take(self, arrival: Arrival) -> bool:
-        """Whether a device came that says something else than the last time: only then may its answer be another."""
+        """Record an arrival. Return True if a device connects with another report than last time.
+
+        Only then may the device answer an assignment differently.
+        """
         if isinstance(arrival, NodeLeft):
             self.hellos.pop(arrival.device, None)
         if not isinstance(arrival, NodeJoined):
@@ -33,7 +38,7 @@ class Presence:
         self.hellos[arrival.device] = arrival.hello
         self.joined += 1
         has = replace(arrival.hello.has, free_bytes=None)
-        said = replace(arrival.hello, link={}, holds=(), plans=(), has=has)  # what says nothing about what it can do
+        said = replace(arrival.hello, link={}, holds=(), plans=(), has=has)  # these say nothing about its abilities
         if said == self._last.get(arrival.device):
             return False
         self._last[arrival.device] = said
@@ -41,7 +46,11 @@ class Presence:
         return True
 
     def said(self, device: str) -> str:
-        """A digest of what it says that bears on what it can do, also if it has left; "" before it said anything."""
+        """Return a digest of a device's last report, as far as it concerns what the device can do; "" before its first
+        report.
+
+        The digest stays when the device disconnects.
+        """
         if device not in self._said and device in self._last:
             told = json.dumps(asdict(self._last[device]), sort_keys=True)
             self._said[device] = hashlib.sha256(told.encode()).hexdigest()[:DIGITS]
@@ -49,17 +58,17 @@ class Presence:
 
     @property
     def devices(self) -> Sequence[str]:
+        """Return the names of the connected devices, sorted."""
         return sorted(self.hellos)
-
-
-# What a plan requires of a device, held against what the device says that it has.
 
 
 SILENT = "it does not say"
 
 
 def lacking(requires: Requires, has: Equipment) -> str:
-    """What keeps a device from being asked, or "" when nothing does. What it does not say, it does not have.
+    """Return what the plan requires and the device lacks; "" if the device meets all requirements.
+
+    The device lacks whatever it does not report.
 
     >>> lacking(Requires(memory_gb=4, mains=True), Equipment(free_bytes=2 * 2**30))
     'lacks 4 GiB of free memory (it has 2.0) and mains power (it does not say)'

@@ -1,7 +1,15 @@
-"""How many local steps each device is asked for, and of how many examples, where the plan leaves that to its speed.
+"""Decides how much each device trains, and limits how much one client counts.
 
-A change is divided by the normaliser of its own steps, so that few steps and many can be averaged (FedNova, Wang et al.
-2020): a small device takes part with few steps, and nobody waits for it.
+With `[local] steps = "auto"`, a device's speed decides its local steps and their examples. An update is divided by the
+normaliser of its own steps, so that few steps and many can be averaged (FedNova, Wang et al. 2020). So a small device
+takes part with few steps, and no other device waits for it.
+
+The mean of the updates is then multiplied by the mean of all normalisers (FedNova). A client that reported 10^9 would
+thus change the model a million times too far, in the direction of the other updates. So a normaliser is bounded by the
+steps, and `Caps` limits the weight of each client.
+
+Invariant: no honest device's normaliser is above `largest_a` of its steps. A learning rate that a schedule lowers and
+the mu of FedProx only make the normaliser smaller.
 """
 
 from __future__ import annotations
@@ -20,25 +28,25 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import LocalSection
 from thinwire.core.types import ReplyHead, Work
 
-KEPT = 16  # of the last answers, and of the last asks, of a device
-FIRST_STEPS = 8  # while nothing is known of its speed
-SHARE = 0.9  # of the deadline: the rest is for what cannot be foreseen
-HALVINGS = 3  # of the batch, where even the fewest steps would take too long
-LEAST_BATCH = 2  # a normed layer needs two examples
+KEPT = 16  # last replies, and last assignments, of a device
+FIRST_STEPS = 8  # while a device's speed is unknown
+SHARE = 0.9  # of the deadline: the rest is a reserve
+HALVINGS = 3  # of the batch, if even the fewest steps would take too long
+LEAST_BATCH = 2  # a normalization layer needs two examples
 
 
 @dataclass(frozen=True)
 class Pace:
-    """One device at this run's work: p90 of its last answers."""
+    """Holds the speed of one device at this run's work: the p90 of its last replies."""
 
-    example_s: float  # of a step, for each example of its batch
-    rest_s: float  # of everything else: download, waiting, measuring, encoding, upload
-    examples: int  # to train on, as far as it has told
+    example_s: float  # seconds of a step for each example of its batch
+    rest_s: float  # seconds of all else: download, waiting, evaluation, encoding, upload
+    examples: int  # training examples, as far as the device has reported them
 
 
 @dataclass(frozen=True)
 class Given:
-    """What one device is asked to do, and why so much."""
+    """Holds the work of one device, and the reason for it."""
 
     steps: int
     batch: int
@@ -46,7 +54,8 @@ class Given:
 
 
 def given(local: LocalSection, pace: Pace | None, deadline_s: float) -> Given:
-    """So much that p90 of it fits the deadline: at most one pass over the device's data, at least `min_steps`.
+    """Return the steps and batch whose p90 fits the deadline: at least `min_steps`, at most one pass over the device's
+    data.
 
     >>> local = LocalSection(lr=1, steps="auto", batch=10)
     >>> given(local, Pace(example_s=0.1, rest_s=4.0, examples=1000), 60.0)
@@ -76,7 +85,7 @@ def _said(fit: int, whole: int, left_s: float, step_s: float, batch: int, planne
 
 @dataclass(frozen=True)
 class Seen:
-    """What one answer said."""
+    """Holds the speed that one reply shows."""
 
     example_s: float
     rest_s: float
@@ -85,12 +94,13 @@ class Seen:
 
 @dataclass
 class Paces:
-    """What a run has learned of its devices' speed, as a fold over its journal: a resumed run knows the same."""
+    """Holds the speed of each device in this run, rebuilt from its journal, so that a resumed run knows the same."""
 
-    _given: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # device -> its last asks: steps, batch
+    _given: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # device -> id -> (steps, batch)
     _seen: dict[str, deque[Seen]] = field(default_factory=dict)
 
     def asked(self, event: ClientAsked) -> None:
+        """Record the steps and batch of an assignment that has its own."""
         if event.steps:
             given = self._given.setdefault(event.device, {})
             given[event.ask_id] = event.steps, event.batch
@@ -98,11 +108,11 @@ class Paces:
                 del given[next(iter(given))]
 
     def work(self, device: str, ask_id: str) -> tuple[int, int] | None:
-        """(steps, batch) of an ask that has its own."""
+        """Return (steps, batch) of an assignment that has its own; None if it has none, or is too old."""
         return self._given.get(device, {}).get(ask_id)
 
     def answered(self, event: UpdateAccepted) -> None:
-        """Take in an answer; nothing is learned from one whose work or times are not known."""
+        """Record the speed that a reply shows. A reply whose work or times are unknown changes nothing."""
         asked, seen = self.work(event.device, event.ask_id), _durations(event.head)
         if asked is None or seen is None:
             return
@@ -111,19 +121,22 @@ class Paces:
         known.append(Seen(train_s / (steps * batch), rest_s, int(event.head.get("examples", 0))))
 
     def of(self, device: str) -> Pace | None:
+        """Return the speed of a device; None before its first reply that shows it."""
         seen = self._seen.get(device)
         return None if not seen else _pace(seen)
 
 
 def _pace(seen: Iterable[Seen]) -> Pace:
     all_seen = list(seen)
-    # One that was stopped early counts fewer examples than it has.
+    # A device whose training was stopped early reports fewer examples than it has.
     examples = max(one.examples for one in all_seen)
     return Pace(p90(one.example_s for one in all_seen), p90(one.rest_s for one in all_seen), examples)
 
 
 def _durations(head: Mapping[str, object]) -> tuple[int, float, float] | None:
-    """(steps, seconds of training, seconds of all else), each a duration by one clock; None where it was not timed."""
+    """Return (steps, seconds of training, seconds of all else), each a duration by one clock; None if they were not
+    measured.
+    """
     timings, transfer, steps = head.get("timings"), head.get("transfer"), head.get("steps")
     if not isinstance(timings, Mapping) or not isinstance(transfer, Mapping) or not isinstance(steps, int) or not steps:
         return None
@@ -132,14 +145,12 @@ def _durations(head: Mapping[str, object]) -> tuple[int, float, float] | None:
     return steps, train_s, max(0.0, out_s - train_s)
 
 
-# The share of a clip that is each device's own in a round (Lin et al. 2018, "Deep gradient compression").
-
-
 def work_of(plan: RunPlan, devices: int, own: tuple[int, int] | None = None) -> Work:
-    """How much a device is asked to do in a round of so many; `own` are its steps and batch, where it has its own.
+    """Return the work of a device in a round of `devices` clients; `own` are its own steps and batch, if it has any.
 
-    dgc clips where a gradient is accumulated, on each device by itself: N gradients, each of an L2 norm of at most
-    N^(-1/2) times the threshold, add up to one of about that norm, since independent ones grow as the root of N.
+    dgc clips where a gradient is accumulated, on each device for itself (Lin et al. 2018, "Deep gradient compression").
+    N gradients add up to an L2 norm of about the threshold if each is clipped to N^(-1/2) times the threshold. The
+    reason is that the norm of a sum of independent gradients grows as the root of N.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nclip_grad=2\\nsteps=1\\n[uplink]\\ncodec="dgc(0.1)"')
     >>> work_of(plan, 16)
@@ -151,19 +162,13 @@ def work_of(plan: RunPlan, devices: int, own: tuple[int, int] | None = None) -> 
     return Work(steps, batch, clip)
 
 
-# How much one client counts in a round: the largest normaliser that it can honestly have, and the cap on its weight.
-#
-# A change is divided by its normaliser, and their mean is multiplied by that of all normalisers (FedNova): who says
-# 10^9 would move the model by the others' changes a million times over. Law: no honest device's normaliser is above
-# `largest_a` of the steps that it made. A learning rate that a schedule lowers and FedProx's mu only make it smaller.
-
-
-ROUNDING = 1e-6  # a normaliser is a sum over the steps, here it is one formula
-FEWEST = 3  # clients of which there is a typical one
+ROUNDING = 1e-6  # devices add up a normaliser step by step, here it is one formula
+FEWEST = 3  # clients from which on a median is meaningful
 
 
 def largest_a(plan: RunPlan, steps: int) -> float:
-    """The normaliser of so many steps at the plan's learning rate; 1 where a task's own `train()` counts none.
+    """Return the largest normaliser of so many steps at the plan's learning rate; 1 if a task's own `train()` counts no
+    steps.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nmomentum=0.9')
     >>> round(largest_a(plan, 2), 9), largest_a(plan, 0)
@@ -177,8 +182,9 @@ def largest_a(plan: RunPlan, steps: int) -> float:
 
 
 def require_a(plan: RunPlan, head: ReplyHead, assigned: int) -> None:
-    """BadPayload for more steps than were assigned (0: the plan leaves them to the device), or a larger normaliser
-    than they can have.
+    """Raise `BadPayload` for more steps than were assigned, or for a larger normaliser than the steps can have.
+
+    `assigned` = 0 means that the plan leaves the number of steps to the device.
     """
     if assigned and head.steps > assigned:
         raise BadPayload(f"an update of {head.steps} steps", why=f"{assigned} were assigned")
@@ -189,7 +195,9 @@ def require_a(plan: RunPlan, head: ReplyHead, assigned: int) -> None:
 
 @dataclass(frozen=True)
 class Caps:
-    """The most that one client counts in a round; the medians that it follows from."""
+    """Holds the most examples and the largest normaliser that one client counts for in a round, and the medians behind
+    them.
+    """
 
     examples: float = math.inf
     a: float = math.inf
@@ -197,11 +205,13 @@ class Caps:
     median_a: float = 0.0
 
     def counted(self, head: ReplyHead) -> ReplyHead:
-        """The head as it counts."""
+        """Return the reply's header with its examples and normaliser limited to the caps."""
         return replace(head, examples=int(min(head.examples, self.examples)), a=min(head.a, self.a))
 
     def capped(self, head: ReplyHead, by_examples: bool) -> Capped | None:
-        """What a client counts less for; None where nothing. `by_examples`: whether its examples are its weight."""
+        """Return what a client counts less for; None if it counts in full. `by_examples`: True if its examples are its
+        weight.
+        """
         found, own = Capped(), self.counted(head)
         if by_examples and own.examples < head.examples:
             found |= {"examples": head.examples, "counted": own.examples, "median": self.median_examples}
@@ -211,9 +221,9 @@ class Caps:
 
 
 def caps_of(plan: RunPlan, heads: Sequence[ReplyHead]) -> Caps:
-    """The caps of a round of these updates: `[cohort] max_weight` times their medians, from three clients on.
+    """Return the caps of a round: `[cohort] max_weight` times the medians of its updates, from three clients on.
 
-    Where the plan counts passes, a device's own data say how many steps these are: then the normaliser is capped too.
+    If the plan counts passes, the number of steps depends on the device's own data, so its normaliser has a cap too.
     """
     most = plan.cohort.max_weight
     if most == "none" or len({head.update_id.device for head in heads}) < FEWEST:

@@ -7,7 +7,7 @@ without an outcome.
 Invariant: once a run is over, each of its assignments has exactly one outcome. The last event about an assignment gives
 its outcome:
 
-    UpdateAccepted   the reply counts; it is dropped after all if it cannot be aggregated or its round makes no step
+    UpdateAccepted   the reply counts; it is dropped after all if its aggregation fails or its round makes no step
     UpdateDropped    the reply does not count
     ClientFailed     there is no reply
 

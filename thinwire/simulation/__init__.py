@@ -1,4 +1,6 @@
-"""Fleets without a network: the same plan, task and aggregator, with clients in this process."""
+"""This package simulates federated learning without a network: the same plan, task and aggregator, over simulated
+clients.
+"""
 
 from thinwire.client.task import own_part
 from thinwire.simulation.local_fleet import HeldSpool, LocalFleet, LocalLink

@@ -1,4 +1,9 @@
-"""Simulated clients: the device's own session, taken in turns, so that a seed decides everything."""
+"""Simulates many clients with the code of real ones, one after the other, so that a seed decides everything.
+
+`SimulatedClients` decides which client replies next. An `Answering` executes the work of all clients, here in this
+process (`InTurn`), elsewhere in several (process_pool.py). `Sessions` keeps the sessions of some clients in memory and
+the state of all others on disk (`HeldFolder`, `SharedFolder`).
+"""
 
 from __future__ import annotations
 
@@ -26,21 +31,25 @@ from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.statedir import disk_error
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 
-IN_TIME = 0.9  # of an automatic deadline: when who took longer on this machine answers
+IN_TIME = 0.9  # of an automatic deadline: when a client replies that took longer on this machine
 
 
 class Answering(Protocol):
-    """Whoever does the work of all clients, here or in other processes."""
+    """Executes the work of all clients, in this process or in others."""
 
     @property
-    def ahead(self) -> int: ...  # asks that may be worked on before it is their turn
+    def ahead(self) -> int:
+        """Return how many assignments may be begun before their turn."""
 
-    def begin(self, index: int, delivery: Delivery) -> None: ...
-    def answer(self, index: int, delivery: Delivery) -> Answered: ...
+    def begin(self, index: int, delivery: Delivery) -> None:
+        """Begin to work on an assignment of client `index`, before its turn."""
+
+    def answer(self, index: int, delivery: Delivery) -> Answered:
+        """Return the reply of client `index` to an assignment, begun before or not."""
 
 
 class InTurn:
-    """One after the other, in this process: nothing is begun before its turn."""
+    """Executes the work of all clients in this process, one after the other; nothing begins before its turn."""
 
     ahead: int = 0
 
@@ -48,20 +57,26 @@ class InTurn:
         use_threads(0, bench.layout.size)
         self._sessions = Sessions(crowd, bench)
 
-    def begin(self, index: int, delivery: Delivery) -> None: ...
+    def begin(self, index: int, delivery: Delivery) -> None:
+        """Do nothing, because no work begins before its turn."""
 
     def answer(self, index: int, delivery: Delivery) -> Answered:
+        """Return the reply of client `index` to an assignment."""
         return self._sessions.answer(index, delivery)
 
 
 class SimulatedClients:
-    """Clients of a fleet; `step` lets the next of them that was asked answer, and is a LocalFleet's pump.
+    """Holds the clients of a simulated fleet; its `step`, the pump of a `LocalFleet`, lets one of them reply.
 
-    They answer one after the other and count as side by side: each answers at its ask's time plus what its own work
-    took, on a clock of its own, and the fleet's clock moves to the latest of these. So the number of clients makes
-    nobody late, but work that is longer than a deadline does; unless `patient`, which is for deadlines that follow from
-    what this machine took, for it may be busy now: then who took longer answers in time. Law: the order of answers
-    does not depend on who works or when: only the turn decides it, which goes round.
+    Clients work one after the other, but the run sees them work at the same time. Each client has its own clock, and
+    replies at the time of its assignment plus the duration of its own work. The fleet's clock moves on to the latest
+    reply. So the number of clients makes no reply late, but work that takes longer than a deadline does.
+
+    With `patient`, such work is in time too. This is for deadlines that follow from the speed of this machine, which
+    may be busy for a while.
+
+    Invariant: the order of replies depends on the turn alone, which goes round the clients. It does not depend on which
+    process works, or when.
     """
 
     def __init__(
@@ -78,7 +93,7 @@ class SimulatedClients:
         self._answering, self._patient = answering, patient
         self._fleet, self._clock, self._count, self._turn = fleet, clock, crowd.count, 0
         self._links: dict[str, tuple[int, LocalLink, VirtualClock]] = {}
-        self._begun: dict[str, Delivery] = {}  # client -> what was taken from the fleet before its turn
+        self._begun: dict[str, Delivery] = {}  # client -> its assignment, begun before its turn
         for index in range(crowd.count):
             name = crowd.name(index)
             own_clock = VirtualClock(origin=clock.origin)
@@ -87,7 +102,7 @@ class SimulatedClients:
             self._links[name] = index, link, own_clock
 
     def step(self) -> bool:
-        """Answer one ask; False when nobody was asked."""
+        """Let one client reply; return False if no client has an assignment."""
         if not (names := self._in_turn()):
             return False
         for name in names[1:]:
@@ -96,7 +111,7 @@ class SimulatedClients:
         delivery = self._taken(names[0])
         self._begun.pop(names[0], None)
         self._turn = index + 1
-        if delivery is None or delivery.ask.kind == "stop":  # a client's folder goes with all others'
+        if delivery is None or delivery.ask.kind == "stop":  # all clients' folders are removed together
             return True
         reply, bundle, took_s = self._answering.answer(index, delivery)
         if self._patient and delivery.ask.deadline_s:
@@ -107,7 +122,9 @@ class SimulatedClients:
         return True
 
     def _in_turn(self) -> list[str]:
-        """Who was asked and has not answered: first whose turn it is, then as many as may be looked ahead to."""
+        """Return the clients with an unanswered assignment: the one whose turn it is, then those that may begin before
+        theirs.
+        """
         asked = self._fleet.asked()
         return heapq.nsmallest(
             1 + self._answering.ahead, asked, key=lambda name: (self._links[name][0] - self._turn) % self._count
@@ -122,7 +139,7 @@ class SimulatedClients:
             self._answering.begin(self._links[name][0], delivery)
 
     def _taken(self, name: str) -> Delivery | None:
-        """A client's ask; one that was taken before and withdrawn since is none any more."""
+        """Return a client's assignment. One that was begun and has been withdrawn since does not count."""
         link = self._links[name][1]
         begun = self._begun.get(name)
         if begun is not None and begun.ask.ask_id not in link.cancelled():
@@ -130,14 +147,11 @@ class SimulatedClients:
         return link.pull(0.0)
 
 
-# The sessions of many simulated clients in one process: each is made when it is asked, few are kept in memory.
-
-
-AWAKE_BYTES = 256 << 20  # of residuals and the like that may stay in memory; the rest lies on disk
+AWAKE_BYTES = 256 << 20  # residuals and other state that may stay in memory; the rest is on disk
 
 
 class Answered(NamedTuple):
-    """What a client sends, and how long it worked for it."""
+    """Holds a client's reply, and how long it worked for it."""
 
     reply: Reply
     bundle: Path | None
@@ -146,10 +160,12 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True)
 class Crowd:
-    """What simulated clients have in common: client `index` is `name(index)` with part `index` of `count`.
+    """Holds what simulated clients have in common: client `index` is `name(index)`, with part `index` of `count` of the
+    data.
 
-    `step_s` are seconds that a step takes on each of them, by a script: then all that is measured on a client comes of
-    it, and partial work ends where it says. Without it this machine's own speed ends nobody's training.
+    `step_s` holds the seconds that a step takes on each client, if a script decides them. Then all measurements on a
+    client follow from it, and partial work ends where it says. Without it, the speed of this machine ends no training
+    early.
     """
 
     folder: Path
@@ -159,31 +175,37 @@ class Crowd:
     step_s: tuple[float, ...] = ()
 
     def name(self, index: int) -> str:
+        """Return the device name of client `index`."""
         return f"sim-{index:0{len(str(self.count - 1))}}"
 
     def place(self, index: int) -> Site:
+        """Return the data, split and compute device of client `index`."""
         return replace(self.site, name=self.name(index), partition=index, partitions=self.count)
 
 
 class Sessions:
-    """Law: who is put to sleep and woken answers as if it had been awake all the time.
+    """Executes the work of many clients in one process, and keeps few of their sessions in memory.
 
-    With `shared` other processes work for the same clients: each commit is on disk at once, whole.
+    A session is made when its client gets an assignment. With `shared`, other processes work for the same clients, so
+    each commit is on disk at once and complete.
+
+    Invariant: a client whose session was evicted and loaded again replies as if it had stayed in memory.
     """
 
     def __init__(self, crowd: Crowd, bench: Here, shared: bool = False) -> None:
         self.crowd, self.bench, self.shared = crowd, bench, shared
-        self._gate, self._bases = Gate(), Bases()  # the plan and the model that is sent are the same for all
+        self._gate, self._bases = Gate(), Bases()  # all clients have the same plan and model
         self._awake: OrderedDict[int, tuple[Session, list[RunFolder]]] = OrderedDict()
         self._bytes: dict[int, int] = {}
 
     def answer(self, index: int, delivery: Delivery) -> Answered:
+        """Return the reply of client `index` to an assignment."""
         began = time.perf_counter()
         session, _ = self._awake.get(index) or self._wake(index)
         script_at = session.clock.now()
         reply, bundle = session.answer(delivery, lambda: False, _nothing)
         took_s = session.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
-        if bundle is None:  # nothing is lost on the way; parts are read after this
+        if bundle is None:  # no reply is lost in transit; one with parts is read later
             session.delivered(reply)
         self._awake.move_to_end(index)
         self._bytes[index] = session.held_bytes
@@ -192,7 +214,7 @@ class Sessions:
         return Answered(reply, bundle, took_s)
 
     def sleep(self, index: int) -> None:
-        """Nothing of a client stays in memory."""
+        """Evict a client: write its state to disk, so that nothing of it stays in memory."""
         _, folders = self._awake.pop(index, (None, []))
         self._bytes.pop(index, None)
         for folder in folders:
@@ -218,7 +240,7 @@ class Sessions:
 
 
 def _script() -> Clock:
-    """A clock that moves by what is slept on it."""
+    """Return a clock that moves only by the sleep on it."""
     virtual = VirtualClock()
     return Clock(virtual.now, virtual.advance)
 
@@ -226,21 +248,20 @@ def _script() -> Clock:
 def _nothing(line: str) -> None: ...
 
 
-# A run's folder for one of many simulated clients: on disk when it is put down, in memory while it is at work.
-
-
 class HeldFolder(RunFolder):
-    """Law: what `load` gives after `put_down` is what was committed last.
+    """Holds a client's run state, in memory while it works and on disk after `put_down`.
 
-    Answers' parts are files from the start. They stand beside the clients' own folders, which are made for those only
-    that are put down: a thousand folders take longer to make and to remove than a round.
+    Encoded updates are files from the start. They are next to the clients' folders, which exist only for clients that
+    were put down. A thousand folders take longer to make and to remove than a round.
+
+    Invariant: `load` after `put_down` returns the state that was committed last.
     """
 
     def __init__(self, own: Path, run: str) -> None:
         super().__init__(run_folder(own, run).folder, write_unsynced)
         self._beside, self._called = own.parent, f"{own.name}.{run}"
         self._answers: frozenset[str] = frozenset()
-        self._held: RunState | None = None  # committed, and not on disk yet
+        self._held: RunState | None = None  # committed, but not on disk yet
 
     def load(self) -> tuple[RunState, list[str]]:
         state, said = super().load()
@@ -248,6 +269,7 @@ class HeldFolder(RunFolder):
         return state, said
 
     def path(self, entry: Entry) -> Path | None:
+        """Return the file of an entry's update; None if the entry has none."""
         return self._place(entry.file) if entry.file else None
 
     def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
@@ -258,6 +280,7 @@ class HeldFolder(RunFolder):
         self._answers, self._held = _answers(state), state
 
     def put_down(self) -> None:
+        """Write the state that was committed last to disk, unless it is there already."""
         if self._held is not None:
             super().commit(self._held)
             self._held = None
@@ -270,15 +293,15 @@ def _answers(state: RunState) -> frozenset[str]:
     return frozenset(entry.file for entry in state.outbox if entry.file)
 
 
-# A run's folder of a client whom several processes serve in turn: what one of them commits is on disk for the next.
-
-
 PRIVATE = 0o600
 
 
 class SharedFolder(RunFolder):
-    """Law: whoever is killed at any moment, `load` gives the state before or after a commit, whole; a power cut may
-    leave another.
+    """Holds the run state of a client that several processes serve in turn: each commit is on disk for the next
+    process.
+
+    Invariant: if a process is killed at any moment, `load` returns the complete state before or after a commit. A power
+    failure may leave another state.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -292,10 +315,11 @@ class SharedFolder(RunFolder):
 
 
 def write_swapped(path: Path, data: bytes) -> None:
-    """The old file goes when the new one is whole under another name, and only then is that one renamed.
+    """Replace a file without syncing it: write the new one under another name, remove the old one, then rename the new
+    one.
 
-    Renamed over the old file it would be one step, but ext4 then has the disk write it at once, which takes longer
-    than all else that a small client does.
+    A rename over the old file would be one step. But ext4 then writes the new file to disk at once, which takes longer
+    than all other work of a small client.
     """
     draft = draft_of(path)
     try:
@@ -308,8 +332,10 @@ def write_swapped(path: Path, data: bytes) -> None:
 
 
 def draft_of(path: Path) -> Path:
+    """Return the name under which a new file is written before it replaces `path`."""
     return path.with_name(f".{path.name}.draft")
 
 
 def shared_folder(folder: Path, run: str) -> SharedFolder:
+    """Return the shared folder of a run in a client's own folder."""
     return SharedFolder(run_folder(folder, run).folder)

@@ -1,7 +1,10 @@
-"""A fleet in one process: the laws of core/fleet.py without a network.
+"""Connects an aggregator with devices in one process: a `Fleet` as in core/fleet.py, without a network.
 
-Devices reach it through `LocalLink`. What they push is spooled and checked as at the door, so the aggregator's path
-is the real one; only sockets, keys and Flower are missing, and bytes on a wire are None.
+Devices reach the aggregator through `LocalLink`. Their replies are spooled and checked as the device API does it. So
+the aggregator's code path is the real one; only sockets, keys and Flower are missing, and byte counts of a wire are
+None.
+
+`HeldSpool` is a spool for one process: small replies wait in memory, all others in files.
 """
 
 from __future__ import annotations
@@ -23,18 +26,20 @@ from thinwire.store import FileSpool
 
 
 class LocalFleet:
-    """`pump` is called by `poll` while nothing has arrived: it lets simulated devices work and says whether any did.
+    """Holds the assignments and replies between an aggregator and the devices of this process.
 
-    With a `VirtualClock` a poll that finds nothing moves the clock by what it would have waited.
+    `poll` calls `pump` while nothing has arrived: `pump` lets simulated devices work, and returns True if any did. With
+    a `VirtualClock`, a poll that finds nothing moves the clock by its waiting time. The methods of `Fleet` keep the
+    invariants that core/fleet.py states.
     """
 
     def __init__(self, spool: Spool, clock: Clock | None = None, pump: Callable[[], bool] | None = None) -> None:
         self.spool, self.clock, self.pump = spool, clock or RealClock(), pump
         self.changed = threading.Condition()
         self._inbox: list[Arrival] = list(spool.heads())
-        self._asks: dict[str, dict[str, Envelope]] = {}  # device -> ask_id -> ask, unanswered, in order
+        self._asks: dict[str, dict[str, Envelope]] = {}  # device -> id -> unanswered assignment, oldest first
         self._withdrawn: dict[str, set[str]] = {}
-        self.sent_at: dict[str, float] = {}  # ask_id -> on the fleet's clock, until it is answered or withdrawn
+        self.sent_at: dict[str, float] = {}  # id -> time on the fleet's clock, until it is answered or withdrawn
         self._live: dict[str, LocalLink] = {}
         self._stopped: list[TakenUp] = []
         self._seen: dict[UpdateId, object] = {head.update_id: _content(head) for head in spool.heads()}
@@ -42,6 +47,7 @@ class LocalFleet:
     # The aggregator's side.
 
     def send(self, asks: Sequence[Envelope]) -> None:
+        """Send assignments; a device with an open link finds its own at its next pull."""
         with self.changed:
             for envelope in asks:
                 self._asks.setdefault(envelope.device, {})[envelope.ask.ask_id] = envelope
@@ -50,6 +56,7 @@ class LocalFleet:
             self.changed.notify_all()
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
+        """Return what has arrived since the last poll; wait up to `wait_s` seconds for it."""
         while not self._inbox and self.pump is not None and self.pump():
             pass
         with self.changed:
@@ -61,13 +68,16 @@ class LocalFleet:
         return arrivals
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
+        """Return the parts of a reply, in order."""
         return self.spool.open(update_id)
 
     def ack(self, update_ids: Sequence[UpdateId]) -> None:
+        """Delete replies from the spool, since the journal holds what follows from them."""
         for update_id in update_ids:
             self.spool.delete(update_id)
 
     def cancel(self, ask_ids: Sequence[str]) -> None:
+        """Withdraw assignments."""
         with self.changed:
             for device, asks in self._asks.items():
                 for ask_id in set(ask_ids) & asks.keys():
@@ -77,6 +87,7 @@ class LocalFleet:
             self.changed.notify_all()
 
     def shut_out(self, devices: Sequence[str]) -> None:
+        """Revoke devices: drop their replies that were not polled, fail their assignments, and close their links."""
         with self.changed:
             for device in devices:
                 gone = [h for h in self._inbox if isinstance(h, ReplyHead) and h.update_id.device == device]
@@ -90,16 +101,21 @@ class LocalFleet:
             self.changed.notify_all()
 
     def taken_up(self) -> Sequence[TakenUp]:
+        """Return the stop assignments that were delivered since the last call."""
         with self.changed:
             stopped, self._stopped = self._stopped, []
             return stopped
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because a local fleet holds no resources."""
 
     # The devices' side, called by their links.
 
     def join(self, link: LocalLink, hello: Hello) -> Welcome:
+        """Connect a device; return the highest sequence number seen from it for each run.
+
+        Raise `Refused` if a device of this name is connected already.
+        """
         with self.changed:
             live = self._live.get(link.name)
             if live is not None and live is not link:
@@ -116,6 +132,7 @@ class LocalFleet:
         return Welcome(link.name, sequences, server_time=self.clock.wall())
 
     def leave(self, link: LocalLink) -> None:
+        """Disconnect a device."""
         with self.changed:
             if self._live.get(link.name) is link:
                 del self._live[link.name]
@@ -123,7 +140,10 @@ class LocalFleet:
                 self.changed.notify_all()
 
     def next_ask(self, link: LocalLink, wait_s: float) -> Envelope | None:
-        """The oldest ask that this process does not hold yet; a stop is settled by being taken."""
+        """Return the oldest assignment that this link was not given yet; wait up to `wait_s` seconds for one.
+
+        The delivery of a stop resolves it.
+        """
 
         def found() -> Envelope | None:
             asks = self._asks.get(link.name, {})
@@ -134,7 +154,7 @@ class LocalFleet:
                 self.changed.wait_for(lambda: link.closed or found() is not None, wait_s)
             envelope = found()
             if envelope is not None:
-                if isinstance(link.clock, VirtualClock):  # a device on its own clock is there when it is asked
+                if isinstance(link.clock, VirtualClock):  # a device with its own clock waits for its assignment
                     link.clock.advance(max(0.0, self.sent_at[envelope.ask.ask_id] - link.clock.now()))
                 link.held[envelope.ask.ask_id] = link.clock.wall()
                 if envelope.ask.kind == "stop":
@@ -145,22 +165,27 @@ class LocalFleet:
             return envelope
 
     def asked(self) -> list[str]:
-        """Devices that have an ask to answer."""
+        """Return the devices that have an unanswered assignment."""
         with self.changed:
             return [device for device, asks in self._asks.items() if asks]
 
     def withdrawn(self, device: str) -> frozenset[str]:
+        """Return the ids of the device's withdrawn assignments."""
         with self.changed:
             return frozenset(self._withdrawn.get(device, ()))
 
     def take(
         self, link: LocalLink, reply: ReplyHead | Failure, bundle: Path | bytes | None, upload_s: float = 0.0
     ) -> None:
-        """Spool an answer, which took `upload_s` until now; what is here already is answered as the first time."""
+        """Spool a reply whose upload took `upload_s` seconds until now; a reply that is here already is acknowledged
+        again.
+
+        Raise `Refused` for an update in another device's name. Another update under a known id fails with `state-lost`.
+        """
         began = link.clock.wall() - upload_s
         pulled = link.held.get(reply.ask_id, began)
         if isinstance(reply, Failure):
-            link.held.pop(reply.ask_id, None)  # it may be sent again, and is another delivery then
+            link.held.pop(reply.ask_id, None)  # it may be sent again, which is another delivery
             return self._arrived(link.name, Failure(reply.kind, reply.text, reply.ask_id, link.name))
         if reply.update_id.device != link.name:
             raise Refused("an answer in another device's name", why=f"this link is {link.name}'s")
@@ -183,9 +208,10 @@ class LocalFleet:
 
 
 class LocalLink:
-    """A device's end of a LocalFleet. `held`: the asks that this process was given, and when by its own `clock`.
+    """Connects one device with a LocalFleet.
 
-    Parts are handed over in the aggregator's own file, unless `downloads` names a folder for copies.
+    `held` maps the ids of the assignments that this process was given to the time of their delivery, by the link's own
+    `clock`. Parts are in the aggregator's own file, unless `downloads` names a folder for copies.
     """
 
     def __init__(self, fleet: LocalFleet, name: str, clock: Clock | None = None, downloads: Path | None = None) -> None:
@@ -194,9 +220,14 @@ class LocalLink:
         self.closed = False
 
     def hello(self, hello: Hello) -> Welcome:
+        """Connect to the fleet."""
         return self.fleet.join(self, hello)
 
     def pull(self, wait_s: float) -> Delivery | None:
+        """Return the next assignment; None if there is none within `wait_s` seconds.
+
+        Raise `Unreachable` if the link is closed.
+        """
         if self.closed:
             raise Unreachable("this link is closed")
         envelope = self.fleet.next_ask(self, wait_s)
@@ -212,12 +243,15 @@ class LocalLink:
         return Delivery(envelope.ask, bundle)
 
     def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+        """Send a reply with its parts; return once the spool holds it."""
         self.fleet.take(self, reply, bundle)
 
     def cancelled(self) -> frozenset[str]:
+        """Return the ids of the device's withdrawn assignments."""
         return self.fleet.withdrawn(self.name)
 
     def close(self) -> None:
+        """Disconnect from the fleet."""
         self.closed = True
         self.fleet.leave(self)
 
@@ -226,14 +260,14 @@ def _content(head: ReplyHead) -> object:
     return head.ask_id, head.parts, head.base_version, head.examples, dict(head.metrics)
 
 
-# An answer's parts go into the spool without a network, each held against its digest, as at the door.
-
-
 BLOCK = 1 << 20
 
 
 def spooled(spool: Spool, reply: ReplyHead, bundle: Path | bytes | None, transfer: Callable[[], Transfer]) -> ReplyHead:
-    """The head, with `transfer` taken once the parts stand in the spool; `BadPayload` where one is not its digest's."""
+    """Store a reply in the spool and return its header; check each part against its digest, as the device API does.
+
+    `transfer` is called once the spool has all parts. Raise `BadPayload` for a part that does not match its digest.
+    """
     if isinstance(spool, HeldSpool) and spool.has_room(reply):
         body = io.BytesIO()
         _copy(bundle, body, reply)
@@ -253,7 +287,7 @@ def spooled(spool: Spool, reply: ReplyHead, bundle: Path | bytes | None, transfe
 
 
 def _copy(bundle: Path | bytes | None, out: BinaryIO, head: ReplyHead) -> None:
-    """The parts, each held against its digest."""
+    """Copy the parts of a reply, and check each one against its digest."""
     if bundle is None:
         if head.parts:
             raise BadPayload("an answer whose parts are missing")
@@ -269,14 +303,14 @@ def _copy(bundle: Path | bytes | None, out: BinaryIO, head: ReplyHead) -> None:
                 raise BadPayload(f"{part.name} is not what its digest says")
 
 
-# A spool that serves one process: what is small waits in memory, the rest in files.
-
-
-HELD_BYTES = 64 << 20  # of frames that wait in memory for their fold
+HELD_BYTES = 64 << 20  # of frames that wait in memory for their aggregation
 
 
 class HeldSpool(FileSpool):
-    """A FileSpool beside which bodies may be kept with `hold`; they are opened, listed and deleted like the others."""
+    """Stores replies in memory up to `most_bytes` with `hold`, and as files like its base class.
+
+    Replies in memory are opened, listed and deleted like all others.
+    """
 
     def __init__(self, folder: Path, most_bytes: int = HELD_BYTES) -> None:
         super().__init__(folder, durable=False)
@@ -284,14 +318,17 @@ class HeldSpool(FileSpool):
         self._bodies: dict[UpdateId, tuple[ReplyHead, memoryview]] = {}
 
     def has_room(self, head: ReplyHead) -> bool:
+        """Return True if there is room in memory for this reply."""
         return self._bytes + head.payload_bytes <= self._most
 
     def hold(self, head: ReplyHead, body: memoryview) -> None:
-        if self.head(head.update_id) is None:  # the first one counts
+        """Keep a reply in memory, unless the spool already has a reply of this update."""
+        if self.head(head.update_id) is None:  # only the first one counts
             self._bodies[head.update_id] = head, body
             self._bytes += len(body)
 
     def head(self, update_id: UpdateId) -> ReplyHead | None:
+        """Return the header of a reply; None if the spool does not have it."""
         held = self._bodies.get(update_id)
         return held[0] if held else super().head(update_id)
 

@@ -1,8 +1,10 @@
-"""Simulated clients' work in several processes, to the same bits as in one.
+"""Executes the work of simulated clients in several processes, to the same bits as in one.
 
-A worker takes whoever is next: what a client keeps lies on disk between its answers, so any worker may serve it. The
-turn still decides in which order answers are given (clients.py). One that is killed is started again and makes the
-same answer; a client whose work ends its worker twice ends the run.
+A free worker takes the next client. A client's state is on disk between its replies, so any worker may serve it. The
+turn still decides the order of replies (client_pool.py). A worker that is killed is started again and makes the same
+reply. A client whose work ends its worker twice ends the run.
+
+This module is also the program of a worker (`main`).
 """
 
 from __future__ import annotations
@@ -23,42 +25,46 @@ from thinwire.core.fleet import Delivery
 from thinwire.core.plan import digest_of
 from thinwire.simulation.client_pool import Answered, Crowd
 
-DEATHS = 2  # of workers over one answer: the second time it is not chance
+DEATHS = 2  # of workers over one reply: the second one is no coincidence
 GRACE_S = 5.0  # for a worker to end by itself
 
-Key = tuple[int, str]  # client, ask_id
+Key = tuple[int, str]  # client, id of the assignment
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
+    """Holds one assignment and the client that works on it."""
+
     index: int
     delivery: Delivery
 
     @property
     def key(self) -> Key:
+        """Return the client's index and the assignment's id."""
         return self.index, self.delivery.ask.ask_id
 
 
 class Worker:
-    """One process. It ends when this one does, however that is: then its lifeline breaks."""
+    """Holds one worker process. It ends when this process ends for any reason, because its lifeline breaks."""
 
     def __init__(self, spec: str, crowd: Crowd) -> None:
         ours, theirs = Pipe()
         read, self._lifeline = os.pipe()
         self.connection: Connection = ours
         self.job: Job | None = None
-        self.plans: set[str] = set()  # digests of those that it was given
+        self.plans: set[str] = set()  # digests of the plans that it was given
         self.process = subprocess.Popen(
             [sys.executable, "-m", "thinwire.simulation.process_pool", str(theirs.fileno()), str(read)],
             pass_fds=(theirs.fileno(), read),
             stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is for this process, which ends the others
+            process_group=0,  # Ctrl-C interrupts this process only, which ends the others
         )
         theirs.close()
         os.close(read)
         self.connection.send((spec, crowd, sys.path))
 
     def close(self) -> None:
+        """Terminate the process, and kill it if it has not ended after GRACE_S seconds."""
         self.process.terminate()
         try:
             self.process.wait(GRACE_S)
@@ -71,7 +77,7 @@ class Worker:
 
 @dataclass
 class Processes:
-    """`count` workers for a crowd; `close` leaves none of them."""
+    """Executes the work of a crowd's clients in `count` worker processes; none of them remains after `close`."""
 
     spec: str  # NAME=MODULE
     crowd: Crowd
@@ -79,7 +85,7 @@ class Processes:
     _workers: list[Worker] = field(init=False, default_factory=list)
     _queue: deque[Job] = field(init=False, default_factory=deque)
     _done: dict[Key, Answered] = field(init=False, default_factory=dict)
-    _served: dict[int, Worker] = field(init=False, default_factory=dict)  # client -> who did its last work
+    _served: dict[int, Worker] = field(init=False, default_factory=dict)  # client -> the worker that did its last job
     _deaths: Counter[Key] = field(init=False, default_factory=Counter)
     _plans: dict[str, Mapping[str, Any]] = field(init=False, default_factory=dict)  # by digest
 
@@ -93,14 +99,16 @@ class Processes:
 
     @property
     def ahead(self) -> int:
-        """Asks that are taken before their turn: no worker waits while one of them is left."""
+        """Return how many assignments are begun before their turn: enough that no worker waits while there is work."""
         return 2 * self.count
 
     def begin(self, index: int, delivery: Delivery) -> None:
+        """Queue an assignment of client `index`, and hand it to a worker if one is free."""
         self._queue.append(Job(index, delivery))
         self._hand_out()
 
     def answer(self, index: int, delivery: Delivery) -> Answered:
+        """Return the reply of client `index` to an assignment; wait until a worker has made it."""
         job = Job(index, delivery)
         begun = {*self._done, *(j.key for j in self._queue), *(w.job.key for w in self._workers if w.job)}
         if job.key not in begun:
@@ -112,6 +120,7 @@ class Processes:
         return self._done.pop(job.key)
 
     def close(self) -> None:
+        """End all workers."""
         for worker in self._workers:
             worker.close()
         self._workers.clear()
@@ -122,11 +131,11 @@ class Processes:
                 self._queue.remove(job)
                 worker.job = job
                 delivery = self._with_plan(job.delivery, worker)
-                with contextlib.suppress(OSError):  # it has ended: that is heard
+                with contextlib.suppress(OSError):  # the worker has ended, which _hear notices
                     worker.connection.send((job.index, delivery, self._served.get(job.index) is worker))
 
     def _with_plan(self, delivery: Delivery, worker: Worker) -> Delivery:
-        """A worker that was started since holds no plan: a client would ask for it, and answer out of its turn."""
+        """Add the plan for a worker that does not have it: a client would request it, and so reply out of its turn."""
         plan = delivery.ask.plan
         digest = plan if isinstance(plan, str) else digest_of(plan)
         if not isinstance(plan, str):
@@ -137,7 +146,10 @@ class Processes:
         return replace(delivery, ask=replace(delivery.ask, plan=self._plans[digest]))
 
     def _next_for(self, worker: Worker) -> Job | None:
-        """The first in the queue, or before it one that this worker knows; a client does one thing at a time."""
+        """Return the first job in the queue that is free, preferably one of a client that this worker served last.
+
+        A client does one job at a time.
+        """
         at_work = {other.job.index for other in self._workers if other.job is not None}
         free = [job for job in self._queue if job.index not in at_work]
         return next((job for job in free if self._served.get(job.index) is worker), free[0] if free else None)
@@ -156,7 +168,7 @@ class Processes:
             worker.job = None
 
     def _bury(self, worker: Worker) -> None:
-        """Start another in its place, with the same work."""
+        """Start another worker in the place of one that has ended, with the same job."""
         worker.close()
         job, code = worker.job, worker.process.returncode
         assert job is not None
@@ -173,10 +185,8 @@ class Processes:
         self._queue.appendleft(job)
 
 
-# A process that works for simulated clients until the one that started it is done with it or gone.
-
-
 def main(connection: Connection, lifeline: int) -> None:
+    """Run a worker: execute jobs from `connection` until the process that started it closes it or ends."""
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     spec, crowd, path = connection.recv()
     sys.path += [folder for folder in path if folder not in sys.path]
@@ -200,7 +210,7 @@ def main(connection: Connection, lifeline: int) -> None:
 
 
 def _end_with(lifeline: int) -> None:
-    """Whatever is going on here: nobody waits for it."""
+    """End this process when its lifeline breaks, whatever it is doing: nothing waits for its work."""
     os.read(lifeline, 1)
     os._exit(1)
 

@@ -1,4 +1,7 @@
-"""A plan and its task in this process: the aggregator's own path over simulated clients, stored like any other run."""
+"""Runs a plan in this process: the aggregator's own code over simulated clients, stored like any other run.
+
+`simulate` trains a task. `run_scripted` runs a plan over scripted devices: hours of virtual time in seconds.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +51,14 @@ from thinwire.simulation.process_pool import Processes
 from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.store import RoundRow, RunRow, Store
 
-MAX_FAILURES = 20  # of a history: the first ones show what is wrong
+MAX_FAILURES = 20  # in a history: the first ones show what is wrong
 
 
 @dataclass(frozen=True)
 class History:
-    """What a simulation came to: the run's row and those of its rounds.
+    """Holds the result of a simulation: the row of the run, and those of its rounds.
 
-    `failures` says of the first `MAX_FAILURES` failed assignments which client failed, and where in the task.
+    `failures` names for the first `MAX_FAILURES` failed assignments the client, and the place in the task.
     """
 
     run: RunRow
@@ -64,19 +67,22 @@ class History:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Of the last model, pooled over the clients' test splits."""
+        """Return the metrics of the last model, pooled over the clients' test splits."""
         return self.run.metrics
 
     @property
     def payload_up(self) -> int:
+        """Return the bytes of all uplink payloads."""
         return self.run.payload_up
 
     def series(self, metric: str) -> list[float | None]:
-        """One value a round; None where the model was not measured."""
+        """Return one value of a metric for each round; None if the round's model was not evaluated."""
         return [row.metrics.get(metric) for row in self.rounds]
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat row a round: its figures, bytes of all clients together, and the metrics of the model it made."""
+        """Return one flat row for each round: its figures, the bytes of all clients, and the metrics of the model it
+        made.
+        """
         return [
             {
                 "round": row.round, "reason": row.reason, "codec": row.codec, "asked": len(row.asked),
@@ -87,7 +93,7 @@ class History:
         ]  # fmt: skip
 
     def frame(self) -> Any:
-        """The same as a pandas DataFrame; `ThinwireError` where pandas is not installed.
+        """Return the records as a pandas DataFrame; raise `ThinwireError` if pandas is not installed.
 
         >>> simulate(task, plan, clients=20).frame().plot(x="payload_up", y="accuracy")  # doctest: +SKIP
         """
@@ -114,14 +120,17 @@ def simulate(
     processes: int = 1,
     step_s: Sequence[float] = (),
 ) -> History:
-    """Run a plan over simulated clients and give its history; nothing is left on disk.
+    """Run a plan over simulated clients and return its history; nothing remains on disk.
 
-    `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `plan` may be a file's name or what
-    stands in one, section by section. `seed` replaces the plan's.
-    A plan, task or split that cannot be raises a `ThinwireError` before anything begins. A run that fails after that
-    raises nothing: `run.status` is then "failed", `run.status_text` and `failures` say why, and `metrics` may be empty.
-    With several `processes` clients train side by side, to the same bits; the task is then NAME=MODULE. `step_s` are
-    the seconds that a step takes on each client: what the run's clock goes by instead of this machine's speed.
+    `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `plan` is a plan, the name of its
+    file, or a mapping with its sections. `seed` replaces the plan's seed.
+
+    A plan, task or split that is not valid raises a `ThinwireError` before the run begins. A run that fails later
+    raises nothing. Then `run.status` is "failed", `run.status_text` and `failures` give the reason, and `metrics` may
+    be empty.
+
+    With several `processes`, clients train in parallel, to the same bits; the task is then NAME=MODULE. `step_s` holds
+    the seconds of a step on each client. The run's clock then follows these instead of the speed of this machine.
 
     >>> simulate("digits=examples/digits/task.py", "examples/digits/plan.toml", clients=8)  # doctest: +SKIP
     """
@@ -161,7 +170,9 @@ def _read(plan: RunPlan | Mapping[str, Any] | str | Path) -> RunPlan:
 
 
 def require_own_start(plan: RunPlan) -> None:
-    """`PlanError` where the plan begins with another model than the task's: there is no store to take it from."""
+    """Raise `PlanError` if the plan begins with another model than the task's, because there is no store to read it
+    from.
+    """
     if plan.run.init not in ("", "device"):
         raise PlanError(
             f"[run] init = {plan.run.init!r} cannot be honoured here",
@@ -171,7 +182,7 @@ def require_own_start(plan: RunPlan) -> None:
 
 
 def loaded(task: str | LoadedTask | Any, plan: RunPlan) -> LoadedTask:
-    """A task by its name and module, or an object that has its functions."""
+    """Return the loaded task: from NAME=MODULE, or from an object with a task's functions."""
     if isinstance(task, LoadedTask):
         return task
     return load_task(task) if isinstance(task, str) else as_task(plan.run.task, task)
@@ -193,10 +204,11 @@ def run_sim(
     spec: str = "",
     step_s: Sequence[float] = (),
 ) -> str:
-    """Submit a plan as a simulated run and drive it to its end; gives the run's id.
+    """Submit a plan as a simulated run, execute it to its end, and return the run's id.
 
-    `site` gives data, split, seed and compute device of all clients. With `debug` a task's exception is raised where
-    it happens, else it is a client's failure as on a device. `spec` is where several `processes` find the task.
+    `site` holds data, split, seed and compute device of all clients. With `debug`, an exception of the task is raised
+    where it happens. Without, it is a failure of the client, as on a device. With several `processes`, each of them
+    loads the task from `spec`.
     """
     require_processes(processes, spec, debug)
     parse_split(site.split)
@@ -233,7 +245,9 @@ def run_sim(
 
 
 def require_same(plan: RunPlan, task: LoadedTask) -> None:
-    """`TaskError` where the plan trains another task than this one: no client would have that, and a run waits."""
+    """Raise `TaskError` if the plan trains another task than this one: no client would have it, so the run would
+    wait.
+    """
     if task.name != plan.run.task:
         raise TaskError(
             f"the plan trains {plan.run.task!r}, and this is the code of {task.name!r}",
@@ -243,7 +257,9 @@ def require_same(plan: RunPlan, task: LoadedTask) -> None:
 
 
 def require_enough(plan: RunPlan, crowd: Crowd) -> None:
-    """`TooFewClients` where a run would wait for more clients than there are: nobody else ever comes."""
+    """Raise `TooFewClients` if a run would wait for more clients than there are, because no other client ever
+    connects.
+    """
     if said := missing(plan, [crowd.name(index) for index in range(crowd.count)], {}):
         raise TooFewClients(
             f"the run would wait for ever with {crowd.count} simulated clients",
@@ -253,7 +269,9 @@ def require_enough(plan: RunPlan, crowd: Crowd) -> None:
 
 
 def require_metrics(plan: RunPlan, task: LoadedTask, crowd: Crowd) -> None:
-    """`PlanError` where the plan goes by a metric that the first client does not report: then no client does."""
+    """Raise `PlanError` if the plan needs a metric that the first client does not report, because then no client
+    reports it.
+    """
     if plan.unknown_metrics(()) and plan.run.evaluate == "clients":
         known = metrics_of(task, crowd.place(0), plan)
         if known is not None:
@@ -261,7 +279,7 @@ def require_metrics(plan: RunPlan, task: LoadedTask, crowd: Crowd) -> None:
 
 
 def require_processes(processes: int, spec: str, debug: bool) -> None:
-    """`UsageError` where the task cannot be worked on in several processes."""
+    """Raise `UsageError` if several processes cannot execute the task."""
     if processes == 1:
         return
     if debug:
@@ -278,7 +296,7 @@ def require_processes(processes: int, spec: str, debug: bool) -> None:
 
 @contextlib.contextmanager
 def answering(task: LoadedTask, crowd: Crowd, processes: int, spec: str) -> Iterator[Answering]:
-    """Who does the clients' work; nobody is left of them afterwards."""
+    """Yield the executor of the clients' work; none of its processes remains afterwards."""
     if processes == 1:
         yield InTurn(crowd, Here(task, crowd.site.device))
         return
@@ -295,11 +313,8 @@ def _work_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-# A whole run on a scripted fleet: the aggregator's own path, hours of virtual time in seconds.
-
-
 def reported(plan: RunPlan, layout: Layout) -> TaskReport:
-    """What the devices of a scripted fleet say that they have installed, so that this plan may ask them."""
+    """Return what the devices of a scripted fleet report as installed, so that this plan may select them."""
     return TaskReport(plan.run.task, layout_digest=layout.digest)
 
 
@@ -314,9 +329,9 @@ def run_scripted(
     on_event: Callable[[Event], None] = lambda event: None,
     stop: Callable[[], StopOrder] = lambda: None,
 ) -> str:
-    """Submit a plan and drive it to its end on this fleet and its clock; gives the run's id.
+    """Submit a plan, execute it to its end on this fleet and its clock, and return the run's id.
 
-    The fleet's devices report `reported(plan, layout)`. The first model is `params`, zeros where none are given.
+    The fleet's devices must report `reported(plan, layout)`. The initial model is `params`, or zeros if there are none.
     """
     first = np.zeros(layout.size, np.float32) if params is None else params
     nothing = np.zeros(0, np.float32)

@@ -1,4 +1,9 @@
-"""A device of a scripted fleet: who it is, what it knows, and what it keeps through its deaths."""
+"""Simulates a device that follows a script: its timing, its failures, and its state that survives a crash.
+
+A script returns a `Turn` for each assignment: how long each stage takes on the virtual clock, and what goes wrong.
+`Paced` is a random script. A `Work` makes the replies. `MadeUp` makes them without training: small, real frames, so
+that journal, spool and aggregation do all of their work.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +27,34 @@ from thinwire.simulation.local_fleet import LocalLink
 
 @dataclass
 class Kept:
-    """An answer that a device has made, until a verdict on it comes."""
+    """Holds a reply of a device until the outcome of its update is known."""
 
     delivery: Delivery
     turn: Turn
     head: ReplyHead
     body: bytes
-    more: list[tuple[ReplyHead, bytes]] = field(default_factory=list)  # what is sent beside it
+    more: list[tuple[ReplyHead, bytes]] = field(default_factory=list)  # further replies that are sent with it
     pushed: bool = False
 
     @property
     def ask_id(self) -> str:
+        """Return the id of the assignment that the reply answers."""
         return self.delivery.ask.ask_id
 
     @property
     def upload_s(self) -> float:
+        """Return the seconds of the reply's upload."""
         return self.turn.sending_s(len(self.body))
 
 
 @dataclass
 class ScriptedDevice:
-    """A device that does `work` as its `script` says, one ask after the other, and is `away` from and until such times.
+    """Simulates a device that does `work` as its `script` says, one assignment after the other.
 
-    It comes at the first poll, or, where it is away from 0 on, later. What it has made it keeps through a death, as a
-    device's outbox does; what it was working on begins anew. `told` is every verdict that it heard. One that `overlaps`
-    works on its next ask while it sends; answers leave one after the other.
+    The device connects at the first poll, or later if it is `away` from time 0. `away` lists (from, until) in seconds.
+    Its outbox survives a crash, but work in progress begins again. `told` holds all outcomes that the device was
+    informed of. With `overlaps`, the device works on its next assignment while it uploads; replies leave one after the
+    other.
     """
 
     name: str
@@ -55,23 +63,27 @@ class ScriptedDevice:
     away: Sequence[tuple[float, float]] = ()
     overlaps: bool = False
     told: dict[UpdateId, Verdict] = field(default_factory=dict)
-    outbox: dict[str, Kept] = field(default_factory=dict)  # by ask_id
-    plans: set[str] = field(default_factory=set)  # digests of those that it holds
-    life: int = 0  # what was scheduled in an earlier one does not happen
-    link: LocalLink | None = None  # while it is there
+    outbox: dict[str, Kept] = field(default_factory=dict)  # by id of the assignment
+    plans: set[str] = field(default_factory=set)  # digests of the plans that it has
+    life: int = 0  # number of restarts: events scheduled before the last one do not happen
+    link: LocalLink | None = None  # while it is connected
     busy: bool = False
-    sent_by: float = 0.0  # when what it is sending has all left
+    sent_by: float = 0.0  # when all its uploads will have ended
     _taken_up: set[str] = field(default_factory=set)
 
     def turn(self, ask: Ask) -> Turn:
-        """What the script says; what is lost is lost once, since it is there again when the device is."""
+        """Return what the script says. A loss happens once, since a lost message arrives when the device has
+        reconnected.
+        """
         again = ask.ask_id in self._taken_up
         self._taken_up.add(ask.ask_id)
         turn = self.script(ask)
         return replace(turn, lost="") if again else turn
 
     def hear(self, ask: Ask) -> bool:
-        """Verdicts and the plan of an ask; False when the plan is only named and not here."""
+        """Take in an assignment's outcomes and plan; return False if only the plan's digest is given and the plan is
+        not known.
+        """
         for verdict in ask.verdicts:
             self.told[verdict.update_id] = verdict
         settled = {update_id for update_id, verdict in self.told.items() if verdict.outcome != "unknown"}
@@ -82,21 +94,20 @@ class ScriptedDevice:
         return True
 
 
-# What a scripted device does with an ask: how long each stage takes on the virtual clock, and what goes wrong.
-
-
 Again = Literal["same", "new", "changed"]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One ask on one device, in seconds; `upload_s` may follow from the bytes of the answer.
+    """Holds the course of one assignment on one device, in seconds; `upload_s` may depend on the bytes of the reply.
 
-    `lost`: the ask does not get there, or the answer does not, until the device has been away and is back: then it
-    begins anew, or sends the same bytes. `failure` (kind, text) is the answer instead of an update. `garbage`: frames
-    that cannot be folded. `held` = n: the answer is sent when the asks of a round at least n later go
-    out. `again`: what it sends once more: the same bytes, a second update for the same ask, or other bytes under the
-    same id.
+    - `lost`: the assignment or the reply does not arrive until the device has reconnected. Then the device begins
+      again, or sends the same bytes.
+    - `failure`: (kind, text) of the reply, which has no update then.
+    - `garbage`: the frames are damaged, so their aggregation fails.
+    - `held` = n: the reply is sent when the assignments of a round at least n later are sent.
+    - `again`: what else the device sends: the same bytes, a second update for the same assignment, or other bytes
+      under the same id.
     """
 
     download_s: float = 0.0
@@ -110,7 +121,7 @@ class Turn:
     again: tuple[Again, ...] = ()
 
     def sending_s(self, size: int) -> float:
-        """How long an answer of so many bytes is on its way."""
+        """Return how many seconds the upload of `size` bytes takes."""
         return self.upload_s(size) if callable(self.upload_s) else self.upload_s
 
 
@@ -119,7 +130,7 @@ Script = Callable[[Ask], Turn]
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Seconds whose logarithm is normal: half of the draws are under `median_s`.
+    """Samples seconds whose logarithm is normally distributed: half of the samples are below `median_s`.
 
     >>> LogNormal(10.0, sigma=0.0).at(Key(1))
     10.0
@@ -129,6 +140,7 @@ class LogNormal:
     sigma: float
 
     def at(self, key: Key) -> float:
+        """Return the sample that this key gives."""
         return self.median_s * math.exp(self.sigma * random.Random(seed63(key)).gauss(0.0, 1.0))
 
 
@@ -137,9 +149,9 @@ Duration = float | LogNormal
 
 @dataclass(frozen=True)
 class Paced:
-    """Draws a turn for each ask from the seed, the round and the device, whatever the run is called.
+    """Samples a turn for each assignment from the seed, the round and the device; the run's id does not matter.
 
-    Sizes of `down_bytes_s` and `up_bytes_s` (0: no limit) add to the time of the stages: the wire of the device.
+    The bytes on the device's link add to the time of the stages, at `down_bytes_s` and `up_bytes_s` (0: no limit).
     `lost_asks`, `lost_answers` and `failing` are probabilities.
     """
 
@@ -170,7 +182,7 @@ class Paced:
 
 
 def over(bytes_s: float, size: int) -> float:
-    """Seconds for so many bytes on a wire of this speed; one of 0 is no limit."""
+    """Return the seconds for `size` bytes on a link of `bytes_s` bytes per second; 0 means no limit."""
     return size / bytes_s if bytes_s else 0.0
 
 
@@ -178,28 +190,30 @@ def _drawn(duration: Duration, key: Key) -> float:
     return duration.at(key) if isinstance(duration, LogNormal) else duration
 
 
-# Updates without training: small, real frames, so that journal, spool, fold and close have all of their work.
-
-
-Answer = tuple[ReplyHead | Failure, bytes]  # and the parts, one after the other
+Answer = tuple[ReplyHead | Failure, bytes]  # header, and the parts one after the other
 
 
 class Work(Protocol):
-    """Who makes a scripted device's answers: `begin` when an ask is taken up, which may say that the work will take
-    another time than the script says, `answer` when its virtual work is over, in the clock's order.
+    """Makes the replies of a scripted device.
 
-    An ask is given to it once, unless the device died before it was done.
+    Each assignment begins once, unless the device crashes before its work is done.
     """
 
-    def begin(self, delivery: Delivery, turn: Turn) -> Turn: ...
-    def answer(self, delivery: Delivery, turn: Turn) -> Answer: ...
+    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
+        """Begin to work on an assignment that was delivered; return its turn, in which the work may take another
+        time.
+        """
+
+    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+        """Return the reply when its virtual work is done; calls come in the order of the clock."""
 
 
 @dataclass
 class MadeUp:
-    """Answers with a change that is a constant, or what `change` says; encoded in the ask's codec, without
-    feedback. It makes `steps`, or as many as it is asked for, where that is fewer. Each answer also measures the model:
-    its loss is `loss(ask)`.
+    """Makes replies without training: the update is a constant, or what `change` returns for an assignment.
+
+    It is encoded in the assignment's codec, without error feedback. The device makes `steps` steps, or fewer if the
+    assignment says so. Each reply also evaluates the model: its loss is `loss` of the assignment.
     """
 
     name: str
@@ -212,9 +226,11 @@ class MadeUp:
     _payloads: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
+        """Return the turn unchanged."""
         return turn
 
     def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+        """Return a reply with one frame for each segment, or with an evaluation alone."""
         ask = delivery.ask
         self.sequence += 1
         update_id = UpdateId(ask.run, self.name, self.sequence)
@@ -242,14 +258,16 @@ class MadeUp:
         return self._payloads[ask.codec, segment]
 
     def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
-        """The frame of a segment; for a device that remembers what it sent, or trains from what it was sent."""
+        """Return the frame of a segment. Subclasses override it for a device with memory, or one that trains from what
+        it gets.
+        """
         codec = parse(ask.codec).bind(self.layout)
         key = derive(Key(0), self.name, within_run(ask.ask_id))
         return codec.encode(change.copy(), codec.init(segment), key, segment).payload
 
 
 def parts_of(frames: list[bytes]) -> tuple[Part, ...]:
-    """Frames as the parts of an answer, with their digests."""
+    """Return frames as the parts of a reply, with their digests."""
     return tuple(
         Part(f"frame/{index}", len(frame), hashlib.sha256(frame).hexdigest()) for index, frame in enumerate(frames)
     )

@@ -1,7 +1,7 @@
-"""A fleet on a virtual clock whose devices follow a script: nothing sleeps, nothing is random, nothing is left out.
+"""Simulates a fleet on a virtual clock whose devices follow scripts: nothing sleeps, and nothing is random or left out.
 
-It is a LocalFleet, so what an aggregator sees of it is what the laws of core/fleet.py say. When the aggregator polls,
-the clock goes on to the next thing that happens to a device, and an hour of rounds takes as long as its folds.
+It is a LocalFleet, so an aggregator sees what the invariants of core/fleet.py promise. When the aggregator polls, the
+clock moves on to the next event of a device. An hour of rounds takes as long as its aggregation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thinwire.simulation.scripted_device import Again, Kept, ScriptedDevice, Tur
 
 @dataclass(frozen=True)
 class Due:
-    """A step of a device, a method of the fleet that it is before by then. `life`: the one it belongs to, None: any."""
+    """Holds a scheduled event of a device: a method of the fleet, and the device's `life` it belongs to (None: any)."""
 
     step: Callable[..., None]
     device: ScriptedDevice
@@ -34,7 +34,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Held:
-    """An answer that leaves when the asks of round `until` go out."""
+    """Holds a reply that is sent when the assignments of round `until` are sent."""
 
     until: int
     device: ScriptedDevice
@@ -42,7 +42,10 @@ class Held:
 
 
 class ScriptedFleet(LocalFleet):
-    """See the module. `grace_s`: so long after a device is gone its NodeLeft comes, if it is not back by then."""
+    """Simulates devices that follow scripts, on a virtual clock.
+
+    `grace_s` is the time after which the fleet reports a crashed device as disconnected, unless it has reconnected.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class ScriptedFleet(LocalFleet):
             self.add(device)
 
     def add(self, device: ScriptedDevice) -> None:
-        """A device that comes and goes by its script from now on."""
+        """Add a device, which connects and disconnects as its script says."""
         self.devices[device.name] = device
         gone = sorted(device.away)
         if not gone or gone[0][0] > 0:
@@ -71,16 +74,18 @@ class ScriptedFleet(LocalFleet):
             self.come(device.name, until - self.virtual.now())
 
     def come(self, name: str, after_s: float = 0.0) -> None:
+        """Schedule that a device connects."""
         self._timetable.put(after_s, Due(ScriptedFleet._come, self.devices[name], None, ()))
 
     def die(self, name: str, after_s: float = 0.0) -> None:
-        """Without a word: what it has made is on its disk, what it was working on is gone."""
+        """Schedule that a device crashes: its outbox survives on its disk, but its work in progress is lost."""
         self._timetable.put(after_s, Due(ScriptedFleet._die, self.devices[name], None, ()))
 
     def restart(self, spool: Spool | None = None) -> Self:
-        """A new aggregator's fleet on the same spool's files, before the same devices: no time has passed for them.
+        """Return the fleet of a restarted aggregator, with the same spool files and devices; no time has passed for the
+        devices.
 
-        Devices that are there say hello again; of those that are gone the new one knows nothing.
+        Connected devices connect again. The new fleet knows nothing about the others.
         """
         again = type(self)(spool or self.spool, self.virtual, self.report, (), self.grace_s)
         again.devices, again._timetable, again._held = self.devices, self._timetable, self._held
@@ -93,6 +98,7 @@ class ScriptedFleet(LocalFleet):
         return again
 
     def send(self, asks: Sequence[Envelope]) -> None:
+        """Send assignments, and the replies that were kept back until their round."""
         super().send(asks)
         for envelope in asks:
             if envelope.device in self.devices:
@@ -104,22 +110,23 @@ class ScriptedFleet(LocalFleet):
                 self._after(one.kept.upload_s, ScriptedFleet._send, one.device, one.kept.ask_id)
 
     def shut_out(self, devices: Sequence[str]) -> None:
+        """Revoke devices, and disconnect them."""
         super().shut_out(devices)
         for name in devices:
             if name in self.devices:
                 self._die(self.devices[name])
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
-        """What has arrived; if nothing has, the clock goes on to what arrives next, by `wait_s` at most."""
+        """Return what has arrived; if nothing has, move the clock to the next arrival, by at most `wait_s`."""
         until = self.virtual.now() + wait_s
         while self._timetable.next_at <= (self.virtual.now() if self._inbox else until):
-            with self._timetable.taken() as due:  # what the aggregator's death cuts off happens again, to the next one
+            with self._timetable.taken() as due:  # if the aggregator crashes here, the event happens again
                 if due.life in (None, due.device.life):
                     due.step(self, due.device, *due.given)
         return super().poll(max(0.0, until - self.virtual.now()))
 
     def _after(self, seconds: float, step: Callable[..., None], device: ScriptedDevice, *given: Any) -> None:
-        """Unless the device dies before."""
+        """Schedule a step of a device, which does not happen if the device crashes first."""
         self._timetable.put(seconds, Due(step, device, device.life, given))
 
     # What happens to a device.
@@ -131,7 +138,7 @@ class ScriptedFleet(LocalFleet):
     def _come(self, device: ScriptedDevice) -> None:
         if device.link is not None:
             return
-        self._live.pop(device.name, None)  # its last process, if it is not known to be gone yet
+        self._live.pop(device.name, None)  # its last process, if the fleet has not reported its end yet
         device.link = LocalLink(self, device.name)
         device.link.hello(self._hello(device))
         for kept in device.outbox.values():
@@ -152,7 +159,7 @@ class ScriptedFleet(LocalFleet):
             self.leave(link)
 
     def _look(self, device: ScriptedDevice) -> None:
-        """Take up the next ask, if there is one and it is not at work."""
+        """Begin the next assignment if there is one and the device is idle."""
         if device.busy or device.link is None or (delivery := device.link.pull(0.0)) is None:
             return
         ask = delivery.ask
@@ -177,7 +184,9 @@ class ScriptedFleet(LocalFleet):
         self._after(turn.download_s + turn.compute_s + turn.encode_s, ScriptedFleet._work, device, delivery, turn)
 
     def _work(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
-        """The work on an ask is over: the answer is made, and on its way if nothing holds it."""
+        """End the work on an assignment: make its reply, and begin the upload unless the script keeps the reply
+        back.
+        """
         assert device.link is not None
         ask, device.busy = delivery.ask, False
         self._after(0.0, ScriptedFleet._look, device)
@@ -207,7 +216,7 @@ class ScriptedFleet(LocalFleet):
         self._after(seconds, ScriptedFleet._send, device, kept.ask_id)
 
     def _send(self, device: ScriptedDevice, ask_id: str) -> None:
-        """The last byte of an answer is here."""
+        """End an upload: the last byte of the reply has arrived."""
         if not device.overlaps:
             device.busy = False
         self._after(0.0, ScriptedFleet._look, device)
@@ -218,7 +227,7 @@ class ScriptedFleet(LocalFleet):
             self.take(device.link, head, body, kept.upload_s)
         kept.pushed = True
         if not kept.head.parts:
-            del device.outbox[ask_id]  # no verdict will come
+            del device.outbox[ask_id]  # an evaluation has no outcome
 
     def _fail(self, device: ScriptedDevice, ask: Ask, kind: str, text: str) -> None:
         assert device.link is not None
@@ -226,7 +235,7 @@ class ScriptedFleet(LocalFleet):
 
 
 def _once_more(work: Work, kept: Kept, again: Again) -> tuple[ReplyHead, bytes]:
-    """What a device sends beside its answer."""
+    """Return what a device sends in addition to its reply."""
     if again == "same":
         return kept.head, kept.body
     if again == "changed":
@@ -238,15 +247,12 @@ def _once_more(work: Work, kept: Kept, again: Again) -> tuple[ReplyHead, bytes]:
     return head, body
 
 
-# What is to happen on a virtual clock: the soonest first, and what falls together in the order it was put in.
-
-
 T = TypeVar("T")
 
 
 @dataclass(order=True)
 class Entry(Generic[T]):
-    """`at` is on the clock; numbers count up as things are put in."""
+    """Holds something scheduled for the time `at` on the clock; its `number` is the order of scheduling."""
 
     at: float
     number: int
@@ -254,7 +260,10 @@ class Entry(Generic[T]):
 
 
 class Timetable(Generic[T]):
-    """Law: nothing is lost by an exception: what was taken when it was raised is the next to be taken.
+    """Holds a queue of events on a virtual clock, soonest first; events of the same time keep the order of scheduling.
+
+    Invariant: no exception loses an event. If an exception is raised while an event is handled, that event is the next
+    one again.
 
     >>> clock = VirtualClock()
     >>> table = Timetable(clock)
@@ -271,17 +280,19 @@ class Timetable(Generic[T]):
         self._numbers = itertools.count()
 
     def put(self, after_s: float, what: T) -> None:
-        """It is due so many seconds from now."""
+        """Schedule an event in `after_s` seconds."""
         heapq.heappush(self._entries, Entry(self._clock.now() + after_s, next(self._numbers), what))
 
     @property
     def next_at(self) -> float:
-        """When the soonest is due; infinity where nothing is."""
+        """Return the time of the next event; infinity if there is none."""
         return self._entries[0].at if self._entries else math.inf
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[T]:
-        """Take the soonest: the clock goes on to its time, unless that has passed. IndexError where nothing is due."""
+        """Take the next event, and move the clock on to its time unless that has passed; raise `IndexError` if there is
+        none.
+        """
         entry = heapq.heappop(self._entries)
         self._clock.advance(max(0.0, entry.at - self._clock.now()))
         try:

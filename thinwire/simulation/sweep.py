@@ -1,4 +1,4 @@
-"""Many simulated runs that differ in a few keys of the plan and in their seeds; what is done is not done again."""
+"""Runs many simulations that differ in a few keys of the plan and in their seeds; finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from thinwire.core.plan import RunPlan
 from thinwire.reports.sweep_results import Cell, Cells, Made
 from thinwire.simulation.run import simulate
 
-FEW_ROUNDS = 12  # in all: no trial is made before so few, it would take as long as they
-BEFORE = {"cohort": {"max_weight": "none"}}  # keys that came after cells were made and kept, as it was without them
-SHORT, LONG = 1, 3  # rounds of the trial's two runs: what differs between them is rounds alone
+FEW_ROUNDS = 12  # in total: a trial would take as long as so few rounds
+BEFORE = {"cohort": {"max_weight": "none"}}  # values of keys that are newer than stored results, as they were before
+SHORT, LONG = 1, 3  # rounds of the trial's two runs, which differ in nothing else
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """`task` is NAME=MODULE: workers are processes of their own and import it there."""
+    """Holds the runs of a sweep. `task` is NAME=MODULE, because each worker process imports it."""
 
     task: str
     made: tuple[Made, ...]
 
     @classmethod
     def of(cls, task: str, plans: Sequence[RunPlan], clients: int, split: str, data: Path | None = None) -> Sweep:
-        """Cells of these plans, each once; `UsageError` for a split that cannot be."""
+        """Return the sweep of these plans, without duplicates; raise `UsageError` for a split that is not valid."""
         parse_split(split)
         digest, place = load_task(task).source_digest, str(data.absolute()) if data else ""
         made = [Made(plan.to_json(), clients, split, place, digest) for plan in plans]
         return cls(task, tuple({one.digest: one for one in made}.values()))
 
     def missing(self, cells: Cells) -> list[Made]:
+        """Return the runs that have no result in `cells` yet."""
         there = cells.all()
         return [one for one in self.made if one.digest not in there]
 
 
 def grid(axes: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Iterator[dict[str, str]]:
-    """Every combination as the plan's overrides, seeds innermost.
+    """Yield every combination as overrides of the plan, with the seeds innermost.
 
     >>> list(grid({"local.lr": ["1", "2"]}, [7]))
     [{'local.lr': '1', 'run.seed': '7'}, {'local.lr': '2', 'run.seed': '7'}]
@@ -59,7 +60,7 @@ def grid(axes: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Iterator[di
 
 
 def run_cell(task: str, made: Made) -> Cell:
-    """One cell from its beginning to its end, on one thread: its bits do not depend on how many are made beside it."""
+    """Run one simulation on one thread and return its result; runs in parallel do not change its bits."""
     use_threads(1)
     began = time.perf_counter()
     history = simulate(
@@ -73,14 +74,16 @@ def run_cell(task: str, made: Made) -> Cell:
 
 
 def plan_of(made: Made) -> RunPlan:
-    """A cell's plan; what a key that it does not have yet would change of its figures is off."""
+    """Return the plan of a run. A key that the stored plan does not have gets the value that leaves the results
+    unchanged.
+    """
     sections = {name: {**keys, **made.plan.get(name, {})} for name, keys in BEFORE.items()}
     return RunPlan.from_json({**made.plan, **sections})
 
 
 def trial_s(task: str, made: Made) -> tuple[float, float, float]:
-    """(seconds more that a process takes for its first run, seconds before and after all rounds, seconds a round) of a
-    cell, from runs of it that are cut short.
+    """Measure one run, cut short: (seconds that a process's first run takes longer, seconds outside rounds, seconds a
+    round).
     """
     first = run_cell(task, _short(made, SHORT)).took_s  # imports and caches
     short, long = (run_cell(task, _short(made, rounds)).took_s for rounds in (SHORT, LONG))
@@ -94,7 +97,7 @@ def _short(made: Made, rounds: int) -> Made:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds until all is done, and what that is drawn from."""
+    """Holds the seconds until all runs are done, and how they were estimated."""
 
     seconds: float
     how: str
@@ -103,9 +106,11 @@ class Estimate:
 def estimated(
     sweep: Sweep, cells: Cells, missing: Sequence[Made], workers: int, pool: Executor | None
 ) -> Estimate | None:
-    """From finished cells of the group, else from a trial; None where so few rounds are missing that it is idle.
+    """Estimate from finished runs of the group, else from a trial run; None if so few rounds are missing that it is
+    idle.
 
-    Both begin with one worker started; what that took the others still take, side by side with its runs.
+    Both ways begin with the start of one worker. The other workers take as long to start, in parallel with the first
+    one's runs.
     """
     rounds = sum(one.plan["run"]["rounds"] for one in missing)
     done = [cell for cell in cells.all().values() if cell.took_s and cell.rounds]
@@ -122,7 +127,7 @@ def estimated(
 
 
 def _started_s(task: str, pool: Executor) -> float:
-    """Seconds until a worker has come up and imported the task."""
+    """Return the seconds until a worker has started and imported the task."""
     began = time.perf_counter()
     pool.submit(_import, task).result()
     return time.perf_counter() - began
@@ -140,10 +145,10 @@ def run_sweep(
     on_estimate: Callable[[Estimate | None, int], None] = lambda estimate, missing: None,
     on_cell: Callable[[Cell, int, int], None] = lambda cell, done, of: None,
 ) -> list[Cell]:
-    """Make what is missing and keep each cell as soon as it is over; gives all cells of the sweep, in its order.
+    """Execute the missing runs, keep each result at once, and return all results in the order of the sweep.
 
-    Whatever ends it, what was over is kept. An exception of the task's import or of this program ends it; a run that
-    fails is a result like others.
+    Results are kept even if the sweep is interrupted. An exception from the import of the task or from this program
+    ends the sweep. A run that fails is a result like others.
     """
     missing = sweep.missing(cells)
     cells.ask(one.digest for one in sweep.made)
@@ -169,7 +174,7 @@ def _made(task: str, missing: Sequence[Made], pool: Executor | None) -> Iterator
 
 @contextmanager
 def _pool(workers: int) -> Iterator[Executor | None]:
-    """So many processes, or this one alone; none of them outlives the block."""
+    """Yield a pool of worker processes, or None for this process alone; no worker outlives the block."""
     if workers == 1:
         yield None
         return
@@ -195,6 +200,9 @@ def _pool(workers: int) -> Iterator[Executor | None]:
 
 
 def _begin(scratch: str) -> None:
-    """A worker is deaf to Ctrl-C: the process that keeps the cells ends it, and removes what it had begun on disk."""
+    """Prepare a worker: it ignores Ctrl-C, and makes its temporary files under `scratch`.
+
+    The process that keeps the results ends the worker and removes the files.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tempfile.tempdir = scratch

@@ -1,8 +1,8 @@
-"""Updates with training: a scripted device that does a real client's work, for seconds that a script decides.
+"""Simulates a scripted device that trains: a real client's session, for as many seconds as a script decides.
 
-The session is the device's own, with its outbox, residual and partial work. It trains when the ask is taken up, on a
-clock of its own that only steps move; the answer exists when that time has passed on the fleet's clock. So arrivals
-have the order that the script's speeds give, whatever this machine is.
+The session is that of a device, with its outbox, residual and partial work. It trains when the assignment is delivered,
+on a clock of its own that only steps move. Its reply exists once that time has passed on the fleet's clock. So replies
+arrive in the order of the scripted speeds, on any machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ StepSeconds = Callable[[Ask], float]
 
 @dataclass(frozen=True)
 class Made:
-    """An answer that nobody has been given yet."""
+    """Holds a reply that the fleet has not fetched yet."""
 
     ask_id: str
     reply: Reply
@@ -40,10 +40,10 @@ class Made:
 
 @dataclass
 class Trained:
-    """One client's work. `step_s(ask)` are the seconds that each step of an ask takes it.
+    """Does the work of one client. `step_s` returns the seconds of each step for an assignment.
 
-    What an ask that was withdrawn came to goes back into the residual, as if it had not been made. What encoding and
-    sending took is learned when the answer leaves, so that partial work leaves time for both.
+    If an assignment is withdrawn, its update returns to the residual, as if it had not been made. The time for encoding
+    and upload is measured when the reply leaves, so that partial work leaves time for both.
     """
 
     session: Session
@@ -53,12 +53,14 @@ class Trained:
     _withdrawn: list[UpdateId] = field(init=False, default_factory=list)
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
+        """Train for an assignment; return its turn with the seconds that the training took."""
         if self._made is None or self._made.ask_id != delivery.ask.ask_id:
             self._withdraw()
             self._made = self._worked(delivery, turn.download_s)
         return replace(turn, compute_s=self._made.took_s)
 
     def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+        """Return the reply to an assignment, and record how long its encoding and upload take."""
         self.begin(delivery, turn)
         made, self._made = self._made, None
         assert made is not None
@@ -82,9 +84,9 @@ class Trained:
 
 
 class Training:
-    """Makes the work of a crowd's clients, which share the module, the plan and the model that was sent last.
+    """Makes the work of a crowd's clients, which share the task's module, the plan and the last model.
 
-    A task's exception is raised where it happens if the crowd is debugged, else it is that client's failure.
+    With the crowd's `debug`, an exception of the task is raised where it happens. Without, it is that client's failure.
     """
 
     def __init__(self, task: LoadedTask, crowd: Crowd) -> None:
@@ -93,6 +95,7 @@ class Training:
         self._gate, self._bases = Gate(), Bases()
 
     def client(self, index: int, step_s: StepSeconds) -> Trained:
+        """Return the work of client `index`."""
         crowd, virtual = self.crowd, VirtualClock()
         name, clock = crowd.name(index), Clock(virtual.now, virtual.advance)
         session = Session(

@@ -106,8 +106,7 @@ class Estimate:
 def estimated(
     sweep: Sweep, cells: Cells, missing: Sequence[Made], workers: int, pool: Executor | None
 ) -> Estimate | None:
-    """Estimate from finished runs of the group, else from a trial run; None if so few rounds are missing that it is
-    idle.
+    """Estimate from finished runs of the group, else from a trial run; return None if few rounds are missing.
 
     Both ways begin with the start of one worker. The other workers take as long to start, in parallel with the first
     one's runs.

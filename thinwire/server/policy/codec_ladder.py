@@ -1,4 +1,4 @@
-"""Chooses each device's codec from a codec ladder: the least compressed one whose update arrives in time.
+"""Chooses each device's codec from the plan's codec ladder: the least compressed one whose update arrives in time.
 
 In time means that no other device waits for it (`Deadline.fits_s` in server/policy/deadlines.py). An automatic deadline
 is far longer than a round usually takes. Under one, the limit is little more than the time that the slowest wanted

@@ -214,7 +214,7 @@ def way_out(run_id: str) -> str:
 
 
 LEAST = 1 / 8  # of the fastest device's weight
-TINY_S = 1e-9  # shortest time, since weights divide by it
+TINY_S = 1e-9  # shortest time assumed, since weights divide by it
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,13 @@
-"""One ask, one answer: settle the verdicts, do the work, commit; only then may the answer leave."""
+"""Turn one assignment into one committed reply.
+
+`Session` applies the outcomes that came with the assignment, trains, encodes and commits. Only a committed reply leaves
+the device. The rules of exactly-once delivery are in client/outbox.py, the files in client/run_state.py, the work
+itself in client/execute.py.
+
+Where the plan has overlap (`[local.overlap]`), `begin` trains for the next assignment while `finish` still encodes and
+commits an earlier one. `Begun` is an assignment between the two steps, and `Ahead` is where the next training of a run
+starts.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +36,19 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import require_room, write_atomically
 from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead
 
-Answer = tuple[Reply, Path | None]  # with the file in which its parts stand one after the other
+Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
 SMALLER_LR = "a smaller [local] lr"
 
 
 class Session:
-    """A device's work for one task, over all runs that ask for it.
+    """The handler of one task's assignments, over all runs of that task.
 
-    Law: an ask that was answered gets the same bytes again; whatever fails leaves the last commit as it was.
+    `gate` admits assignments, `kept` holds the state of every run, `bench` executes the task. `folder` is the client's
+    directory and `site` names the client's data. `write`, `folders`, `take_base`, `clock` and `may_stop` are replaced
+    by simulations.
+
+    Invariant: the same assignment, received again, gets the same bytes again. A failure leaves the last commit as it
+    was.
     """
 
     def __init__(
@@ -57,48 +71,59 @@ class Session:
         self.name, self.folder, self.site = name, folder, site
         self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
         self.slow_step_s, self.debug = slow_step_s, debug
-        self.clock, self.may_stop = clock, may_stop  # may_stop: whether a deadline may end training, as the plan allows
+        self.clock, self.may_stop = clock, may_stop  # may_stop: a deadline may end training if the plan allows it
         self.kept = KeptRuns(
             folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
         )
         self._take_base = take_base
-        self._afterwards: dict[str, Afterwards] = {}  # of runs that are kept, and so are these
+        self._afterwards: dict[str, Afterwards] = {}  # by run, for the runs in `kept`
         self._ahead: dict[str, Ahead] = {}
 
     @property
     def held_bytes(self) -> int:
-        """Of all vectors in memory."""
+        """Return the bytes of all vectors in memory."""
         return self.kept.held_bytes
 
     def welcomed(self, sequences: Mapping[str, int], identities: Mapping[str, str] | None = None) -> None:
-        """Go on above what the aggregator has seen of this device in its runs, which have these identities."""
+        """Continue numbering above `sequences`, the highest sequence that the aggregator has seen from this device in
+        each run.
+
+        `identities` are the identities of those runs.
+        """
         self.kept.seen |= sequences
         self.kept.identities = dict(identities or {})
 
     def answer(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0) -> Answer:
-        """The answer to an ask, committed. `Cancelled` when the ask was withdrawn meanwhile."""
+        """Return the committed reply to an assignment.
+
+        Raises `Cancelled` if the aggregator withdrew the assignment during the work.
+        """
         begun = self.begin(delivery, cancelled, say, queue_s)
         return self.finish(begun) if isinstance(begun, Begun) else begun
 
     def begin(
         self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0
     ) -> Answer | Begun:
-        """The answer, or, where the plan has training go on meanwhile, what `finish` makes it of.
+        """Return the reply, or with overlap a `Begun` from which `finish` makes the reply.
 
-        The next ask may be begun before. One thread finishes, in the order in which asks were begun.
+        With overlap, the next assignment may begin before `finish` is called. One thread calls `finish`, in the order
+        in which the assignments began. `queue_s` is the time that the assignment waited on this device.
         """
         try:
             begun = self._begin(delivery, cancelled, say, queue_s)
         except Cancelled:
             raise
-        except Exception as error:  # whatever happens in a task's code is this ask's failure, not this program's end
+        except Exception as error:  # an error in a task's code fails this assignment and does not end this program
             begun = self._failed(error, delivery.ask, say), None
         if not isinstance(begun, Begun):
             self._ended(delivery.ask, begun[0])
         return begun
 
     def finish(self, begun: Begun) -> Answer:
-        """The answer, committed. A change that could not be encoded is not gone on with."""
+        """Encode and commit what was trained, and return the reply.
+
+        An update that failed to encode is removed from the start of the next training.
+        """
         ask, ahead = begun.job.ask, self._ahead_of(begun.job.ask.run)
         try:
             answer = self._finish(begun)
@@ -112,38 +137,43 @@ class Session:
         return answer
 
     def withdrawn(self, ask: Ask) -> None:
-        """Take in that the aggregator withdrew an assignment that was begun: its work ended without a reply."""
-        if ask.ask_id not in self._ahead_of(ask.run).making:  # else it came twice, and the first one goes on
+        """Record that the aggregator withdrew an assignment that had begun: its work ended without a reply."""
+        if ask.ask_id not in self._ahead_of(ask.run).making:  # else it arrived twice, and the first one continues
             self.gate.ended(ask)
 
     def overlaps(self, ask: Ask) -> bool:
-        """Whether the next ask may be begun while the answer to this one is finished."""
+        """Return True if the next assignment may begin while the reply to this one is being finished."""
         return ask.kind == "train" and outbox.delay_of(self.gate.plans.known(ask)) > 0
 
     def stop(self, ask: Ask, say: Say) -> None:
-        """Give up all of a run that is over but the sequence; what is kept of another run with its id stays."""
+        """Delete the state of a run that is over, except its sequence.
+
+        The state of another run with the same id stays, because its identity differs.
+        """
         if self.kept.over(ask.run, say, ask.identity):
             self._afterwards.pop(ask.run, None)
             self._ahead.pop(ask.run, None)
 
     def save(self, say: Say) -> None:
-        """Make durable what plans let wait: at the exit, and from time to time before it."""
+        """Make durable the state that plans allow to wait: at the exit, and from time to time before it."""
         self.kept.save(say)
 
     def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHead, Path | None]]:
-        """Everything on disk on which there is no verdict yet: what a new process sends again."""
+        """Return every reply on disk that has no outcome yet, with its file. A new process sends these again."""
         return self.kept.unsent(self.bench.name, say)
 
     def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
-        """The other end has it; `upload_s` where it went there in one go."""
+        """Record that the aggregator has the reply. `upload_s` is given if the upload succeeded at the first
+        attempt.
+        """
         if isinstance(reply, ReplyHead) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
             self._afterwards.setdefault(reply.update_id.run, Afterwards()).sent(reply, upload_s)
         self.kept.delivered(reply)
 
     def _begin(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer | Begun:
         ask, ahead = delivery.ask, self._ahead_of(delivery.ask.run)
-        if ask.ask_id in ahead.making:  # before the state is read: it leaves this set when it stands there
-            raise Cancelled  # it came again: its answer is on its way
+        if ask.ask_id in ahead.making:  # read before the state: the id leaves this set when the state has the reply
+            raise Cancelled  # the assignment came again, and its reply is being finished
         folder, state = self.kept.opened(ask.run, say, ask.identity)
         self._forget_gone()
         if ahead.state is not None and ahead.state.identity != ask.identity:
@@ -154,7 +184,7 @@ class Session:
             return made.head, folder.path(made)
         if ask.protocol > PROTOCOL:
             raise CannotAnswer("protocol", f"the aggregator speaks protocol {ask.protocol}, this client {PROTOCOL}")
-        if ask.run.rpartition("-")[0] != ask.task:  # or the number of runs that are kept would have no bound
+        if ask.run.rpartition("-")[0] != ask.task:  # otherwise the number of runs on disk would have no bound
             raise CannotAnswer("protocol", f"no run of the task {ask.task!r} can be called {ask.run[:80]!r}")
         if delivery.error is not None:
             raise delivery.error
@@ -162,12 +192,12 @@ class Session:
         used = replace(state, sequence=max(state.sequence, ahead.sequence))
         plan = self.gate.admit(ask)  # before anything is loaded
         ask = replace(ask, plan=plan)
-        if delivery.bundle is None:  # no part was fetched: the link judged them as is done here
+        if delivery.bundle is None:  # no part was fetched, so the link has not checked the sizes
             payload.require_parts(ask, RunPlan.from_json(plan), self.bench.layout)
         if ask.kind not in ("init", "train", "evaluate"):
             raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
         resolved = RunPlan.from_json(plan)
-        if ask.kind == "train":  # rather than when all is trained, and its state is written
+        if ask.kind == "train":  # check the disk before training, not when the trained state is written
             more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
             require_room(self.folder, more_bytes, self.gate.min_free_bytes)
         job = Job(
@@ -179,7 +209,7 @@ class Session:
         head = ReplyHead(ask.ask_id, update_id, ask.base_version, 0, identity=ask.identity)
         if self.overlaps(ask):
             return self._begin_ahead(job, head, ahead.state or state, folder)
-        self._ahead.pop(ask.run, None)  # all that was begun is finished, and the state holds it
+        self._ahead.pop(ask.run, None)  # every assignment that began is finished and is part of the state
         settling = self._settling(job, folder)
         state = self._settle(settling, state)
         if ask.kind == "train" and job.plan.remembered:
@@ -188,7 +218,10 @@ class Session:
         return self._commit(ask, folder, make(job, head, state, self.bench, self.site))
 
     def _begin_ahead(self, job: Job, head: ReplyHead, state: RunState, folder: RunFolder) -> Begun:
-        """Train from where the last training led. What fails is told in its turn, after the answers before it."""
+        """Train from where the last training ended.
+
+        A failure becomes the outcome of the `Begun`, so it is sent after the replies before it.
+        """
         ask, layout = job.ask, self.bench.layout
         ahead = self._ahead.setdefault(ask.run, Ahead())
         if state.layout_digest not in ("", layout.digest):
@@ -225,18 +258,21 @@ class Session:
         return self._commit(ask, folder, encoded(job, found, onto, self.bench.layout))
 
     def _ahead_of(self, run: str) -> Ahead:
-        """Return what was begun of a run; where nothing was, an empty one that is not kept."""
+        """Return the `Ahead` of a run, or an empty one that is not stored."""
         return self._ahead.get(run) or Ahead()
 
     def _forget_gone(self) -> None:
-        """Keep nothing in memory of runs that were given up, or in which nothing was done."""
+        """Remove from memory what belongs to runs that were given up, or in which nothing was done."""
         for run in {*self._afterwards, *self._ahead}:
             if run not in self.kept and not self._ahead_of(run).making:
                 self._afterwards.pop(run, None)
                 self._ahead.pop(run, None)
 
     def _ended(self, ask: Ask, reply: Reply) -> None:
-        """Count the assignment as ended, unless it goes on at once: the aggregator sends the model again, in full."""
+        """Count the assignment as ended.
+
+        After `base-mismatch` it has not ended: the aggregator sends the same assignment again with the full model.
+        """
         if not (isinstance(reply, Failure) and reply.kind == "base-mismatch"):
             self.gate.ended(ask)
 
@@ -244,14 +280,17 @@ class Session:
         return Settling(job.ask, job.plan, self.bench.layout, self.name, folder, job.say)
 
     def _settle(self, settling: Settling, state: RunState) -> RunState:
-        """The state after the ask's verdicts, kept: they count even if the work after them fails."""
+        """Return the state after the outcomes of the assignment, and commit it.
+
+        The commit comes first, so that the outcomes count even if the work after them fails.
+        """
         after = settling.settled(state)
         if after is not state:
             self.kept.keep(settling.ask, settling.folder, after)
         return after
 
     def _commit(self, ask: Ask, folder: RunFolder, result: Result) -> Answer:
-        """From here on the answer exists: whatever happens, it is this one that is sent."""
+        """Commit a reply. From here on this reply exists, and these bytes are sent whatever happens."""
         head, state, begun = result.head, result.state, self.clock.now()
         if head.parts:
             head, state = replace(head, lost=state.lost), replace(state, lost="")
@@ -263,7 +302,7 @@ class Session:
         return head, folder.path(entry)
 
     def _failed(self, error: Exception, ask: Ask, say: Say) -> Failure:
-        """What is told of an error, which is said here in full."""
+        """Return the failure to send, and print the whole error on this device."""
         if self.debug:
             raise error
         failure = errors.told(error, ask, self.name, self.bench.file, self.folder)
@@ -273,14 +312,12 @@ class Session:
         return failure
 
 
-# What stands between an ask that was trained for and its answer, while the next one may be begun.
-
-
 @dataclass(frozen=True)
 class Begun:
-    """An ask that was trained for, or failed: what is left is to settle its verdicts, encode, commit and send.
+    """An assignment that was trained for, or that failed, and is not finished.
 
-    `at`, on the session's clock, is when it began to wait for that.
+    `finish` applies its outcomes, encodes and commits. `at` is the time on the session's clock at which the wait for
+    `finish` began.
     """
 
     job: Job
@@ -290,11 +327,11 @@ class Begun:
 
 @dataclass
 class Ahead:
-    """Where the next training of a run starts while earlier answers are still being encoded.
+    """The start of a run's next training while earlier replies are still being encoded.
 
-    `state` is None when no answer is: then the committed state counts. `making`: asks that were begun and not finished.
-    `void`: sequences of changes that could not be encoded; the thread that finishes replaces the set, so that the one
-    that trains may go through it meanwhile.
+    `state` is None if no reply is being encoded: the committed state counts then. `making` holds the ids of assignments
+    that began and are not finished. `void` holds the sequences of updates that failed to encode. The finishing thread
+    replaces that set, so the training thread can read it at the same time.
     """
 
     state: RunState | None = None
@@ -303,4 +340,5 @@ class Ahead:
 
     @property
     def sequence(self) -> int:
+        """Return the highest sequence that was given out, 0 if there is none."""
         return self.state.sequence if self.state is not None else 0

@@ -1,11 +1,36 @@
-"""Exactly once, on the device's side: pure steps from one state to the next (design, section 6).
+"""Apply exactly-once delivery on the device, as pure steps from one run state to the next.
 
-An answer is in the outbox from its commit until a verdict on it comes; one that holds no change of a model (what was
-measured, or a run's first model) until the other end has it, for nothing here depends on what becomes of it. Sent again
-it is the same bytes under the same `update_id`, so the aggregator can tell. folded: forget it. dropped: what was sent
-goes back into the residual, and into nothing else. unknown: keep it. Law: at any moment `residual + what may still be
-folded + what was folded` is the sum of all changes that were given, up to rounding; a verdict that is told twice
-changes nothing the second time.
+A reply is in the outbox from its commit until the aggregator sends its outcome. A reply without an update
+(metrics, or the first model of a run) has no outcome: it leaves the outbox when the aggregator has it. A reply that is
+sent again has the same bytes and the same `update_id`, so the aggregator recognizes it.
+
+Outcomes (`Verdict`):
+
+- aggregated (`folded`): the device forgets the reply.
+- dropped: the device adds the decoded update to the residual, and to nothing else.
+- unknown: the device keeps the reply.
+
+Invariant: at any moment `residual + what may still be aggregated + what was aggregated` is the sum of all raw updates,
+up to rounding. An outcome that arrives twice has no effect the second time.
+
+`Settling` applies the outcomes of one assignment to a run's state and decides what the plan makes of them.
+
+Overlap is delayed averaging (Zhu, Lin et al. 2021): a device continues to train while its updates travel. Training
+starts from the model
+
+    w = x^_V + sum(pending)
+
+where `x^_V` is the model version that the assignment names. `pending` are the device's own updates that no version up
+to V contains, as they were trained and not as they were sent. What a codec left out is in the residual and is sent
+later, but the device has learned it already.
+
+An update is pending until an assignment brings its outcome: aggregated into a version up to the assignment's own, or
+dropped, and then it returns to the residual. At most `max_delay` updates are pending, because the aggregator sends no
+more assignments ahead. A lost outcome, or a reply that came when all rounds were closed, can leave more: then the
+oldest are no longer counted.
+
+Invariant: w is computed again for each assignment from values that are exact on both ends. Nothing is subtracted from a
+model that was trained on, and no difference to a decoded update accumulates, so w does not drift.
 """
 
 from __future__ import annotations
@@ -27,16 +52,16 @@ if TYPE_CHECKING:
     from thinwire.core.types import Ask, Vector
 
 
-Refund = Callable[[Entry, RunState], RunState]  # (dropped answer, state) -> the state with it taken back
+Refund = Callable[[Entry, RunState], RunState]  # (dropped reply, state) -> the state with its update restored
 
 
 def find(state: RunState, ask_id: str) -> Entry | None:
-    """The answer that was made to this ask already."""
+    """Return the reply that was already made to this assignment, None if there is none."""
     return next((entry for entry in state.outbox if entry.head.ask_id == ask_id), None)
 
 
 def settle(state: RunState, verdicts: Iterable[Verdict], refund: Refund) -> RunState:
-    """Carry out what became of earlier answers; ids that are not in the outbox were settled before."""
+    """Apply the outcomes of earlier replies. Ids that are not in the outbox were applied before and are skipped."""
     said = {verdict.update_id: verdict for verdict in verdicts}
     kept = []
     for entry in state.outbox:
@@ -51,16 +76,20 @@ def settle(state: RunState, verdicts: Iterable[Verdict], refund: Refund) -> RunS
 
 
 def expire(state: RunState, round_number: int, max_staleness: int) -> RunState:
-    """Discard answers on which no verdict came for so long that none will; not refunded: one may have been folded."""
+    """Remove replies that wait for an outcome for more than `max_staleness` rounds: none will come.
+
+    Their updates are not restored, because one of them may have been aggregated.
+    """
     kept = tuple(entry for entry in state.outbox if round_number - entry.round <= max_staleness)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
 def begun_anew(state: RunState, references_from: int) -> RunState:
-    """The aggregator's sum of what devices sent is 0 again: so is this device's, answers to earlier asks count no more,
-    and what was lost of an earlier sum is missed no more.
+    """Start again from zero if the aggregator's sum of what devices sent is 0 again since round `references_from`.
 
-    What was lost of no sum that is known may be missing in this one, which is the first that is heard of since.
+    Reference and control variate become None. Replies to earlier assignments leave the outbox, and a loss of state that
+    concerned an earlier sum no longer matters. If it is not known which sum the loss concerned, `lost` stays: the loss
+    may concern this sum, the first that the device learns of since.
     """
     if references_from <= state.references_from:
         return state
@@ -73,37 +102,39 @@ def begun_anew(state: RunState, references_from: int) -> RunState:
 
 
 def append(state: RunState, entry: Entry) -> RunState:
-    """Put a new answer in; its sequence is the state's from now on."""
+    """Add a new reply to the outbox; its sequence becomes the state's.
+
+    Raises ValueError if the sequence was used before.
+    """
     if entry.head.update_id.sequence <= state.sequence:
         raise ValueError(f"sequence {entry.head.update_id.sequence} was used before")
     return replace(state, sequence=entry.head.update_id.sequence, outbox=(*state.outbox, entry))
 
 
 def delivered(state: RunState, head: ReplyHead) -> RunState:
-    """An answer that no verdict will come on is done with when the other end has it."""
+    """Remove a reply for which no outcome will come, now that the aggregator has it."""
     kept = tuple(entry for entry in state.outbox if entry.settles or entry.head.update_id != head.update_id)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
 def over(state: RunState) -> RunState:
-    """The run has ended: only the sequence is kept, so that no id is ever used twice."""
+    """Return the state of a run that has ended: only the sequence stays, so that no id is used twice."""
     return RunState(sequence=state.sequence, identity=state.identity)
 
 
 def next_id(state: RunState, run: str, device: str, seen: int) -> UpdateId:
-    """The next update's id: above what this device knows and above what the aggregator has `seen`."""
+    """Return the id of the next update, above what this device and the aggregator (`seen`) have used."""
     return UpdateId(run, device, max(state.sequence, seen) + 1)
-
-
-# What the verdicts that come with an ask make of a run's state: what was dropped is taken back, from where it went.
 
 
 @dataclass(frozen=True)
 class Settling:
-    """Applies the verdicts of one ask to a run's state. `layout` is the model's, `device` this one's name.
+    """The outcomes of one assignment, applied to a run's state.
 
-    Law: a plan by which both ends go on from what was sent (`plan.remembered`) never loses count of it: where the disk
-    has lost some of it the device says `state-lost`.
+    `layout` is the model's, `device` is this device's name and `folder` holds the replies' files.
+
+    Invariant: a plan by which both ends continue from what was sent (`plan.remembered`) never loses count of it. If the
+    disk has lost a part of it, the device reports `state-lost`.
     """
 
     ask: Ask
@@ -114,23 +145,30 @@ class Settling:
     say: Callable[[str], None]
 
     def settled(self, state: RunState) -> RunState:
-        """The state after the ask's verdicts, and without what is too old for one."""
+        """Return the state after the assignment's outcomes, without replies that are too old for one.
+
+        A state of another model layout is discarded, except its sequence. If the plan is `remembered`, no reply
+        expires, because the device must know the outcome of each update.
+        """
         ask = self.ask
         if state.layout_digest not in ("", self.layout.digest):
             self.say(f"{ask.run}: the model has changed; what was not yet sent of the old one is lost")
             state = RunState(sequence=state.sequence, identity=state.identity)
         settled = settle(begun_anew(state, ask.references_from), self.verdicts, self._back)
-        if ask.kind != "train" or self.plan.remembered:  # it has to know what became of each of its updates
+        if ask.kind != "train" or self.plan.remembered:  # the device must know the outcome of each of its updates
             return settled
         return expire(settled, ask.round, self.plan.cohort.max_staleness + self.plan.local.delay)
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Those of the ask that are on this device's answers."""
+        """Return the assignment's outcomes that concern this device."""
         return [verdict for verdict in self.ask.verdicts if verdict.update_id.device == self.device]
 
     def require_memory(self, state: RunState) -> None:
-        """Where the aggregator's sum holds what this device sent before, it goes on from there, or not at all."""
+        """Raise `state-lost` if the plan needs state of earlier rounds that this device no longer has.
+
+        That state is the EF21 reference, or the control variate of SCAFFOLD or FedDyn.
+        """
         held = state.residual if self.plan.uplink.feedback == "ef21" else state.own
         if state.lost or (state.encoded_at and held is None):
             what = "ef21" if self.plan.uplink.feedback == "ef21" else self.plan.run.algorithm
@@ -140,7 +178,7 @@ class Settling:
             )
 
     def _back(self, entry: Entry, state: RunState) -> RunState:
-        """The state as if a dropped update had not been sent."""
+        """Return the state as if a dropped update had not been sent."""
         feedback, algorithm = self.plan.uplink.feedback, algorithm_of(self.plan)
         travels = carried(algorithm, self.layout)
         try:
@@ -168,49 +206,34 @@ class Settling:
         return payload.refund(self.folder.path(entry), head.parts, head.codec, travels, to, sign, segments)
 
 
-# Delayed averaging: a device trains on while its updates travel (Zhu, Lin et al. 2021).
-#
-# The model is w = x^_V + sum(pending).
-#
-# `x^_V` is the version that an ask names; pending are the device's own changes that no version up to V holds, as they
-# were trained, not as they were sent: what a codec left out is in the residual and comes later, and the device has it
-# already. Law: w is computed anew for each ask from what is exact on both ends. Nothing is ever taken off a model that
-# was trained on, and no difference to a decoded change is added up, so that nothing drifts.
-#
-# A change is pending until an ask brings the verdict on it: folded into a version up to the ask's own, or dropped,
-# and then it goes back into the residual (client/outbox.py). At most `max_delay` of them are, since the aggregator
-# sends no more asks ahead; of more, which a lost verdict can leave, or an answer that came when all rounds were
-# closed, the oldest are not counted on any longer.
-
-
-Pending = Mapping[str, "Vector"]  # sequence of the answer -> its change
+Pending = Mapping[str, "Vector"]  # sequence of the reply -> its raw update
 
 
 def delay_of(plan: Mapping[str, Any] | str | None) -> int:
-    """How many changes the plan lets be under way while training goes on; 0: none, or not known.
+    """Return the number of updates that the plan allows in flight during training; 0 without overlap or if not known.
 
     >>> delay_of({"local": {"lr": 0.1, "overlap": {"max_delay": 2}}}), delay_of({"local": {"lr": 0.1}})
     (2, 0)
     """
-    found: Any = plan  # as it came: nothing has checked it yet
+    found: Any = plan  # as received: nothing has checked it yet
     for name in ("local", "overlap", "max_delay"):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, int) else 0
 
 
 def with_one(pending: Pending, head: ReplyHead, change: Vector) -> Pending:
-    """With the change of this answer beside the others; it is copied, since it is about to be encoded."""
+    """Return `pending` and the raw update of this reply, copied because encoding overwrites it."""
     return {**pending, str(head.update_id.sequence): change.copy()}
 
 
 def without(pending: Pending, sequences: Iterable[int]) -> Pending:
-    """Without these answers' changes."""
+    """Return `pending` without the updates of these replies."""
     gone = {str(sequence) for sequence in sequences}
     return {name: change for name, change in pending.items() if name not in gone}
 
 
 def still_pending(pending: Pending, verdicts: Iterable[Verdict], version: int, most: int) -> Pending:
-    """What is still under way where training starts from `version`, at most `most` changes: the newest.
+    """Return what is still in flight if training starts from `version`: the newest updates, at most `most`.
 
     >>> from thinwire.core.types import UpdateId, Verdict
     >>> told = [Verdict(UpdateId("run", "pi", 1), "folded", 4), Verdict(UpdateId("run", "pi", 2), "folded", 5)]
@@ -227,7 +250,7 @@ def still_pending(pending: Pending, verdicts: Iterable[Verdict], version: int, m
 
 
 def start(base: Vector, pending: Pending) -> Vector:
-    """Where training starts: `base` itself where nothing is pending, else a new vector."""
+    """Return the vector from which training starts: `base` itself if nothing is pending, else a new vector."""
     if not pending:
         return base
     found: Vector = base.copy()
@@ -237,5 +260,5 @@ def start(base: Vector, pending: Pending) -> Vector:
 
 
 def _in_order(pending: Pending) -> dict[str, Vector]:
-    """By sequence, which is the order of training, whatever order a file gave them in."""
+    """Sort by sequence, which is the order of training; a file may give another order."""
     return dict(sorted(pending.items(), key=lambda item: int(item[0])))

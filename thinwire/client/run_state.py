@@ -1,8 +1,14 @@
-"""What a device keeps of one run, and how it is put on disk: all of it at one moment, or nothing.
+"""Keep the state of one run on a device, and commit it to disk as a whole or not at all.
 
-`runs/RUN/state.json` is the commit: it names the files that count (residual, local buffers, parts of each answer) with
-their digests. They are written and synced before it and removed after it, so that a crash at any moment leaves the
-state before or after a commit, whole.
+`runs/RUN/state.json` is the commit. It names the files that count (residual, local buffers, parts of each reply) and
+their SHA-256. These files are written and synced before it and removed after it. Invariant: a crash at any moment
+leaves the state before or after a commit, complete.
+
+`RunFolder` writes each commit at once. `WaitingFolder` may wait until `save` (`[local] durability = "exit"`), for slow
+SD cards. While state is unsaved, `held.json` stands for it on disk, with a sequence that no reply has reached. After a
+kill, the unsaved residual and the replies without an outcome are lost, and nothing else. The older state on disk is
+discarded, because it would count updates twice. The next process numbers its replies above the stored sequence, so that
+no id is used again.
 """
 
 from __future__ import annotations
@@ -28,8 +34,8 @@ from thinwire.core.types import ReplyHead, Vector
 
 FORMAT = 1
 STATE = "state.json"
-NOT_KNOWN = -1  # as `references_from`
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it names a folder
+NOT_KNOWN = -1  # a value of `references_from`
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # a run's id names a directory
 Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
 VECTORS = ("residual", "momentum", "buffers", "shadow", "own")
@@ -37,14 +43,16 @@ FILES = (*VECTORS, "memory", "pending")
 
 
 def no_bytes() -> int:
+    """Return 0: no bytes of the disk have to stay free."""
     return 0
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An answer that was made: its head, the round of its ask, and the file of its parts ("" where it has none).
+    """A reply that was made: its header (`head`), the round of its assignment, and the file of its parts ("" without
+    parts).
 
-    `first`: its parts are a run's first model, and no change of one.
+    `first` is True if its parts are the first model of a run and no update.
     """
 
     head: ReplyHead
@@ -54,22 +62,31 @@ class Entry:
 
     @property
     def settles(self) -> bool:
-        """Whether a verdict on it will come: on a change, of which this device has to know what became of it."""
+        """Return True if an outcome will come: the reply carries an update, and the device must know what became of
+        it.
+        """
         return bool(self.head.parts) and not self.first
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Frozen: a step gives a new one. Vectors are flat, None where all is zero or shared.
+    """The state of one run; frozen, so each step returns a new one.
 
-    `residual` is ef21's reference where the plan says so; `memory` are a codec's own arrays, called SEGMENT/NAME;
-    `encoded_at` is the round of the last encode. `shadow` is the model that the aggregator sends changes to, as it was
-    at `shadow_version`; it is kept where the downlink is compressed, and never written to. `own` is the sum of what was
-    sent of the vector that SCAFFOLD or FedDyn follows (aggregation/algorithms), `counted_at` the first version into
-    which any of that was folded, 0 where none was. `references_from` is of the ask with which ef21's reference began,
-    or `own`, or of which some was `lost`: NOT_KNOWN until an ask came after that. `lost` says why this state began at
-    zero, as `ReplyHead` does, until an update has said so. `pending` are changes that no version holds yet, as they
-    were before they were encoded, where training goes on meanwhile (client/outbox.py).
+    Vectors are flat float32. None means all zero, or for `buffers` the shared ones.
+
+    - `residual` is the error feedback's residual, or the EF21 reference if the plan uses EF21.
+    - `memory` holds a codec's own arrays, named SEGMENT/NAME.
+    - `encoded_at` is the round of the last encode.
+    - `shadow` is the replica, at version `shadow_version`: the model to which the aggregator sends updates. It is kept
+      if the downlink is compressed, and is never written to.
+    - `own` is the control variate of SCAFFOLD or FedDyn: the sum of what this device sent of it
+      (aggregation/control_variates.py).
+    - `counted_at` is the first model version that contains any of `own`, 0 if none does.
+    - `references_from` is the round of the assignment with which the EF21 reference or `own` began, or of which some
+      was `lost`. It is `NOT_KNOWN` until an assignment came after a loss.
+    - `lost` is the reason why this state began at zero, as in `ReplyHead`. An update that reports it clears it.
+    - `pending` are raw updates that no model version contains yet (overlap, client/outbox.py).
+    - `outbox` holds the replies that are not settled, `counters` the integer buffers.
     """
 
     sequence: int = 0
@@ -88,33 +105,36 @@ class RunState:
     counted_at: int = 0
     lost: str = ""
     pending: Mapping[str, Vector] = field(default_factory=dict)
-    identity: str = ""  # of the run, as its asks say it
+    identity: str = ""  # of the run, from its assignments
 
     def counted_in(self, version: int) -> bool:
-        """Whether the aggregator's mean has anything of `own` in it at a version."""
+        """Return True if the aggregator's mean at `version` contains any of `own`."""
         return 0 < self.counted_at <= version
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes of all arrays in memory."""
         return sum(array.nbytes for arrays in _arrays(self).values() for array in arrays.values())
 
 
 class RunFolder:
-    """The files of one run. `write` may be replaced by one that does not sync, for simulations.
+    """The files of one run.
 
-    `min_free` gives how many bytes of the disk stay free: a commit that makes the folder larger and would leave less
-    raises `NotWritten`, and one that makes it smaller is always written.
+    `write` writes a file durably; simulations replace it by one that does not sync. `min_free` returns the bytes of the
+    disk that stay free. A commit that enlarges the folder and would leave less raises `NotWritten`. A commit that makes
+    the folder smaller is always written.
     """
 
     def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
         self.folder, self._write, self._min_free = folder, write, min_free
-        self._kept: dict[str, tuple[Arrays, str]] = {}  # file -> what it holds, and its digest
+        self._kept: dict[str, tuple[Arrays, str]] = {}  # file -> its arrays and its digest
 
     def path(self, entry: Entry) -> Path | None:
+        """Return the file of a reply's parts, None if it has no parts."""
         return self.folder / entry.file if entry.file else None
 
     def load(self) -> tuple[RunState, list[str]]:
-        """The last commit, and in words what of it could not be read: that part begins anew."""
+        """Return the last commit, and a sentence for each part of it that is unreadable: that part begins at zero."""
         path, said = self.folder / STATE, list[str]()
         try:
             raw = json.loads(path.read_bytes())
@@ -145,7 +165,10 @@ class RunFolder:
         return replace(state, outbox=tuple(whole)), said
 
     def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
-        """Make the state durable, with the bytes of new outbox files; `DataLost` leaves the commit before."""
+        """Make the state durable, with the bytes of new outbox files.
+
+        Raises `DataLost` if the disk refuses: the last commit stays as it was.
+        """
         self.require_room(state, parts or {})
         private_folder(self.folder)
         for file, data in (parts or {}).items():
@@ -167,13 +190,13 @@ class RunFolder:
         self._tidy({STATE, *(e.file for e in state.outbox), *(raw[n]["file"] for n in FILES if raw[n])})
 
     def settle(self, state: RunState) -> None:
-        """Make a state with fewer answers as durable as the one before it."""
+        """Make durable a state that has fewer replies than the last one."""
         self.commit(state)
 
     def require_room(self, state: RunState, parts: Mapping[str, bytes]) -> None:
-        """Raise `NotWritten` where a state that needs more than before does not fit; nothing is written until then.
+        """Raise `NotWritten` if a state that needs more bytes than the last one does not fit; write nothing.
 
-        Files that it replaces stay until its commit: what has to fit is every new file.
+        Files that the commit replaces stay until it is done, so there must be room for every new file.
         """
         if not (min_free := self._min_free()):
             return
@@ -186,18 +209,18 @@ class RunFolder:
             require_room(there, more, min_free)
 
     def _stored(self, name: str, arrays: Arrays) -> dict[str, str] | None:
-        """Return the file that holds these very arrays already."""
+        """Return the row of the file that already holds these same array objects, None if there is none."""
         for file, (held, digest) in self._kept.items():
             if file.startswith(name) and held.keys() == arrays.keys() and all(held[k] is arrays[k] for k in held):
                 return {"file": file, "sha256": digest}
         return None
 
     def _file(self, name: str, sequence: int, arrays: Arrays) -> dict[str, str]:
-        """Write arrays to a file of their own, unless they are there already."""
+        """Write arrays to a new file, unless a file holds them already."""
         if (stored := self._stored(name, arrays)) is not None:
             return stored
         names = (f"{name}-{sequence}-{n}.safetensors" for n in itertools.count())
-        file = next(name for name in names if not (self.folder / name).exists())  # never over one that may count
+        file = next(name for name in names if not (self.folder / name).exists())  # never overwrite a file that counts
         data = save(dict(arrays))
         digest = hashlib.sha256(data).hexdigest()
         self._write(self.folder / file, data)
@@ -218,7 +241,7 @@ class RunFolder:
         head = reply_from_json(row["head"])
         if not isinstance(head, ReplyHead):
             raise TypeError("a failure is not kept")
-        number = int(row["round"])  # rounds count from 1, and older versions said no more than that it was before them
+        number = int(row["round"])  # rounds count from 1; older versions marked the first model by round 0 alone
         return Entry(head, number, _plain(row["file"]) if row["file"] else "", bool(row.get("first", number == 0)))
 
     def _whole(self, entry: Entry) -> bool:
@@ -236,7 +259,7 @@ class RunFolder:
         return at == len(data)
 
     def _tidy(self, keep: set[str]) -> None:
-        """What does not count any more; a file that cannot be removed does no harm."""
+        """Remove files that no longer count; a file that stays by an error does no harm."""
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
                 if path.name not in keep:
@@ -244,12 +267,12 @@ class RunFolder:
 
 
 def sent_bytes(state: RunState) -> int:
-    """The bytes of all outbox files together."""
+    """Return the bytes of all outbox files together."""
     return sum(entry.head.payload_bytes for entry in state.outbox if entry.file)
 
 
 def _arrays(state: RunState) -> dict[str, Arrays]:
-    """What of a state is kept in files of its own."""
+    """Return the arrays of a state that are kept in files of their own, by file name."""
     vectors = {name: getattr(state, name) for name in VECTORS}
     found: dict[str, Arrays] = {name: {name: vector} for name, vector in vectors.items() if vector is not None}
     groups = {"memory": state.memory, "pending": state.pending}
@@ -257,20 +280,20 @@ def _arrays(state: RunState) -> dict[str, Arrays]:
 
 
 def _with_arrays(state: RunState, found: Mapping[str, Arrays]) -> RunState:
-    """The state with what its files held."""
+    """Return the state with the arrays that its files contain."""
     vectors: dict[str, Any] = {name: found.get(name, {}).get(name) for name in VECTORS}
     return replace(state, **vectors, memory=found.get("memory", {}), pending=found.get("pending", {}))
 
 
 def _plain(file: str) -> str:
-    """A file's name that leads nowhere else."""
+    """Return the name of a file, checked to lead to no other directory."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}", file):
         raise ValueError(f"{file!r} is no file of this folder")
     return file
 
 
 def write_unsynced(path: Path, data: bytes) -> None:
-    """As `write_atomically` for what need not outlive this process."""
+    """Write a file that need not outlive this process: `write_atomically` without its syncs."""
     try:
         with open(path, "wb", opener=private_opener) as file:
             file.write(data)
@@ -279,25 +302,22 @@ def write_unsynced(path: Path, data: bytes) -> None:
 
 
 def run_folder(folder: Path, run: str, write: Write = write_atomically) -> RunFolder:
-    """The folder of a run whose id came from outside; `DataLost` for one that no run can have."""
+    """Return the folder of a run whose id came from outside; `DataLost` for an id that no run can have."""
     if not RUN_ID.fullmatch(run) or ".." in run:
         raise DataLost(f"no run can be called {run[:80]!r}")
     return RunFolder(folder / "runs" / run, write)
 
 
-# A run's folder that may wait: what is held is on disk when it is saved (`[local] durability = "exit"`).
-#
-# While anything is held, a mark stands on disk, and in it a number that no answer has reached. So a kill costs what was
-# held, residual and unsettled answers, and no more: what the disk has from before would count things twice and is not
-# gone on with, and the next process numbers its answers above the mark, so that no id is ever used again.
-
-
 MARK = "held.json"
-AHEAD = 64  # numbers that one mark allows: one durable write for so many rounds
+AHEAD = 64  # sequences that one mark allows: one durable write for 64 rounds
 
 
 class WaitingFolder(RunFolder):
-    """Law: after a kill, `load` gives what was saved last if nothing was held since, else zero state above the mark."""
+    """A run folder that writes behind: `hold` keeps a state in memory until `save`.
+
+    Invariant: after a kill, `load` returns what was saved last if `hold` was not called since. Otherwise it returns zero
+    state with a sequence above the mark.
+    """
 
     def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
         super().__init__(folder, write, min_free)
@@ -305,6 +325,7 @@ class WaitingFolder(RunFolder):
         self._below = -1  # the highest sequence that the mark on disk allows
 
     def load(self) -> tuple[RunState, list[str]]:
+        """Return what was saved last; after a kill with unsaved state, zero state with a sequence above the mark."""
         state, said = super().load()
         try:
             below = int(json.loads((self.folder / MARK).read_bytes())["below"])
@@ -316,14 +337,14 @@ class WaitingFolder(RunFolder):
             KeyError,
             TypeError,
             RecursionError,
-        ):  # the aggregator's hello still says what it has seen
+        ):  # the aggregator's reply to hello still reports the highest sequence that it has seen
             below = state.sequence + AHEAD
         lost = f"{self.folder.name}: what was not yet sent of it is lost: this client ended before it could save it"
         return RunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]
 
     def hold(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
-        """Keep the state until `save`. Parts are files at once, to be sent from, but not synced."""
-        self.require_room(state, parts or {})  # also for what is written at the exit
+        """Keep the state in memory until `save`. Parts become files at once, to be sent from, but are not synced."""
+        self.require_room(state, parts or {})  # counts what `save` will write, too
         private_folder(self.folder)
         if state.sequence > self._below:
             below = state.sequence + AHEAD
@@ -338,25 +359,28 @@ class WaitingFolder(RunFolder):
         self._held = state
 
     def settle(self, state: RunState) -> None:
+        """Keep a state with fewer replies: in memory if unsaved state is there, else on disk."""
         if self._held is None:
             self.commit(state)
         else:
             self.hold(state)
 
     def save(self) -> None:
-        """Make durable what is held; `DataLost` leaves it held."""
+        """Make durable what is in memory. Raises `DataLost` if the disk refuses: the state stays in memory."""
         if self._held is not None:
             files = _files(self._held.outbox)
             self.commit(self._held, {file: (self.folder / file).read_bytes() for file in files})
 
     def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
-        super().commit(state, parts)  # what is not of it goes: the mark too
+        """Make the state durable and remove the mark."""
+        super().commit(state, parts)  # removes every file that is not part of the state: the mark too
         self._held, self._below = None, -1
 
 
 def waiting_folder(
     folder: Path, run: str, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes
 ) -> WaitingFolder:
+    """Return the write-behind folder of a run whose id came from outside."""
     return WaitingFolder(run_folder(folder, run).folder, write, min_free)
 
 

@@ -315,8 +315,8 @@ AHEAD = 64  # sequences that one mark allows: one durable write for 64 rounds
 class WaitingFolder(RunFolder):
     """A run folder that writes behind: `hold` keeps a state in memory until `save`.
 
-    Invariant: after a kill, `load` returns what was saved last if `hold` was not called since. Otherwise it returns zero
-    state with a sequence above the mark.
+    Invariant: after a kill, `load` returns what was saved last if `hold` was not called since. Otherwise it
+    returns zero state with a sequence above the mark.
     """
 
     def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:

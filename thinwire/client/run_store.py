@@ -1,4 +1,12 @@
-"""What a device keeps of all runs of one task: the state of each as it is on disk, and what is still to be sent."""
+"""Keep what a device has on disk: the state of each run (`KeptRuns`), resolved plans (`Plans`), and its deletion.
+
+`Plans` keeps resolved plans under digests that this device computed itself, so an assignment carries 64 characters
+instead of the plan. Invariant: a plan is never used under a digest that is not its own. A file is hashed when it is
+read, and a plan in an assignment is hashed as received.
+
+`delete_learned` deletes everything in the client's folder that was made from local data or may quote it. It is called
+when the device leaves.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +32,18 @@ from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.core.types import Ask, Failure, ReplyHead
 
 Reply = ReplyHead | Failure
-MAX_OPEN_RUNS = 4  # of a task, not over: an aggregator has devices work on one run at a time
-MAX_ENDED_RUNS = 64  # of a task, of which the disk keeps the sequence: who comes back to an older one says hello first
+MAX_OPEN_RUNS = 4  # of one task, not over: an aggregator runs one at a time
+MAX_ENDED_RUNS = 64  # of one task, whose sequence stays on disk; for an older run the `Welcome` has it
 
 
 class KeptRuns:
-    """Runs by id, in `folders(FOLDER, RUN)` each. `seen`: the highest sequence of each that the aggregator has seen;
-    `identities`: of the runs that it counted them in.
+    """The runs of one task by id, each in its folder `folders(FOLDER, RUN)`.
 
-    Invariant: however many runs an aggregator names, disk and memory hold `MAX_OPEN_RUNS` of a task with all that they
-    keep, and of `MAX_ENDED_RUNS` others the sequence. Two threads may call it.
+    `seen` is the highest sequence that the aggregator has seen of each run, and `identities` are the runs in which it
+    counted them.
+
+    Invariant: however many runs an aggregator names, disk and memory hold the full state of at most `MAX_OPEN_RUNS` of
+    a task. Of at most `MAX_ENDED_RUNS` others they hold the sequence. Two threads may call this class.
     """
 
     def __init__(self, folder: Path, folders: Callable[[Path, str], RunFolder]) -> None:
@@ -44,7 +54,7 @@ class KeptRuns:
         self._lock = threading.RLock()
 
     def __getitem__(self, run: str) -> tuple[RunFolder, RunState]:
-        """What was opened or kept before; KeyError where nothing was."""
+        """Return the folder and state of a run that was opened before; KeyError if it was not."""
         return self._runs[run]
 
     def __contains__(self, run: str) -> bool:
@@ -52,13 +62,15 @@ class KeptRuns:
 
     @property
     def held_bytes(self) -> int:
-        """Of all vectors in memory."""
+        """Return the bytes of all vectors in memory."""
         return sum(state.nbytes for _, state in self._runs.values())
 
     def opened(self, run: str, say: Say, identity: str | None = None) -> tuple[RunFolder, RunState]:
-        """Its state, from the disk at first; one that is older than what was sent begins anew.
+        """Return the folder and state of a run, read from disk the first time.
 
-        So does one of another run with the same id, whose `identity` differs: nothing of it is sent into this one.
+        State that is older than what the aggregator has seen is discarded, and the run starts at zero. So is the state
+        of another run with the same id, whose `identity` differs: nothing of it is sent into this run. `identity` is
+        given with an assignment, and None otherwise.
         """
         with self._lock:
             return self._opened(run, say, identity)
@@ -79,11 +91,11 @@ class KeptRuns:
                 say(line)
             self._runs[run] = folder, state
         folder, state = self._runs[run]
-        if identity is not None and not (state.outbox or state.nbytes):  # an ask, by which it may come to hold more
+        if identity is not None and not (state.outbox or state.nbytes):  # an assignment, after which state will grow
             self._give_up_oldest(run, say)
             self._forget_ended(run, say)
         if identity is not None and identity != state.identity:
-            if state.sequence and not (state.lost and not state.identity):  # of what was lost it is not known whose
+            if state.sequence and not (state.lost and not state.identity):  # lost state does not name its run
                 say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
                 seen = self.seen.get(run, 0)
                 state = RunState(seen, lost="missing" if seen else "", references_from=NOT_KNOWN if seen else 0)
@@ -91,7 +103,10 @@ class KeptRuns:
         return self._runs[run]
 
     def keep(self, ask: Ask, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
-        """Durable from here on, or until `save` where the plan lets it wait; a simulation's folders know better."""
+        """Store the state of a run: at once, or until `save` if the plan has `durability = "exit"`.
+
+        The folders of a simulation decide this themselves.
+        """
         local = {} if isinstance(ask.plan, str) else ask.plan.get("local", {})
         if local.get("durability") == "exit" and isinstance(folder, WaitingFolder):
             folder.hold(state, parts)
@@ -100,9 +115,9 @@ class KeptRuns:
         self._runs[ask.run] = folder, state
 
     def over(self, run: str, say: Say, identity: str = "") -> bool:
-        """Keep no more than the sequence of a run that has ended; False where another run is kept under this id.
+        """Reduce an ended run to its sequence. Return False if this id now belongs to another run.
 
-        A run of which this disk holds nothing is forgotten without a write: its sequence is 0.
+        A run without a folder on this disk is forgotten without a write, because its sequence is 0.
         """
         try:
             if not self._folders(self._folder, run).folder.exists():
@@ -115,7 +130,7 @@ class KeptRuns:
             state = outbox.over(state)
             folder.commit(state)
             self._runs[run] = folder, state
-        except (CannotAnswer, DataLost) as error:  # what is left on disk does no harm, and other runs go on
+        except (CannotAnswer, DataLost) as error:  # files that stay on disk do no harm, and other runs continue
             say(str(error))
         else:
             say(f"{run} is over")
@@ -123,7 +138,7 @@ class KeptRuns:
         return True
 
     def _give_up_oldest(self, run: str, say: Say) -> None:
-        """Keep of the task's oldest runs that are not over no more than the sequence, where `run` is one too many."""
+        """Reduce the task's oldest open runs to their sequence if `run` is one more than `MAX_OPEN_RUNS`."""
         full = [path for path in self._others(run) if any(file.name != STATE for file in path.iterdir())]
         for path in full[: max(0, len(full) - MAX_OPEN_RUNS + 1)]:
             try:
@@ -139,8 +154,9 @@ class KeptRuns:
                 say(f"{path.name}: {MAX_OPEN_RUNS} newer runs are not over; what was kept of this one is given up")
 
     def _forget_ended(self, run: str, say: Say) -> None:
-        """Remove what is left of the task's oldest runs that keep a sequence and owe nothing, but for the newest, and
-        forget those of which nothing is kept at all.
+        """Remove the task's oldest ended runs above `MAX_ENDED_RUNS`, and forget runs without any state.
+
+        An ended run keeps its sequence and owes no reply.
         """
         with self._lock:
             for name, (_, state) in list(self._runs.items()):
@@ -157,7 +173,7 @@ class KeptRuns:
                         continue
                     (path / STATE).unlink(missing_ok=True)
                     path.rmdir()
-                except (DataLost, OSError) as error:  # it does no harm, and is tried again
+                except (DataLost, OSError) as error:  # the folder does no harm, and the next call tries again
                     say(f"{path.name} cannot be removed: {error}")
                 else:
                     self._runs.pop(path.name, None)
@@ -169,7 +185,7 @@ class KeptRuns:
         return sorted((path for path in folders if path.name != run), key=lambda path: path.stat().st_mtime_ns)
 
     def save(self, say: Say) -> None:
-        """Make durable what plans let wait: at the exit, and from time to time before it."""
+        """Make durable the state that plans allow to wait: at the exit, and from time to time before it."""
         for folder, _ in list(self._runs.values()):
             if isinstance(folder, WaitingFolder):
                 try:
@@ -178,17 +194,20 @@ class KeptRuns:
                     say(f"{folder.folder.name}: what waits to be saved cannot be: {error}")
 
     def unsent(self, task: str, say: Say) -> list[tuple[ReplyHead, Path | None]]:
-        """Everything of a task's runs on disk on which there is no verdict yet: what a new process sends again."""
+        """Return every reply of a task's runs on disk that has no outcome yet. A new process sends these again."""
         found = []
         for path in sorted((self._folder / "runs").glob("*/state.json")):
-            if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: another session's
+            if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: this one is another session's
                 continue
             folder, state = self.opened(path.parent.name, say)
             found += [(entry.head, folder.path(entry)) for entry in state.outbox]
         return found
 
     def delivered(self, reply: Reply) -> None:
-        """The other end has it. What no verdict will come on goes, and from the disk at once where it is large."""
+        """Record that the aggregator has a reply.
+
+        A reply for which no outcome will come leaves the outbox now. If it is large, its file is deleted now too.
+        """
         if not isinstance(reply, ReplyHead):
             return
         with self._lock:
@@ -198,42 +217,42 @@ class KeptRuns:
             after = outbox.delivered(state, reply)
             self._runs[reply.update_id.run] = folder, after
         if after is not state and reply.parts:
-            with contextlib.suppress(DataLost):  # a full disk: it goes with the next commit
+            with contextlib.suppress(DataLost):  # a full disk: the next commit removes the file
                 folder.settle(after)
 
 
-# Resolved plans that this device keeps, each under the digest that it computed itself.
-#
-# An ask then carries 64 letters where it carried the plan. Law: a plan under a digest that is not its own is never
-# used: what a file holds is hashed when it is read, and a plan that comes in an ask is hashed as it came.
-
-
 KEPT = 32
-MOST_BYTES = 2**16  # of one plan, and its values are few; a larger one is used and not kept
+MOST_BYTES = 2**16  # of one plan, which has few values; a larger one is used and not kept
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Plans:
-    """In memory, and in `folder` where there is one, so that the next process knows them too."""
+    """The resolved plans that this device keeps: in memory, and in `folder` if it is given, for the next process.
+
+    At most `KEPT` plans are kept; the least recently used is removed first.
+    """
 
     def __init__(self, folder: Path | None = None, write: Write = write_atomically) -> None:
         self.folder, self._write = folder, write
-        self._held: dict[str, dict[str, Any]] = {}  # least lately used first
-        self._named: dict[str, str] = {}  # ask_id -> the digest that it named and that was not here
+        self._held: dict[str, dict[str, Any]] = {}  # by digest, least recently used first
+        self._named: dict[str, str] = {}  # assignment id -> the digest that it named and that was not here
         for path in self._files():
             self._load(path)
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """What is held: a hello says it."""
+        """Return the digests of all plans that are kept; a hello reports them."""
         return tuple(self._held)
 
     def known(self, ask: Ask) -> Mapping[str, Any] | None:
-        """The ask's plan where it is here or came with it; nothing is kept."""
+        """Return the assignment's plan, None if it is neither here nor in the assignment. Nothing is kept."""
         return self._held.get(ask.plan) if isinstance(ask.plan, str) else ask.plan
 
     def of(self, ask: Ask) -> Mapping[str, Any]:
-        """The ask's plan, kept from now on; CannotAnswer("need-plan") where only its digest came and is not here."""
+        """Return the assignment's plan, and keep it.
+
+        Raises `CannotAnswer` ("need-plan") if only a digest came and its plan is not here.
+        """
         if isinstance(ask.plan, str):
             if (plan := self._held.pop(ask.plan, None)) is None:
                 self._await(ask.ask_id, ask.plan)
@@ -250,14 +269,14 @@ class Plans:
         return ask.plan
 
     def _await(self, ask_id: str, digest: str) -> None:
-        """When the ask comes again with its plan, that is the plan it named."""
+        """Remember the digest, so that the plan that comes with the repeated assignment is compared with it."""
         if DIGEST.fullmatch(digest):
             self._named[ask_id] = digest
             while len(self._named) > KEPT:
                 del self._named[next(iter(self._named))]
 
     def _keep(self, digest: str, plan: Mapping[str, Any]) -> None:
-        """A disk that refuses costs a plan sent again, no more."""
+        """Keep a plan. If the disk refuses, the plan is sent again, and nothing else is lost."""
         known = self._held.pop(digest, None)
         data = canonical(plan)
         if not _is_small(data):
@@ -272,13 +291,13 @@ class Plans:
             self._forget(next(iter(self._held)))
 
     def _files(self) -> list[Path]:
-        """Least lately used first."""
+        """Return the plan files, least recently used first."""
         if self.folder is None or not self.folder.is_dir():
             return []
         return sorted(self.folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
 
     def _load(self, path: Path) -> None:
-        """A file that is not what its name says is thrown away."""
+        """Read a plan file; one whose content does not match its name is deleted."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             with path.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
@@ -292,7 +311,7 @@ class Plans:
             path.unlink()
 
     def _touch(self, digest: str) -> None:
-        """Its file's time says when it was used last."""
+        """Set the file's time to now: the time of the last use."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 os.utime(self.folder / f"{digest}.json")
@@ -305,7 +324,7 @@ class Plans:
 
 
 def _is_small(data: bytes) -> bool:
-    """Whether a plan's JSON, and what it is in memory, is little enough for KEPT of them."""
+    """Return True if a plan's JSON, and its objects in memory, are small enough to keep `KEPT` of them."""
     try:
         require_small(data, MOST_BYTES // BYTES_A_TOKEN)
     except ValueError:
@@ -313,17 +332,14 @@ def _is_small(data: bytes) -> bool:
     return len(data) <= MOST_BYTES
 
 
-# What a client's folder holds that was made from local data, or may quote them; deleted when the device leaves.
-
-
 FOLDERS = ("runs", "downloads", "plans")
-LOGS = ("client.log", "worker.log", "last-error.txt")  # an exception's text and what a task prints may hold data
+LOGS = ("client.log", "worker.log", "last-error.txt")  # an exception's text and a task's prints may contain data
 
 
 def delete_learned(folder: Path) -> None:
     """Delete updates, residuals, models, plans and logs. The owner's settings stay; a link is removed, never followed.
 
-    `DataLost` names what this disk did not delete.
+    Raises `DataLost`, which names the path that could not be deleted.
     """
     found = [folder / name for name in FOLDERS] + [path for name in LOGS for path in folder.glob(f"{name}*")]
     for path in found:

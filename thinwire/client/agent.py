@@ -1,4 +1,8 @@
-"""The client as a service: one thread keeps a pull open, the other one works and pushes, until it is told to stop."""
+"""Run a client as a service: sessions, signals and output around client/loop.py.
+
+`serve` is the entry point. One thread keeps a pull open, another one trains and pushes, until the service is told to
+stop.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +51,15 @@ def serve(
     reread: Callable[[], Policy] | None = None,
     has: Callable[[], Equipment] = lambda: NOTHING_SAID,
 ) -> int:
-    """Answer asks until `stop` is set, SIGTERM or Ctrl-C; gives the exit code.
+    """Work on assignments until `stop` is set, SIGTERM or Ctrl-C arrives, and return the exit code.
 
-    `folder` is this client's own (core.home.client_home). While the aggregator does not answer it keeps trying and
-    says so once a minute; with `once` it ends instead (4), and it ends after a run (0). Who is refused ends with 5.
-    `worker` is where the tasks are worked on, unless that is here. `reload` has it begin anew between two asks, and the
-    policy be what `reread` gives then. `has` gives what the aggregator is told of this device.
+    `folder` is this client's own directory (`core.home.client_home`). While the aggregator does not respond, the client
+    tries again and prints that once a minute. With `once` it ends instead with 4, and ends after a run with 0. A
+    refused client ends with 5.
+
+    `worker` executes the tasks in a process of its own; without it they run in this process. When `reload` is set, the
+    worker starts again between two assignments, and the policy becomes what `reread` returns. `has` returns what the
+    aggregator learns of this device's equipment.
     """
     where = replace(site or Site(), name=name)
     gate = gate or Gate(folder=folder)
@@ -83,8 +90,9 @@ def serve(
 
 
 def wanted(gate: Gate, benches: Sequence[Bench]) -> Callable[[Ask], bool]:
-    """Give the question whether an assignment's parts are worth fetching: its task is here, the policy lets it in, and
-    no part is larger than that task's model can need.
+    """Return a function that decides if an assignment's parts are worth fetching.
+
+    They are if its task is here, the policy admits it, and no part is larger than the task's model can need.
     """
     tasks = {bench.name: bench for bench in benches}
 
@@ -94,7 +102,7 @@ def wanted(gate: Gate, benches: Sequence[Bench]) -> Callable[[Ask], bool]:
             return False
         try:
             payload.require_parts(ask, RunPlan.from_json(plan), bench.layout)
-        except (CannotAnswer, ThinwireError):  # the session says so in its answer
+        except (CannotAnswer, ThinwireError):  # the session's reply reports it
             return False
         return True
 
@@ -102,9 +110,10 @@ def wanted(gate: Gate, benches: Sequence[Bench]) -> Callable[[Ask], bool]:
 
 
 def versions(policy: Policy | None = None, training: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """What an operator wants to know of a device; of its policy no more than that it is another one than before.
+    """Return the versions that a hello reports to the operator: Thinwire, Python, packages, machine and system.
 
-    `training`: the versions of the Python that trains, and of its packages.
+    `training` holds the versions of the Python that trains, and of its packages. Of the policy only a digest is
+    reported, by which a change is seen.
     """
     said = {"policy": policy.digest} if policy and policy != Policy() else {}
     return {
@@ -115,7 +124,10 @@ def versions(policy: Policy | None = None, training: Mapping[str, str] | None = 
 
 @contextlib.contextmanager
 def reloads() -> Iterator[threading.Event]:
-    """`thinwire client reload` sends SIGUSR1; SIGHUP still ends a client whose terminal is closed."""
+    """Set the yielded event at SIGUSR1, which `thinwire client reload` sends.
+
+    SIGHUP is not used: it still ends a client whose terminal is closed.
+    """
     wished = threading.Event()
     before = signal.signal(signal.SIGUSR1, lambda number, frame: wished.set())
     try:
@@ -126,7 +138,7 @@ def reloads() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _always_said(say: Say) -> Iterator[Say]:
-    """Both threads speak; a line that was just said is not said again."""
+    """Yield a thread-safe `say` that skips a line equal to the last one."""
     lock, last = threading.Lock(), [""]
 
     def tell(line: str) -> None:
@@ -140,7 +152,10 @@ def _always_said(say: Say) -> Iterator[Say]:
 
 @contextlib.contextmanager
 def _ended_by_signals(ending: threading.Event) -> Iterator[threading.Event]:
-    """SIGTERM and Ctrl-C set the event; a second one ends the process at once. Elsewhere than in a main thread: not."""
+    """Set the event at SIGTERM and Ctrl-C; a second signal ends the process at once.
+
+    Outside the main thread, signals are left as they are.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield ending
         return

@@ -1,6 +1,10 @@
-"""What a service does with the asks that come: one after the other, each answered and pushed before the next.
+"""Run the assignments that a client receives: one after the other, each reply pushed before the next assignment begins.
 
-Where a plan has training go on meanwhile, an answer is finished and pushed behind it (client/retry.py).
+`Loop` works in the calling thread and pulls in a second one. If the plan has overlap, a third thread finishes and
+pushes replies during the next training (`Behind` in client/retry.py).
+
+Between two assignments `Upkeep` gives memory back and reloads the tasks' code and the owner's policy if the owner
+requested it.
 """
 
 from __future__ import annotations
@@ -31,16 +35,20 @@ from thinwire.core.formatting import plain
 from thinwire.core.types import NOTHING_SAID, Ask, Equipment, Failure, ReplyHead
 
 T = TypeVar("T")
-LOOK_S = 0.2  # how long a signal may go unnoticed while nothing comes
-SAVE_S = 600.0  # how long a plan may have state wait that a kill would cost
+LOOK_S = 0.2  # longest delay until a signal is noticed
+SAVE_S = 600.0  # longest time that state stays unsaved with `durability = "exit"`; a kill loses it
 MAX_WAITING, MAX_WAITING_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
-# An honest aggregator answers a pull at once with an assignment, or with one that is withdrawn: of the latter few.
+# An honest aggregator returns a pull at once only with an assignment, or with a withdrawn one, of which there are few.
 QUICK_S, MAX_QUICK, PAUSE_S = 0.05, 16, 1.0
-BACK_S = 1.0  # the first pull after an outage: it is over when a call was answered, and a person may be waiting for it
+BACK_S = 1.0  # wait of the first pull after an outage: its return ends the outage, and a person may be waiting for it
 
 
 class Loop:
-    """`run` works in the calling thread and pulls in another one."""
+    """The loop of a client: pull, train, push, until it is told to stop.
+
+    `run` works in the calling thread and pulls in another one. `versions` and `has` return what a hello reports:
+    versions, and memory, power and the like. With `once` the loop ends after a run. `ending` is set to stop it.
+    """
 
     def __init__(
         self,
@@ -60,20 +68,23 @@ class Loop:
         self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at = 25.0, time.monotonic()
-        self._asked: set[str] = set()  # runs in which this process was asked something
+        self._asked: set[str] = set()  # runs of which this process received an assignment
         self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has())
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
         self._behind = Behind(self.inbox.put, ending)
 
     def run(self) -> int:
-        """Until the end; 0. Raises Refused, and Unreachable where giving up is allowed."""
+        """Run until the end and return 0.
+
+        Raises `Refused`, and `Unreachable` if `calls` may give up.
+        """
         self._warn()
         self.say("connecting")
         with contextlib.suppress(BrokenOff):
             welcome = self.calls.until_done(lambda: self._heard(lambda: self.link.hello(self.hello)), patience_s=0.0)
             self.poll_s = welcome.poll_s
             for session in self.sessions.values():
-                session.name = welcome.name  # the row's: an operator may have renamed this device
+                session.name = welcome.name  # the aggregator's name for it: an operator may have renamed this device
                 session.welcomed(welcome.sequences, welcome.runs)
                 for head, bundle in session.unsent(self.say):
                     self._push(session, head, bundle)
@@ -90,7 +101,7 @@ class Loop:
         return 0
 
     def _reports(self) -> tuple[TaskReport, ...]:
-        """What is told of the tasks; of layouts as many as a hello has room for."""
+        """Return a report for each task, with as many layouts as fit into a hello."""
         reports, letters = list[TaskReport](), 0
         for session in self.sessions.values():
             report = session.bench.report()
@@ -104,12 +115,15 @@ class Loop:
                 self.say(f"the task {task.name} cannot be used: {task.error}")
 
     def save(self) -> None:
-        """What plans let wait is durable from here on."""
+        """Make durable the state that plans allow to wait."""
         for session in self.sessions.values():
             session.save(self.say)
 
     def _keep_up(self) -> None:
-        """Between two asks; what the device has become is told, while a pull may be waiting."""
+        """Do what is due between two assignments: save, reload, and report changes of this device in a new hello.
+
+        A pull may be open during that hello.
+        """
         if time.monotonic() - self._saved_at >= SAVE_S:
             self._saved_at = time.monotonic()
             self._in_turn(self.save)
@@ -123,23 +137,27 @@ class Loop:
             self._in_turn(lambda: self.calls.until_done(lambda: self._heard(lambda: self.link.hello(hello))))
 
     def _in_turn(self, job: Callable[[], object]) -> None:
-        """Now, or after the answers that are still being finished: they may be under way all the time."""
+        """Run a job now, or after the replies that are still being finished.
+
+        With overlap, replies may be in progress at every moment, so there may be no idle one to wait for.
+        """
         if self._behind.idle:
             job()
         else:
             self._behind.put(job)
 
     def end_behind(self) -> None:
-        """Nothing is committed after this."""
+        """Stop the background thread: nothing is committed after this."""
         self._behind.close(5.0)
 
     def join(self) -> None:
+        """Wait up to 5 s for the pulling thread to end."""
         if self._puller.is_alive():
             self._puller.join(timeout=5.0)
 
     def _pull(self) -> None:
-        """Hand on what comes; what ends this thread is raised where the work is done."""
-        quick = 0  # pulls in a row that were answered at once with nothing
+        """Pull assignments into the inbox. An error that ends this thread is raised in the working thread."""
+        quick = 0  # pulls in a row that returned nothing at once
         try:
             while True:
                 self._wait_for_room()
@@ -152,11 +170,11 @@ class Loop:
                     self.ending.wait(PAUSE_S)
         except BrokenOff:
             return
-        except Exception as error:  # a defect must end the program, not this thread alone
+        except Exception as error:  # an internal error must end the program, not this thread alone
             self.inbox.put(error)
 
     def _wait_for_room(self) -> None:
-        """Pull no more while much waits: an assignment that is withdrawn stands there too until its turn has come."""
+        """Wait until the inbox has room. A withdrawn assignment takes its place there until its turn comes."""
         while not self.ending.is_set():
             with self.inbox.mutex:
                 waiting = [item[0].head_bytes for item in self.inbox.queue if isinstance(item, tuple)]
@@ -165,12 +183,15 @@ class Loop:
             self.ending.wait(LOOK_S)
 
     def _heard(self, call: Callable[[], T]) -> T:
-        """What the call gave. An error that no check foresaw is a defect: it is said in full, and tried again."""
+        """Return what a call returned.
+
+        An error that no check foresaw is an internal error: it is printed in full, and the call is made again.
+        """
         try:
             return call()
         except ThinwireError:
             raise
-        except Exception as error:  # an aggregator must not end this program by what it says
+        except Exception as error:  # no message of an aggregator may end this program
             said = f"{traceback.format_exc()}a defect of Thinwire: {type(error).__name__}: {error}"
             if not self.ending.is_set():
                 self.say(
@@ -182,7 +203,7 @@ class Loop:
         return min(BACK_S, self.poll_s) if self.calls.outage.lasts_s else self.poll_s
 
     def _take(self, delivery: Delivery, came_at: float) -> bool:
-        """Answer one ask; True when it said that a run is over which was one of this process's time."""
+        """Handle one assignment. Return True if it ended a run that was active during the lifetime of this process."""
         try:
             self._answer(delivery, came_at)
         finally:
@@ -232,7 +253,7 @@ class Loop:
             self._finish(session, begun, delivery, came_at)
 
     def _finish(self, session: Session, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
-        """Encode and commit what was trained, and push it; `since` is when the time of its deadline began."""
+        """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
         reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
         if not self._push(session, reply, bundle):
             self.say(f"round {delivery.ask.round}: its answer was not taken")
@@ -240,7 +261,10 @@ class Loop:
             self.say(sent(delivery.ask, reply, delivery.download_s + time.monotonic() - since))
 
     def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> bool:
-        """Until it has arrived: the answer is on disk, the next process would go on with it. False: it is refused."""
+        """Push a reply until the aggregator has it; return False if the aggregator refuses it.
+
+        The reply is on disk, so the next process would push it again.
+        """
         begun: list[float] = []
 
         def push() -> None:
@@ -250,21 +274,21 @@ class Loop:
         taken = True
         try:
             self.calls.until_done(lambda: self._heard(push))
-        except NotOffered as error:  # it stays on disk, and other replies go on
+        except NotOffered as error:  # the reply stays on disk, and other replies continue
             self.say(error.text())
             return False
-        except NotTaken as error:  # this answer is lost, the device is not
+        except NotTaken as error:  # this reply is lost, and the client continues
             taken = False
             self.say(error.text())
-        if session is not None:  # an upload that was cut or refused says nothing of how long one takes
+        if session is not None:  # an interrupted or refused upload does not show how long one takes
             session.delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
         return taken
 
 
 def sent(ask: Ask, head: ReplyHead, took_s: float) -> str:
-    """One line on what was sent, and when it came after its deadline on what took longest.
+    """Return the log line of a reply that was sent; after its deadline, with the stage that took longest.
 
-    `took_s` counts from the download on.
+    `took_s` counts from the start of the download.
     """
     line = f"round {ask.round}: sent {head.payload_bytes:,} bytes"
     if not ask.deadline_s or took_s <= ask.deadline_s:
@@ -276,14 +300,13 @@ def sent(ask: Ask, head: ReplyHead, took_s: float) -> str:
     return f"{line}, {took_s - ask.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
 
 
-# What a service looks after between two asks: a fresh process where its owner wishes one, the policy as it is now.
-
-
 class Upkeep:
-    """`wished` is set by `thinwire client reload`; `reread` gives the owner's policy as its file is now.
+    """The reloader of a client, called between two assignments.
 
-    Law: whatever is wrong with the new code or the new policy, the service goes on: with the policy that it had, and
-    with asks that fail by the code's error.
+    `wished` is set by `thinwire client reload`; `reread` returns the owner's policy from its file.
+
+    Invariant: the client continues, whatever is wrong with the new code or policy. It keeps the policy that it had, and
+    assignments fail with the error of the code.
     """
 
     def __init__(
@@ -297,7 +320,9 @@ class Upkeep:
         self._wished, self._reread = wished or threading.Event(), reread
 
     def look(self, say: Say) -> None:
-        """Between two asks, in the thread that works."""
+        """Reload if that was requested, and give the worker's memory back if it is idle. The working thread calls
+        this.
+        """
         if self._wished.is_set():
             self._wished.clear()
             self._reload_policy(say)
@@ -323,7 +348,7 @@ class Upkeep:
         say("importing the tasks anew")
         try:
             self.worker.anew()
-        except (ThinwireError, CannotAnswer, ImportError, Cancelled) as error:  # the next ask tries it again
+        except (ThinwireError, CannotAnswer, ImportError, Cancelled) as error:  # the next assignment tries again
             say(f"the tasks cannot be imported: {error}")
             return
         for line in self.worker.changed:

@@ -1,4 +1,21 @@
-"""What every ask but a stop passes before anything is loaded: its plan is known, and the owner's policy lets it in."""
+"""Admit or decline each assignment before anything is loaded, and end work that takes too long.
+
+`Gate` admits an assignment if its plan is known and the owner's policy (client/policy.py) allows it. A stop needs no
+admission. `Day` and `DayFile` count what was admitted today. `Limit` ends the work on one assignment by the owner's
+`max_assignment_minutes`, and by `hours` if `hours_end_work` is true.
+
+The count is on disk before the work begins, so that a kill does not undo it. One file, `policy.json`, holds the day and
+a key for each attempt at an assignment:
+
+- `KEY` is open: its work may continue.
+- `KEY-` has ended: with a reply, with a failure, or withdrawn. The same assignment after that is a new attempt and
+  counts.
+- `KEY+` is an open attempt that began again after a restart of this process. That is free, `FREE` times.
+
+Invariant: of each kind at most `rounds_a_day` attempts begin on one day, whatever the aggregator repeats or renames.
+Only a restart of the client repeats an attempt for free, and at most `FREE` times. A file that is unreadable admits
+nothing, because it may have been full.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +40,22 @@ from thinwire.core.errors import DataLost
 from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Ask
 
-CARRIES: frozenset[str] = (
-    frozenset()
-)  # sections of a plan that this version carries out: neither secure nor privacy yet
+CARRIES: frozenset[str] = frozenset()  # sections of a plan that this version implements; not secure or privacy yet
 
 
 def local_time() -> datetime:
+    """Return the time of day on this device, with its time zone."""
     return datetime.now().astimezone()
 
 
 class Gate:
-    """One for a device, shared by its sessions.
+    """The admission control of a device, shared by its sessions.
 
-    Laws: `admit` raises before the task's data or model are touched; what it counts is on disk when it returns; an
-    assignment that comes again is counted again, unless this process was restarted in the middle of it (owner/day.py).
-    Three threads call it: one that fetches (`wanted`), one that works (`admit`), one that finishes (`ended`).
+    `now`, `link_is` and `write` are replaced by tests. `skew_s` returns how far this clock is behind the aggregator's.
+
+    Invariant: `admit` raises before the task's data or model are touched, and what it counts is on disk when it
+    returns. An assignment that comes again is counted again, unless this process was restarted during the work on it.
+    Three threads call this class: one fetches (`wanted`), one trains (`admit`), one finishes (`ended`).
     """
 
     def __init__(
@@ -51,34 +69,37 @@ class Gate:
         write: Write = write_atomically,
     ) -> None:
         self._skew_s, self._lock = skew_s, threading.Lock()
-        self._owned = policy is not None  # a simulated device has no owner, and nothing ends its work
+        self._owned = policy is not None  # a simulated device has no owner, so no limit ends its work
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
         self.plans = Plans(folder / "plans" if folder else None, write)
         self._file = DayFile(folder, write) if folder else None
-        self._open: dict[str, str] = {}  # key of an assignment under way that was counted -> its kind
+        self._open: dict[str, str] = {}  # key of an admitted assignment that was counted -> its kind
 
     def renew(self, policy: Policy) -> None:
-        """From the next ask on; what was let in goes on, and what was counted stays counted."""
+        """Replace the policy from the next assignment on. Admitted work continues, and counts stay."""
         with self._lock:
             self.policy, self._owned = policy, True
 
     @property
     def min_free_bytes(self) -> int:
-        """How much of the disk downloads and answers leave free."""
+        """Return the bytes of the disk that downloads and replies leave free."""
         return self.policy.min_free_disk_mb * MB if self._owned else 0
 
     def limit(self, clock: Clock) -> Limit | None:
-        """The owner's end of work that begins now, by the policy of now; None where there is no owner."""
+        """Return the limit of work that begins now, by the current policy; None if there is no owner."""
         with self._lock:
             return Limit(self.policy, clock, self._now) if self._owned else None
 
     def allows(self, kind: Kind) -> bool:
-        """Whether the owner lets this be done at all, also as a part of something else."""
+        """Return True if the owner allows work of this kind, also as a part of other work."""
         with self._lock:
             return self.policy.kinds is None or kind in self.policy.kinds
 
     def admit(self, ask: Ask) -> Mapping[str, Any]:
-        """The ask's resolved plan; CannotAnswer: need-plan or declined."""
+        """Return the assignment's resolved plan.
+
+        Raises `CannotAnswer`: `need-plan` if only its digest is known, `declined` if the policy forbids the work.
+        """
         with self._lock:
             plan = self.plans.of(ask)
             day, facts = self._facts(ask)
@@ -93,8 +114,8 @@ class Gate:
     def ended(self, ask: Ask) -> None:
         """Record that an admitted assignment has ended: with a reply, with a failure, or withdrawn by the aggregator.
 
-        Not called when this process itself ends: then the work is begun again. A disk that refuses leaves the key
-        open, and the aggregator has at most the free attempts of a restart.
+        This is not called when this process itself ends, because the work begins again then. If the disk refuses, the
+        key stays open, which gives the aggregator at most the free attempts of a restart.
         """
         with self._lock:
             kind = self._open.pop(key_of(ask), "")
@@ -104,9 +125,9 @@ class Gate:
                         self._file.keep(day.with_end(kind, key_of(ask)))
 
     def wanted(self, ask: Ask) -> bool:
-        """Whether the ask's parts are worth their way here: not where `admit` would say no whatever came.
+        """Return True if the assignment's parts are worth fetching: False if `admit` would decline it whatever came.
 
-        Nothing is counted; a day that is used up keeps out all but an assignment whose attempt is still open.
+        Nothing is counted. A quota that is used up declines every assignment except one whose attempt is still open.
         """
         with self._lock:
             if (plan := self.plans.known(ask)) is None:
@@ -115,7 +136,7 @@ class Gate:
             return decide(self.policy, ask.task, ask.kind, plan, facts) is None
 
     def _facts(self, ask: Ask) -> tuple[Day | None, Facts]:
-        """What the policy has to know, and no more is looked up; with the day, where it is counted."""
+        """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
         policy = self.policy
         counted = self._file is not None and (policy.rounds_a_day is not None or bool(policy.hours))
         day, facts = self._today(ask) if counted else (None, Facts(self._now(), None))
@@ -123,7 +144,7 @@ class Gate:
         return day, facts.beside(price, CARRIES)
 
     def _today(self, ask: Ask) -> tuple[Day | None, Facts]:
-        """What was let in today, and what of it and of the clock can be believed."""
+        """Return the day and its facts, or the reason why the clock or the counts are not trusted."""
         assert self._file is not None
         now = self._now()
         try:
@@ -137,31 +158,19 @@ class Gate:
         return day, Facts(now, day.count(ask.kind) - day.is_free(ask.kind, key_of(ask)))
 
 
-# Count the assignments that a device admitted today, on disk before the work begins: a kill does not undo a count.
-#
-# One file, `policy.json`: the day, and a key for each attempt at an assignment. `KEY` is open: its work may go on.
-# `KEY-` has ended: with a reply, with a failure, or withdrawn. The same assignment after that is another attempt, and
-# counts. `KEY+` is an open attempt that was begun again, after a restart of this process: that is free, `FREE` times.
-#
-# Invariant: of each kind at most `rounds_a_day` attempts begin on one day, whatever the aggregator repeats or renames;
-# only a restart of the client repeats one for free, and at most `FREE` times. A file that cannot be read admits
-# nothing: it may have been full.
-
-
 FILE = "policy.json"
 FORMAT = 1
-RELEASED = datetime(2026, 1, 1).astimezone()  # this program is not older: a clock before it was never set
-FREE = (
-    3  # times that one attempt is begun again: a device with a bad battery finishes its round, a loop of crashes ends
-)
+RELEASED = datetime(2026, 1, 1).astimezone()  # before the first release: a clock that shows less was never set
+FREE = 3  # free restarts of one attempt: a device with a bad battery finishes its round, a loop of crashes ends
 ENDED, RESUMED = "-", "+"  # after a key
-SLACK = timedelta(hours=1)  # a clock that is set right steps back by less; a day must not come twice
+SLACK = timedelta(hours=1)  # a clock that is corrected steps back by less; a day must not come twice
 
 
 @dataclass(frozen=True)
 class Day:
-    """What was admitted on a day: kind -> keys with their marks. `at` is when this was written, the latest time ever
-    seen.
+    """The attempts admitted on one day: kind -> keys with their marks.
+
+    `at` is when this was written: the latest time ever seen.
     """
 
     date: date
@@ -169,7 +178,7 @@ class Day:
     let_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def is_free(self, kind: str, key: str) -> bool:
-        """Return whether this key is open and may be begun again without being counted."""
+        """Return True if this key is open and may begin again without being counted."""
         keys = self.let_in.get(kind, ())
         return key in keys and keys.count(key + RESUMED) < FREE
 
@@ -178,13 +187,13 @@ class Day:
         return sum(not key.endswith(RESUMED) for key in self.let_in.get(kind, ()))
 
     def on(self, now: datetime) -> Day:
-        """This day, or a new one where one has begun; time never goes back here."""
+        """Return this day, or a new one if one has begun; time never goes back."""
         if now.date() > self.date:
             return Day(now.date(), now)
         return replace(self, at=max(now, self.at))
 
     def with_one(self, kind: str, key: str) -> Day:
-        """Return the day with one more attempt; an open one is begun again for free as long as `is_free`."""
+        """Return the day with one more attempt; an open one begins again for free as long as `is_free`."""
         if self.is_free(kind, key):
             return self._with(kind, (*self.let_in[kind], key + RESUMED))
         ended = self.with_end(kind, key)
@@ -203,13 +212,16 @@ class Day:
 
 
 class DayFile:
-    """The file of one device. `DataLost` from `read`: it is damaged; from `keep`: the disk refuses."""
+    """The file of one device's counts.
+
+    `read` raises `DataLost` if the file is damaged, and `keep` raises it if the disk refuses.
+    """
 
     def __init__(self, folder: Path, write: Write = write_atomically) -> None:
         self.path, self._write = folder / FILE, write
 
     def read(self) -> Day | None:
-        """The last day that was kept; None before the first."""
+        """Return the last day that was written; None before the first."""
         try:
             raw = json.loads(self.path.read_bytes())
             if raw["format"] != FORMAT:
@@ -229,15 +241,16 @@ class DayFile:
             ) from error
 
     def keep(self, day: Day) -> None:
+        """Write a day."""
         raw = {"format": FORMAT, "date": day.date.isoformat(), "at": day.at.isoformat(), "let_in": dict(day.let_in)}
         self._write(self.path, json.dumps(raw, separators=(",", ":")).encode())
 
 
 def believed(now: datetime, last: Day | None, skew_s: float = 0.0) -> str:
-    """Why this clock cannot be believed, or "" when it can: a Pi boots without one.
+    """Return why this clock is not trusted, or "" if it is: a Raspberry Pi boots without the time.
 
-    The aggregator's clock (this one is `skew_s` behind it) can raise a doubt and never settle one: else who asks would
-    also say what time it is.
+    `skew_s` is how far this clock is behind the aggregator's. The aggregator's clock can raise a doubt and never settle
+    one: else the aggregator would decide what time it is here.
     """
     if now < RELEASED:
         return "this device's clock has not been set"
@@ -249,22 +262,21 @@ def believed(now: datetime, last: Day | None, skew_s: float = 0.0) -> str:
 
 
 def key_of(ask: Ask) -> str:
-    """Return what stands for this assignment in the counts."""
+    """Return the key of this assignment in the counts."""
     said = json.dumps([ask.run, ask.identity, ask.ask_id])
     return hashlib.sha256(said.encode()).hexdigest()[:32]
 
 
-# The owner's end of one assignment's work: `max_assignment_minutes`, and `hours` where `hours_end_work` is true.
-
-
-SAMPLE_S = 30.0  # of training, before it says how long the rest takes: first steps are slow
-ESTIMATE_SLACK = 2.0  # times the limit, that an estimate must come to
+SAMPLE_S = 30.0  # seconds of training before the rest is estimated: first steps are slow
+ESTIMATE_SLACK = 2.0  # work ends early if its estimate is more than this multiple of the limit
 
 
 class Limit:
-    """Counts from the moment when it is made. `clock` measures seconds, `local` gives the device's time of day.
+    """The owner's limit on the work for one assignment, counted from the moment when this is made.
 
-    Law: what has ended stays ended, for the reason that came first.
+    `clock` measures seconds, `local` returns the device's time of day.
+
+    Invariant: work that has ended stays ended, for the reason that came first.
     """
 
     def __init__(self, policy: Policy, clock: Clock, local: Callable[[], datetime]) -> None:
@@ -274,7 +286,7 @@ class Limit:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the work ends at the latest; infinite where nothing ends it."""
+        """Return the seconds until the work ends at the latest; infinite if no limit is set."""
         minutes, left_s = self._policy.max_assignment_minutes, math.inf
         if minutes:
             left_s = 60.0 * minutes - (self._clock.now() - self._began)
@@ -284,7 +296,7 @@ class Limit:
         return left_s
 
     def over(self) -> Declined | None:
-        """Why the work ends now; None while it goes on."""
+        """Return why the work ends now; None while it continues."""
         if self._ended is None and self.left_s <= 0:
             policy = self._policy
             if policy.hours and policy.hours_end_work and not policy.is_open((now := self._local()).time()):
@@ -296,7 +308,7 @@ class Limit:
         return self._ended
 
     def progressed(self, done: int, total: int) -> None:
-        """Take in that so many steps of `total` are made (0: not known); what would take far too long ends now."""
+        """Record that `done` of `total` steps are made (0: not known), and end work that would take far too long."""
         minutes, now = self._policy.max_assignment_minutes, self._clock.now()
         self._trains_since = min(self._trains_since, now)
         spent_s = now - self._trains_since

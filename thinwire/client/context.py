@@ -1,4 +1,8 @@
-"""What comes after training: how long encoding and sending will take, by what they took before."""
+"""Hold one assignment with everything its work needs: keys, schedule, deadline, progress and limits.
+
+`Job` is the context of one assignment. `Afterwards` estimates the time that encoding and uploading will take from the
+times that they took before, so that training ends early enough (`[local] partial`).
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,9 @@ if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
 
-KEPT = 20  # the last ones of each codec
-ENCODES = 50e6  # bytes of the model a second: the guess before anything was encoded, far under what a small board does
-SLOWER = 4.0  # a way up is taken to be this much slower than the way down until it was gone
+KEPT = 20  # measured times kept of each codec
+ENCODES = 50e6  # bytes of the model encoded a second: the guess before the first encode, far below what a board does
+SLOWER = 4.0  # the uplink is taken to be this much slower than the downlink until an upload was measured
 
 
 def _kept() -> defaultdict[str, deque[float]]:
@@ -39,32 +43,35 @@ def _kept() -> defaultdict[str, deque[float]]:
 
 @dataclass
 class Afterwards:
-    """How long encoding and sending took in one run on this device.
+    """The times that encoding and uploading took in one run on this device.
 
-    Kept in memory: a new process begins with the guess.
+    They are kept in memory, so a new process begins with a guess.
     """
 
     encoding: defaultdict[str, deque[float]] = field(default_factory=_kept)  # codec -> seconds
     sending: defaultdict[str, deque[float]] = field(default_factory=_kept)
 
     def encoded(self, head: ReplyHead, commit_s: float) -> None:
-        """An answer was made, and was on disk so long after."""
+        """Record one encode and its commit, which took `commit_s` more."""
         self.encoding[head.codec].append(head.timings.encode_s + commit_s)
 
     def sent(self, head: ReplyHead, upload_s: float) -> None:
+        """Record one upload in seconds."""
         self.sending[head.codec].append(upload_s)
 
     def least_s(self, codec: str) -> float:
-        """The least that both took with this codec; 0 where that is not known."""
+        """Return the least seconds that both took with this codec; 0 if that is not known."""
         if codec not in self.encoding or codec not in self.sending:
             return 0.0
         return min(self.encoding[codec]) + min(self.sending[codec])
 
     def lasts_s(self, codec: str, dense_bytes: int, asked_bytes: int, download_s: float) -> float:
-        """What must be left when training ends: the p90 of what both took, or a guess that errs on the long side.
+        """Return the seconds to reserve after training: the p90 of what both took, or a guess that errs on the long
+        side.
 
-        The guess is for a whole model of `dense_bytes`, on a way up that is `SLOWER` than the ask of `asked_bytes` came
-        down in `download_s`. What another codec took counts where it is more.
+        The guess is for a whole model of `dense_bytes`, on an uplink that is `SLOWER` than the downlink. The downlink's
+        speed is that of the assignment: `asked_bytes` in `download_s`. The p90 of another codec is used if it is larger
+        than the guess.
         """
         down_s = SLOWER * download_s * dense_bytes / asked_bytes if asked_bytes else 0.0
         return _expected(self.encoding, codec, dense_bytes / ENCODES) + _expected(self.sending, codec, down_s)
@@ -76,20 +83,21 @@ def _expected(known: defaultdict[str, deque[float]], codec: str, guess: float) -
     return max([guess, *(p90(seconds) for seconds in known.values())])
 
 
-# One ask with what stands around it: its keys, its schedule, and how long it may take.
-
-
 Say = Callable[[str], None]
 TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
-SAY_EVERY_S = (1.0, 60.0)  # at first, and at most after long
-SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours is a screen
-MARGIN = 0.1  # of the deadline, that partial work leaves for what cannot be foreseen
-LATER = 0.5  # of the rounds that an answer may be late by: as long as an answer that is late anyway takes its time
+SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
+SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours fits on a screen
+MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
+LATER = 0.5  # of the allowed staleness, which a client that misses the deadline anyway may train for
 
 
 @dataclass
 class Job:
-    """One ask with what stands around it. `device` is this device's name: what is drawn depends on it."""
+    """The context of one assignment.
+
+    `device` is this device's name, on which the random draws depend. `queue_s` is the time that the assignment waited
+    here. `may_measure` allows evaluation.
+    """
 
     delivery: Delivery
     plan: RunPlan
@@ -100,51 +108,58 @@ class Job:
     slow_step_s: float = 0.0
     may_measure: bool = True
     take_base: TakeBase = payload.take_base
-    may_stop: bool = True  # whether the deadline may end its training, where the plan allows it
+    may_stop: bool = True  # the deadline may end training if the plan allows it
     afterwards: Afterwards = field(default_factory=Afterwards)
     clock: Clock = REAL
     limit: Limit | None = None  # the owner's
 
     def __post_init__(self) -> None:
-        waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s  # it was sent ahead
+        # With overlap the assignment was sent ahead, so its deadline starts when the work does.
+        waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s
         self.until = self.clock.now() - waited_s + self.ask.deadline_s
         self._said_at = -math.inf
-        self._began_at: float | None = None  # training, as far as was told
+        self._began_at: float | None = None  # time of the first progress report of training
 
     @property
     def ask(self) -> Ask:
+        """Return the assignment."""
         return self.delivery.ask
 
     def key(self, purpose: str) -> Key:
-        """The key of this assignment's draws for one purpose: the seed, the device's name and the round decide it.
+        """Return the key of this assignment's draws for one purpose: the seed, the device's name and the round decide
+        it.
 
-        Nothing else may: neither the run's name nor a path, a time or a process. The same plan gives the same bits
-        under every name.
+        Nothing else may: neither the run's name nor a path, a time or a process. Invariant: the same plan gives the
+        same bits under every name.
         """
         key = derive(Key(self.plan.run.seed), purpose, self.device, self.ask.round)
         return derive(key, "further") if self.ask.further else key
 
     @property
     def train_key(self) -> layout.Key:
+        """Return the key of training in the worker's own type."""
         key = self.key("train")
         return layout.Key(key.a, key.b)
 
     def schedule_after(self, pending: int) -> Schedule:
-        """The learning rate's, over the part of the run that comes so many changes after this ask's version."""
+        """Return the learning rate's schedule over the part of the run that follows `pending` updates after this
+        version.
+        """
         local, made, rounds = self.plan.local, self.ask.base_version + pending, self.plan.run.rounds
         return Schedule(local.schedule, local.lr_warmup, local.lr_end, made / rounds, (made + 1) / rounds)
 
     @property
     def left_s(self) -> float | None:
-        """To the deadline, where there is one."""
+        """Return the seconds to the deadline, None if there is none."""
         return self.until - self.clock.now() if self.ask.deadline_s else None
 
     def train_within_s(self, dense_bytes: int) -> float | None:
-        """How long training and what comes before it may take, where partial work sees to it; None where nothing does.
+        """Return the seconds that training and the work before it may take, None if no limit applies.
 
-        Who would come late without any training, by the least that encoding and sending ever took, need not hurry: it
-        trains for as long as its answer will still count, by half of the versions that it may be behind, since rounds
-        may close before their deadline. The owner's limit ends it before, whatever the deadline.
+        A deadline limits training only with partial work. A client that would miss it without any training, by the
+        least time that encoding and uploading ever took, need not hurry. It trains for as long as its update will still
+        count: half of the allowed staleness, since rounds may close before their deadline. The owner's limit ends
+        training before that, whatever the deadline.
         """
         cohort, deadline_s = self.plan.cohort, self.ask.deadline_s
         if not (self.plan.local.partial and self.may_stop):
@@ -159,7 +174,7 @@ class Job:
         return min(limit_s, left_s - MARGIN * deadline_s - after_s)
 
     def do(self, bench: Bench, order: Order, site: Site, params: Vector, buffers: Vector | None) -> Done:
-        """Have the bench do an order; `CannotAnswer` ("declined") where this device's owner ends it."""
+        """Execute an order on the bench; `CannotAnswer` ("declined") if the owner's limit ends it."""
         try:
             return bench.do(order, site, params, buffers, self.tell, self._is_over, self.left_s)
         except Cancelled:
@@ -171,7 +186,9 @@ class Job:
         return self.cancelled() or (self.limit is not None and self.limit.over() is not None)
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """A line a second at first, then fewer: one a minute after ten."""
+        """Print the progress of evaluation or training: a line a second at first, then fewer, one a minute after
+        ten.
+        """
         if what == "measure":
             self.say(f"round {self.ask.round}: measure" if self.ask.kind == "train" else "measure the last model")
             return

@@ -1,4 +1,10 @@
-"""What a training or measuring ask comes to: base model, measuring, training, encoding. Nothing is kept here."""
+"""Execute one assignment: load the base model, evaluate, train, encode, or make the first model of a run. Nothing is
+stored here.
+
+`work` handles an assignment to train or evaluate. `trained` and `encoded` are its two halves, which overlap runs in two
+threads. `first_model` makes the model of an `init` assignment: what the task's `model()` makes from the run's seed,
+sent whole.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +38,16 @@ if TYPE_CHECKING:
     from thinwire.core.types import Payload
 
 
-MAX_STEPS = 2**40  # times the batches of a step it is a count that every machine has
+MAX_STEPS = 2**40  # multiplied by the batch of a step, it still fits the integers of every machine
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training or measuring ask came to before anything is encoded.
+    """The result of a train or evaluate assignment before anything is encoded.
 
-    `carried` is what the next training goes on with: shadow, local buffers, counters and pending changes count in it.
-    `change` is divided by the normaliser, None where nothing was trained; `buffers` are the trained model's.
+    `carried` is the state with which the next training continues: its replica, local buffers, counters and pending
+    updates count. `change` is the raw update divided by the normaliser `a`, None if nothing was trained. `buffers` are
+    the trained model's.
     """
 
     head: ReplyHead
@@ -52,7 +59,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Result:
-    """An answer that is made and not yet committed, with the state that belongs to it."""
+    """A reply that is made and not committed, with the state that belongs to it. `body` holds the reply's parts."""
 
     head: ReplyHead
     state: RunState
@@ -66,15 +73,15 @@ def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
 
 
 def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
-    """Fill the head."""
+    """Train or evaluate, and encode the update."""
     found = trained(job, head, state, bench, site)
     return encoded(job, found, found.carried, bench.layout)
 
 
 def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Trained:
-    """Measure and train; nothing is encoded, and of the state only what training needs is looked at."""
+    """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
     ask, local, algorithm = job.ask, job.plan.local, algorithm_of(job.plan)
-    layout = carried(algorithm, bench.layout)  # of all that travels
+    layout = carried(algorithm, bench.layout)  # of everything that is sent: the model, then a control variate
     if ask.layout_digest != bench.layout.digest:
         raise CannotAnswer("layout-mismatch", payload.OTHER_TENSORS)
     if ask.kind == "train":
@@ -83,7 +90,7 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
     with planned_threads(local.codec_threads or cores()):
         shared = job.take_base(ask, job.delivery.bundle, shadow)
     if job.plan.downlink.compressed:
-        own_base = shadow.params  # later versions come as changes to it
+        own_base = shadow.params  # later versions come as updates to it
         state = replace(state, layout_digest=bench.layout.digest, shadow=own_base, shadow_version=ask.base_version)
     base = shadow.params[: layout.model_size]
     counted = state.counted_in(ask.base_version)
@@ -101,7 +108,7 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
     start, measured = base, Done()
     if order.train and state.pending:
         start = outbox.start(base, state.pending)
-        if order.measure:  # what is measured is the version, not where training goes on
+        if order.measure:  # evaluate the model version itself, not the point from which training continues
             alone, order = replace(order, train=False), replace(order, measure=False)
             measured = job.do(bench, alone, site, base, buffers)
     done = job.do(bench, order, site, start, buffers)
@@ -133,7 +140,7 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
 
 
 def encoded(job: Job, found: Trained, state: RunState, model: Layout) -> Result:
-    """The frames of a change, and `state` after them: its residual, and whatever else the codec carries on."""
+    """Encode an update and return the reply with the state after it: its residual, and the codec's own arrays."""
     head, change, buffers = found.head, found.change, found.buffers
     if change is None or buffers is None:
         return Result(head, state)
@@ -153,7 +160,7 @@ def encoded(job: Job, found: Trained, state: RunState, model: Layout) -> Result:
 def _encoded(
     job: Job, change: Vector, state: RunState, layout: Layout, following: Following | None
 ) -> tuple[list[Payload], RunState]:
-    """An update's frames, and the state after it; `change` is donated."""
+    """Return an update's frames, and the state after it; `change` is donated."""
     ask, uplink, key = job.ask, job.plan.uplink, job.key("encode")
     behind = following.differences(change, ask.codec, key) if following else []
     payloads, state = encode(change, state, ask.codec, uplink, layout, key, ask.round)
@@ -162,14 +169,14 @@ def _encoded(
 
 
 def _require_work(asked: types.Work, batch: int) -> None:
-    """`CannotAnswer` for steps and batches that no aggregator asks for: its batches are the plan's, or smaller ones."""
+    """Raise `CannotAnswer` for steps or batches that no aggregator assigns: batches are the plan's, or smaller."""
     if not (1 <= asked.batch <= batch and asked.steps <= MAX_STEPS):
         said = f"{asked.steps} steps with batches of {asked.batch} examples; the plan has batches of {batch}"
         raise CannotAnswer("protocol", said)
 
 
 def _local(ask: Ask, plan: RunPlan, algorithm: Algorithm | None) -> Local:
-    """The plan's [local], with what the round and the algorithm say in its place."""
+    """Return the plan's [local], with what the round and the algorithm set in its place."""
     instead = {"clip_grad": ask.work.clip} if ask.work.clip else {}
     instead |= {"prox": algorithm.prox} if algorithm and algorithm.prox else {}
     return Local.of(plan.local.model_dump(mode="json") | instead)
@@ -181,11 +188,11 @@ def _is_measured(ask: Ask, plan: RunPlan) -> bool:
     return plan.run.evaluate == "clients" and not ask.further and (ask.round - 1) % plan.run.evaluate_every == 0
 
 
-# The first model of a run from this device: what its task's model() makes from the run's seed, sent whole.
-
-
 def first_model(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
-    """Fill the head; of the state nothing changes. Its frames are the parameters themselves, as float32."""
+    """Return the first model of a run as a reply; the state does not change.
+
+    The frames are the parameters themselves, as float32.
+    """
     ask, layout = job.ask, bench.layout
     if ask.layout_digest != layout.digest:
         raise CannotAnswer("layout-mismatch", payload.OTHER_TENSORS)

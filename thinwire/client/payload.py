@@ -1,4 +1,11 @@
-"""The model that was sent last, read and decoded once for all sessions of a process that are sent it."""
+"""Convert between frames and vectors: an assignment's parts to the base model, a raw update to a reply's parts.
+
+`take_base` decodes the model that came with an assignment. `encode` makes the frames of an update and the state after
+it, and `packed` joins them into a reply's body. `refund` restores the residual after a dropped update.
+
+`Following` is what a device does for SCAFFOLD or FedDyn around its training: a correction of the gradient before it,
+and a second sum after it. `Bases` shares one decoded model between all sessions of a process, for simulations.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +36,12 @@ from thinwire.core.types import Ask, Part, Payload, State, Vector
 
 
 class Bases:
-    """Law: `take` does what `take_base` does. It keeps one model, so it is for many sessions and not for a device."""
+    """The model that was sent last, read and decoded once for all sessions of a process that receive it.
+
+    It keeps one model, so it is for many sessions and not for a device.
+
+    Invariant: `take` does what `take_base` does.
+    """
 
     def __init__(self) -> None:
         self._sent: tuple[int, str, tuple[Part, ...]] | None = None
@@ -37,6 +49,7 @@ class Bases:
         self._buffers: Vector | None = None
 
     def take(self, ask: Ask, bundle: Path | None, shadow: Shadow) -> Vector | None:
+        """Bring the replica to the assignment's version; return the float buffers that came with it."""
         sent = ask.base_version, ask.base_digest, ask.parts
         if sent == self._sent and self._params is not None:
             shadow.params, shadow.version = self._params, ask.base_version
@@ -48,24 +61,21 @@ class Bases:
 
 
 def _whole(parts: tuple[Part, ...]) -> bool:
-    """Whether they are the same model for everybody, whichever he holds."""
+    """Return True if the parts are the same model for every client, whatever version it has."""
     kinds = {part.name.partition("/")[0] for part in parts}
     return FULL in kinds and kinds <= {FULL, BUFFERS}
 
 
-# From a change to an update's frames, and to what the device carries on to its next one.
-
-
-PLACES = {RESIDUAL: "residual", REFERENCE: "residual", MOMENTUM: "momentum"}  # a codec's array -> the state's vector
+PLACES = {RESIDUAL: "residual", REFERENCE: "residual", MOMENTUM: "momentum"}  # a codec's array -> a vector of RunState
 
 
 def encode(
     change: Vector, state: RunState, spec: str, uplink: UplinkSection, layout: Layout, key: Key, round_number: int = 0
 ) -> tuple[list[Payload], RunState]:
-    """The frame of each segment of the model, and the state after it. `change` is donated; `state` is only read.
+    """Return the frame of each segment of the model, and the state after it. `change` is donated; `state` is only read.
 
-    The residual is first aged by the rounds since the last encode. What `spec` knows of the last codec's own memory,
-    by name and size, it goes on with: the rest of that is forgotten, the residual never.
+    The residual first decays with the rounds since the last encode. The codec `spec` reuses those arrays of the last
+    codec that have its names and sizes. The other arrays are forgotten; the residual never is.
     """
     codec, payloads, own = encoder(spec, uplink, layout), list[Payload](), dict[str, NDArray[Any]]()
     whole: dict[str, Vector] = {}
@@ -80,7 +90,7 @@ def encode(
                 own[f"{segment.index}/{name}"] = array
                 continue
             into = whole.get(PLACES[name])
-            if into is None:  # the change's own memory becomes the residual or the reference: one vector less
+            if into is None:  # the raw update's memory becomes the residual or the reference: one vector less
                 into = whole[PLACES[name]] = np.empty(change.size, np.float32) if name == MOMENTUM else change
             if array.base is not into and array is not into:
                 into[segment.span] = array
@@ -91,7 +101,7 @@ def encode(
 
 
 def _held(fresh: State, state: RunState, segment: int, span: slice) -> State:
-    """What the codec begins with: of its arrays those that the state has."""
+    """Return the arrays with which the codec begins: the state's where it has them, else fresh ones."""
     held = dict(fresh)
     for name in fresh:
         kept: Mapping[str, Vector | None] = {"residual": state.residual, "momentum": state.momentum}
@@ -102,19 +112,16 @@ def _held(fresh: State, state: RunState, segment: int, span: slice) -> State:
     return held
 
 
-# Between frames and vectors: an ask's parts to the base model, a change to an answer's parts.
-
-
 BUFFERS = "buffers"
 OTHER_TENSORS = "this device's model has other tensors than the run's"
 NORM_BLOCK = 1 << 16
 
 
 def require_parts(ask: Ask, plan: RunPlan, model: Layout) -> None:
-    """Raise `CannotAnswer` for announced parts that a model of this layout never needs; nothing of them need be here.
+    """Raise `CannotAnswer` for announced parts that a model of this layout never needs. No part has to be here.
 
-    Each part is at most what its codec can come to, and all of them what the model in full and its buffers do: an
-    aggregator sends changes only where they are shorter (aggregation/downlink.py, `way`).
+    Each part is at most as large as its codec can make it. All together are at most the full model and its buffers,
+    because an aggregator sends updates only if they are shorter (aggregation/downlink.py, `way`).
     """
     if not ask.parts:
         return
@@ -143,14 +150,14 @@ def require_parts(ask: Ask, plan: RunPlan, model: Layout) -> None:
 
 
 def _most_bytes(name: str, full: Sequence[int], changes: Sequence[int]) -> int:
-    """The largest frame that a part of this name can be; 0 where no part is called so."""
+    """Return the bytes of the largest frame that a part of this name can be; 0 if no part has this name."""
     way, _, index = name.partition("/")
     sizes = full if way == FULL else changes if is_number(way) else []
     return sizes[int(index)] if is_number(index) and int(index) < len(sizes) else 0
 
 
 def parts_of(bundle: Path | None, parts: Sequence[Part]) -> Iterator[tuple[str, Payload]]:
-    """(name, bytes) of each part, one at a time in memory; `BadPayload` for one that is not what its head says."""
+    """Yield the name and bytes of each part, one at a time in memory; `BadPayload` if a digest differs."""
     if not parts:
         return
     if bundle is None:
@@ -164,7 +171,10 @@ def parts_of(bundle: Path | None, parts: Sequence[Part]) -> Iterator[tuple[str, 
 
 
 def take_base(ask: Ask, bundle: Path | None, shadow: Shadow) -> Vector | None:
-    """Bring the shadow to the ask's version; gives the float buffers that came with it. BadPayload: it is not that."""
+    """Bring the replica to the assignment's version, and return the float buffers that came with it.
+
+    Raises `BadPayload` if the parts do not lead to that version.
+    """
     buffers: list[Vector] = []
 
     def frames() -> Iterator[tuple[str, Payload]]:
@@ -190,10 +200,10 @@ def refund(
     sign: float = 1.0,
     segments: Sequence[Segment] = (),
 ) -> Vector:
-    """The residual with a dropped update put back: what was decoded from its frames, and nothing of its buffers.
+    """Return the residual with a dropped update restored: the decoded frames, and none of its buffers.
 
-    `sign` is -1 for what was moved by what was sent: ef21's reference, and what SCAFFOLD or FedDyn follows. `segments`
-    are those that the vector is of; default: all.
+    `sign` is -1 for a vector that moved by what was sent: the EF21 reference, and the control variate of SCAFFOLD or
+    FedDyn. `segments` are those that the vector covers; default: all.
     """
     wanted = {segment.index: segment for segment in segments or layout.segments}
     start, stop = min(s.start for s in wanted.values()), max(s.stop for s in wanted.values())
@@ -207,7 +217,7 @@ def refund(
 
 
 def packed(payloads: Sequence[Payload], layout: Layout, buffers: Vector | None) -> tuple[tuple[Part, ...], bytes]:
-    """An answer's parts and its body: a frame for each segment, then the buffers where there are any to send."""
+    """Return a reply's parts and its body: a frame for each segment, then the buffers if there are any to send."""
     named = [(f"frame/{index}", payload) for index, payload in enumerate(payloads)]
     if buffers is not None and float_buffers(layout):
         if not np.isfinite(buffers).all():
@@ -220,9 +230,9 @@ def packed(payloads: Sequence[Payload], layout: Layout, buffers: Vector | None) 
 
 
 def norm(vector: Vector | None) -> float:
-    """L2 in float64, block by block: the square of a large float32 is none any more.
+    """Return the L2 norm in float64, computed block by block: the square of a large float32 is infinite.
 
-    Without BLAS, whose threads wait for each other where training has the cores: 0.2 s instead of 1 ms was seen.
+    BLAS is not used. Its threads wait for each other while training has the cores: 0.2 s instead of 1 ms was measured.
     """
     if vector is None:
         return 0.0
@@ -230,27 +240,28 @@ def norm(vector: Vector | None) -> float:
     return float(np.sqrt(sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)))
 
 
-# What a device does for SCAFFOLD or FedDyn around its training: a correction before it, a second sum after it.
-
-
 @dataclass(frozen=True)
 class Following:
-    """What SCAFFOLD or FedDyn needs for one ask: `own`, the sum of what was sent until now, and `common`, the mean of
-    all devices' that came with the ask; None where `own` is not in it yet, or where none came.
+    """The control variate of SCAFFOLD or FedDyn for one assignment.
 
-    Law: `own` moves by what its frames decode to, which is what the aggregator adds: both ends know it whatever the
-    codec leaves out, and that is a part of the next difference.
+    `own` is the sum of what this device has sent of it. `common` is the mean of all devices' that came with the
+    assignment. It is None if `own` is not in it yet, or if none came.
+
+    Invariant: `own` moves by what its frames decode to, which is what the aggregator adds. So both ends know it
+    whatever the codec leaves out, and what was left out is part of the next difference.
     """
 
     algorithm: Algorithm
-    layout: Layout  # of what travels
+    layout: Layout  # of everything that is sent
     own: Vector
     common: Vector | None
 
     @classmethod
     def of(cls, algorithm: Algorithm, layout: Layout, own: Vector | None, params: Vector, counted: bool) -> Following:
-        """`own` None: nothing was sent yet. `params` is what came. `counted`: whether this device is in the mean there;
-        one without it may have in it who was shut out.
+        """Return the control variate for an assignment; `params` is what came with it.
+
+        `own` is None if nothing was sent yet. `counted` is True if this device is in the mean that came. A device that
+        is not in it gets no `common`, because the mean may contain revoked devices.
         """
         own = np.zeros(layout.model_size, np.float32) if own is None else own
         given = algorithm.control and counted
@@ -258,10 +269,14 @@ class Following:
 
     @property
     def shift(self) -> Vector:
+        """Return the vector that is added to the gradient at every local step."""
         return self.algorithm.shift(self.own, self.common)
 
     def differences(self, change: Vector, spec: str, key: Key) -> list[Payload]:
-        """The frames behind the model's, where there are any, of a change that is divided by its normaliser."""
+        """Return the frames behind the model's, if the algorithm sends any.
+
+        `change` is the raw update divided by its normaliser.
+        """
         if (wanted := self.algorithm.wanted(self.own, self.common, change)) is None:
             return []
         wanted -= self.own
@@ -272,7 +287,7 @@ class Following:
         ]
 
     def moved(self, frames: list[Payload], spec: str) -> Vector:
-        """The sum with an update's frames in it."""
+        """Return `own` after an update with these frames."""
         made, segments, codec = self.own.copy(), followed(self.algorithm, self.layout), parse(spec).bind(self.layout)
         start = segments[0].start
         for s in segments:

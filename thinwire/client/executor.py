@@ -1,4 +1,10 @@
-"""Where a session has its task worked on: in this process (simulations), or in one of its own (`training/`)."""
+"""Execute training and evaluation of a task: in this process (`Here`, for simulations), or in a process of its own
+(`Worker`).
+
+`Bench` is the protocol of both. A `Worker` runs one process for all tasks of a client (client/worker_process.py,
+client/train/worker.py) and `There` is one of its tasks. The worker starts when it is needed, is killed when it hangs,
+and starts again.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +33,22 @@ if TYPE_CHECKING:
 
 
 class Bench(Protocol):
-    """One task. `file` is its source, of which places in failures speak; `left_s` is what is left to the deadline."""
+    """The executor of one task."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def file(self) -> str: ...
-    @property
-    def layout(self) -> Layout: ...
+    def name(self) -> str:
+        """Return the task's name."""
 
-    def report(self) -> TaskReport: ...
+    @property
+    def file(self) -> str:
+        """Return the task's source file, by which failures give an error's place."""
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of the task's model."""
+
+    def report(self) -> TaskReport:
+        """Return what a hello reports of the task."""
 
     def do(
         self,
@@ -47,31 +59,40 @@ class Bench(Protocol):
         tell: Tell,
         cancelled: Callable[[], bool],
         left_s: float | None = None,
-    ) -> Done: ...
+    ) -> Done:
+        """Execute an order from these parameters and buffers, and return its result.
+
+        `tell` receives progress as (stage, done, total). `cancelled` returns True to stop: then `Cancelled` is raised.
+        `left_s` are the seconds to the deadline.
+        """
 
 
 class Here:
-    """In this process, where nothing can be taken back: whoever hangs, hangs it.
+    """The executor in this process, in which a task that hangs is never ended.
 
-    Clients that take turns share one; `at` gives it to one of them with a clock of its own.
+    Clients that take turns share one: `at` returns it for one of them with a clock of its own.
     """
 
     def __init__(self, task: LoadedTask, device: str = "cpu", clock: Clock = REAL, shared: Here | None = None) -> None:
         self.task, self.device, self.clock, self._shared = task, device, clock, shared
 
     def at(self, clock: Clock) -> Here:
+        """Return this executor for a client with its own clock."""
         return Here(self.task, self.device, clock, self)
 
     @property
     def name(self) -> str:
+        """Return the task's name."""
         return self.task.name
 
     @property
     def file(self) -> str:
+        """Return the task's source file."""
         return self.task.file
 
     @cached_property
     def inner(self) -> runtime.Bench:
+        """Return the runtime of the task, made at the first use."""
         from thinwire.client.train.runtime import Bench as Inner
 
         if self._shared is not None:
@@ -80,9 +101,11 @@ class Here:
 
     @cached_property
     def layout(self) -> Layout:
+        """Return the layout of the task's model."""
         return Layout.from_json(self.inner.places.to_json())
 
     def report(self) -> TaskReport:
+        """Return what a hello reports of the task."""
         from thinwire.client.task import report
 
         return report(self.task)
@@ -97,24 +120,25 @@ class Here:
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> Done:
+        """Execute an order in this process; see `Bench.do`."""
         return self.inner.do(order, site, params, buffers, tell, cancelled, self.clock)
 
 
-# The process that trains, as the service sees it: there when it is needed, given up when it hangs, begun anew.
-
-
-IDLE_S = 600.0  # without an ask: its memory is given back
+IDLE_S = 600.0  # without an assignment, after which the process is ended and its memory is free
 
 
 class Theirs(Exception):
-    """The traceback of an error in the other process: of use to this device's owner alone."""
+    """The traceback of an error in the worker process, for this device's owner alone."""
 
 
 class Worker:
-    """One process for all tasks of a client. Used by one thread.
+    """The worker process for all tasks of a client, used by one thread.
 
-    Law: whatever becomes of the process, an ask is answered or raises `CannotAnswer("worker", ..)` within the time that
-    `patience.py` gives it, and the next one finds a fresh process.
+    `specs` name the tasks. After `idle_s` without work the process is ended, and after `hung_s` without a sign of life
+    it is killed.
+
+    Invariant: an assignment gets a reply or raises `CannotAnswer` ("worker") within the time that `Patience` gives it.
+    The next assignment finds a fresh process.
     """
 
     def __init__(
@@ -133,20 +157,22 @@ class Worker:
         self.patience = Patience(hung_s, clock)
         self.stopping: Callable[[], bool] = lambda: False
         self.described: list[Described] = []
-        self.changed: list[str] = []  # what is said of models that are others than they were described last
+        self.changed: list[str] = []  # a sentence for each model that differs from its last description
         self.versions: Mapping[str, str] = {}
         self._child: Child | None = None
         self._number, self._used_at = 0, clock()
 
     @property
     def pid(self) -> int | None:
+        """Return the id of the process, None if there is none."""
         return self._child.process.pid if self._child is not None else None
 
     def describe(self) -> list[str]:
-        """Know the tasks from the process, at every start, and say what of them is another than at the last one.
+        """Load the tasks in the process, at every start, and return a sentence for each model that has changed.
 
-        No digest of files says that a model is the same: its packages, its data and its environment make it too.
-        TaskError or UsageError: the person who typed it can do something about it. ModuleNotFoundError: no torch here.
+        No digest of files proves that a model is the same: its packages, its data and its environment make it too.
+        Raises TaskError or UsageError if the person who typed the command can fix it, and ModuleNotFoundError if torch
+        is missing.
         """
         self.versions = self.interpreter.versions
         try:
@@ -160,10 +186,11 @@ class Worker:
         return self.changed
 
     def benches(self) -> list[There]:
+        """Return an executor for each task."""
         return [There(self, one.name) for one in self.described]
 
     def anew(self) -> None:
-        """A fresh process with the code as it is now; a task that is none any more says so in its report."""
+        """Start a fresh process with the current code. A task that fails to load has the error in its report."""
         self.close()
         try:
             self._started(None)
@@ -171,11 +198,12 @@ class Worker:
             raise named(wrong) from wrong
 
     def rest(self) -> None:
-        """Give the memory back when nothing was asked for so long."""
+        """End the process if it was idle for `idle_s`, to give its memory back."""
         if self._child is not None and self._clock() - self._used_at >= self.idle_s:
             self.close()
 
     def close(self) -> None:
+        """End the process, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             child.close()
@@ -191,6 +219,7 @@ class Worker:
         cancelled: Callable[[], bool],
         left_s: float | None,
     ) -> Done:
+        """Execute an order of `task` in the process, starting it if needed; see `Bench.do`."""
         layout, until, began = self.layout(task), self.patience.until(left_s), self._clock()
         try:
             child = self._child if self._child is not None and self._child.alive else self._started(until)
@@ -227,16 +256,18 @@ class Worker:
         return done
 
     def layout(self, task: str) -> Layout:
+        """Return the layout of a task's model; `CannotAnswer` if its code failed to load."""
         found = self.find(task)
         if found.parsed is None:
             raise CannotAnswer("task-error", found.error)
         return found.parsed
 
     def find(self, task: str) -> Described:
+        """Return the description of a task."""
         return next(one for one in self.described if one.name == task)
 
     def _started(self, until: Until | None) -> Child:
-        """A process that knows the tasks. `Wrong`: it cannot be used as things are."""
+        """Start a process that has loaded the tasks. Raises `Wrong` if the tasks or the interpreter are unusable."""
         self._child = child = Child(self.interpreter, self.folder, self.patience.hung_s)
         try:
             child.send({"do": "load", "tasks": self.specs, "device": self.device, "threads": self.threads})
@@ -263,13 +294,15 @@ class Worker:
             child.kill()
             error = CannotAnswer("worker", f"out of memory: {place}", f"out of memory: {place}: {said}")
         else:
-            named = said.startswith(place)  # a refusal in our own words
+            named = said.startswith(place)  # an error of Thinwire's own, which names its place already
             error = CannotAnswer(str(raw["kind"]), place, said if named else f"{place}: {said}" if said else place)
         error.__cause__ = Theirs("\n" + str(raw["trace"]))
         return error
 
     def _require_tasks(self) -> None:
-        """At the start a task that is none ends it all; later it fails its asks."""
+        """Raise the error of a task that failed to load: at the start it ends the client, later it fails its
+        assignments.
+        """
         for one in self.described:
             if one.wrong:
                 self.close()
@@ -282,20 +315,23 @@ class Worker:
 
 
 class There:
-    """One of a worker's tasks, as a session sees it."""
+    """One of a worker's tasks, as a session uses it."""
 
     def __init__(self, worker: Worker, name: str) -> None:
         self.worker, self.name = worker, name
 
     @property
     def file(self) -> str:
+        """Return the task's source file."""
         return self.worker.find(self.name).file
 
     @property
     def layout(self) -> Layout:
+        """Return the layout of the task's model."""
         return self.worker.layout(self.name)
 
     def report(self) -> TaskReport:
+        """Return what a hello reports of the task."""
         return self.worker.find(self.name).report
 
     def do(
@@ -308,6 +344,7 @@ class There:
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> Done:
+        """Execute an order in the worker process; see `Bench.do`."""
         return self.worker.do(self.name, order, site, params, buffers, tell, cancelled, left_s)
 
 

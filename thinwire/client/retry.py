@@ -1,4 +1,8 @@
-"""When the aggregator does not answer: how long to wait before the next try, and when to say so."""
+"""Repeat calls to the aggregator until they succeed, with growing random waits, and send replies in the background.
+
+`Outage` draws the waits (exponential backoff with full jitter). `Calls` repeats a call by them. `Behind` is the thread
+that finishes and sends replies while the client trains, in the order in which they began.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +23,34 @@ SAY_EVERY_S = 60.0
 
 @dataclass
 class Outage:
-    """Waits with full jitter that grow with the outage: devices that lost an aggregator together do not come back
-    together, and of a few none is late by more than half of what they missed anyway.
+    """The backoff of a client whose aggregator does not respond, with full jitter and waits that grow with the outage.
 
-    A wait is drawn from 0 to half of what the outage has lasted, from half a second on up to five minutes: by the time,
-    not by the number of tries, which two threads make; some 30 in ten minutes, and then one in two and a half. Where
-    `within_s`, which the aggregator gave by the number of its devices, asks for more, it is drawn from 0 to that, and
-    after the first try to twice that: a try in `within_s` on average, so that 10 000 come back at some 100 a second,
-    whenever it is there again. Any thread may call it; all wait for one moment, or a device with two would come back at
-    the sooner of two draws.
+    Devices that lost an aggregator together do not reconnect together. In a small fleet none is late by more than half
+    of what it missed anyway.
+
+    - A wait is drawn from 0 to half of the outage so far. That window is at least half a second and at most five
+      minutes. The time decides, not the number of tries, because two threads try. That makes some 30 tries in ten
+      minutes, and then one in two and a half.
+    - The aggregator may set a wider window `within_s`, by the number of its devices. The first wait is then drawn from
+      0 to `within_s`, and later ones from 0 to twice that: one try per `within_s` on average. So 10 000 devices
+      reconnect at some 100 a second, whenever the aggregator is back.
+
+    Any thread may call it. All threads wait for one moment: a device with two draws would reconnect at the sooner one.
     """
 
     now: Callable[[], float] = time.monotonic
-    draw: Callable[[], float] = random.random  # not a key's: no two devices may draw the same
+    draw: Callable[[], float] = random.random  # not drawn from a key: no two devices may draw the same
     _since: float | None = None
     _said_at: float | None = None
     _next_at: float = -math.inf  # the moment of the next try
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def failed(self, after_s: float = 0.0, within_s: float = 0.0, since: float | None = None) -> tuple[float, bool]:
-        """(seconds to wait, whether to say that nobody answers): at the first failure, then once a minute.
+        """Record a failure; return the seconds to wait, and True if the outage is to be printed.
 
-        `after_s`: the aggregator said not to come before; the draw comes on top, for it said so to others too.
-        `since`: when this call failed first, where others may have gone through since.
+        It is printed at the first failure, then once a minute. `after_s` is the time before which the aggregator wants
+        no try; the draw is added to it, because other devices got the same time. `since` is when this call failed
+        first, which is earlier than the outage if other calls succeeded since.
         """
         with self._lock:
             now = self.now()
@@ -56,7 +65,7 @@ class Outage:
             return self._next_at - now, say
 
     def worked(self) -> bool:
-        """A call went through; True when the one before had not."""
+        """Record that a call succeeded; return True if the one before had failed."""
         with self._lock:
             failed = self._since is not None
             self._since, self._said_at, self._next_at = None, None, -math.inf
@@ -64,31 +73,32 @@ class Outage:
 
     @property
     def over(self) -> bool:
-        """Whether the last call went through, whichever thread made it."""
+        """Return True if the last call of any thread succeeded."""
         with self._lock:
             return self._since is None
 
     @property
     def lasts_s(self) -> float:
+        """Return the seconds since the outage began, 0 without one."""
         with self._lock:
             return 0.0 if self._since is None else self.now() - self._since
 
 
-# Calls to the aggregator that are made again until they go through.
-
-
 T = TypeVar("T")
-GIVE_UP_S = 60.0  # how long an outage may last with --once
-LOOK_S = 0.5  # between two looks whether the other thread's call went through
+GIVE_UP_S = 60.0  # longest outage with --once
+LOOK_S = 0.5  # between two checks if the other thread's call succeeded
 
 
 class BrokenOff(Exception):
-    """This program is about to end: the call was not made again."""
+    """The program is ending, so the call was not repeated."""
 
 
 @dataclass
 class Calls:
-    """Both threads of a service call through one of these."""
+    """The repeated calls of a client, shared by its threads.
+
+    `ending` stops them, and `give_up` lets `Unreachable` through.
+    """
 
     ending: threading.Event
     say: Callable[[str], None]
@@ -96,15 +106,19 @@ class Calls:
     outage: Outage = field(default_factory=Outage)
 
     def until_done(self, call: Callable[[], T], patience_s: float = GIVE_UP_S) -> T:
-        """What the call gave. `Refused` at once; `Unreachable` only where giving up is allowed; `BrokenOff`."""
+        """Return what the call returned, after as many tries as it takes.
+
+        Raises `Refused` at once, `Unreachable` only if giving up is allowed and the outage lasts `patience_s`, and
+        `BrokenOff` if the program is ending.
+        """
         since: float | None = None  # this call's first failure
-        followed = False  # whether it was tried because another thread's had gone through
+        followed = False  # True once a try was made because another thread's call succeeded
         while not self.ending.is_set():
             try:
                 got = call()
             except Refused:
                 raise
-            except ThinwireError as error:  # unreachable, or this disk is full, or an ask cannot be read: try again
+            except ThinwireError as error:  # unreachable, a full disk, or an unreadable assignment: try again
                 if self.ending.is_set():
                     break
                 since = self.outage.now() if since is None else since
@@ -116,10 +130,10 @@ class Calls:
         raise BrokenOff
 
     def _wait(self, error: ThinwireError, patience_s: float, since: float, may_follow: bool) -> bool:
-        """Until the next try is due, or (True) another thread's call went through where the aggregator gave no time.
+        """Wait until the next try is due, or return True early if another thread's call succeeded.
 
-        Once for a call: one that fails though others go through is tried at its own growing intervals. Once a minute it
-        is said what, why and what to try.
+        It returns early once per call, and only if the aggregator gave no time. A call that fails although others
+        succeed is tried at its own growing intervals. Once a minute the error is printed with its cause and hint.
         """
         away = isinstance(error, Unreachable)
         after_s, within_s = (error.after_s, error.within_s) if isinstance(error, Unreachable) else (0.0, 0.0)
@@ -135,17 +149,17 @@ class Calls:
         return False
 
 
-# What is done behind the training: one thread that finishes and sends answers, in the order they were begun in.
-
-
 Job = Callable[[], object]
-BACKGROUND_LOOK_S = 0.2  # how long an end may go unnoticed by who waits
+BACKGROUND_LOOK_S = 0.2  # longest delay until a waiting thread notices that the program ends
 
 
 class Behind:
-    """Law: jobs run one after the other, in the order given; `failed` hears of the first error, and no job follows it.
+    """The background thread of a client.
 
-    Two threads never send at once: who wants to send something itself waits with `drained` until nothing is left.
+    Two threads never send at once: a thread that wants to send waits with `drained` until no job is left.
+
+    Invariant: jobs run one after the other, in the order given. `failed` receives the first error, and no job follows
+    it.
     """
 
     def __init__(self, failed: Callable[[Exception], None], ending: threading.Event) -> None:
@@ -155,24 +169,26 @@ class Behind:
         self._broken = False
 
     def put(self, job: Job) -> None:
-        if self._thread is None:  # plans without overlap need none
+        """Add a job to the queue."""
+        if self._thread is None:  # plans without overlap need no thread
             self._thread = threading.Thread(target=self._run, name="behind", daemon=True)
             self._thread.start()
         self._jobs.put(job)
 
     @property
     def idle(self) -> bool:
+        """Return True if no job is waiting or running."""
         return self._jobs.unfinished_tasks == 0
 
     def drained(self) -> bool:
-        """Wait until nothing is left; False when this program ends meanwhile."""
+        """Wait until no job is left; return False if the program ends before that."""
         with self._jobs.all_tasks_done:
             while self._jobs.unfinished_tasks and not self._ending.is_set():
                 self._jobs.all_tasks_done.wait(BACKGROUND_LOOK_S)
         return self.idle
 
     def close(self, timeout_s: float) -> None:
-        """After `ending` is set: what is being written is written, what was not begun stays undone."""
+        """End the thread after `ending` is set: the job in progress is completed, the others are not begun."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(timeout_s)
@@ -184,7 +200,7 @@ class Behind:
                     job()
             except BrokenOff:
                 pass
-            except Exception as error:  # it ends the program, not this thread alone
+            except Exception as error:  # an internal error must end the program, not this thread alone
                 self._broken = True
                 self._failed(error)
             finally:

@@ -1,7 +1,14 @@
-"""What a device's owner lets others do with it: `client.toml`, read when the client starts.
+"""Decide by the owner's policy (`client.toml`) whether this device works on an assignment.
 
-The aggregator is not asked and cannot change it. `client/policy.py` holds every ask against it before anything of
-the ask is loaded.
+Only the owner sets the policy; the aggregator has no influence on it. `load_policy` reads it when the client starts.
+`decide` checks it against every assignment and the whole plan, one rule after the other, before anything of the
+assignment is loaded.
+
+`decide` is pure: everything that has to be looked up is in `Facts`.
+
+Invariant: an assignment is declined if a rule cannot establish that it is allowed. A plan with a table, a key or a
+value that this version does not know may mean less protection than it seems to. A link of unknown price may be
+expensive. A clock that is not trusted proves no hour.
 """
 
 from __future__ import annotations
@@ -32,9 +39,9 @@ Mode = Literal["off", "central", "distributed", "example"]
 
 
 class Policy(Section):
-    """What this device's owner allows. A key that is left out allows everything that it is about."""
+    """The rules of this device's owner. A key that is left out allows everything."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # "4" or true in a number's place: a slip
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # "4" or true instead of a number is a mistake
 
     tasks: Annotated[list[TaskName], Field(min_length=1)] | None = Field(
         default=None, description="names of tasks that may be worked on; left out: all that are installed"
@@ -98,17 +105,17 @@ class Policy(Section):
 
     @property
     def digest(self) -> str:
-        """What tells one policy from another, and nothing else about it."""
+        """Return a hash that distinguishes policies and reveals nothing else about them."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
     @property
     def span(self) -> tuple[time, time]:
-        """From and to of `hours`, which must not be empty."""
+        """Return the begin and end of `hours`, which must not be empty."""
         begin, end = (time.fromisoformat(text) for text in self.hours.split("-"))
         return begin, end
 
     def is_open(self, at: time) -> bool:
-        """Whether work may begin at this time of day: from the first minute on, not any more from the last.
+        """Return True if work may begin at this time of day: `hours` include their first minute and exclude their last.
 
         >>> night = Policy(hours="22:00-06:00")
         >>> night.is_open(time(22, 0)), night.is_open(time(5, 59)), night.is_open(time(6, 0))
@@ -121,13 +128,16 @@ class Policy(Section):
 
 
 class ClientFile(Section):
-    """The whole of `client.toml`."""
+    """The content of `client.toml`."""
 
     policy: Policy = Policy()
 
 
 def load_policy(path: Path, must_exist: bool = False) -> Policy:
-    """The policy in this file; `PlanError` names every wrong key and value. No file: nothing is forbidden."""
+    """Return the policy in this file; without a file, one that forbids nothing.
+
+    Raises `PlanError`, which names every wrong key and value.
+    """
     try:
         text = path.read_text()
     except FileNotFoundError as error:
@@ -160,21 +170,15 @@ def parse_policy(text: str, source: str = FILE) -> Policy:
         raise PlanError(f"{source}: {whats}", why=whys, hint=found[0][2]) from error
 
 
-# Whether this device works on an ask: its owner's policy against the whole plan, one rule after the other.
-#
-# Pure: what has to be looked up stands in `Facts`. Law: what cannot be established is declined. A plan with a table, a
-# key or a value that this version does not know may mean less protection than it seems to; a link of which nobody knows
-# the price may be dear; a clock that cannot be believed says nothing about the hour.
-
-
-MOST_LETTERS = 300  # of a reason: a plan that cannot be read may have long keys
+MOST_LETTERS = 300  # of a reason: an unreadable plan may have long keys
 
 
 @dataclass(frozen=True)
 class Declined:
-    """The first rule that forbids it, and why: a sentence about the policy and the plan, never about data.
+    """The first rule that forbids an assignment, and why: a sentence about the policy and the plan, never about data.
 
-    `again_s` is how long it stays so for certain; the other end reads it in the text and asks no earlier.
+    `again_s` is how long the reason holds for certain. The aggregator reads it in the text and sends no assignment
+    earlier.
     """
 
     rule: str
@@ -183,16 +187,18 @@ class Declined:
 
     @property
     def text(self) -> str:
+        """Return the rule, the reason and `again_s` in one line."""
         return f"{self.rule}: {self.why}" + (f" (again in {self.again_s} s)" if self.again_s else "")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a decision depends on beside policy and plan.
+    """The facts on which a decision depends, in addition to policy and plan.
 
-    `now` is local time, None where the clock cannot be believed (`no_clock` says why). `let_in` is how many asks of
-    the same kind were let in today, this one not among them; None where the counts cannot be read (`no_counts`).
-    `carries` are the sections of a plan ("secure", "privacy") that this client carries out.
+    `now` is local time, None if the clock is not trusted (`no_clock` has the reason). `let_in` is the number of
+    assignments of the same kind that were admitted today, without this one. It is None if the counts are unreadable
+    (`no_counts` has the reason). `metered` is None if not known. `carries` are the sections of a plan ("secure",
+    "privacy") that this client carries out.
     """
 
     now: datetime | None
@@ -203,11 +209,12 @@ class Facts:
     no_counts: str = ""
 
     def beside(self, metered: bool | None, carries: frozenset[str]) -> Facts:
+        """Return the facts with the link's price and the sections that this client carries out."""
         return replace(self, metered=metered, carries=carries)
 
 
 def decide(policy: Policy, task: str, kind: str, plan: Mapping[str, Any], facts: Facts) -> Declined | None:
-    """Why an ask of this kind for this task may not be worked on; None when it may.
+    """Return why an assignment of this kind for this task is declined; None if it is allowed.
 
     >>> plan = RunPlan.parse('[run]\\ntask = "ecg"\\n[local]\\nlr = 0.1').to_json()
     >>> decide(Policy(), "ecg", "train", plan, Facts(None)) is None
@@ -318,7 +325,7 @@ def _rounds_a_day(ask: _Ask) -> Declined | None:
 
 
 def until(now: datetime, at: time) -> int:
-    """Whole seconds until this time of day comes next, by a clock that nobody puts forward or back meanwhile."""
+    """Return the whole seconds until this time of day comes next, by a clock that nothing sets before then."""
     next_one = datetime.combine(now.date(), at, now.tzinfo)
     if next_one <= now:
         next_one += timedelta(days=1)

@@ -1,4 +1,8 @@
-"""A process of ours at the other end of a socket: what it prints is kept in a bounded log; it can always be ended."""
+"""Run the worker: the process that trains, connected by a socket, with a bounded log, and ended whatever it does.
+
+`Child` is the process itself. `Patience` decides how long it is waited for: while it has time left or gives a sign of
+life. `Interpreter` is the Python that trains: Thinwire's own, or another one that has numpy and torch and no Thinwire.
+"""
 
 from __future__ import annotations
 
@@ -33,26 +37,29 @@ if TYPE_CHECKING:
 
 
 LOG = "worker.log"
-MOST_LOG = 1 << 20  # bytes of each of the two
-ENDS_S = 5.0  # how long it may take to end by itself
+MOST_LOG = 1 << 20  # bytes of the log, and of the older one
+ENDS_S = 5.0  # longest time that the process may take to end by itself
 
 
 class Broken(CannotAnswer):
-    """The process is gone, by itself or by us, and with it the ask that it was at."""
+    """The process is gone, by itself or killed, and the assignment that it worked on fails."""
 
     def __init__(self, why: str) -> None:
         super().__init__("worker", why)
 
 
 class Child:
-    """It inherits one end of a socket and nothing else. A session of its own: what it starts is ended with it.
+    """The worker process. It inherits one end of a socket and nothing else.
 
-    Law: whatever it does or says, a call gives what it says or raises `Broken`, and after `Broken` it is no more.
+    It has a session (`setsid`) of its own, so every process that it starts is ended with it.
+
+    Invariant: whatever the process does or sends, a call returns a message or raises `Broken`. After `Broken` the
+    process is gone.
     """
 
     def __init__(self, interpreter: Interpreter, folder: Path, takes_s: float) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(takes_s)  # for a head or a vector that has begun, either way
+        ours.settimeout(takes_s)  # for a header or a vector that has begun, in both directions
         with theirs:
             try:
                 self.process = subprocess.Popen(
@@ -69,27 +76,31 @@ class Child:
 
     @property
     def alive(self) -> bool:
+        """Return True if the process runs."""
         return self.process.poll() is None
 
     def send(self, head: Mapping[str, Any], *vectors: Vector) -> None:
+        """Send a message and its vectors."""
         with self.held_to_account():
             self._wire.send(head, *vectors)
 
     def hear(self, wait_s: float) -> dict[str, Any] | None:
-        """What it says next; None when it says nothing for so long."""
+        """Return the next message of the process, None if none comes within `wait_s`."""
         with self.held_to_account():
             if not select.select([self._wire.sock], [], [], wait_s)[0]:
                 return None
             return self._wire.head()
 
     def vectors(self, head: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
-        """Those that come with the head, when they have these sizes."""
+        """Return the vectors that follow the message `head`, if they have these sizes."""
         with self.held_to_account():
             return self._wire.vectors(head, sizes)
 
     @contextlib.contextmanager
     def held_to_account(self) -> Iterator[None]:
-        """What cannot be understood ends it; what it died of is said in our words."""
+        """Translate I/O and framing errors of the process into `Broken`, and kill a process that sent an invalid
+        message.
+        """
         try:
             yield
         except EOFError:
@@ -102,12 +113,15 @@ class Child:
             raise Broken("it stopped in the middle of a word") from error
 
     def close(self) -> None:
-        """Kindly: it sees that we are gone. Then not."""
+        """Close the socket, which ends the process; wait up to `ENDS_S` for it and what it started, then kill the
+        group.
+        """
         self._wire.sock.close()
-        self._log.join(ENDS_S)  # until nothing that it started can print any more
+        self._log.join(ENDS_S)  # until no process that it started can print any more
         self._reaped(0.0)
 
     def kill(self) -> None:
+        """Kill the process and everything that it started."""
         self._reaped(0.0)
 
     def _reaped(self, wait_s: float) -> int:
@@ -126,7 +140,7 @@ class Child:
 
 
 def died(code: int) -> str:
-    """What an exit code says of a process.
+    """Describe an exit code.
 
     >>> died(-9), died(3)
     ('killed by SIGKILL: perhaps there was no memory left', 'ended with exit code 3')
@@ -139,46 +153,45 @@ def died(code: int) -> str:
     return f"killed by signal {-code}"
 
 
-# How long the process that trains is waited for: while it has time left, or gives a sign of life.
-
-
-LOOK_S = 0.1  # between two looks whether the ask was withdrawn
-LETS_GO_S = 5.0  # from hearing that the ask was withdrawn to the end of the batch
+LOOK_S = 0.1  # between two checks if the assignment was withdrawn
+LETS_GO_S = 5.0  # from the message that the assignment was withdrawn to the end of the batch
 HUNG_S = 60.0  # past the deadline without a sign of life
-MOST_TWICE = 10
+MOST_TWICE = 10  # most doublings of the time that a worker has
 
 
 @dataclass(frozen=True)
 class Until:
-    """A deadline on a worker's clock, and how long it was away when the work began."""
+    """A deadline on a worker's clock. `had_s` are the seconds that were left when the work began."""
 
     at: float
     had_s: float
 
 
 class Patience:
-    """Of one worker. `hung_s` is what it has at least, past its deadline, without a sign of life.
+    """The watchdog of one worker. `hung_s` is the least time that it has past its deadline without a sign of life.
 
-    Law: who hangs is ended at the latest `hung_s`, or once more the time it had, past its deadline. After each that
-    hung the next one has twice as long: what is only slow comes to an end some time.
+    Invariant: a worker that hangs is killed past its deadline after `hung_s`, or after the time that it had, if that is
+    longer. After each worker that hung the next one has twice as long, so slow work ends at some time.
     """
 
     def __init__(self, hung_s: float, clock: Callable[[], float]) -> None:
         self.hung_s, self._clock, self._hung = hung_s, clock, 0
 
     def until(self, left_s: float | None) -> Until | None:
+        """Return the deadline `left_s` from now, None without one."""
         return None if left_s is None else Until(self._clock() + left_s, left_s)
 
     def rewarded(self) -> None:
-        """It has come to an end."""
+        """Reset the doubling, because the work came to its end."""
         self._hung = 0
 
     def heard(
         self, child: Child, tell: Tell, cancelled: Callable[[], bool], until: Until | None, number: int = 0
     ) -> dict[str, Any]:
-        """What it says when it is done with order `number`; meanwhile its progress is told on, and its time runs.
+        """Return the message that ends order `number`; until then pass on the progress that the process reports.
 
-        `Cancelled`: it did not let go of what was withdrawn; `Broken`: it hung. Either way it was ended.
+        Raises `Cancelled` if the process did not stop the withdrawn work in time, and `Broken` if it hung. In both
+        cases it was killed.
         """
         alive_at, told_at = self._clock(), None
         while True:
@@ -205,14 +218,11 @@ class Patience:
         return max(self.hung_s, until.had_s) * 2.0 ** min(self._hung, MOST_TWICE)
 
 
-# The Python that trains: ours, or another one that has numpy and torch and nothing of ours.
-
-
 OURS = Path(thinwire.__file__).parent
 OLDEST = (3, 8)
-PATIENCE_S = 60.0  # an SD card takes its time
+PATIENCE_S = 60.0  # for one command of another Python: an SD card is slow
 PACKAGES = ("numpy", "torch")
-# `thinwire` by its place: what else stands on this interpreter's path neither hides it nor is hidden.
+# `thinwire` is loaded by its path: nothing else on this interpreter's path hides it or is hidden by it.
 BEGIN = """
 import sys, importlib.util
 if sys.path[:1] == [""]: del sys.path[0]
@@ -236,7 +246,7 @@ print(json.dumps(found))
 
 
 def installed() -> dict[str, str]:
-    """Of our own Python and what it trains with, without importing it."""
+    """Return the versions of this Python and of the packages it trains with, without importing them."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -246,25 +256,30 @@ def installed() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Interpreter:
-    """`path` is None for our own. `folder` is the client's, where another one finds a copy of what it needs of ours."""
+    """The Python that trains. `path` is None for Thinwire's own.
+
+    `folder` is the client's directory, where another Python finds a copy of Thinwire's modules that it needs.
+    """
 
     path: Path | None
     folder: Path
 
     def command(self, descriptor: int) -> list[str]:
+        """Return the command line of the worker that uses this socket."""
         code = OURS if self.path is None else self._copied()
         return [str(self.path or sys.executable), "-c", BEGIN, str(descriptor), str(code)]
 
     @property
     def environment(self) -> Mapping[str, str]:
+        """Return the environment of the worker: this process's, without `PYTHONHOME` for another Python."""
         kept = {name: value for name, value in os.environ.items() if self.path is None or name != "PYTHONHOME"}
         return {**kept, "PYTHONUNBUFFERED": "1"}
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """Of Python, numpy and torch as their metadata say, without importing them; one that says nothing is left out.
+        """Return the versions of Python, numpy and torch from their metadata, without importing them.
 
-        `UsageError` where it is no Python that can train.
+        A package without metadata is left out. Raises `UsageError` if `path` is no Python that can train.
         """
         return installed() if self.path is None else self._asked(self.path)
 
@@ -287,7 +302,7 @@ class Interpreter:
         return {str(name): str(value) for name, value in found.items()}
 
     def _copied(self) -> Path:
-        """The few files that it needs: `train/` imports nothing else of ours."""
+        """Copy the modules that the worker needs: `train/` imports nothing else of Thinwire."""
         root = self.folder / "worker" / "thinwire"
         inner = [path.relative_to(OURS) for path in sorted((OURS / "client" / "train").glob("*.py"))]
         for name in (Path("__init__.py"), Path("client", "__init__.py"), *inner):

@@ -1,4 +1,10 @@
-"""Whether this device's link is paid by volume, as far as that can be known."""
+"""Read what this device has: processor, memory, power, and the price of its link.
+
+Linux gives all of it but the link's price, which NetworkManager knows. The owner's policy overrides what is not
+measurable (`client.toml`, `power` and `link`).
+
+`Having` gives a hello its equipment, and skips small changes of free memory.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +20,13 @@ from thinwire.client.policy import Policy
 from thinwire.compression.native.threads import cores
 from thinwire.core.types import Equipment
 
-PATIENCE_S = 5.0  # NetworkManager answers within milliseconds, or is stuck
+PATIENCE_S = 5.0  # NetworkManager responds within milliseconds, or is stuck
 NMCLI = ("nmcli", "-t", "-f", "GENERAL.TYPE,GENERAL.STATE,GENERAL.METERED", "dev", "show")
-VIRTUAL = frozenset({"loopback", "bridge", "dummy", "veth"})  # they carry what another device sends
+VIRTUAL = frozenset({"loopback", "bridge", "dummy", "veth"})  # another device carries their traffic
 
 
 def metered(link: Literal["auto", "metered", "unmetered"]) -> bool | None:
-    """As the owner says, else as NetworkManager does; None: nobody knows."""
+    """Return True if the link is paid by volume: the owner's value, else NetworkManager's; None if not known."""
     if link != "auto":
         return link == "metered"
     if (program := shutil.which(NMCLI[0])) is None:
@@ -39,7 +45,7 @@ def metered(link: Literal["auto", "metered", "unmetered"]) -> bool | None:
 
 
 def as_told(text: str) -> bool | None:
-    """What nmcli's blocks, one a device, come to: True where any connected one is metered, False where none may be.
+    """Return True if any connected device of nmcli's blocks is metered, False if none may be, else None.
 
     >>> as_told("GENERAL.TYPE:wifi\\nGENERAL.STATE:100 (connected)\\nGENERAL.METERED:no (guessed)")
     False
@@ -59,18 +65,16 @@ def as_told(text: str) -> bool | None:
     return False if found and None not in found else None
 
 
-# What this device has, read where Linux keeps it; its owner says what cannot be measured (`client.toml`).
-
-
-AGAIN_S = 600.0  # between two looks
-NEWS = 0.25  # by how much free memory must have changed to be told anew
+AGAIN_S = 600.0  # between two measurements
+NEWS = 0.25  # relative change of free memory that is reported
 ROOT = Path("/")
 
 
 class Having:
-    """What is told: looked at again every `AGAIN_S`, and free memory only told anew when it is another by a quarter.
+    """The equipment that a hello reports, measured every `AGAIN_S` and when the policy changes.
 
-    `mine` gives the processes of this client, whose memory a task of its own may have.
+    Free memory is reported again only if it differs by a quarter. `mine` returns the processes of this client, whose
+    memory is available to a task of its own.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Having:
         self._looked_at, self._by = 0.0, Policy()
 
     def __call__(self) -> Equipment:
+        """Return the equipment to report now."""
         policy = self._policy()
         if self._told is None or policy != self._by or self._now() - self._looked_at >= AGAIN_S:
             self._looked_at, self._by = self._now(), policy
@@ -99,7 +104,7 @@ class Having:
 
 
 def _worth_telling(told: Equipment | None, seen: Equipment) -> Equipment:
-    """What was told, where the news is no more than that a little memory came or went."""
+    """Return `told` with the new values, but with its free memory if that differs only a little."""
     if told is None or told.free_bytes is None or seen.free_bytes is None:
         return seen
     little = abs(seen.free_bytes - told.free_bytes) <= NEWS * told.free_bytes
@@ -108,7 +113,9 @@ def _worth_telling(told: Equipment | None, seen: Equipment) -> Equipment:
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Those that this process may run on, or as many as its control groups give it time for; one at least."""
+    """Return the cores that this process may run on, or as many as its control groups give it time for; at least
+    one.
+    """
     given = [cores()]
     for group in _groups(root):
         quota, _, period = _text(group / "cpu.max").strip().partition(" ")
@@ -118,7 +125,9 @@ def usable_cores(root: Path = ROOT) -> int:
 
 
 def memory(root: Path = ROOT, mine: Iterable[int] = ()) -> tuple[int | None, int | None]:
-    """(all, free) bytes: of the machine, or of the control group that this process is in, where that has less."""
+    """Return all and free bytes: of the machine, or of this process's control group if that has less; None if not
+    known.
+    """
     fields = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
     total, free = (_kilobytes(fields.get(name, "")) for name in ("MemTotal", "MemAvailable"))
     if total is None or free is None:
@@ -130,10 +139,10 @@ def memory(root: Path = ROOT, mine: Iterable[int] = ()) -> tuple[int | None, int
 
 
 def on_mains(root: Path = ROOT) -> bool | None:
-    """Whether power comes from the wall; None where no supply of this machine says so.
+    """Return True if power comes from the mains; None if no supply of this machine reports it.
 
-    A supply that says so is online; what only charges a mouse (scope Device) is none. Machines without a battery often
-    list no supply at all: then nobody knows.
+    Mains power is a supply that is online. A supply that charges only a peripheral such as a mouse (scope Device) does
+    not count. Machines without a battery often list no supply at all, so the result is None.
     """
     supplies = [
         {name: _text(path / name).strip() for name in ("type", "scope", "online", "status")}
@@ -150,7 +159,7 @@ def on_mains(root: Path = ROOT) -> bool | None:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(most, used) bytes of every control group around this process that has a limit."""
+    """Yield (limit, used) bytes of every control group around this process that has a limit."""
     for group in _groups(root):
         most, used = (_text(group / f"memory.{name}").strip() for name in ("max", "current"))
         if most.isdigit() and used.isdigit():
@@ -158,7 +167,7 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _groups(root: Path) -> tuple[Path, ...]:
-    """The control groups around this process, its own first (version 2 only)."""
+    """Return the control groups around this process, its own first (version 2 only)."""
     path = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), None)
     if path is None:
         return ()

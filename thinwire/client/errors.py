@@ -1,7 +1,10 @@
-"""What may be said of an error outside this device: its class and its place in the task's code, never its text.
+"""Turn an error into the failure that leaves this device: its class and its place in the task's code, never its text.
 
 An exception's message and the locals of its frames may hold data. The whole traceback is kept in the client's own
 folder: `thinwire client logs --last-error`.
+
+`named` and `in_our_words` are used where this process calls `client/train/` itself. They turn its errors into the
+errors of `thinwire.core.errors`, which exit codes are assigned to.
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ OURS = os.path.dirname(os.path.abspath(thinwire.__file__)) + os.sep
 
 
 class CannotAnswer(Exception):
-    """An ask that this device cannot answer, for a reason with a name; the text is ours and holds no data.
+    """The reason why this device cannot work on an assignment. `kind` is its name; the text is Thinwire's and holds no
+    data.
 
-    `said` may hold some: it is for this device's owner alone.
+    `said` may hold data: it is for this device's owner alone.
     """
 
     def __init__(self, kind: str, why: str, said: str = "") -> None:
@@ -44,7 +48,7 @@ class CannotAnswer(Exception):
 
 
 def told(error: Exception, ask: Ask, device: str, file: str, folder: Path) -> Failure:
-    """What is sent of an error in a task whose code is `file`; the rest of it is kept in `folder`."""
+    """Return the failure to send for an error in a task whose code is `file`; the traceback is kept in `folder`."""
     kind, text = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error"), place(error, file)
     if isinstance(error, CannotAnswer):
         kind, text = error.kind, str(error)
@@ -55,7 +59,10 @@ def told(error: Exception, ask: Ask, device: str, file: str, folder: Path) -> Fa
 
 
 def place(error: BaseException, file: str) -> str:
-    """As `compute/failures.py` says it; a refusal that Thinwire itself raised is told in its own words too."""
+    """Return the class and place of an error, by `client/train/errors.py`.
+
+    An error that Thinwire itself raised is given in its own words.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ThinwireError) and (not frames or os.path.abspath(frames[-1].filename).startswith(OURS)):
         return error.what
@@ -63,17 +70,14 @@ def place(error: BaseException, file: str) -> str:
 
 
 def remember(folder: Path, error: BaseException, what: str) -> None:
-    """Keep the traceback of the newest error where only this device's owner reads it."""
+    """Keep the traceback of the latest error, where only this device's owner reads it."""
     lines = [plain(line.expandtabs()) for line in "".join(traceback.format_exception(error)).split("\n")]
     text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n\n" + "\n".join(lines)
     write_atomically(folder / LAST_ERROR, text.encode(errors="replace"))
 
 
-# Where thinwire's own side calls `compute/` in its own process, what is wrong gets the name that exit codes go by.
-
-
 def named(wrong: Wrong) -> ThinwireError:
-    """The same words as one of our errors."""
+    """Return the Thinwire error with the same words."""
     kinds: tuple[tuple[type[Wrong], type[ThinwireError]], ...] = ((BadUsage, UsageError), (NotFinite, NonFiniteUpdate))
     made = next((ours for theirs, ours in kinds if isinstance(wrong, theirs)), TaskError)
     return made(wrong.what, wrong.why, wrong.hint)
@@ -81,7 +85,7 @@ def named(wrong: Wrong) -> ThinwireError:
 
 @contextlib.contextmanager
 def in_our_words() -> Iterator[None]:
-    """Around a call, or as a decorator."""
+    """Translate errors of `client/train/` into Thinwire's, around a block or as a decorator."""
     try:
         yield
     except Wrong as wrong:

@@ -39,7 +39,7 @@ Mode = Literal["off", "central", "distributed", "example"]
 
 
 class Policy(Section):
-    """The rules of this device's owner. A key that is left out allows everything."""
+    """The rules of this device's owner. A key that is left out allows everything that it would restrict."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # "4" or true instead of a number is a mistake
 

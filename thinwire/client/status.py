@@ -1,4 +1,8 @@
-"""What a client is doing, seen from its link, through which it all goes: a small file that `client status` reads."""
+"""Record what a client is doing: a status file for `thinwire client status`, and a log of bounded size.
+
+`Watched` wraps the client's link, through which everything passes, and writes `Standing` after each call. `Logbook`
+writes each line with its time, to two files that never grow beyond what a small card can spare.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,16 @@ STATUS_FILE = "status.json"
 
 @dataclass(frozen=True)
 class Standing:
-    """Times are this machine's, in seconds since 1970; `skew_s` is how far its clock is behind the aggregator's.
+    """The status of a client.
 
-    `away`: nobody answers, or we are told to come later; `last_error` says which, and stays when that is over.
+    Times are this machine's, in seconds since 1970. `skew_s` is how far its clock is behind the aggregator's. In the
+    state `away`, the aggregator does not respond, or has the client come later. `last_error` has the reason, and stays
+    when that is over.
     """
 
     state: Literal["connecting", "idle", "working", "away"] = "connecting"
     at: float = 0.0
-    connected_at: float | None = None  # since when every call has gone through
+    connected_at: float | None = None  # since this time every call succeeded
     run: str = ""
     round: int = 0
     answered: int = 0  # since this process began
@@ -41,7 +47,9 @@ class Standing:
 
     @classmethod
     def load(cls, folder: Path) -> Standing | None:
-        """What was written last, by a process that may be gone; None where there is nothing that can be read."""
+        """Return the status that was written last, by a process that may have ended; None if it is missing or
+        unreadable.
+        """
         try:
             said: dict[str, Any] = json.loads((folder / STATUS_FILE).read_bytes())
             return cls(**said)
@@ -49,7 +57,7 @@ class Standing:
             return None
 
     def save(self, folder: Path) -> None:
-        """Replaced whole, but not synced: it says nothing that counts after a power cut, and cards wear out."""
+        """Replace the status file without a sync: it does not matter after a power cut, and cards wear out."""
         draft = folder / f".{STATUS_FILE}.new"
         with contextlib.suppress(OSError):  # a full disk must not end the service
             with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
@@ -58,23 +66,25 @@ class Standing:
 
 
 class Watched:
-    """A `Link` like the one inside, whose calls leave what they show in `folder`. Any thread may call it."""
+    """A `Link` that passes each call to `inside` and writes the status to `folder`. Any thread may call it."""
 
     def __init__(self, inside: Link, folder: Path, wall: Callable[[], float] = time.time) -> None:
         self._link, self._folder, self._wall = inside, folder, wall
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[str, int]] = {}  # ask -> run and round
+        self._open: dict[str, tuple[str, int]] = {}  # assignment id -> run and round
         self._at, self._answered = Standing(), 0
         self._now()
 
     def hello(self, hello: Hello) -> Welcome:
+        """Send the hello, and measure the clock's skew by the aggregator's time."""
         with self._watched():
             welcome = self._link.hello(hello)
-        if welcome.server_time:  # said a moment ago: less than a round trip, whatever the hello waited for before
+        if welcome.server_time:  # less than a round trip old, however long the hello waited before
             self._now(skew_s=round(welcome.server_time - self._wall(), 3))
         return welcome
 
     def pull(self, wait_s: float) -> Delivery | None:
+        """Pull an assignment, and record its work as begun."""
         with self._watched():
             delivery = self._link.pull(wait_s)
             if delivery is not None and delivery.ask.kind != "stop":
@@ -83,6 +93,7 @@ class Watched:
         return delivery
 
     def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+        """Push a reply, and record its assignment as done."""
         with self._watched():
             self._link.push(reply, bundle)
             with self._lock:
@@ -90,14 +101,16 @@ class Watched:
                 self._answered += 1
 
     def cancelled(self) -> frozenset[str]:
+        """Return the ids of withdrawn assignments."""
         return self._link.cancelled()
 
     def close(self) -> None:
+        """Close the link inside."""
         self._link.close()
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """One call: what it raises is kept as the last error, and that it went through as being connected."""
+        """Record one call: its error as the last one, its success as being connected."""
         try:
             yield
         except ThinwireError as error:
@@ -121,18 +134,16 @@ class Watched:
             at.save(self._folder)
 
 
-# What a client said, with the time before it, in a file that never grows beyond what a small card can spare.
-
-
 LOG_FILE = "client.log"  # and client.log.1, the one before
-MOST_BYTES = 500_000  # of each of the two: some thousand rounds
+MOST_BYTES = 500_000  # of each of the two files: about a thousand rounds
 LOOK_S = 0.25
 
 
 class Logbook:
-    """`say` with a memory: each line goes to the file and then on. A disk that takes nothing ends nothing.
+    """A `say` that writes each line to the log file and then passes it on. A full disk ends nothing.
 
-    What is said may quote an aggregator: nothing in it moves a terminal's cursor. Any thread may call it.
+    A line may quote an aggregator, so control characters are replaced: none of them moves a terminal's cursor. Any
+    thread may call it.
     """
 
     def __init__(
@@ -142,6 +153,7 @@ class Logbook:
         self._lock = threading.Lock()
 
     def __call__(self, line: str) -> None:
+        """Write the lines of `line` with the time (UTC), and pass them on."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall()))
         lines = [plain(one) for one in line.splitlines()] or [""]
         text = "".join(f"{stamp} {one}\n" for one in lines).encode(errors="replace")
@@ -151,7 +163,7 @@ class Logbook:
 
 
 def append(path: Path, text: bytes, most: int) -> None:
-    """To the end of a file; one that would grow beyond `most` bytes becomes PATH.1, in the place of the one before."""
+    """Append to a file. One that would grow beyond `most` bytes becomes PATH.1 first, in the place of the older one."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -165,7 +177,7 @@ def append(path: Path, text: bytes, most: int) -> None:
 
 
 def append_all(said: IO[bytes], path: Path, most: int) -> None:
-    """Append what another process prints, until it and all that it started have ended; a full disk stops nobody."""
+    """Append what another process prints, until it and all that it started have ended. A full disk stops no process."""
     with said:
         while text := os.read(said.fileno(), min(most, 1 << 16)):
             with contextlib.suppress(OSError):
@@ -173,7 +185,7 @@ def append_all(said: IO[bytes], path: Path, most: int) -> None:
 
 
 def last_lines(folder: Path, count: int, file_name: str = LOG_FILE) -> list[str]:
-    """The newest `count` lines, oldest first; fewer where there are no more."""
+    """Return the newest `count` lines, oldest first; fewer if there are no more."""
     kept: deque[str] = deque(maxlen=count)
     for name in (f"{file_name}.1", file_name):
         with contextlib.suppress(FileNotFoundError), open(folder / name, errors="replace") as file:
@@ -182,7 +194,7 @@ def last_lines(folder: Path, count: int, file_name: str = LOG_FILE) -> list[str]
 
 
 def new_lines(folder: Path, wait: Callable[[float], None] = time.sleep, file_name: str = LOG_FILE) -> Iterator[str]:
-    """Lines as they come, from now on and for ever; a file that is replaced is read to its end first."""
+    """Yield lines as they come, from now on and without end. A file that is replaced is read to its end first."""
     path, rest = folder / file_name, ""
     with contextlib.ExitStack() as stack:
         file = _opened(path, stack)

@@ -1,17 +1,30 @@
-"""The program on a device: the task, its training, and exactly-once answers. Importing this imports no torch.
+"""Run the client: the program on a device that trains a task on local data and makes each update count exactly once.
 
-To be read in this order:
+Read the files in this order:
 
-    service     what runs: a thread that pulls asks, and `loop`, which has them answered one by one
-    session     one ask, one answer: what an answer comes to, step by step, stands in `answering/`
-    outbox      why each answer counts exactly once (pure); `overlap` where training goes on meanwhile (pure)
-    disk/       how a run's state is kept, so that a crash at any moment leaves it whole
-    bench       where a task is worked on: here, or by `training/` in a process of its own, which runs `compute/`
-    policy      what the device's owner allows; every ask is held against it in `owner/`
-    link/       how the aggregator is called, however long it is away
+    agent           the service: `serve` starts the loop, and handles signals and output
+    loop            pull an assignment, have it handled, push the reply
+    handler         one assignment, one committed reply
+    outbox          exactly-once delivery and overlap, as pure steps from one state to the next
+    run_state       the state of one run, and its commit to disk
+    run_store       the states of all runs, and the plans that this device keeps
+    execute         the work of one assignment: evaluate, train, encode
+    context         its keys, schedule, deadline and progress
+    payload         frames to vectors and back, for both directions
+    executor        the task in this process or in a worker
+    worker_process  the worker: its socket, its watchdog, its Python
+    train/          the code that the worker runs; it imports nothing else of Thinwire
+    admission       admit or decline an assignment, count it, limit its time
+    policy          the rules of the device's owner
+    device_info     memory, cores, power and the price of the link
+    retry           repeat calls to the aggregator, and send replies in the background
+    errors          an error as it leaves the device: its class and place, never its text
+    status          the status file and the log
+    task            a task as the command line names it and a hello reports it
+    task_check      `thinwire task check`
 
-The public names are the ones that a task's code uses; they are found when they are first asked for, so that the process
-that trains imports nothing but `compute/`.
+Importing this package imports no torch. The public names are those that a task's code uses. They are loaded at their
+first use, so that the worker imports only `train/`.
 """
 
 from __future__ import annotations

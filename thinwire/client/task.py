@@ -1,4 +1,11 @@
-"""A task as the person at this machine names it, and as it is told to an aggregator. The code is `compute/task.py`."""
+"""Load a task for the command line and describe it to an aggregator.
+
+The code that the worker runs is client/train/task.py. `load_task`, `as_task` and the functions that partition a data
+set (client/train/partitions.py) are those of `client/train/`, with errors translated into Thinwire's.
+
+`Described` is a task as the worker has loaded it. `described.json` keeps the descriptions, so that the next start
+prints what has changed.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +54,12 @@ as_task = in_our_words()(task.as_task)
 
 
 def installed_tasks() -> dict[str, str]:
-    """Name and module of everything that is installed under the entry-point group `thinwire.tasks`."""
+    """Return the name and module of every task installed under the entry-point group `thinwire.tasks`."""
     return {entry.name: entry.value for entry in entry_points(group=GROUP)}
 
 
 def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
-    """`PlanError` where the plan asks for what the task's own train() or optimizer() leaves nobody to carry out."""
+    """Raise `PlanError` if the task's own train() or optimizer() leaves no code to carry out what the plan requires."""
     if plan.run.algorithm != "fedavg" and loaded.optional("train") is not None:
         raise PlanError(
             f'[run] algorithm = "{plan.run.algorithm}" with the task {loaded.name}, which has its own train()',
@@ -64,7 +71,7 @@ def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
 
 
 def report(loaded: LoadedTask) -> TaskReport:
-    """What is told to an aggregator; code that raises is reported by its place, not raised."""
+    """Return what a hello reports of a task. Code that raises is reported by its place, not raised."""
     from thinwire.client.train.module import build, places_of
 
     try:
@@ -74,32 +81,28 @@ def report(loaded: LoadedTask) -> TaskReport:
     return TaskReport(loaded.name, loaded.version, loaded.source_digest, layout.digest, tuple(codecs))
 
 
-# The first model of a run, made where its task is typed.
-
-
 @dataclass(frozen=True)
 class Initial:
-    """Version 0: trained parameters, float buffers, single integers as counters, and buffers that nothing changes."""
+    """Version 0 of a model: trained parameters, float buffers, single integers as counters, and buffers that never
+    change.
+    """
 
     layout: Layout
     vector: Vector
     buffers: Vector
     counters: dict[str, int]
     fixed: Fixed = field(default_factory=dict)
-    left_out: str = ""  # what of the model's state does not travel, in words
+    left_out: str = ""  # the part of the model's state that is not sent, in words
 
 
 @in_our_words()
 def initial_model(task: LoadedTask, run_seed: int) -> Initial:
-    """A model drawn by the run's seed; `TaskError` says where the task's code raised."""
+    """Return a model drawn by the run's seed; `TaskError` names the place where the task's code raised."""
     from thinwire.client.train.module import first_model
 
     first = first_model(task, run_seed)
     layout = Layout.from_json(first.places.to_json())
     return Initial(layout, first.params, first.buffers, first.counters, first.fixed, first.left_out)
-
-
-# How one data set is cut into the parts of many clients (`compute/partitions.py`), refused in our own words.
 
 
 parse_split = in_our_words()(partitions.parse_split)
@@ -108,15 +111,12 @@ own_part = in_our_words()(partitions.own_part)
 held_out = partitions.held_out
 
 
-# What a client's tasks were at its last start, kept on disk: the next one says what has changed since.
-
-
 FILE = "described.json"
 
 
 @dataclass(frozen=True)
 class Described:
-    """One task as the process that trains has seen it."""
+    """A task as the worker has loaded it."""
 
     spec: str
     name: str
@@ -125,25 +125,30 @@ class Described:
     file: str = ""
     layout: Mapping[str, Any] | None = None
     error: str = ""
-    wrong: Sequence[str] = ()  # what `compute/errors.py` has raised as it was imported
-    left_out: str = ""  # what of the model's state does not travel, in words
+    wrong: Sequence[str] = ()  # the error of client/train/errors.py that its import raised: kind, what, why, hint
+    left_out: str = ""  # the part of the model's state that is not sent, in words
 
     @classmethod
     def told(cls, row: Mapping[str, Any]) -> Described:
-        """As the process tells it; LookupError, TypeError or ValueError where it cannot be."""
+        """Return a description from the worker's message.
+
+        Raises LookupError, TypeError or ValueError if the message is invalid.
+        """
         if "wrong" in row:
             wrong = tuple(str(text) for text in row["wrong"])
             return cls(row["spec"], str(row["spec"]).partition("=")[0], error=wrong[1], wrong=wrong)
         found = cls(**row)
-        _ = found.report  # which reads the layout
+        _ = found.report  # reads the layout, and raises if it is invalid
         return found
 
     @cached_property
     def parsed(self) -> Layout | None:
+        """Return the layout of the task's model, None if there is none."""
         return Layout.from_json(self.layout) if self.layout is not None else None
 
     @property
     def report(self) -> TaskReport:
+        """Return what a hello reports of the task."""
         if self.parsed is None:
             return TaskReport(self.name, self.version, self.source_digest, error=self.error)
         text = self.parsed.text
@@ -154,7 +159,7 @@ class Described:
 
 
 def last(folder: Path) -> dict[str, Layout]:
-    """The layouts of the tasks as they were described last, by name; none where nothing can be read."""
+    """Return the layouts of the last descriptions, by the task's name; none if the file is unreadable."""
     try:
         rows = json.loads((folder / FILE).read_bytes())["tasks"]
         return {str(row["name"]): Layout.from_json(row["layout"]) for row in rows if row["layout"]}
@@ -163,7 +168,7 @@ def last(folder: Path) -> dict[str, Layout]:
 
 
 def changed(before: Mapping[str, Layout], found: Sequence[Described]) -> list[str]:
-    """Name each task whose model is another than `before`, with what differs."""
+    """Return a line for each task whose model differs from `before`, with the difference."""
     pairs = [(one.name, one.parsed, before[one.name]) for one in found if one.parsed and one.name in before]
     return [
         f"the task {name} has another model than before: {differences(now, then)}"
@@ -173,10 +178,10 @@ def changed(before: Mapping[str, Layout], found: Sequence[Described]) -> list[st
 
 
 def keep(folder: Path, found: Sequence[Described]) -> None:
-    """For the next start; not when a task has an error, which may not be one of its code."""
+    """Write the descriptions for the next start, unless a task has an error, which may not come from its code."""
     if any(one.error for one in found):
         return
     try:
         write_atomically(folder / FILE, json.dumps({"tasks": [asdict(one) for one in found]}).encode())
     except DataLost:
-        return  # it only says what has changed
+        return  # the file only serves to print changes

@@ -1,7 +1,8 @@
-"""A task's dress rehearsal: one local step, one encode and one fold, in this process (`task check`).
+"""Check a task before it runs: a few local steps, one encode and one aggregation, in this process (`thinwire task
+check`).
 
-Law: the task's functions get what a device hands them: the very data of data(site) and batches drawn as there. The
-check is short by the few steps that it assigns.
+Invariant: the task's functions get what a device gives them: the data of `data(site)`, in batches drawn as there. The
+check is short because it assigns few steps.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Payload, Vector
 
-STEPS = 3  # timed; the first one also pays for what torch sets up
+STEPS = 3  # timed; the first one includes the setup of torch
 KEY = Key(1)
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was seen. Bytes are a round's payload; `peak_bytes` is this process's memory at its highest.
+    """The results of a check.
 
-    `own_train`: the task has its own train(); `step_s` is then the time of a call that was assigned `STEPS` steps,
-    divided by them. `left_out` says what of the model's state does not travel. `counted_once`: metrics with a count of
-    1 over a batch of `measured` examples.
+    Bytes are the payload of one round; `peak_bytes` is this process's memory at its highest. `own_train` is True if the
+    task has its own train(): `step_s` is then the time of a call with `STEPS` steps, divided by them. `left_out` names
+    the part of the model's state that is not sent. `counted_once` are metrics with a count of 1 over a batch of
+    `measured` examples.
     """
 
     parameters: int
@@ -84,19 +86,19 @@ class Rehearsal:
 
 
 def metrics_of(task: LoadedTask, site: Site, plan: RunPlan) -> list[str] | None:
-    """The names of the metrics that this client's first batch is measured by; None where the task does not say now."""
+    """Return the names of the metrics of this client's first batch; None if the task's code raises."""
     try:
         with task_code():
             initial, bench = initial_model(task, plan.run.seed), Bench(task)
             test = bench.split(site).test
             batch = next(iter(data.in_order(test, plan.local.batch)))
             return names(bench.set_up(initial.vector, initial.buffers, initial.counters), task, batch)
-    except Exception:  # whatever the task raises: the client that it is raised on says so, in its own words
+    except Exception:  # any error of the task's code: the client that runs it reports it
         return None
 
 
 def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
-    """Do it; `TaskError` says what is wrong with the task and at which of its lines."""
+    """Check the task; `TaskError` names the fault and its line in the task's code."""
     require_own_loop(plan, task)
     initial = initial_model(task, plan.run.seed)
     require_rules(plan, travels_of(plan, initial.layout))
@@ -109,7 +111,7 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
         raise (
             error if isinstance(error, (TaskError, PlanError)) else TaskError(error.what, error.why, error.hint)
         ) from error
-    except Exception as error:  # whatever the task's code raises, at the line where it did
+    except Exception as error:  # any error of the task's code, with the line that raised it
         raise TaskError(
             f"the task {task.name} raised {place(error, task.file)}",
             why=str(error),
@@ -128,7 +130,7 @@ def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Re
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
     spec, travels = rungs(plan.uplink)[0], travels_of(plan, layout)
-    held = np.resize(base, travels.size)  # what stands behind the model is as large as the model
+    held = np.resize(base, travels.size)  # the vector behind the model is as large as the model
     news = Downlink(travels, plan.downlink.codec, held).publish(held + np.resize(change, travels.size))
     payloads = _encoded(plan, spec, change, travels)
     mean = WeightedMean(parse(spec).bind(travels), travels)
@@ -139,7 +141,7 @@ def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Re
     step_s = (time.perf_counter() - began) / STEPS
     tested = split.train if split.test is None else split.test
     sums = evaluate(module, task, tested, most=1)
-    if plan.unknown_metrics(sums):  # unless it is no number on this batch
+    if plan.unknown_metrics(sums):  # a metric may only lack a number on this batch
         plan.require_metrics(names(module, task, next(iter(data.in_order(tested, size)))))
     counted_once = [name for name, (_, count) in sums.items() if count == 1]
     measured = data.examples_in(next(iter(data.in_order(tested, BATCH)))) if counted_once else 0
@@ -156,11 +158,12 @@ def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Re
 
 
 def travels_of(plan: RunPlan, layout: Layout) -> Layout:
+    """Return the layout of everything that is sent: the model, and the control variate if the plan has one."""
     return carried(algorithm_of(plan), layout)
 
 
 def _encoded(plan: RunPlan, spec: str, change: Vector, travels: Layout) -> list[Payload]:
-    """A first update's frames; `change` is donated."""
+    """Return a first update's frames; `change` is donated."""
     algorithm = algorithm_of(plan)
     behind: list[Payload] = []
     if algorithm is not None:
@@ -179,7 +182,7 @@ def _finite(loss: float, when: str, hint: str) -> float:
 def assigned(plan: RunPlan, steps: int) -> Local:
     """Return the plan's [local] as the task's own train() gets it, with few steps and at most one epoch.
 
-    A loop in epochs finds `epochs` where the plan gives them; one in steps finds `steps`.
+    A loop in epochs finds `epochs` if the plan gives them; a loop in steps finds `steps`.
     """
     local = Local.of(plan.local.model_dump(mode="json"))
     most = local.steps if isinstance(local.steps, int) else steps
@@ -193,7 +196,7 @@ def _loss(task: LoadedTask, module: torch.nn.Module, batch: Any) -> float:
 
 
 def shapes(batch: Any) -> list[str]:
-    """Each tensor of a batch in words: float32 [32, 64]."""
+    """Return each tensor of a batch in words: float32 [32, 64]."""
     if isinstance(batch, torch.Tensor):
         return [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"]
     if isinstance(batch, dict):
@@ -204,6 +207,6 @@ def shapes(batch: Any) -> list[str]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held so far (macOS counts bytes, Linux kibibytes)."""
+    """Return the most memory that this process has used so far (macOS counts bytes, Linux kibibytes)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 KEPT = 20  # measured times kept of each codec
-ENCODES = 50e6  # bytes of the model encoded a second: the guess before the first encode, far below what a board does
+ENCODES = 50e6  # model bytes encoded per second: a guess until the first encode, far below what a small board does
 SLOWER = 4.0  # the uplink is taken to be this much slower than the downlink until an upload was measured
 
 

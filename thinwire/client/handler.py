@@ -44,8 +44,8 @@ class Session:
     """The handler of one task's assignments, over all runs of that task.
 
     `gate` admits assignments, `kept` holds the state of every run, `bench` executes the task. `folder` is the client's
-    directory and `site` names the client's data. `write`, `folders`, `take_base`, `clock` and `may_stop` are replaced
-    by simulations.
+    directory and `site` names the client's data. Simulations and tests replace `write`, `folders`, `take_base`,
+    `clock` and `may_stop`.
 
     Invariant: the same assignment, received again, gets the same bytes again. A failure leaves the last commit as it
     was.

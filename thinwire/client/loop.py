@@ -261,9 +261,9 @@ class Loop:
             self.say(sent(delivery.ask, reply, delivery.download_s + time.monotonic() - since))
 
     def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> bool:
-        """Push a reply until the aggregator has it; return False if the aggregator refuses it.
+        """Push a reply until the aggregator has it; return False if the aggregator refuses it or has no such run.
 
-        The reply is on disk, so the next process would push it again.
+        The reply is on disk, so the next process would push it again. A refused one is lost.
         """
         begun: list[float] = []
 

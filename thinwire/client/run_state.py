@@ -62,9 +62,7 @@ class Entry:
 
     @property
     def settles(self) -> bool:
-        """Return True if an outcome will come: the reply carries an update, and the device must know what became of
-        it.
-        """
+        """Return True if an outcome will come: the reply has an update, and the device must know its outcome."""
         return bool(self.head.parts) and not self.first
 
 

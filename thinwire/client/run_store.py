@@ -206,7 +206,7 @@ class KeptRuns:
     def delivered(self, reply: Reply) -> None:
         """Record that the aggregator has a reply.
 
-        A reply for which no outcome will come leaves the outbox now. If it is large, its file is deleted now too.
+        A reply for which no outcome will come leaves the outbox now. If it has parts, their file is deleted now too.
         """
         if not isinstance(reply, ReplyHead):
             return

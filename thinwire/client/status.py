@@ -1,7 +1,7 @@
 """Record what a client is doing: a status file for `thinwire client status`, and a log of bounded size.
 
 `Watched` wraps the client's link, through which everything passes, and writes `Standing` after each call. `Logbook`
-writes each line with its time, to two files that never grow beyond what a small card can spare.
+writes each line with its time, to two files of at most `MOST_BYTES` each, because the SD card of a device is small.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def serve(
     """Work on assignments until `stop` is set, SIGTERM or Ctrl-C arrives, and return the exit code.
 
     `folder` is this client's own directory (`core.home.client_home`). While the aggregator does not respond, the client
-    tries again and prints that once a minute. With `once` it ends instead with 4, and ends after a run with 0. A
-    refused client ends with 5.
+    tries again and prints that once a minute. With `once` it returns 4 instead, and returns 0 after a run. A client
+    that the aggregator refuses returns 5.
 
     `worker` executes the tasks in a process of its own; without it they run in this process. When `reload` is set, the
     worker starts again between two assignments, and the policy becomes what `reread` returns. `has` returns what the

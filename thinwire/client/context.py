@@ -66,8 +66,7 @@ class Afterwards:
         return min(self.encoding[codec]) + min(self.sending[codec])
 
     def lasts_s(self, codec: str, dense_bytes: int, asked_bytes: int, download_s: float) -> float:
-        """Return the seconds to reserve after training: the p90 of what both took, or a guess that errs on the long
-        side.
+        """Return the seconds to reserve after training: the p90 of both, or a guess that errs on the long side.
 
         The guess is for a whole model of `dense_bytes`, on an uplink that is `SLOWER` than the downlink. The downlink's
         speed is that of the assignment: `asked_bytes` in `download_s`. The p90 of another codec is used if it is larger
@@ -126,11 +125,10 @@ class Job:
         return self.delivery.ask
 
     def key(self, purpose: str) -> Key:
-        """Return the key of this assignment's draws for one purpose: the seed, the device's name and the round decide
-        it.
+        """Return the key of this assignment's draws for one purpose, from the seed, the device's name and the round.
 
-        Nothing else may: neither the run's name nor a path, a time or a process. Invariant: the same plan gives the
-        same bits under every name.
+        Nothing else may decide it: neither the run's name nor a path, a time or a process. Invariant: the same plan
+        gives the same bits under every name.
         """
         key = derive(Key(self.plan.run.seed), purpose, self.device, self.ask.round)
         return derive(key, "further") if self.ask.further else key
@@ -142,7 +140,7 @@ class Job:
         return layout.Key(key.a, key.b)
 
     def schedule_after(self, pending: int) -> Schedule:
-        """Return the learning rate's schedule over the part of the run that follows `pending` updates after this
+        """Return the learning rate's schedule for the part of the run that follows `pending` updates after this
         version.
         """
         local, made, rounds = self.plan.local, self.ask.base_version + pending, self.plan.run.rounds
@@ -186,9 +184,7 @@ class Job:
         return self.cancelled() or (self.limit is not None and self.limit.over() is not None)
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Print the progress of evaluation or training: a line a second at first, then fewer, one a minute after
-        ten.
-        """
+        """Print the progress of evaluation or training, once a second at first and once a minute after ten minutes."""
         if what == "measure":
             self.say(f"round {self.ask.round}: measure" if self.ask.kind == "train" else "measure the last model")
             return

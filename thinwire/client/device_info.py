@@ -113,9 +113,7 @@ def _worth_telling(told: Equipment | None, seen: Equipment) -> Equipment:
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Return the cores that this process may run on, or as many as its control groups give it time for; at least
-    one.
-    """
+    """Return the cores that this process may run on, or that its control groups give it time for; at least one."""
     given = [cores()]
     for group in _groups(root):
         quota, _, period = _text(group / "cpu.max").strip().partition(" ")
@@ -125,8 +123,9 @@ def usable_cores(root: Path = ROOT) -> int:
 
 
 def memory(root: Path = ROOT, mine: Iterable[int] = ()) -> tuple[int | None, int | None]:
-    """Return all and free bytes: of the machine, or of this process's control group if that has less; None if not
-    known.
+    """Return all and free bytes of the machine, or of this process's control group if that has less.
+
+    A value is None if it is not known. Memory of the processes `mine` counts as free.
     """
     fields = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
     total, free = (_kilobytes(fields.get(name, "")) for name in ("MemTotal", "MemAvailable"))

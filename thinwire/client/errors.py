@@ -36,10 +36,10 @@ OURS = os.path.dirname(os.path.abspath(thinwire.__file__)) + os.sep
 
 
 class CannotAnswer(Exception):
-    """The reason why this device cannot work on an assignment. `kind` is its name; the text is Thinwire's and holds no
-    data.
+    """The reason why this device cannot work on an assignment.
 
-    `said` may hold data: it is for this device's owner alone.
+    `kind` is its name; the text is Thinwire's and holds no data. `said` may hold data: it is for this device's owner
+    alone.
     """
 
     def __init__(self, kind: str, why: str, said: str = "") -> None:

@@ -1,9 +1,8 @@
-"""Execute one assignment: load the base model, evaluate, train, encode, or make the first model of a run. Nothing is
-stored here.
+"""Execute one assignment: load the base model, evaluate, train and encode, or make the first model of a run.
 
 `work` handles an assignment to train or evaluate. `trained` and `encoded` are its two halves, which overlap runs in two
 threads. `first_model` makes the model of an `init` assignment: what the task's `model()` makes from the run's seed,
-sent whole.
+sent whole. Nothing is stored here: each function returns the state after it.
 """
 
 from __future__ import annotations

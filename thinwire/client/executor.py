@@ -1,9 +1,8 @@
-"""Execute training and evaluation of a task: in this process (`Here`, for simulations), or in a process of its own
-(`Worker`).
+"""Execute training and evaluation of a task, in this process or in a worker.
 
-`Bench` is the protocol of both. A `Worker` runs one process for all tasks of a client (client/worker_process.py,
-client/train/worker.py) and `There` is one of its tasks. The worker starts when it is needed, is killed when it hangs,
-and starts again.
+`Bench` is the protocol. `Here` executes in this process, for simulations. A `Worker` runs one process for all tasks of
+a client (client/worker_process.py, client/train/worker.py) and `There` is one of its tasks. The worker starts when it
+is needed, is killed when it hangs, and starts again.
 """
 
 from __future__ import annotations
@@ -300,8 +299,9 @@ class Worker:
         return error
 
     def _require_tasks(self) -> None:
-        """Raise the error of a task that failed to load: at the start it ends the client, later it fails its
-        assignments.
+        """Raise the error of a task that failed to load.
+
+        At the start it ends the client; later it fails the task's assignments.
         """
         for one in self.described:
             if one.wrong:

@@ -85,8 +85,7 @@ class Session:
         return self.kept.held_bytes
 
     def welcomed(self, sequences: Mapping[str, int], identities: Mapping[str, str] | None = None) -> None:
-        """Continue numbering above `sequences`, the highest sequence that the aggregator has seen from this device in
-        each run.
+        """Continue numbering above `sequences`, the highest that the aggregator has seen from this device in each run.
 
         `identities` are the identities of those runs.
         """
@@ -163,8 +162,9 @@ class Session:
         return self.kept.unsent(self.bench.name, say)
 
     def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
-        """Record that the aggregator has the reply. `upload_s` is given if the upload succeeded at the first
-        attempt.
+        """Record that the aggregator has the reply.
+
+        `upload_s` is the time of its upload, given only if the first attempt succeeded.
         """
         if isinstance(reply, ReplyHead) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
             self._afterwards.setdefault(reply.update_id.run, Afterwards()).sent(reply, upload_s)

@@ -320,8 +320,9 @@ class Upkeep:
         self._wished, self._reread = wished or threading.Event(), reread
 
     def look(self, say: Say) -> None:
-        """Reload if that was requested, and give the worker's memory back if it is idle. The working thread calls
-        this.
+        """Reload if that was requested, and give the worker's memory back if it is idle.
+
+        The working thread calls this between two assignments.
         """
         if self._wished.is_set():
             self._wished.clear()

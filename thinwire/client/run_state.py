@@ -49,10 +49,9 @@ def no_bytes() -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """A reply that was made: its header (`head`), the round of its assignment, and the file of its parts ("" without
-    parts).
+    """A reply that was made: its header (`head`), the round of its assignment, and the file of its parts.
 
-    `first` is True if its parts are the first model of a run and no update.
+    `file` is "" without parts. `first` is True if the parts are the first model of a run and no update.
     """
 
     head: ReplyHead

@@ -47,8 +47,9 @@ class Standing:
 
     @classmethod
     def load(cls, folder: Path) -> Standing | None:
-        """Return the status that was written last, by a process that may have ended; None if it is missing or
-        unreadable.
+        """Return the status that was written last, None if it is missing or unreadable.
+
+        The process that wrote it may have ended.
         """
         try:
             said: dict[str, Any] = json.loads((folder / STATUS_FILE).read_bytes())

@@ -83,8 +83,10 @@ def report(loaded: LoadedTask) -> TaskReport:
 
 @dataclass(frozen=True)
 class Initial:
-    """Version 0 of a model: trained parameters, float buffers, single integers as counters, and buffers that never
-    change.
+    """Version 0 of a model, made from the run's seed.
+
+    `vector` holds the trained parameters and `buffers` the float buffers. Single integers are `counters`, and buffers
+    that never change are `fixed`.
     """
 
     layout: Layout

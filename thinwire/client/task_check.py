@@ -1,5 +1,6 @@
-"""Check a task before it runs: a few local steps, one encode and one aggregation, in this process (`thinwire task
-check`).
+"""Check a task before it runs: a few local steps, one encode and one aggregation, in this process.
+
+`thinwire task check` calls `rehearse`.
 
 Invariant: the task's functions get what a device gives them: the data of `data(site)`, in batches drawn as there. The
 check is short because it assigns few steps.

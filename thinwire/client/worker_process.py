@@ -98,8 +98,9 @@ class Child:
 
     @contextlib.contextmanager
     def held_to_account(self) -> Iterator[None]:
-        """Translate I/O and framing errors of the process into `Broken`, and kill a process that sent an invalid
-        message.
+        """Translate I/O and framing errors of the process into `Broken`.
+
+        A process that sent an invalid message, or stopped in the middle of one, is killed.
         """
         try:
             yield
@@ -113,8 +114,9 @@ class Child:
             raise Broken("it stopped in the middle of a word") from error
 
     def close(self) -> None:
-        """Close the socket, which ends the process; wait up to `ENDS_S` for it and what it started, then kill the
-        group.
+        """Close the socket, which ends the process.
+
+        Wait up to `ENDS_S` for it and for what it started, then kill its process group.
         """
         self._wire.sock.close()
         self._log.join(ENDS_S)  # until no process that it started can print any more

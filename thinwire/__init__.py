@@ -1,4 +1,7 @@
-"""Thinwire: federated learning over thin wires."""
+"""Thinwire is federated learning for devices with slow links.
+
+`simulate` is imported only on first use: it needs torch, which an aggregator does not have to install.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["__version__", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import heavy parts only when they are asked for: `simulate` needs torch, the aggregator must not."""
+    """Import `simulate` on first use; raise AttributeError for any other name."""
     if name == "simulate":
         from thinwire.simulation import simulate
 

@@ -1,4 +1,7 @@
-"""What every part shares: types, layout, keys, plan, events, clock, errors. No torch, no network, no database."""
+"""This package holds what all other packages share: types, layout, keys, plan, events, clock and errors.
+
+Invariant: nothing in it imports torch, opens a connection or uses a database.
+"""
 
 from thinwire.core.clock import Clock, RealClock, VirtualClock
 from thinwire.core.errors import ThinwireError

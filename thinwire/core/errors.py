@@ -1,10 +1,12 @@
-"""What went wrong, why, and what to try: the one form in which Thinwire refuses."""
+"""These are Thinwire's errors: each says what failed, why, and what to type next."""
 
 from __future__ import annotations
 
 
 class ThinwireError(Exception):
-    """A refusal that a person can act on; `exit_code` is the process's (design, exit codes).
+    """An error that a person can act on: `what` failed, `why`, and a `hint` that can be typed.
+
+    `exit_code` is the exit code of a command that ends with this error (docs/reference/exit-codes.md).
 
     >>> print(ThinwireError("no codec 'topq'", why="it is not registered", hint="topk(0.01)").text())
     error: no codec 'topq'
@@ -19,6 +21,7 @@ class ThinwireError(Exception):
         self.what, self.why, self.hint = what, why, hint
 
     def text(self) -> str:
+        """Return the lines `error:`, `why:` and `try:`, each only if its text is not empty."""
         rows = [("error: ", self.what), ("why:   ", self.why), ("try:   ", self.hint)]
         return "\n".join(label + said.replace("\n", "\n       ") for label, said in rows if said)
 
@@ -27,29 +30,29 @@ class ThinwireError(Exception):
 
 
 class UsageError(ThinwireError):
-    """The command line cannot be understood."""
+    """The command line is not valid."""
 
     exit_code = 2
 
 
 class PlanError(ThinwireError):
-    """The plan holds a key or a value that cannot be."""
+    """The plan has an unknown key, or a value that is not valid."""
 
     exit_code = 3
 
 
 class CodecError(PlanError):
-    """A codec's spec names no codec, or one with an impossible argument."""
+    """A codec's spec names an unknown codec, or has an argument that is not valid."""
 
 
 class TaskError(ThinwireError):
-    """The task's code cannot be imported, raises, or answers with what a task may not."""
+    """The task's code cannot be imported, raises an exception, or returns a value that a task must not return."""
 
     exit_code = 3
 
 
 class Unreachable(ThinwireError):
-    """The other end does not answer, or not now: come again after `after_s`, at a moment drawn within `within_s`."""
+    """The peer does not reply, or is busy: retry after `after_s`, at a random moment within `within_s` seconds."""
 
     exit_code = 4
 
@@ -61,41 +64,41 @@ class Unreachable(ThinwireError):
 
 
 class Refused(ThinwireError):
-    """The other end answers, and does not let us in."""
+    """The peer replies, and refuses this device."""
 
     exit_code = 5
 
 
 class NotTaken(Refused):
-    """The other end will never take this answer: it is of no use to send it again. The device itself may go on."""
+    """The aggregator rejected this reply for good: sending it again is useless. The client itself may go on."""
 
 
 class NotOffered(NotTaken):
-    """This device does not send the reply: whoever answers at the aggregator's address has no such run."""
+    """The client does not send this reply, because the program at the aggregator's address does not have its run."""
 
 
 class NotInvited(Refused):
-    """No invitation that can be used; `why` (unknown, used, expired, withdrawn) is for the operator alone."""
+    """The invitation is not valid; `why` (unknown, used, expired, withdrawn) is shown to the operator only."""
 
 
 class TooFewClients(ThinwireError):
-    """Fewer clients answered than the plan demands."""
+    """Fewer clients replied than the plan requires."""
 
     exit_code = 6
 
 
 class DataLost(ThinwireError):
-    """What is on disk is damaged, missing, or newer than this program."""
+    """Data on disk is damaged, missing, or written by a newer version of Thinwire."""
 
     exit_code = 8
 
 
 class NotWritten(DataLost):
-    """The disk took no more. What was there before is as it was, so who was writing can be begun again when it does."""
+    """A write failed because the disk is full or read-only; existing data is unchanged, so the write can be retried."""
 
 
 class NotFound(ThinwireError):
-    """There is no such run, device or round."""
+    """The run, device or round does not exist."""
 
     exit_code = 9
 
@@ -105,8 +108,8 @@ class NonFiniteUpdate(ThinwireError):
 
 
 class BadPayload(ThinwireError):
-    """Received bytes are not what their header says; nothing was changed and nothing allocated."""
+    """The received bytes are not what their header says; nothing was changed and nothing was allocated."""
 
 
 class ReplyLost(BadPayload, DataLost):
-    """A reply that is in the spool cannot be read: it was set aside, and what it was for goes on without it."""
+    """A reply in the spool cannot be read: the aggregator set it aside, and the run goes on without it."""

@@ -1,7 +1,7 @@
-"""How an aggregator reaches its devices (Fleet), how a device reaches its aggregator (Link), and who may (Roster).
+"""These protocols connect aggregator and devices: `Fleet` at the aggregator, `Link` at the client, `Roster` for access.
 
-Neither end knows a network: `flower/` gives both over Flower's SuperLink, `simulation/` in process, and one
-conformance suite holds them to these texts.
+Both ends are independent of the network: `flower/` implements them over Flower's SuperLink, `simulation/` in one
+process. One conformance suite tests every implementation against the invariants in these docstrings.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from thinwire.core.errors import DataLost
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import NOTHING_SAID, PROTOCOL, Arrived, Ask, Equipment, Failure, ReplyHead, UpdateId
 
-MAX_TENSORS = 64 * 2**10  # letters of the layouts in one hello: some 1000 tensors
+MAX_TENSORS = 64 * 2**10  # characters of all layouts in one hello: about 1000 tensors
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What a device has installed under a task's name. `error` says why it cannot be used, else it is empty.
+    """Holds what a device has installed under a task's name; `error` says why the task cannot be used, else it is "".
 
-    `tensors` is the layout's JSON, by which an aggregator names what differs; "" where it is long.
+    `tensors` is the layout's JSON, by which the aggregator names what differs; it is "" if the JSON is too long to
+    send.
     """
 
     name: str
@@ -37,19 +38,20 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Hello:
-    """A device's first words. `process` is drawn anew at each start: two live ones of one name are refused.
+    """Holds the message by which a client introduces itself when it connects.
 
-    `link` is what it measured on its way here: `rtt_s` (one round trip) and `skew_s` (how far its clock is behind).
-    `holds` are the pins of the CAs that it trusts; `plans` the digests of the resolved plans that it keeps; `has` is
-    what there is of memory, power and the like.
+    `process` is a random id of each start of the client: the aggregator refuses two running clients of one name. `link`
+    holds what the client measured on its connection: `rtt_s` (one round trip) and `skew_s` (how far its clock is
+    behind). `holds` are the pins of the CAs that the client trusts. `plans` are the digests of the resolved plans that
+    it has stored. `has` is the device's equipment.
     """
 
     name: str
     process: str
     tasks: tuple[TaskReport, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)  # thinwire, python, torch, ...
-    protocol: int = PROTOCOL  # the newest that it speaks
-    oldest: int = PROTOCOL  # and the oldest
+    protocol: int = PROTOCOL  # newest protocol version that the client speaks
+    oldest: int = PROTOCOL  # oldest protocol version that it speaks
     link: Mapping[str, float] = field(default_factory=dict)
     holds: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
@@ -58,18 +60,20 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The answer: the highest sequence seen from this device for each run that goes on (it goes on above it).
+    """Holds the aggregator's reply to a hello.
 
-    `name` is the row's: a device that was renamed learns it here. `runs` are the identities of the runs that go on: a
-    device sends what it made for them, and nothing that it made for others. After a lost aggregator devices come back
-    within `spread_s` of each other. `cas` are the certificates (PEM) to hold from now on, none on a door without TLS.
+    `sequences` has for each active run the highest sequence number that the aggregator received from this device: the
+    client continues above it. `name` is the device's name in the roster, so a renamed device learns its new name.
+    `runs` maps the active runs to their identities: the client sends updates of these runs only. After the aggregator
+    was lost, clients reconnect at random moments within `spread_s` of each other. `cas` are the CA certificates (PEM)
+    to trust from now on, none on a device API without TLS.
     """
 
     name: str
     sequences: Mapping[str, int] = field(default_factory=dict)
     poll_s: float = 25.0
     server_time: float = 0.0
-    protocol: int = PROTOCOL  # the one that both speak from here on
+    protocol: int = PROTOCOL  # the version that both speak on this connection
     spread_s: float = 0.0
     cas: tuple[str, ...] = ()
     runs: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +81,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Envelope:
-    """An ask, the device it goes to, and the file in which its parts stand one after the other."""
+    """Holds an assignment, the device that it goes to, and the file of its parts, one after the other."""
 
     device: str
     ask: Ask
@@ -86,10 +90,10 @@ class Envelope:
 
 @dataclass(frozen=True)
 class Delivery:
-    """An ask as a device gets it, with the file that its parts were streamed to (digests already checked).
+    """Holds an assignment as a client receives it, and the file of its parts, whose digests are checked already.
 
-    `error`: why there is none, where this device's disk could not take it. `device`: what the aggregator calls this
-    device, which it may have renamed since the hello; "" where it does not say. `head_bytes`: the length of the ask's
+    `error` is set if the parts could not be written to the client's disk. `device` is the name that the aggregator uses
+    for this device, which may be newer than the hello's; "" if unknown. `head_bytes` is the length of the assignment's
     JSON, by which its memory is counted while it waits.
     """
 
@@ -103,13 +107,15 @@ class Delivery:
 
 @dataclass(frozen=True)
 class NodeJoined:
+    """Reports that a device connected."""
+
     device: str
     hello: Hello
 
 
 @dataclass(frozen=True)
 class NodeLeft:
-    """A device is not there any more; nothing was heard of it for `silent_s` before."""
+    """Reports that a device is offline; the aggregator had received nothing from it for `silent_s` seconds."""
 
     device: str
     why: str
@@ -118,8 +124,10 @@ class NodeLeft:
 
 @dataclass(frozen=True)
 class TakenUp:
-    """An ask was handed to its device, or, after a restart, the device says that it holds it; `at`: wall clock. Of a
-    stop, to which there is no answer, only when the device says so.
+    """Reports that an assignment was delivered to its device at wall-clock time `at`.
+
+    After a restart of the aggregator it reports that the device says that it has the assignment. An assignment of kind
+    `stop` has no reply, so it is reported only if the device confirms it.
     """
 
     device: str
@@ -131,39 +139,69 @@ Arrival = ReplyHead | Failure | NodeJoined | NodeLeft
 
 
 class Fleet(Protocol):
-    """The only way to reach clients. One thread calls it.
+    """Gives the aggregator its only way to reach clients; one thread calls it.
 
-    Laws: an ask that was sent is delivered again after a lost connection, until a head or a failure for it arrives
-    or it is cancelled; a head is polled only when all its parts are durable in the spool and their digests match;
-    a head polled and not acked comes again after a restart; the same update_id with another digest never arrives
-    as a head but as Failure("state-lost"); when `shut_out` returns each open ask of the device is Failure("refused",
-    "revoked"), what it sent and nobody polled is gone, and NodeLeft follows; NodeLeft comes too for a device that has
-    not been heard of for `grace`; an ask that failed may be sent again under its id, to the same process too.
+    Invariants:
+
+    - A sent assignment is delivered again after a lost connection, until a reply or a failure for it arrives
+      or it is cancelled.
+    - A reply is polled only when all its parts are durable in the spool and their digests match.
+    - A reply that was polled and not acknowledged is polled again after a restart.
+    - The same `update_id` with another digest never arrives as a reply, but as `Failure("state-lost")`.
+    - When `shut_out` returns, each open assignment of the device is `Failure("refused", "revoked")`, its replies that
+      were not polled yet are deleted, and `NodeLeft` follows.
+    - `NodeLeft` also follows if the aggregator has received nothing from a device for `grace` seconds.
+    - An assignment that failed may be sent again under its id, to the same process too.
     """
 
-    def send(self, asks: Sequence[Envelope]) -> None: ...
-    def poll(self, wait_s: float) -> Sequence[Arrival]: ...
-    def open(self, update_id: UpdateId) -> Iterator[Arrived]: ...  # its parts in order, one at a time in memory
-    def ack(self, update_ids: Sequence[UpdateId]) -> None: ...  # after the commit
-    def cancel(self, ask_ids: Sequence[str]) -> None: ...  # takes effect at the device's next call
-    def shut_out(self, devices: Sequence[str]) -> None: ...  # now: calls answered, uploads gone, asks refused
-    def taken_up(self) -> Sequence[TakenUp]: ...  # since the last call; where answers come at once stops alone
-    def close(self) -> None: ...
+    def send(self, asks: Sequence[Envelope]) -> None:
+        """Queue assignments for their devices."""
+
+    def poll(self, wait_s: float) -> Sequence[Arrival]:
+        """Return what arrived, after at most `wait_s` seconds."""
+
+    def open(self, update_id: UpdateId) -> Iterator[Arrived]:
+        """Yield the parts of an update in order, one at a time in memory."""
+
+    def ack(self, update_ids: Sequence[UpdateId]) -> None:
+        """Delete updates from the spool, after the commit that records their outcome."""
+
+    def cancel(self, ask_ids: Sequence[str]) -> None:
+        """Withdraw assignments; it takes effect at the device's next call."""
+
+    def shut_out(self, devices: Sequence[str]) -> None:
+        """Disconnect revoked devices at once: end their calls, delete their uploads and fail their assignments."""
+
+    def taken_up(self) -> Sequence[TakenUp]:
+        """Return the assignments delivered since the last call; without a network only those of kind `stop`."""
+
+    def close(self) -> None:
+        """Close all connections and end the threads."""
 
 
 class Link(Protocol):
-    """A device's end. Two threads call it: one keeps a pull open, one pushes.
+    """Gives a client its only way to reach the aggregator; two threads call it: one pulls, one pushes.
 
-    `pull` waits until an ask is there and returns None after `wait_s` without one. `push` returns when the other
-    end holds everything durably; a push of what it has already is answered as the first was. All three raise
-    `Unreachable` (try again later) or `Refused` (stop); `NotTaken` is of one reply alone.
+    All calls raise `Unreachable` (retry later) or `Refused` (stop). `NotTaken` concerns one reply only.
     """
 
-    def hello(self, hello: Hello) -> Welcome: ...
-    def pull(self, wait_s: float) -> Delivery | None: ...
-    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None: ...
-    def cancelled(self) -> frozenset[str]: ...  # ask_ids that the aggregator has withdrawn
-    def close(self) -> None: ...
+    def hello(self, hello: Hello) -> Welcome:
+        """Introduce the client, and return the aggregator's reply."""
+
+    def pull(self, wait_s: float) -> Delivery | None:
+        """Wait for an assignment; return None after `wait_s` seconds without one."""
+
+    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+        """Send a reply with the parts in `bundle`; return when the aggregator has stored all of it durably.
+
+        Invariant: pushing a reply again that the aggregator already has succeeds like the first time.
+        """
+
+    def cancelled(self) -> frozenset[str]:
+        """Return the ids of assignments that the aggregator has withdrawn."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 DeviceState = Literal["pending", "approved", "revoked"]
@@ -172,7 +210,10 @@ How = Literal["loopback", "invitation", "manual", "stock"]
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device that may, might or may no longer reach us. `fingerprint`: SHA-256 (hex) of the DER public key."""
+    """Holds a device in the roster: pending, approved or revoked.
+
+    `fingerprint` is the SHA-256 (hex) of the public key's DER form.
+    """
 
     name: str
     fingerprint: str
@@ -183,49 +224,74 @@ class DeviceRow:
 
     @property
     def is_intact(self) -> bool:
-        """Whether the key is the one that the fingerprint names: a damaged row lets nobody in and stops nothing."""
+        """Return True if the fingerprint matches the key; a damaged row grants no access and stops no other device."""
         return hashlib.sha256(self.public_key).hexdigest() == self.fingerprint
 
 
 @dataclass(frozen=True)
 class Joining:
-    """What a device that wants in has shown: an invitation's secret, and by its signature that the key is its own."""
+    """Holds a device's request to enroll: an invitation's secret, and a key that the device has proved to own by its
+    signature.
+    """
 
     secret: str  # 32 hex digits, 128 bits
     name: str
     fingerprint: str
     public_key: bytes  # DER SubjectPublicKeyInfo
-    address: str  # where the connection came from; for people to read, never to decide by
+    address: str  # of the connection: shown to people, never used for a decision
 
 
 class Roster(Protocol):
-    """Who may reach the door: kept in the store, read at every request, called from the door's threads.
+    """Decides which devices may use the device API; it is read from the store at every request, by the API's threads.
 
-    `join` is one transaction: the same secret with the same key is answered as the first time. It raises
-    `NotInvited` (whose text is for the operator alone), and `Refused` for a name that is taken, which uses nothing up.
+    Invariant: `join` is one transaction, and the same secret with the same key gets the same reply again.
     """
 
-    def rows(self) -> Sequence[DeviceRow]: ...
-    def by_fingerprint(self, fingerprint: str) -> DeviceRow | None: ...
-    def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow: ...  # Refused: name taken
-    def join(self, joining: Joining) -> DeviceRow: ...
-    def leave(self, name: str) -> None: ...  # the device shuts itself out
-    def seen(self, hello: Hello, at: float) -> None: ...
-    def sequences(self, name: str) -> Mapping[str, int]: ...
-    def runs(self) -> Mapping[str, str]: ...  # those that go on -> their identities
-    def note(self, kind: str, address: str, why: str, name: str = "") -> None: ...  # for the operator's log and page
+    def rows(self) -> Sequence[DeviceRow]:
+        """Return all devices."""
+
+    def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
+        """Return the device with this fingerprint of its key, or None."""
+
+    def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow:
+        """Add a device with its key; raise `Refused` if the name is taken."""
+
+    def join(self, joining: Joining) -> DeviceRow:
+        """Enroll a device by its invitation.
+
+        It raises `NotInvited`, whose text is for the operator only, and `Refused` if the name is taken, which does not
+        use the invitation up.
+        """
+
+    def leave(self, name: str) -> None:
+        """Revoke a device at its own request."""
+
+    def seen(self, hello: Hello, at: float) -> None:
+        """Record a hello and its wall-clock time."""
+
+    def sequences(self, name: str) -> Mapping[str, int]:
+        """Return for each active run the highest sequence number received from a device."""
+
+    def runs(self) -> Mapping[str, str]:
+        """Return the identities of the active runs, by run id."""
+
+    def note(self, kind: str, address: str, why: str, name: str = "") -> None:
+        """Record a refusal for the operator's log and the dashboard."""
 
 
 class ReplyLimits(Protocol):
-    """How large the replies to asks may be. Any thread may call it."""
+    """Bounds the size of replies; any thread may call it."""
 
-    def of(self, ask_id: str) -> ReplyLimit: ...
-    def max_header_bytes(self) -> int: ...  # of any reply that may come now: which ask it is for is not read yet
+    def of(self, ask_id: str) -> ReplyLimit:
+        """Return the limit of the reply to an assignment."""
+
+    def max_header_bytes(self) -> int:
+        """Return the largest header of any reply that may arrive now, before its assignment's id is read."""
 
 
 @dataclass(frozen=True)
 class FixedLimits:
-    """One limit for every reply."""
+    """Holds one limit for every reply."""
 
     limit: ReplyLimit
 
@@ -238,17 +304,36 @@ class FixedLimits:
 
 
 class Spool(Protocol):
-    """Where bodies of answers lie until they are folded: `spool/RUN/DEVICE-SEQUENCE`, parts one after the other.
-
-    `received` are the bytes that a head was read from: they are kept as they came, and never written anew.
+    """Stores the bodies of replies until their updates are aggregated: `spool/RUN/DEVICE-SEQUENCE`, parts one after
+    the other.
     """
 
-    def path(self, update_id: UpdateId) -> Path: ...
-    def partial(self, update_id: UpdateId, digest: str) -> Path: ...  # the file of an upload that may be cut and go on
-    def drop_partial(self, device: str) -> None: ...  # all that this device was uploading
-    def draft(self, update_id: UpdateId) -> Path: ...  # a new file to stream to, not visible yet
-    def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None: ...  # fsync both, then visible
-    def head(self, update_id: UpdateId) -> ReplyHead | None: ...
-    def heads(self) -> Sequence[ReplyHead]: ...  # all that are visible, oldest first
-    def open(self, update_id: UpdateId) -> Iterator[Arrived]: ...
-    def delete(self, update_id: UpdateId) -> None: ...
+    def path(self, update_id: UpdateId) -> Path:
+        """Return the file of a reply's parts."""
+
+    def partial(self, update_id: UpdateId, digest: str) -> Path:
+        """Return the file of an interrupted upload that can be continued."""
+
+    def drop_partial(self, device: str) -> None:
+        """Delete all unfinished uploads of a device."""
+
+    def draft(self, update_id: UpdateId) -> Path:
+        """Return a new file to write a body to, which is not visible yet."""
+
+    def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None:
+        """Make the body and its header durable, then visible.
+
+        `received` are the bytes that the header was read from; they are stored unchanged.
+        """
+
+    def head(self, update_id: UpdateId) -> ReplyHead | None:
+        """Return the header of an update, or None if it is not visible."""
+
+    def heads(self) -> Sequence[ReplyHead]:
+        """Return all visible headers, oldest first."""
+
+    def open(self, update_id: UpdateId) -> Iterator[Arrived]:
+        """Yield the parts of an update in order."""
+
+    def delete(self, update_id: UpdateId) -> None:
+        """Delete the body and the header of an update."""

@@ -1,4 +1,8 @@
-"""The central types: what an aggregator asks, what a device answers, what both of them count by."""
+"""These types are shared by aggregator and client: assignments, replies, failures, update ids and equipment.
+
+`Ask` is the assignment, `ReplyHead` the reply's header, `Verdict` the outcome of an update. An assignment's id has the
+form `RUN.ROUND.DEVICE`; `ask_id_of` makes it and the functions beside it read it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ from thinwire.core.errors import BadPayload
 
 PROTOCOL = 1
 
-Vector: TypeAlias = NDArray[np.float32]  # contiguous, 1-D: trained parameters of a segment or a model, or their change
-State: TypeAlias = dict[str, NDArray[Any]]  # named arrays that a step carries from call to call
-Fixed: TypeAlias = Mapping[str, NDArray[Any]]  # tensors that no training changes and the exported file needs, by name
-Payload: TypeAlias = bytes  # what an encoder made: one binary frame (compression/frame.py)
-Arrived: TypeAlias = bytes | memoryview  # a payload as it lies in the spool, which need not be read into memory
-Metrics: TypeAlias = Mapping[str, tuple[float, float]]  # name -> (sum, count); the value shown is sum / count
+Vector: TypeAlias = NDArray[np.float32]  # contiguous, 1-D: trained parameters of a segment or a model, or an update
+State: TypeAlias = dict[str, NDArray[Any]]  # named arrays that a codec keeps between calls
+Fixed: TypeAlias = Mapping[str, NDArray[Any]]  # tensors by name that training never changes, for the exported file
+Payload: TypeAlias = bytes  # one encoded frame (compression/frame.py)
+Arrived: TypeAlias = bytes | memoryview  # a payload; a view of the spool's file is not read into memory
+Metrics: TypeAlias = Mapping[str, tuple[float, float]]  # name -> (sum, count); sum / count is shown
 AskKind = Literal["describe", "init", "train", "evaluate", "stop"]
 
 DEVICE_NAME = re.compile(r"[a-z0-9-]{1,63}")
@@ -27,7 +31,9 @@ DEVICE_NAME = re.compile(r"[a-z0-9-]{1,63}")
 
 @dataclass(frozen=True, order=True)
 class UpdateId:
-    """The key of exactly-once: the `sequence`-th update that a device made for a run.
+    """Identifies the `sequence`-th update that a device made for a run.
+
+    Invariant: an update id is aggregated at most once.
 
     >>> UpdateId.parse("digits-1/pi-03/7").sequence
     7
@@ -42,13 +48,14 @@ class UpdateId:
 
     @classmethod
     def parse(cls, text: str) -> UpdateId:
+        """Read the id from the text `RUN/DEVICE/SEQUENCE`; raise ValueError for any other text."""
         run, device, sequence = text.split("/")
         return cls(run, device, int(sequence))
 
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of a message's body: `length` bytes with this SHA-256 (hex), sent from byte `offset` on."""
+    """Describes one piece of a message's body: `length` bytes with this SHA-256 (hex), sent from byte `offset` on."""
 
     name: str
     length: int
@@ -58,9 +65,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an update: folded (forget it), dropped (give it back), unknown (keep it and send it again).
+    """Holds the aggregator's decision about an update: folded, dropped or unknown.
 
-    `version` is the first model version that contains it, when folded.
+    The client forgets a folded update, puts a dropped one back into its residual, and keeps an unknown one to send it
+    again. `version` is the first model version that contains a folded update.
     """
 
     update_id: UpdateId
@@ -70,7 +78,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Work:
-    """How much a device is asked to do; 0 means that the plan decides (`epochs`, `clip_grad`).
+    """Holds how much a client should train in one assignment; 0 means that the plan decides (`epochs`, `clip_grad`).
 
     `clip` is the largest L2 norm of a step's gradient in this round.
     """
@@ -82,11 +90,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request to one device. `plan` is the resolved plan, or its digest once the device holds it.
+    """Holds one assignment: a request to one client to describe its task, make a first model, train, evaluate or stop.
 
-    `parts` are the frames of the downlink, in the order in which they stand in the body: either every segment of
-    the full model (`full/SEGMENT`), or the versions' changes after the device's own (`VERSION/SEGMENT`), then
-    `buffers`. `base_digest` is the SHA-256 of the model at `base_version` after they are applied.
+    `plan` is the resolved plan, or only its digest once the client has the plan.
+
+    `parts` are the frames of the downlink in the order of the body. They are either every segment of the full model
+    (`full/SEGMENT`), or the encoded differences of the versions that follow the client's own (`VERSION/SEGMENT`).
+    `buffers` come last. `base_digest` is the SHA-256 of the model at `base_version`, after the client has applied the
+    parts.
     """
 
     ask_id: str
@@ -100,20 +111,20 @@ class Ask:
     layout_digest: str = ""
     codec: str = "identity"
     work: Work = field(default_factory=Work)
-    deadline_s: float = 0.0  # runs on the device from taking the ask up
+    deadline_s: float = 0.0  # seconds from the moment when the client received the assignment
     parts: tuple[Part, ...] = ()
-    vectors: tuple[str, ...] = ()  # names of further shared vectors; none yet: control variates stand behind the model
+    vectors: tuple[str, ...] = ()  # names of more shared vectors; none yet: control variates follow the model
     verdicts: tuple[Verdict, ...] = ()
-    references_from: int = 0  # the round from which what ef21 and algorithms remember counts; older: begin anew
-    further: bool = False  # after the device has answered another ask of this round: other draws, nothing to measure
-    farewell: bool = False  # a stop for who was away when the run ended: it may know nothing of that run
+    references_from: int = 0  # first round whose state of ef21 or the algorithm counts; older state is reset
+    further: bool = False  # follow-up: other random draws, no evaluation
+    farewell: bool = False  # a stop for a client that was offline at the run's end and may not know the run
     protocol: int = PROTOCOL
-    identity: str = ""  # of the run: what a device keeps or sends of another run with the same id is not of this one
+    identity: str = ""  # of the run: separates it from an earlier run with the same id
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds that a device spent on one ask, by its own clock."""
+    """Holds the seconds that a client spent on each stage of one assignment, by its own clock."""
 
     download_s: float = 0.0
     queue_s: float = 0.0
@@ -124,14 +135,16 @@ class Timings:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What the aggregator saw of one exchange. Wall-clock seconds since 1970; bytes on the device's TCP socket.
+    """Holds what the aggregator measured of one exchange: wall-clock seconds since 1970, and bytes on the client's TCP
+    socket.
 
-    `sent_bytes` and `received_bytes` are the aggregator's: down to and up from the device. None where no wire is.
+    `sent_bytes` and `received_bytes` are counted at the aggregator: sent to and received from the client. Both are None
+    in a simulation, which has no connection.
     """
 
-    pulled_at: float = 0.0  # the ask was handed to the device
-    began_at: float = 0.0  # the first byte of the answer
-    arrived_at: float = 0.0  # the last byte of the answer is durable
+    pulled_at: float = 0.0  # the client received the assignment
+    began_at: float = 0.0  # the first byte of the reply arrived
+    arrived_at: float = 0.0  # the last byte of the reply is durable
     sent_bytes: int | None = None
     received_bytes: int | None = None
     requests: int = 0
@@ -139,12 +152,15 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ReplyHead:
-    """All of an answer but its frames, which follow in `parts` (`frame/SEGMENT` each, then `buffers`).
+    """Holds the header of a reply: everything but the frames, which follow as `parts` (`frame/SEGMENT` each, then
+    `buffers`).
 
-    `a` is the normaliser that the change was divided by (0 for an evaluation); `norm` the L2 norm of the change;
-    `counters` the largest values of integer buffers. `planned` are the steps that were asked for, where partial work
-    made fewer; else 0. `transfer` is filled in where the answer arrives. `lost` says that the device began this run
-    anew, with a residual of zero, and why: what it knew was missing, older than what it had sent, damaged or unsaved.
+    `a` is the normaliser that the update was divided by (0 for an evaluation). `norm` is the update's L2 norm.
+    `counters` are the largest values of integer buffers. `planned` is the number of requested steps if partial work
+    made fewer, else 0. `transfer` is filled in by the aggregator.
+
+    `lost` is set if the client started this run again with a residual of zero. It holds the reason: the client's state
+    was missing, older than the updates that it had sent, damaged or unsaved.
     """
 
     ask_id: str
@@ -168,21 +184,24 @@ class ReplyHead:
 
     @property
     def payload_bytes(self) -> int:
+        """Return the length of all parts together, in bytes."""
         return sum(part.length for part in self.parts)
 
     def arrived(self, transfer: Transfer) -> ReplyHead:
+        """Return the header with the aggregator's measurements of the exchange."""
         return replace(self, transfer=transfer)
 
 
-AGGREGATOR_KINDS = ("refused", "stale", "left", "over")  # of a failure: no device says them
+AGGREGATOR_KINDS = ("refused", "stale", "left", "over")  # kinds of failures that only the aggregator reports
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a device did not answer an ask: a kind of docs/reference/failures.md, and a text that holds no data.
+    """Holds the reason why a client did not carry out an assignment: a kind of docs/reference/failures.md, and a text.
 
-    Kinds: task-error, task-missing, task-mismatch, layout-mismatch, base-mismatch, non-finite, need-plan, declined,
-    state-lost, protocol, worker, disk. The aggregator alone says AGGREGATOR_KINDS.
+    Invariant: the text holds no data of the device. Kinds: task-error, task-missing, task-mismatch, layout-mismatch,
+    base-mismatch, non-finite, need-plan, declined, state-lost, protocol, worker, disk. Only the aggregator uses the
+    kinds in `AGGREGATOR_KINDS`.
     """
 
     kind: str
@@ -195,20 +214,20 @@ class Failure:
 
 
 def finite(value: float, what: str) -> float:
-    """`value`, or BadPayload when it is NaN or infinite: heads come from strangers."""
+    """Return `value`; raise BadPayload if it is NaN or infinite, because a reply's numbers come from a device."""
     if not np.isfinite(value):
         raise BadPayload(f"{what} is {value}", why="a reply's numbers must be finite")
     return float(value)
-
-
-# The id of an ask says for which run, round and device it is.
 
 
 FURTHER = "+"
 
 
 def ask_id_of(run_id: str, number: int, device: str, further: bool = False) -> str:
-    """The id of what a device is asked in a round; `further`: while an update of it stood in the round's buffer.
+    """Return the id of the assignment of a device in a round; `further` marks the follow-up of a buffered round.
+
+    A follow-up is a device's second assignment in the same round: the round's buffer already holds an update of the
+    device.
 
     >>> ask_id_of("digits-3", 12, "pi-01", further=True)
     'digits-3.12+.pi-01'
@@ -217,7 +236,7 @@ def ask_id_of(run_id: str, number: int, device: str, further: bool = False) -> s
 
 
 def asked_round(ask_id: str) -> int:
-    """The round that an ask belonged to stands in its id, RUN.ROUND.DEVICE; 0 where none does.
+    """Return the round of an assignment's id, RUN.ROUND.DEVICE; 0 if the id names no round.
 
     >>> asked_round("digits-3.12.pi-01"), asked_round("digits-3.12+.pi-01")
     (12, 12)
@@ -229,12 +248,12 @@ def asked_round(ask_id: str) -> int:
 
 
 def is_further(ask_id: str) -> bool:
-    """Whether it was asked for the buffer after its round's, in which an update of its device stood."""
+    """Return True if the assignment is a follow-up: its device already has an update in the round's buffer."""
     return _named(ask_id).endswith(FURTHER)
 
 
 def first_of(ask_id: str) -> str:
-    """The id of what the device of a further ask was asked first in the same round, if it was.
+    """Return the id of the first assignment that the device of a follow-up can have had in the same round.
 
     >>> first_of("digits-3.12+.pi-01")
     'digits-3.12.pi-01'
@@ -253,16 +272,13 @@ def within_run(ask_id: str) -> str:
 
 
 def _named(ask_id: str) -> str:
-    """What stands between the run and the device."""
+    """Return the part of the id between the run and the device; "" if there is none."""
     return ask_id.rsplit(".", 2)[-2] if ask_id.count(".") >= 2 else ""
 
 
 def measuring_id_of(run_id: str, version: int, device: str) -> str:
-    """The id under which a device is asked to measure the last version: no round's."""
+    """Return the id of the assignment that evaluates the last model version; it belongs to no round."""
     return f"{run_id}.eval{version}.{device}"
-
-
-# What a device says that it has. What it cannot measure and nobody told it is None: nothing is guessed.
 
 
 GIB = 2.0**30
@@ -270,17 +286,21 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Equipment:
-    """`free_bytes` of memory are those that a task could have: what this client itself uses is counted as free."""
+    """Holds the equipment that a device reports about itself.
+
+    A value is None if the device cannot measure it and its owner did not configure it: nothing is guessed. `free_bytes`
+    is the memory that a task could use. Memory that the client itself uses counts as free.
+    """
 
     cores: int | None = None
     memory_bytes: int | None = None
     free_bytes: int | None = None
-    mains: bool | None = None  # False: it runs on a battery
-    metered: bool | None = None  # whether its link is paid by volume
+    mains: bool | None = None  # False: on battery
+    metered: bool | None = None  # True: its link is paid by volume
 
     @property
     def sentence(self) -> str:
-        """What is known of it, in words.
+        """Return the known equipment in words.
 
         >>> Equipment(4, 2**32, 2**31, mains=True).sentence
         '4 cores, 2.0 of 4.0 GiB free, mains'

@@ -1,1 +1,1 @@
-"""Secure sums and differential privacy: their place in the house; the parts come with their own issues."""
+"""This package will hold secure aggregation and differential privacy; it is still empty."""

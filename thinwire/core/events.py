@@ -1,7 +1,8 @@
-"""The facts of a run. What is journalled is what is shown, and what a resume replays.
+"""These events are the facts of a run: the journal stores them, the dashboard and reports show them, and a resume
+replays them.
 
-Each event is a frozen dataclass of plain JSON values; times are wall-clock seconds since 1970 (shown, never
-decided by), `elapsed_s` counts on the run's own clock, which stands still while the aggregator is down.
+Each event is a frozen dataclass of plain JSON values. Times are wall-clock seconds since 1970, which are shown and
+decide nothing. `elapsed_s` counts on the run's own clock, which stops while the aggregator is down.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import Any, Literal, TypedDict
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped"]
 DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped"]
 RunStatus = Literal["preparing", "queued", "waiting", "running", "done", "failed", "stopped"]
-OVER = "over"  # the kind of a failure that is nobody's: the run ended before an answer was taken
+OVER = "over"  # kind of failure: the run ended before the reply was aggregated
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened; `at` is when."""
+    """Holds something that happened; `at` is the wall-clock time."""
 
     at: float
 
 
 @dataclass(frozen=True)
 class RunStatusChanged(Event):
-    """The run's status, with one sentence that says why ("waiting: 3 of 8 devices (missing pi-04)")."""
+    """Reports the run's status, with a sentence that gives the reason ("waiting: 3 of 8 devices (missing pi-04)")."""
 
     status: RunStatus
     text: str
@@ -34,16 +35,17 @@ class RunStatusChanged(Event):
 
 @dataclass(frozen=True)
 class RunNoted(Event):
-    """A sentence for whoever follows the run: what its plan comes to here, which may not be what was meant."""
+    """Holds a sentence for the operator about an effect of the plan in this run that may not be intended."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class FirstModelAsked(Event):
-    """A device is asked for the first model, before the ask leaves: `why` this one, and why it has so long.
+    """Reports that a device gets the assignment to make the first model; it is journalled before the assignment leaves.
 
-    Until it has failed or the model is stored no other device's is taken.
+    `why` is the reason for this device, `deadline_reason` the reason for its deadline. Invariant: no other device's
+    first model is accepted until this device has failed or its model is stored.
     """
 
     device: str
@@ -55,14 +57,16 @@ class FirstModelAsked(Event):
 
     @property
     def text(self) -> str:
+        """Return the event as a sentence."""
         return _of_first_model(self.device, f"{self.why}; it may take {self.deadline_reason}")
 
 
 @dataclass(frozen=True)
 class FirstModelFailed(Event):
-    """A device gave no first model that can be used, and is given up: what comes of it later is not taken.
+    """Reports that a device gave no usable first model; a model that it sends later is not accepted.
 
-    `said` is a digest of what the device said of itself then: once it says something else, it may be asked again.
+    `said` is a digest of what the device had reported about itself: once its report changes, the aggregator may select
+    it again.
     """
 
     device: str
@@ -74,6 +78,7 @@ class FirstModelFailed(Event):
 
     @property
     def text(self) -> str:
+        """Return the event as a sentence."""
         return _of_first_model(self.device, f"{self.kind}: {self.reason}")
 
 
@@ -83,10 +88,10 @@ def _of_first_model(device: str, said: str) -> str:
 
 @dataclass(frozen=True)
 class ModelStored(Event):
-    """A model version is durable in `file`, whose `parts` (name, length, SHA-256) are also what devices are sent.
+    """Reports that a model version is durable in `file`; clients are sent the same `parts` (name, length, SHA-256).
 
-    `digest` is the SHA-256 over its trained float32 bytes; `counters` are its integer buffers; `state` is the SHA-256
-    of the file beside it in which the server optimizer's state stands, "" where there is none.
+    `digest` is the SHA-256 of the trained float32 bytes. `counters` are the model's integer buffers. `state` is the
+    SHA-256 of the file with the server optimizer's state, which lies in the same folder; "" if there is none.
     """
 
     version: int
@@ -99,10 +104,11 @@ class ModelStored(Event):
 
 @dataclass(frozen=True)
 class ShadowStored(Event):
-    """What devices hold of a version, where the downlink is compressed: the shadow, and the change that leads to it.
+    """Reports that a version's replica is durable: the model that the clients have under a compressed downlink.
 
-    `digest` is the SHA-256 over its float32 bytes; `file` and `parts` are the shadow in full, `change` and
-    `change_parts` the file of the encoded change. A version without this event is sent as its `ModelStored` says.
+    `digest` is the SHA-256 of its float32 bytes. `file` and `parts` are the full replica. `change` and `change_parts`
+    are the encoded difference that leads to it from the version before. A version without this event is sent as its
+    `ModelStored` says.
     """
 
     version: int
@@ -115,10 +121,10 @@ class ShadowStored(Event):
 
 @dataclass(frozen=True)
 class RoundOpened(Event):
-    """Everything that was decided about a round, before any ask of it leaves.
+    """Holds every decision about a round, journalled before any of its assignments leaves.
 
-    `codec` is what most are asked in; with a ladder each device has its own in `codecs`, and `standings` say how far it
-    is on its way to a milder one (server/policy/codec_ladder.py).
+    `codec` is the codec of most assignments. With a codec ladder each device has its own in `codecs`, and `standings`
+    hold its progress towards a less compressed rung (server/policy/codec_ladder.py).
     """
 
     round: int
@@ -126,24 +132,24 @@ class RoundOpened(Event):
     base_version: int
     base_digest: str
     candidates: list[str]
-    asks: dict[str, str]  # device -> ask_id, in the order asked
+    asks: dict[str, str]  # device -> ask_id, in the order of selection
     codec: str
     deadline_s: float
     target: int
     floor: int
-    reasons: dict[str, str] = field(default_factory=dict)  # device not asked -> why
-    references_from: int = 0  # the round from which what both ends remember counts: ef21, scaffold, feddyn
+    reasons: dict[str, str] = field(default_factory=dict)  # device that was not selected -> why
+    references_from: int = 0  # first round whose state at both ends counts: ef21, scaffold, feddyn
     deadline_reason: str = ""
-    codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, where the plan has a ladder
+    codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, if the plan has a ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
-    standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (a milder codec, rounds it fitted)
-    later: list[str] = field(default_factory=list)  # drawn too, to be asked as places become free
-    drawn: str = ""  # how, where not all had the same odds
+    standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (next rung, rounds it fitted)
+    later: list[str] = field(default_factory=list)  # selected too, for concurrency slots that become free
+    drawn: str = ""  # how clients were sampled, if not uniformly
 
 
 @dataclass(frozen=True)
 class HeadTaken(Event):
-    """Where asks go ahead: this round is the first in the line now, and its deadline runs from here."""
+    """Reports that a pipelined round became the current round: its deadline starts now."""
 
     round: int
     elapsed_s: float
@@ -151,12 +157,15 @@ class HeadTaken(Event):
 
 @dataclass(frozen=True)
 class ClientAsked(Event):
-    """An ask, before it leaves: one of those that RoundOpened decided, or, with all that follows, one decided since.
+    """Holds an assignment; it is journalled before the assignment leaves.
 
-    Such a one asks for an answer within `deadline_s` from `base_version`, `why` says what made it needed, and
-    `instead_of` names the device whose place it takes. `steps` of `batch` examples are its own work, where the plan
-    leaves that to the device's speed, and `work_reason` says why so much. `codec` is that of one asked since, where the
-    plan has a ladder, and `codec_reason` why.
+    `RoundOpened` has decided the round's first assignments: for these the fields from `elapsed_s` to `instead_of` keep
+    their defaults. A later assignment (a replacement, or the next one for a free concurrency slot) sets them. `why` is
+    the reason for a later one, and `instead_of` the device that it replaces.
+
+    `steps` of `batch` examples are the client's own amount of work, if the plan derives it from the client's speed;
+    `work_reason` explains it. `codec` is set for a later assignment if the plan has a codec ladder; `codec_reason`
+    explains it.
     """
 
     round: int
@@ -177,7 +186,9 @@ class ClientAsked(Event):
 
 @dataclass(frozen=True)
 class AskTakenUp(Event):
-    """An ask was handed to its device, or the device says that it holds it. It decides nothing."""
+    """Reports that an assignment was delivered to its device, or that the device says that it has it; it decides
+    nothing.
+    """
 
     round: int
     device: str
@@ -186,7 +197,10 @@ class AskTakenUp(Event):
 
 @dataclass(frozen=True)
 class AskedInFull(Event):
-    """A device did not hold what the changes of its ask begin with: it got the same ask again with the whole model."""
+    """Reports that a device got its assignment again with the whole model.
+
+    The device did not have the version from which the encoded differences of its assignment start.
+    """
 
     round: int
     device: str
@@ -196,9 +210,10 @@ class AskedInFull(Event):
 
 @dataclass(frozen=True)
 class UpdateAccepted(Event):
-    """An answer counts for this round; the order of these is the order of folding. `head` is its JSON.
+    """Reports that an update counts for this round; updates are aggregated in the order of these events.
 
-    Of its metrics `head` holds those that the run records; `ignored` counts the others.
+    `head` is the JSON of the reply's header, with only those of its metrics that the run records; `ignored` counts the
+    others.
     """
 
     round: int
@@ -216,10 +231,10 @@ class UpdateAccepted(Event):
 
 @dataclass(frozen=True)
 class StateLost(Event):
-    """A device began the run anew: what it had not sent yet is gone, and this update is the first without it.
+    """Reports that a device started the run again: its residual is lost, and this update is the first one without it.
 
     `why` is what the device found of its state: missing, older (than what it had sent), damaged, or unsaved (it was
-    killed before it made it durable).
+    killed before the state was durable).
     """
 
     round: int
@@ -230,6 +245,8 @@ class StateLost(Event):
 
 @dataclass(frozen=True)
 class UpdateFolded(Event):
+    """Reports that an update was aggregated, in `fold_s` seconds."""
+
     round: int
     update_id: str
     fold_s: float
@@ -237,24 +254,24 @@ class UpdateFolded(Event):
 
 @dataclass(frozen=True)
 class UpdateDropped(Event):
-    """An answer does not count; docs/reference/failures.md says what each reason means."""
+    """Reports that an update does not count; docs/reference/failures.md explains each reason."""
 
     round: int
     asked_round: int
     device: str
     ask_id: str
     update_id: str
-    reason: str  # a DropReason, behind which may stand a colon and what was found
+    reason: str  # a DropReason, with details after a colon if there are any
     elapsed_s: float
     head: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ClientFailed(Event):
-    """An ask of which no answer comes; of the kind OVER it is no failure of its device.
+    """Reports that an assignment will have no reply; the kind `OVER` is no failure of the device.
 
-    `said` is the digest of what the device said of itself, where the failure would come again until it says something
-    else ("" in older journals, and where it had not said anything yet).
+    `said` is a digest of what the device had reported about itself, if the failure would repeat until that report
+    changes. It is "" in older journals, and for a device that had not reported anything yet.
     """
 
     round: int
@@ -268,7 +285,9 @@ class ClientFailed(Event):
 
 @dataclass(frozen=True)
 class ClientBack(Event):
-    """A device whose ask had failed since it left is back while the round is open: its answer is waited for again."""
+    """Reports that a device reconnected while its round is open: the round waits again for the reply that had
+    failed.
+    """
 
     round: int
     device: str
@@ -278,11 +297,12 @@ class ClientBack(Event):
 
 @dataclass(frozen=True)
 class RoundTakenUp(Event):
-    """The aggregator goes on with a round that was open when it ended: nobody was there from `gone_at` to `at`. Where
-    `core.absence` finds no length in these two, the wall clock was set meanwhile.
+    """Reports that the aggregator resumed a round that was open when the aggregator stopped; it was down from `gone_at`
+    to `at`.
 
-    `missed_s`: for how long, all in all, the run's clock stood still since the round began to take answers (0 in older
-    journals). `set_by_s`: by how much the wall clock is known to have been set between the two.
+    If `absence_s` of core/clock.py finds no length in these two times, the wall clock was set in between. `missed_s` is
+    for how long in total the run's clock has stopped since the round began to accept replies (0 in older journals).
+    `set_by_s` is by how much the wall clock is known to have been set in between.
     """
 
     round: int
@@ -293,10 +313,11 @@ class RoundTakenUp(Event):
 
 
 class Capped(TypedDict, total=False):
-    """Why a client counts less than its reply says: its `examples` or its normaliser `a` were over the cap.
+    """Holds the reason why an update has less weight than its reply's header says.
 
-    `counted` of its examples count, where the round's updates have a `median` of so many; `a_counted` and `a_median`
-    are the same of the normaliser. What was not over its cap is left out.
+    A reply's `examples` or its normaliser `a` were over the cap. `counted` of its examples count, and `median` is the
+    median of the round's updates. `a_counted` and `a_median` are the same two values for the normaliser. A value that
+    was not over its cap is left out.
     """
 
     examples: int
@@ -311,7 +332,7 @@ CAPPED = "weight capped"
 
 
 def capped_text(capped: Capped) -> str:
-    """What is said of such a client, in one line that begins with CAPPED.
+    """Return one line about a capped update, which begins with `CAPPED`.
 
     >>> capped_text({"examples": 5000, "counted": 1000, "median": 100})
     'weight capped: 1000 of its 5000 examples count, 10 times the median of 100'
@@ -332,22 +353,23 @@ def capped_text(capped: Capped) -> str:
 
 @dataclass(frozen=True)
 class RoundClosed(Event):
-    """A round's end. `version` is the model after it (unchanged after too-few); `spent` says where the time went.
+    """Reports the end of a round.
 
-    `seconds` are all that the round took, those without an aggregator too, which `elapsed_s` does not count. `names`
-    are the metrics (with their kind) that at least half of the updates carried; `ignored` counts all others that were
-    in its updates. `capped`: the updates that count less than their heads say, by update_id.
+    `version` is the model version after it, which is unchanged if the reason is too-few. `seconds` is the round's whole
+    duration; unlike `elapsed_s` it includes the time without an aggregator. `spent` is the time breakdown. `names` are
+    the metrics (with their kind) that at least half of the updates carried; `ignored` counts all other metrics of its
+    updates. `capped` holds the updates with a reduced weight, by update id.
     """
 
     round: int
     reason: CloseReason
     version: int
-    folded: list[str]  # update_ids in fold order
+    folded: list[str]  # update_ids in the order of aggregation
     dropped: list[str]
-    outstanding: list[str]  # devices that had not answered
+    outstanding: list[str]  # devices that had not replied
     elapsed_s: float
     seconds: float
-    metrics: dict[str, float]  # of training: what the devices measured while they trained
+    metrics: dict[str, float]  # of training, by the clients
     spent: dict[str, float] = field(default_factory=dict)
     slowest: str = ""
     capped: dict[str, Capped] = field(default_factory=dict)
@@ -357,14 +379,15 @@ class RoundClosed(Event):
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """The model that round `round` made, measured on the clients' test splits: pooled, with the clients' spread.
+    """Holds the evaluation of the model that round `round` made, on the clients' test splits.
 
-    The last model is asked for by itself; what that took in bytes stands here, and is 0 for all others. `few`: so
-    few clients measured it that it is no best and meets no target.
+    Values are pooled over the clients; `spread` is the range over the clients. The last model is evaluated by
+    assignments of its own: `payload_bytes` are their bytes, 0 for all other versions. `few` is True if so few clients
+    evaluated the version that it cannot be the best and cannot reach a target.
 
-    `best` and `target` go by robust means (server/evaluation.py): `robust` are those that differ from `metrics`,
-    `clipped` are the metrics that were clipped, by the update_id of their reply. `units` and `widths` are what was
-    learned for the versions to come.
+    `best` and `target` use robust means (server/evaluation.py). `robust` has the means that differ from `metrics`.
+    `clipped` has the metrics that were clipped, by the update id of their reply. `units` and `widths` were estimated
+    here for the versions to come.
     """
 
     round: int
@@ -381,30 +404,37 @@ class Evaluated(Event):
     received_bytes: int | None = None
     robust: dict[str, float] = field(default_factory=dict)
     clipped: dict[str, list[str]] = field(default_factory=dict)
-    units: dict[str, float] = field(default_factory=dict)  # metric -> what one example of training counts in it
-    widths: dict[str, float] = field(default_factory=dict)  # metric -> how far from the median a value counts
+    units: dict[str, float] = field(default_factory=dict)  # metric -> weight of one training example
+    widths: dict[str, float] = field(
+        default_factory=dict
+    )  # metric -> distance from the median at which a value is clipped
 
     @property
     def decisive(self) -> dict[str, float]:
-        """The metrics that `best` and `target` go by."""
+        """Return the metrics that decide about `best` and `target`."""
         return {**self.metrics, **self.robust}
 
 
 @dataclass(frozen=True)
 class DeviceTold(Event):
-    """A device has heard that the run is over: after a restart it is not told again."""
+    """Reports that a device has received the run's end: after a restart the aggregator does not send it again."""
 
     device: str
 
 
 @dataclass(frozen=True)
 class DeviceJoined(Event):
+    """Reports that a device connected."""
+
     device: str
 
 
 @dataclass(frozen=True)
 class DeviceLeft(Event):
-    """A device counts as away from now on; it was last heard of at `heard_at` (0: not said, as in older journals)."""
+    """Reports that a device is offline from now on.
+
+    `heard_at` is the time of the last message from it (0 if unknown, as in older journals).
+    """
 
     device: str
     why: str
@@ -413,8 +443,10 @@ class DeviceLeft(Event):
 
 @dataclass(frozen=True)
 class AggregatorStarted(Event):
-    """A new life of the aggregator; the one before it was last known to be alive at `gone_at`, by its own clock, which
-    is known to have been set by `set_by_s` since.
+    """Reports a start of the aggregator; the process before it was last known to be alive at `gone_at`, by its own
+    clock.
+
+    The wall clock is known to have been set by `set_by_s` since.
     """
 
     gone_at: float
@@ -423,7 +455,7 @@ class AggregatorStarted(Event):
 
 @dataclass(frozen=True)
 class BudgetSpent(Event):
-    """Privacy spent so far; nothing is spent without a ledger."""
+    """Reports the privacy budget spent so far; nothing is spent without a ledger."""
 
     round: int
     epsilon: float

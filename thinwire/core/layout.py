@@ -1,4 +1,4 @@
-"""Where each tensor of a model lies in one flat vector, and how that vector is cut into segments."""
+"""This module defines a model's layout: the place of each tensor in one flat vector, and the vector's segments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 Role = Literal["trained", "buffer", "frozen", "fixed"]  # fixed: a buffer of floats that are not all finite
 
 MAX_NAMED = 5  # differences in one sentence
-MAX_LETTERS = 60  # of a tensor's name, shape or type in it
+MAX_LETTERS = 60  # of a tensor's name, shape or type in one sentence
 MAX_ELEMENTS = 2**53  # along one dimension: beyond it no count is exact in JSON
 CONTROL = "control"  # before the names of control variates
 SEGMENT_FLOATS = 64 * 2**20 // 4  # a segment holds at most 64 MiB of float32
@@ -22,7 +22,7 @@ SEGMENT_FLOATS = 64 * 2**20 // 4  # a segment holds at most 64 MiB of float32
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of the model: its place `offset` (in elements) among those of the same role."""
+    """Describes one tensor of the model; `offset` (in elements) is its place among the tensors of its role."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,17 +32,18 @@ class Tensor:
 
     @property
     def size(self) -> int:
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def row(self) -> int:
-        """Elements in one row: what a slice may not cut through."""
+        """Return the number of elements in one row, the smallest unit that a slice keeps whole."""
         return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements `start` to `stop` of one tensor, lying at `at` in their segment."""
+    """Describes elements `start` to `stop` of one tensor, which lie at `at` in their segment."""
 
     tensor: Tensor
     start: int
@@ -51,14 +52,16 @@ class Slice:
 
     @property
     def size(self) -> int:
+        """Return the number of elements."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of whole tensors of at most 64 MiB, or a slice of at most 64 MiB of one larger tensor.
+    """Describes a sequence of whole tensors of at most 64 MiB, or a slice of at most 64 MiB of one larger tensor.
 
-    One segment is one Vector, one State, one Payload and one Frame: trained elements `start` to `stop`.
+    Invariant: one segment is one Vector, one State, one Payload and one frame; it holds trained elements `start` to
+    `stop`.
     """
 
     index: int
@@ -68,16 +71,18 @@ class Segment:
 
     @property
     def size(self) -> int:
+        """Return the number of elements."""
         return self.stop - self.start
 
     @property
     def span(self) -> slice:
+        """Return the segment's range in the whole vector."""
         return slice(self.start, self.stop)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All tensors of a model in their order; tied weights stand once, their other names in `aliases`.
+    """Holds all tensors of a model in order; tied weights are listed once, their other names in `aliases`.
 
     >>> layout = Layout.of({"w": (3, 2), "b": (2,)})
     >>> layout.size, [(t.name, t.offset) for t in layout.trained]
@@ -87,12 +92,12 @@ class Layout:
     tensors: tuple[Tensor, ...]
     aliases: tuple[tuple[str, str], ...] = ()  # (other name, name in `tensors`)
     frozen_digest: str = ""  # SHA-256 over the frozen tensors' bytes: they are never sent
-    frozen_values: tuple[str, ...] = ()  # a checksum of each, which names the one that differs; no part of the digest
+    frozen_values: tuple[str, ...] = ()  # a checksum of each, to name the one that differs; not in the digest
     control_from: int = 0  # the first trained tensor that is a control variate; 0: there are none
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]]) -> Layout:
-        """A layout of trained float32 tensors, for tests and examples."""
+        """Return a layout of trained float32 tensors, for tests and examples."""
         return cls.build([Tensor(name, tuple(shape)) for name, shape in shapes.items()])
 
     @classmethod
@@ -103,7 +108,7 @@ class Layout:
         frozen_digest: str = "",
         frozen_values: Sequence[str] = (),
     ) -> Layout:
-        """Lay tensors one after the other within their roles; raises ValueError for a name that stands twice."""
+        """Place tensors one after the other within their roles; raise ValueError for a name that occurs twice."""
         ends: dict[str, int] = {}
         placed = []
         for t in tensors:
@@ -117,7 +122,8 @@ class Layout:
 
     @cached_property
     def with_control(self) -> Layout:
-        """What travels under SCAFFOLD: the model, and in segments of their own a control variate of each tensor.
+        """Return the layout of a SCAFFOLD run: the model, then a control variate of each tensor in segments of their
+        own.
 
         >>> [t.name for t in Layout.of({"w": (2,)}).with_control.trained]
         ['w', 'control/w']
@@ -127,37 +133,42 @@ class Layout:
         return replace(made, control_from=len(self.trained))
 
     def of_role(self, role: Role) -> tuple[Tensor, ...]:
+        """Return the tensors of a role, in order."""
         return tuple(t for t in self.tensors if t.role == role)
 
     @cached_property
     def trained(self) -> tuple[Tensor, ...]:
+        """Return the trained tensors, in order."""
         return self.of_role("trained")
 
     @cached_property
     def buffers(self) -> tuple[Tensor, ...]:
+        """Return the buffers, in order."""
         return self.of_role("buffer")
 
     @cached_property
     def size(self) -> int:
-        """Trained elements: the length of the whole vector."""
+        """Return the number of trained elements: the length of the whole vector."""
         return sum(t.size for t in self.trained)
 
     @property
     def model_size(self) -> int:
-        """Trained elements of the model itself, which come first."""
+        """Return the number of trained elements of the model itself, which precede the control variates."""
         return self.size // 2 if self.control_from else self.size
 
     @property
     def model_segments(self) -> tuple[Segment, ...]:
+        """Return the segments of the model itself, without control variates."""
         return self.segments[: len(self.segments) // 2] if self.control_from else self.segments
 
     @property
     def control_segments(self) -> tuple[Segment, ...]:
+        """Return the segments of the control variates; none without SCAFFOLD."""
         return self.segments[len(self.segments) // 2 :] if self.control_from else ()
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The cuts of the trained vector, in order, without gap or overlap."""
+        """Return the segments of the trained vector, in order, without gap or overlap."""
         cuts: list[Segment] = []
         run: list[Slice] = []
 
@@ -186,7 +197,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 in hex over names, shapes, dtypes, roles, aliases and the frozen tensors' digest."""
+        """Return the SHA-256 in hex over names, shapes, dtypes, roles, aliases and the frozen tensors' digest."""
         return hashlib.sha256(json.dumps(self._hashed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     @property
@@ -195,16 +206,19 @@ class Layout:
         return {"tensors": rows, "aliases": [list(pair) for pair in self.aliases], "frozen": self.frozen_digest}
 
     def to_json(self) -> dict[str, Any]:
+        """Return the layout as JSON values, from which `from_json` reads it."""
         return {**self._hashed, **({"values": list(self.frozen_values)} if self.frozen_values else {})}
 
     @property
     def text(self) -> str:
-        """Its JSON, as a device's hello carries it."""
+        """Return the layout's JSON as a client's hello carries it."""
         return json.dumps(self.to_json(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Layout:
-        """Read a layout; ValueError or TypeError for what none can hold: a device's hello may bring it."""
+        """Read a layout from JSON values; raise ValueError or TypeError if they are not valid, because a hello may
+        bring them.
+        """
         tensors = [
             Tensor(str(name), _dims(shape), str(dtype), _role(role)) for name, shape, dtype, role in raw["tensors"]
         ]
@@ -213,7 +227,9 @@ class Layout:
 
 
 def _dims(shape: Sequence[Any]) -> tuple[int, ...]:
-    """Dimensions as they are: a float such as 1e308 would be an integer of 309 digits."""
+    """Return the dimensions; raise ValueError unless all are integers, because a float such as 1e308 would have 309
+    digits.
+    """
     if not all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in shape):
         raise ValueError(f"a shape's dimensions are whole numbers of at most {MAX_ELEMENTS}")
     return tuple(shape)
@@ -226,7 +242,7 @@ def _role(role: Any) -> Role:
 
 
 def differences(own: Layout, expected: Layout) -> str:
-    """Name the first tensors by which a layout differs from the expected one; "" where their digests agree.
+    """Name the first tensors by which a layout differs from the expected one; return "" if their digests agree.
 
     >>> differences(Layout.of({"w": (2, 3), "c": (1,)}), Layout.of({"w": (2, 4), "b": (2,)}))
     'w is 2x3 instead of 2x4; b is missing; c is added'
@@ -249,7 +265,7 @@ def differences(own: Layout, expected: Layout) -> str:
 
 
 def _other_values(own: Layout, expected: Layout) -> list[str]:
-    """Name the tensors that training leaves alone and whose values differ; all of them where one side tells none."""
+    """Name the tensors with other values that training never changes; name all of them if a side has no checksums."""
     mine, theirs = _valued(own), _valued(expected)
     if mine and theirs:
         told = {(t.name, _kind(t)): value for t, value in mine}
@@ -260,13 +276,15 @@ def _other_values(own: Layout, expected: Layout) -> list[str]:
 
 
 def _valued(layout: Layout) -> list[tuple[Tensor, str]]:
-    """Each tensor of `frozen_digest` with its checksum; none where there is not one for each."""
+    """Return each tensor of `frozen_digest` with its checksum; return none unless each tensor has one."""
     fixed = [t for t in layout.tensors if _is_fixed(t)]
     return list(zip(fixed, layout.frozen_values, strict=True)) if len(fixed) == len(layout.frozen_values) else []
 
 
 def _is_fixed(t: Tensor) -> bool:
-    """Whether `frozen_digest` holds its values: frozen tensors, buffers neither of finite floats nor counts."""
+    """Return True if `frozen_digest` covers the tensor: a frozen tensor, or a buffer of neither finite floats nor
+    counts.
+    """
     counts = t.size == 1 and not t.dtype.startswith("complex")
     return t.role in ("frozen", "fixed") or (
         t.role == "buffer" and not t.dtype.startswith(("float", "bfloat")) and not counts

@@ -1,7 +1,11 @@
-"""The plan: everything about a run that a person decides, read from TOML, checked, and stored resolved.
+"""This module reads a plan: everything about a run that a person decides, from TOML, checked, and stored resolved.
 
-Two lines make a valid plan, `[run] task` and `[local] lr`; the rest has defaults (core/plan_schema.py). What cannot
-hold together is refused by core/plan_rules.py, which sees it as plain values (core/plan_schema.py).
+A valid plan needs two lines, `[run] task` and `[local] lr`; every other key has a default. core/plan_schema.py defines
+the tables and keys. core/plan_rules.py refuses keys that contradict each other.
+
+`--set section.key=value` overrides keys before the check (`Overrides`), so an error can name the option as its origin.
+`explain` rewords pydantic's errors: what is wrong, why, and a valid value. It also serves other files of this kind,
+such as a client's policy.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ from thinwire.core.plan_codec_rules import CodecBook
 from thinwire.core.plan_rules import DeviceTimes, refusals
 from thinwire.core.plan_schema import Refusal, Sections
 
-MAX_VALUES = 2**14  # tables, lists and what they hold: judging a wrong one takes 30 us and 1 kB each
-UNCOUNTED = (  # by client/train/evaluate.py; the aggregator knows names alone, not why one is missing
+MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 30 us and 1 kB
+UNCOUNTED = (  # by client/train/evaluate.py; the aggregator knows only names, not why one is missing
     "a task without metrics() has an accuracy only where loss calls the model once and the batch is (inputs, targets), "
     "with logits (N, C) and N integers below C"
 )
@@ -32,7 +36,9 @@ COUNT_IT = 'metrics(model, batch) in the task, with {"accuracy": (correct, len(t
 
 
 class RunPlan(Sections):
-    """A whole plan. `resolved` fills what depends on other keys; `digest` binds it.
+    """A whole plan, resolved: every key has a value.
+
+    Invariant: `digest` depends on the values of all keys, and on nothing else.
 
     >>> plan = RunPlan.parse('[run]\\ntask = "digits"\\n[local]\\nlr = 0.5')
     >>> plan.run.rounds, plan.uplink.codec
@@ -41,7 +47,10 @@ class RunPlan(Sections):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, str] | None = None, option: str = "--set") -> RunPlan:
-        """Read a plan's file; `overrides` are `--set section.key=value` in TOML's own notation."""
+        """Read a plan from a file; `overrides` are `--set section.key=value` in TOML's own notation.
+
+        It raises PlanError if the file cannot be read or is not a valid plan.
+        """
         try:
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -56,16 +65,20 @@ class RunPlan(Sections):
     def parse(
         cls, text: str, source: str = "plan", overrides: Mapping[str, str] | None = None, option: str = "--set"
     ) -> RunPlan:
-        """Read a plan from TOML; `PlanError` names every wrong key and value at once, and `option` where one of its."""
+        """Read a plan from TOML.
+
+        It raises PlanError, which names all wrong keys and values at once, and `option` for those that were overridden.
+        """
         try:
             raw = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:  # not only TOML's own: Python reads no number of so many digits
+        except (ValueError, RecursionError) as error:  # also for a number with too many digits for Python
             raise PlanError(f"{source} is not TOML", why=str(error), hint='a line reads: key = "value"') from error
         over = Overrides(overrides or {}, option)
         return cls._valid(over.put(raw), source, over)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], source: str = "plan") -> RunPlan:
+        """Read a plan from JSON values; raise PlanError if they are not a valid plan."""
         return cls._valid(raw, source, Overrides())
 
     @classmethod
@@ -78,29 +91,33 @@ class RunPlan(Sections):
 
     @property
     def remembered(self) -> bool:
-        """Whether both ends go on from what each device sent before: nothing of it may be lost or count twice."""
+        """Return True if both ends keep state about each client between rounds: no update may be lost or count
+        twice.
+        """
         return self.uplink.feedback == "ef21" or self.run.algorithm != "fedavg"
 
     def to_json(self) -> dict[str, Any]:
-        """All keys with their values, defaults included: what is stored and sent."""
+        """Return all keys with their values, defaults included: this form is stored and sent."""
         return self.model_dump(mode="json")
 
     @property
     def digest(self) -> str:
-        """SHA-256 in hex over the canonical JSON of the resolved plan."""
+        """Return the SHA-256 in hex over the canonical JSON of the resolved plan."""
         return digest_of(self.to_json())
 
     def check(self, codecs: CodecBook, measured: Mapping[str, DeviceTimes] | None = None) -> list[Refusal]:
-        """Everything in this plan that cannot hold together, with the reason; empty when it can run."""
+        """Return all contradictions in this plan with their reasons; none if the plan can run."""
         return refusals(self, codecs, measured or {})
 
     def unknown_metrics(self, known: Collection[str]) -> dict[str, str]:
-        """The keys that name none of these metrics, and what they name. Every task has a loss."""
+        """Return the keys that name an unknown metric, and that metric; every task has the metric `loss`."""
         named = {"metric": self.run.metric, **({"target.metric": self.run.target.metric} if self.run.target else {})}
         return {key: name for key, name in named.items() if name not in (*known, "loss")}
 
     def require_metrics(self, known: Collection[str]) -> None:
-        """`PlanError` where `metric` or `target` names none of these, which are all that the task's clients report."""
+        """Raise PlanError if `metric` or `target` names a metric that is not `known`; `known` are all that the
+        clients report.
+        """
         for key, name in self.unknown_metrics(known).items():
             said = ", ".join(sorted(known))
             why, hint = f"its clients report: {said}; one that is no number is left out", f"one of them: {said}"
@@ -110,7 +127,9 @@ class RunPlan(Sections):
 
 
 def _require_small(raw: Any, source: str) -> None:
-    """`PlanError` for more than MAX_VALUES values, before any of them is judged: a device is sent plans by others."""
+    """Raise PlanError for more than MAX_VALUES values before pydantic checks any, because clients receive plans from
+    others.
+    """
     left, found = [raw], 0
     while left:
         inner = left.pop()
@@ -124,17 +143,17 @@ def _require_small(raw: Any, source: str) -> None:
 
 
 def canonical(resolved: Mapping[str, Any]) -> bytes:
-    """The one JSON text of a plan as it was sent: keys sorted, no spaces, ASCII."""
+    """Return the canonical JSON of a plan as it is sent: keys sorted, no spaces, ASCII."""
     return json.dumps(resolved, sort_keys=True, separators=(",", ":")).encode()
 
 
 def digest_of(resolved: Mapping[str, Any]) -> str:
-    """SHA-256 in hex over the canonical JSON: both ends compute it, each over what it holds."""
+    """Return the SHA-256 in hex over the canonical JSON; each end computes it over its own copy."""
     return hashlib.sha256(canonical(resolved)).hexdigest()
 
 
 def _explained(error: ValidationError, source: str, overrides: Overrides) -> PlanError:
-    """Pydantic's findings in our three lines: each wrong key once, with every way in which it could be right."""
+    """Return pydantic's errors as one PlanError: each wrong key once, with every way in which it could be valid."""
     found: dict[str, tuple[list[str], str]] = {}
     origins: dict[str, dict[str, None]] = {}
     for details in error.errors():
@@ -148,15 +167,12 @@ def _explained(error: ValidationError, source: str, overrides: Overrides) -> Pla
     return PlanError(wrong, why="; ".join(reasons), hint=hint)
 
 
-# `--set section.key=value`: put into a plan's tables before they are checked, and named where it is what is wrong.
-
-
-SHOWN = 200  # characters of what was typed, where it is named
+SHOWN = 200  # characters of a typed value in an error
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Values in TOML's own notation by their place, `section.key`; `option` is what they were typed behind.
+    """Holds values in TOML's own notation by their key `section.key`; `option` is the option that they were typed with.
 
     >>> Overrides({"local.lr": "0.1", "uplink.codec": "int8"}).put({"local": {"lr": 0.5}})
     {'local': {'lr': 0.1}, 'uplink': {'codec': 'int8'}}
@@ -166,7 +182,7 @@ class Overrides:
     option: str = "--set"
 
     def put(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """`raw`, changed in place."""
+        """Set the values in the plan's tables, in place; return `raw`."""
         for place, value in self.values.items():
             *tables, key = place.split(".")
             if not tables or not all((*tables, key)):
@@ -182,7 +198,7 @@ class Overrides:
         return raw
 
     def origin(self, place: Sequence[str], source: str) -> str:
-        """Where what stands at `place` came from: `source`, the option, or the one with the other."""
+        """Return the origin of the value at `place`: `source`, the option, or `source` with the option."""
         near = [key for key in self.values if all(a == b for a, b in zip(key.split("."), place, strict=False))]
         typed = " ".join(map(self._typed, near))
         if any(len(key.split(".")) <= len(place) for key in near):
@@ -190,12 +206,12 @@ class Overrides:
         return f"{source} with {typed}" if near else source
 
     def _parsed(self, place: str, value: str) -> Any:
-        """As TOML has it; a bare word is a string."""
+        """Return the value that TOML reads; a bare word is a string."""
         try:
             found = tomllib.loads(f"value = {value}")
         except tomllib.TOMLDecodeError:
             found = {"value": value}
-        except (ValueError, RecursionError) as error:  # what Python does not read: so many digits, so many brackets
+        except (ValueError, RecursionError) as error:  # too many digits or brackets for Python
             raise PlanError(f"{self._typed(place)} cannot be read", why=str(error), hint="a shorter value") from error
         if len(found) > 1 or (found["value"] == value and len(value.splitlines()) > 1):
             hint = f"one {self.option} for each key"
@@ -207,11 +223,8 @@ class Overrides:
         return f"{self.option} {place}={value if len(value) <= SHOWN else value[:SHOWN] + '...'}"
 
 
-# A wrong key or value of a plan, or of another file like it, in words: what, why, and what would be right.
-
-
 SHOULD = "it should be "
-MAX_COMPARED = 80  # letters of an unknown key that known ones are compared with: difflib takes 40 bytes for each
+MAX_COMPARED = 80  # characters of an unknown key to compare with known keys: difflib takes 40 bytes for each
 TABLE = ("model_type", "model_attributes_type", "dict_type")
 WANTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
@@ -233,7 +246,9 @@ WANTED = {
 def explain(
     plan: type[BaseModel], details: Mapping[str, Any], noun: str = "plan", keys: str = "thinwire plan keys {}"
 ) -> tuple[str, str, str]:
-    """(what, why, try) for one of pydantic's errors about `plan`; `keys` says where a table's keys are listed."""
+    """Return (what, why, hint) for one of pydantic's errors about `plan`; `keys` is the command that lists a table's
+    keys.
+    """
     place = place_of(details)
     name = _shown(place)
     kind = details["type"]
@@ -252,7 +267,7 @@ def explain(
 
 
 def either(whys: Sequence[str]) -> str:
-    """What a value should be, where it may be one of several things.
+    """Join the reasons of a value that may be one of several things.
 
     >>> either(["it should be 'auto'", "it should be above 0"])
     "it should be 'auto' or above 0"
@@ -262,7 +277,7 @@ def either(whys: Sequence[str]) -> str:
 
 
 def _wanted(details: Mapping[str, Any]) -> str:
-    """What the value should be, in the words of docs/reference/plan.md."""
+    """Return what the value should be, in the words of docs/reference/plan.md."""
     said = WANTED.get(details["type"])
     if said is None:
         return str(details["msg"]).replace("Input should be ", SHOULD).removeprefix("Value error, ")
@@ -270,12 +285,12 @@ def _wanted(details: Mapping[str, Any]) -> str:
 
 
 def place_of(details: Mapping[str, Any]) -> tuple[str, ...]:
-    """The section, the key and what lies in it, of what one of pydantic's errors is about."""
+    """Return the section, the key and the keys inside it that one of pydantic's errors is about."""
     return tuple(part for part in details["loc"] if isinstance(part, str) and not _is_branch(part))
 
 
 def _is_branch(part: str) -> bool:
-    """Pydantic adds the tried member of a union to the place; it is not a key of ours."""
+    """Return True if the part is the tried member of a union: pydantic adds it to the location, and it is not a key."""
     return part in ("int", "float", "str") or part.startswith(("constrained-", "literal[", "list[", "function-"))
 
 
@@ -301,7 +316,7 @@ def _model_at(plan: type[BaseModel], place: tuple[str, ...]) -> type[BaseModel] 
 
 
 def _table_of(model: type[BaseModel]) -> str:
-    """A table of all its keys, as TOML writes one in a line; `...` where there is no default."""
+    """Return a table with all its keys on one line of TOML; a key without a default has `...`."""
     values = ((name, field.get_default(call_default_factory=False)) for name, field in model.model_fields.items())
     told = (f"{name} = {'...' if value is PydanticUndefined else json.dumps(value)}" for name, value in values)
     return "{ " + ", ".join(told) + " }"

@@ -1,4 +1,11 @@
-"""The tables of a plan and their keys: what each means stands beside it and becomes docs/reference/plan.md."""
+"""This module defines the tables of a plan and their keys; it checks each value alone, not combinations of keys.
+
+The descriptions of the keys become docs/reference/plan.md. `Sections` holds all tables; core/plan.py reads and stores
+it. `Refusal` is one contradiction in a plan, with its reason.
+
+The plan's format has keys that this version does not support yet. Invariant: such a key is never ignored: it must keep
+its default, and `unbuilt` refuses any other value.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +23,27 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-MAX_BATCH = 2**20  # examples: of a stream a device holds a whole batch in memory
-MAX_ACCUMULATE = 4096  # batches: a device holds those of one step in memory
-MOST_DELAY = 16  # a device keeps a change of the model's size for each of these rounds
+MAX_BATCH = 2**20  # examples: a client keeps a whole batch of a stream in memory
+MAX_ACCUMULATE = 4096  # batches: a client keeps those of one step in memory
+MOST_DELAY = 16  # rounds: a client keeps an update of the model's size for each
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 
 
 class Section(BaseModel):
-    """A table of the plan: frozen, and a key that it does not know is an error."""
+    """A table of the plan: it is frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
 class Target(Section):
-    """Stop as soon as `metric` reaches `value` (loss: at most, others: at least)."""
+    """Ends the run as soon as `metric` reaches `value` (loss: at most, others: at least)."""
 
     metric: str = Field(default="accuracy", description="a metric of the task, or loss")
     value: float = Field(description="where to stop: loss at most, others at least this")
 
 
 class RunSection(Section):
-    """What is trained, for how long, and how it is measured."""
+    """Sets the task, the algorithm, the number of rounds, and how the model is evaluated."""
 
     task: TaskName = Field(description="the task's name; devices map it to code installed on them")
     algorithm: Literal["fedavg", "scaffold", "feddyn"] = Field(
@@ -61,7 +68,7 @@ class RunSection(Section):
 
 
 class Requires(Section):
-    """What a device must have to be asked."""
+    """Sets the equipment that a device needs to be selected."""
 
     cores: Annotated[int, Field(ge=0)] = Field(default=0, description="processor cores that its client may use")
     memory_gb: NotNegative = Field(default=0.0, description="free memory in GiB")
@@ -70,7 +77,7 @@ class Requires(Section):
 
 
 class CohortSection(Section):
-    """Who is asked, how long is waited for, and what becomes of the late."""
+    """Sets how many clients are selected, how long a round waits for them, and how late replies count."""
 
     clients: Literal["all"] | Count | Annotated[float, Field(gt=0, lt=1)] = Field(
         default="all", description='asked each round: "all", a count, or a fraction of those there'
@@ -120,7 +127,7 @@ class CohortSection(Section):
 
 
 class Overlap(Section):
-    """Delayed averaging: training goes on while updates travel."""
+    """Sets overlap (delayed averaging): clients train on while their updates travel."""
 
     max_delay: Annotated[int, Field(ge=1, le=MOST_DELAY)] = Field(
         default=1, description="rounds that a change may be under way while training goes on"
@@ -128,7 +135,7 @@ class Overlap(Section):
 
 
 class LocalSection(Section):
-    """What a device does between taking a model and giving a change."""
+    """Sets how a client trains between receiving a model and sending an update."""
 
     lr: Positive = Field(description="learning rate on the device")
     steps: Count | Literal["auto"] | None = Field(
@@ -175,12 +182,12 @@ class LocalSection(Section):
 
     @property
     def delay(self) -> int:
-        """Rounds that a change may be under way while training goes on; 0: a device waits for what became of it."""
+        """Return for how many rounds an update may travel while training goes on; 0: a client waits for its outcome."""
         return self.overlap.max_delay if self.overlap else 0
 
 
 class Warmup(Section):
-    """Milder ratios for the first rounds."""
+    """Sets higher ratios for the first rounds."""
 
     rounds: Count = Field(description="rounds until the codec's own ratio holds")
     ratios: list[Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, description="ratios on the way there")
@@ -192,8 +199,10 @@ DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
 
 
 class UplinkSection(Section):
-    """How an update is made small. Without any key it is `eden(1)` without feedback, which cost less than half a point
-    wherever it was measured (docs/how/which-codec.md); a section that says anything has feedback by default.
+    """Sets how updates are compressed.
+
+    Without any key the codec is `eden(1)` without feedback, which cost less than half a point of accuracy wherever it
+    was measured (docs/how/which-codec.md). With any key in this section, feedback is on by default.
     """
 
     codec: str = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
@@ -220,27 +229,29 @@ class UplinkSection(Section):
 
     @property
     def codecs(self) -> list[str]:
-        """In which a device may be asked, mildest first: the ladder's, or the one codec."""
+        """Return the codecs that a client may be assigned, least compressed first: the ladder's rungs, or the one
+        codec.
+        """
         return self.ladder or [self.codec]
 
     @property
     def dgc(self) -> bool:
-        """Whether the codec is the macro of deep gradient compression: top-k with all its four parts."""
+        """Return True if the codec is the macro of deep gradient compression: top-k with all its four parts."""
         return self.codec.partition("(")[0].strip() == DGC
 
     @property
     def velocity(self) -> float:
-        """The feedback's momentum: dgc has the paper's where none is given."""
+        """Return the momentum of the error feedback; dgc has the paper's momentum by default."""
         return self.momentum or (DGC_MOMENTUM if self.dgc else 0.0)
 
     @property
     def warming(self) -> Warmup | None:
-        """The warm-up: dgc has the paper's ratios, a round each, where none is given."""
+        """Return the warm-up; dgc has by default the paper's ratios, one round each."""
         return self.warmup or (Warmup(rounds=len(DGC_RATIOS), ratios=list(DGC_RATIOS)) if self.dgc else None)
 
 
 class DownlinkSection(Section):
-    """How the model travels to the devices."""
+    """Sets how the model is compressed on its way to the clients."""
 
     codec: str = Field(default="identity", description="a chain of codecs for the model's changes")
     feedback: Literal["shadow"] = Field(
@@ -253,12 +264,12 @@ class DownlinkSection(Section):
 
     @property
     def compressed(self) -> bool:
-        """Whether devices get changes of a shadow; else the model as it is."""
+        """Return True if clients receive encoded differences of a replica, False if they receive the model itself."""
         return self.codec.strip() != "identity"
 
 
 class ServerSection(Section):
-    """What the aggregator does with the replies."""
+    """Sets how the aggregator turns updates into a new model."""
 
     threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
     optimizer: str = Field(
@@ -279,7 +290,7 @@ class ServerSection(Section):
 
 
 class SecureSection(Section):
-    """Secure sums: the server sees only the sum."""
+    """Sets secure aggregation: the aggregator sees only the sum of the updates."""
 
     enabled: bool = Field(default=False, description="sum under masks")
     adversary: Literal["curious", "malicious"] = Field(default="curious", description="the server that is withstood")
@@ -293,7 +304,7 @@ class SecureSection(Section):
 
 
 class PrivacySection(Section):
-    """Differential privacy."""
+    """Sets differential privacy."""
 
     mode: Literal["off", "central", "distributed", "example"] = Field(default="off", description="who adds the noise")
     clip: Positive | None = Field(default=None, description="largest L2 norm of a device's change")
@@ -304,11 +315,8 @@ class PrivacySection(Section):
     budget: Positive | None = Field(default=None, description="epsilon at which the run stops")
 
 
-# All sections of a plan as plain values: what is checked, and what core/plan.py reads, stores and binds.
-
-
 class Sections(Section):
-    """Two keys have no default, `[run] task` and `[local] lr`."""
+    """Holds all tables of a plan; only `[run] task` and `[local] lr` have no default."""
 
     plan_version: Literal[1] = 1
     run: RunSection
@@ -319,9 +327,6 @@ class Sections(Section):
     server: ServerSection = ServerSection()
     secure: SecureSection = SecureSection()
     privacy: PrivacySection = PrivacySection()
-
-
-# What the plan's format has and this version does not: such a key must keep its default, and is never ignored.
 
 
 UNBUILT = {
@@ -337,7 +342,7 @@ UNBUILT_VALUES = {
 
 
 def unbuilt(plan: Sections) -> Iterator[Refusal]:
-    """Keys and values that this version cannot honour."""
+    """Yield a refusal for each key or value that this version does not support."""
     for section, keys in UNBUILT.items():
         given = getattr(plan, section)
         for key in keys:
@@ -360,16 +365,14 @@ def _refused(section: str, key: str, value: object, default: object) -> Refusal:
     )
 
 
-# One thing that a plan cannot be.
-
-
 @dataclass(frozen=True)
 class Refusal:
-    """One thing that cannot be, why, and what would do instead."""
+    """Holds one contradiction in a plan, the reason, and a valid alternative."""
 
     what: str
     why: str
     hint: str
 
     def error(self) -> PlanError:
+        """Return the refusal as an error to raise."""
         return PlanError(self.what, self.why, self.hint)

@@ -1,4 +1,8 @@
-"""What SCAFFOLD and FedDyn cannot be combined with: both ends remember what each device sent, to the last frame."""
+"""These rules refuse plans whose codec, feedback, server optimizer or algorithm contradicts other keys.
+
+Under SCAFFOLD and FedDyn both ends keep state about every update that a client sent, down to the last frame. The plan
+must therefore not drop, discount or lose an update.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ FEDAVG = '[run] algorithm = "fedavg"'
 
 
 def algorithm_refusals(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
-    """Of fedavg nothing but a key that is another's."""
+    """Yield the contradictions between the plan and its algorithm.
+
+    For fedavg the only one is a key that belongs to another algorithm.
+    """
     run = plan.run
     if run.algorithm != "feddyn" and run.alpha != type(run).model_fields["alpha"].default:
         yield Refusal(
@@ -68,7 +75,7 @@ def _scaffold(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
         try:
             codecs.parse(spec)
         except CodecError:
-            continue  # it is refused by itself
+            continue  # `codec_refusals` refuses it
         try:
             codecs.require_contraction(spec, "ef21")
         except CodecError:
@@ -97,26 +104,39 @@ def _feddyn(plan: Sections) -> Iterator[Refusal]:
             yield Refusal(f"[run] algorithm = 'feddyn' with {what}", why, hint)
 
 
-# Which codecs, feedback and server optimizers a plan may combine.
-
-
 DGC_STEP = re.compile(rf"\b{DGC}\s*\(")
 
 
 class CodecBook(Protocol):
-    """What a check needs to know of codecs and server optimizers; `aggregation.codecs` is one."""
+    """Gives a plan's check what it needs to know about codecs and server optimizers; `aggregation/plan_codecs.py` has one.
 
-    def parse(self, spec: str) -> Any: ...  # CodecError when it cannot be
-    def require_contraction(self, spec: str, feedback: str) -> None: ...  # CodecError when it would diverge around it
-    def require_alone(self, spec: str) -> None: ...  # CodecError when it needs feedback around it
-    def require_downlink(self, spec: str) -> None: ...  # CodecError when it cannot carry the model to the devices
-    def require_optimizer(self, server: ServerSection) -> None: ...  # CodecError for one that cannot be
-    def require_uplink(self, uplink: UplinkSection) -> None: ...  # CodecError for rules or a warm-up that cannot be
-    def require_ladder(self, uplink: UplinkSection) -> None: ...  # CodecError for one that does not get smaller
+    Invariant: every `require_` method raises CodecError, with the reason, for a value that is not valid.
+    """
+
+    def parse(self, spec: str) -> Any:
+        """Return the codec of a spec; raise CodecError if the spec is not valid."""
+
+    def require_contraction(self, spec: str, feedback: str) -> None:
+        """Raise CodecError if the codec would diverge under this error feedback."""
+
+    def require_alone(self, spec: str) -> None:
+        """Raise CodecError if the codec needs error feedback."""
+
+    def require_downlink(self, spec: str) -> None:
+        """Raise CodecError if the codec cannot carry the model to the clients."""
+
+    def require_optimizer(self, server: ServerSection) -> None:
+        """Raise CodecError if the server optimizer is not valid."""
+
+    def require_uplink(self, uplink: UplinkSection) -> None:
+        """Raise CodecError if the rules by layer or the warm-up are not valid."""
+
+    def require_ladder(self, uplink: UplinkSection) -> None:
+        """Raise CodecError if a rung of the codec ladder is not smaller than the one before it."""
 
 
 def codec_refusals(plan: Sections, codecs: CodecBook) -> Iterator[Refusal]:
-    """In the order of the plan's sections."""
+    """Yield the contradictions of codecs, feedback and server optimizer, in the order of the plan's sections."""
     yield from _codecs(plan, codecs)
     yield from _ladder(plan, codecs)
     yield from _feedback(plan)

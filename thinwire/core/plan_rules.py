@@ -1,4 +1,13 @@
-"""What a plan may not combine, and why: refused before anything starts, never warned about while it runs."""
+"""These rules refuse plans whose keys contradict each other, with the reason, before anything starts.
+
+Invariant: a contradiction is refused, never only warned about while the run goes on.
+
+Overlap has rules of its own (`overlap_refusals`), because an update is still on its way when the next round trains.
+
+A key whose value has no effect is refused too (`unused_refusals`), so that nobody believes that it had one. A key at
+its default value is not checked for this. The table of `tests/core/test_unused.py` lists every key of a plan, what it
+needs to have an effect, and the check that refuses it otherwise.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +22,7 @@ from thinwire.core.plan_schema import Refusal, Section, Sections, unbuilt
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """The best that a device has been seen to do, in seconds: what a fixed deadline must leave room for."""
+    """Holds the shortest times that a device has reached, in seconds; a fixed deadline must leave room for them."""
 
     download_s: float
     train_s: float
@@ -21,11 +30,12 @@ class DeviceTimes:
 
     @property
     def total_s(self) -> float:
+        """Return the sum of the three times, in seconds."""
         return self.download_s + self.train_s + self.upload_s
 
 
 def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
-    """All refusals of a plan, in the order of its sections."""
+    """Return all contradictions of a plan, in the order of its sections."""
     return [
         *unbuilt(plan),
         *_work(plan),
@@ -188,7 +198,10 @@ def _drawn(plan: Sections) -> Iterator[Refusal]:
 
 
 def _in_groups(plan: Sections) -> Iterator[Refusal]:
-    """What fills the time to the deadline would leave none to those who are asked when a place is free."""
+    """Yield keys that make clients use all time until the deadline.
+
+    With `max_concurrency` they would leave no time to the clients that get a free concurrency slot later.
+    """
     cohort = plan.cohort
     if cohort.mode == "buffered" or not cohort.max_concurrency:
         return
@@ -220,14 +233,13 @@ def _deadline(plan: Sections, measured: Mapping[str, DeviceTimes]) -> Iterator[R
         )
 
 
-# What cannot be where devices train on while their updates travel, and why.
-
-
 WITHOUT = "leave [local] overlap out"
 
 
 def overlap_refusals(plan: Sections) -> Iterator[Refusal]:
-    """Refusals of `[local] overlap` beside the plan's other keys; scaffold and feddyn refuse it themselves."""
+    """Yield the contradictions between `[local] overlap` and other keys; scaffold and feddyn refuse overlap
+    themselves.
+    """
     if not plan.local.overlap:
         return
     for given, what, why, hint in (
@@ -254,17 +266,11 @@ def overlap_refusals(plan: Sections) -> Iterator[Refusal]:
             yield Refusal(f"{what} with [local] overlap", why, hint)
 
 
-# Keys that are given where nothing reads them: refused, so that nobody believes that they did something.
-#
-# A key at its default asks for nothing. What else each key needs, and which check refuses it there, is in the table of
-# `tests/core/test_unused.py`, in which every key of a plan stands.
-
-
 IDENTITY = "identity"
 
 
 def unused_refusals(plan: Sections) -> Iterator[Refusal]:
-    """In the order of the plan's sections."""
+    """Yield keys whose value has no effect in this plan, in the order of the plan's sections."""
     run, cohort, uplink, downlink = plan.run, plan.cohort, plan.uplink, plan.downlink
     unmeasured, uncoded = run.evaluate == "off", {*uplink.codecs, *uplink.layers.values()} == {IDENTITY}
     for section, key, there, where, why, hint in (

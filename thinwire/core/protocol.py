@@ -1,8 +1,10 @@
-"""Which versions of the wire there are, and how two ends find one that both speak.
+"""This module defines the versions of the wire protocol, and reads JSON that strangers send.
 
-An aggregator speaks the newest and the one before it, so that a fleet is updated device by device: first the
-aggregator, then the devices. A version that leaves the table leaves its committed transcript behind
-(tests/golden/transcripts), which is replayed for as long as it stands here.
+An aggregator speaks the newest version and the one before it, so that a fleet can be updated device by device: first
+the aggregator, then the devices. `Range.agreed` finds the version that both ends speak. The committed transcript of a
+version (tests/golden/transcripts) is replayed for as long as the version is in `SPOKEN`.
+
+JSON is bounded before it is parsed, because a text that is small on the wire can be large in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ SPOKEN: Mapping[int, str] = {
 
 @dataclass(frozen=True)
 class Range:
-    """The versions that one end speaks, both ends included.
+    """Holds the versions that one end speaks, from `oldest` to `newest`, both included.
 
     >>> Range(1, 2).agreed(Range(2, 3))
     2
@@ -32,7 +34,10 @@ class Range:
     newest: int
 
     def agreed(self, other: Range) -> int:
-        """The newest version of both; `Refused` with both ranges and the side to update where there is none."""
+        """Return the newest version that both ends speak.
+
+        It raises `Refused` if there is none, with both ranges and the end to update.
+        """
         version = min(self.newest, other.newest)
         if version < max(self.oldest, other.oldest):
             behind = "the device" if other.newest < self.oldest else "the aggregator"
@@ -50,21 +55,19 @@ class Range:
 SPEAKS = Range(max(min(SPOKEN), PROTOCOL - 1), PROTOCOL)
 
 
-# JSON that strangers send, bounded before it is parsed: small on the wire is not small in memory.
-
-
-MAX_DEPTH = 8  # the deepest message is a hello: its tasks' codecs stand at depth 4
-BYTES_A_TOKEN = 8  # of the bound; honest messages have 12 and more: names, digests, numbers
+MAX_DEPTH = 8  # the deepest message is a hello: its tasks' codecs are at depth 4
+BYTES_A_TOKEN = 8  # bytes of the bound for each value; real messages have at least 12: names, digests, numbers
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def read_json(data: bytes, max_bytes: int) -> Any:
-    """Return the value of a JSON text of at most `max_bytes`; ValueError where it is none, or holds too many values.
+    """Return the value of a JSON text of at most `max_bytes`; raise ValueError if it is not JSON or has too many
+    values.
 
     Invariant: at most `max_bytes / BYTES_A_TOKEN` values, in lists and objects of at most `MAX_DEPTH` levels, are made.
-    NaN and Infinity are no JSON.
+    NaN and Infinity are not JSON.
 
     >>> read_json(b'{"parts": [1, 2]}', 1000)
     {'parts': [1, 2]}
@@ -72,18 +75,19 @@ def read_json(data: bytes, max_bytes: int) -> Any:
     if len(data) > max_bytes:
         raise ValueError(f"{len(data)} bytes of JSON: at most {max_bytes} are read here")
     require_small(data, max_bytes // BYTES_A_TOKEN)
-    return json.loads(data.decode(), parse_constant=_refuse)  # decoded here: json.loads would take UTF-16 too
+    return json.loads(data.decode(), parse_constant=_refuse)  # decoded here: json.loads would accept UTF-16 too
 
 
 def require_small(data: bytes, max_tokens: int, max_depth: int = MAX_DEPTH) -> None:
-    """ValueError for a JSON text that nests deeper, or holds more values, before anything of it is made.
+    """Raise ValueError for a JSON text with too many values or levels, before any value of it is made.
 
-    It counts what a parser would see up to the first mistake in the text, in a few passes at the speed of memory:
-    brackets, commas and colons outside of strings. A text with a mistake may be refused here for another reason.
+    The function counts brackets, commas and colons outside of strings, in a few passes at the speed of memory. This is
+    what a parser would see up to the first mistake in the text. A text with a mistake may be refused here for another
+    reason.
 
     >>> require_small(b'["[[[[[[[[[[[["]', 10)
     """
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of '"' begins or ends a string
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # each remaining '"' begins or ends a string
     if bare.count(b'"') > 2 * max_tokens:
         raise ValueError(f"more than {max_tokens} strings in a message")
     bare = b"".join(bare.split(b'"')[::2])

@@ -1,4 +1,8 @@
-"""A name, and what is built from it: the one way in which a codec, optimizer or reduce is found."""
+"""This module finds codecs, optimizers and reductions by name, in our own registries and in installed packages.
+
+`Blame` names the installed package in whose code an exception was raised. A defect of another package is then not
+reported as one of Thinwire.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,13 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Names to things of one kind; registering is one line, and a wrong name is answered with the nearest right one.
+    """Maps names to things of one kind; a wrong name raises an error with the nearest right one.
 
-    With a `group` also what is installed here under that group of entry points: it is imported when it is asked for,
-    and must pass `admit`. What is our own keeps its name: no other package can take its place. A name that comes from
-    outside never leads to code that nobody installed here.
+    With a `group`, the registry also has what other packages install under that group of entry points. Such a thing is
+    imported on first use, and must pass `admit`.
+
+    Invariant: another package cannot replace a name of our own. A name from outside never leads to code that is not
+    installed on this machine.
 
     >>> shapes: Registry[int] = Registry("shape"); shapes.add("square", 4); shapes["square"]
     4
@@ -33,7 +39,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._named: dict[str, T] = {}
 
     def admit(self, name: str, thing: Any) -> T:
-        """What an installed package gave, if it is what it must be; else `CodecError`."""
+        """Return the thing that an installed package provides; subclasses raise `CodecError` if it is not valid."""
         admitted: T = thing
         return admitted
 
@@ -43,16 +49,19 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @property
     def installed(self) -> Mapping[str, EntryPoint]:
-        """What other packages bring, by name; it need not hold what it says."""
+        """Return the entry points of other packages by name, without importing them."""
         return self._installed
 
     def _loaded(self, name: str) -> T:
-        """`CodecError` names the package; an exception's text stays here, for it may go to another machine."""
+        """Import the thing of an entry point; raise `CodecError`, which names the package, if that fails.
+
+        The error has no text of the exception, because it may be sent to another machine.
+        """
         entry = self._installed[name]
         package = entry.dist.name if entry.dist else entry.value
         try:
             thing = entry.load()
-        except Exception as error:  # whatever the package's code raises
+        except Exception as error:  # the package's code may raise anything
             raise CodecError(
                 f"the {self.kind} {name!r} of {package} cannot be imported",
                 why=f"{type(error).__name__} in {entry.value}",
@@ -61,12 +70,13 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._named.setdefault(name, self.admit(name, thing))
 
     def add(self, name: str, thing: T) -> None:
+        """Register a thing; raise ValueError if the name is taken."""
         if name in self._named:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._named[name] = thing
 
     def register(self, name: str) -> Callable[[T], T]:
-        """As a decorator: `@codecs.register("int8")`."""
+        """Return a decorator that registers a thing: `@codecs.register("int8")`."""
 
         def keep(thing: T) -> T:
             self.add(name, thing)
@@ -75,7 +85,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return keep
 
     def find(self, name: str, also: Iterable[str] = ()) -> T:
-        """The thing of that name; `CodecError` with the nearest name, of `also` too, when there is none."""
+        """Return the thing of that name; raise `CodecError` with the nearest name, of `also` too, if there is none."""
         if name in self._named or name in self._installed:
             return self[name]
         known = sorted({*self, *also})
@@ -96,12 +106,9 @@ class Registry(Mapping[str, T], Generic[T]):
         return len({*self._named, *self._installed})
 
 
-# Whose code an exception came from, where another package's is called: what is not ours is not called our defect.
-
-
 @dataclass(frozen=True)
 class Blame:
-    """The installed thing in whose code an exception was raised, or whose call of another library raised it."""
+    """Holds the installed thing whose code raised an exception, or called another library that raised it."""
 
     kind: str
     name: str
@@ -110,13 +117,13 @@ class Blame:
     place: str  # FILE:LINE
 
     def said(self, error: BaseException) -> str:
-        """For who stands before this machine: an exception's own text may hold data, and is for nobody else."""
+        """Return the exception in a sentence for the user of this machine only: its text may hold data."""
         told = f": {error}" if str(error) else ""
         return f"the {self.kind} {self.name!r} of {self.package} raised {type(error).__name__}{told}"
 
 
 def blamed(error: BaseException, *registries: Registry[Any]) -> Blame | None:
-    """Who of what is installed stands innermost in the traceback; None where it is our own code alone."""
+    """Return the installed thing that is innermost in the traceback; None if only our own code is in it."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         for kind, name, entry in ((r.kind, *found) for r in registries for found in r.installed.items()):
             if _holds(entry, frame.filename):
@@ -126,7 +133,7 @@ def blamed(error: BaseException, *registries: Registry[Any]) -> Blame | None:
 
 
 def _holds(entry: EntryPoint, filename: str) -> bool:
-    """Whether this file is the module of an entry point, or stands in the same package."""
+    """Return True if the file is the entry point's module, or is in the same package."""
     module = sys.modules.get(entry.module)
     if module is None or not module.__file__:
         return False

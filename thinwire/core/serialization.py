@@ -1,4 +1,12 @@
-"""Asks and replies as JSON bytes: the only form in which they travel or are stored (no pickle anywhere)."""
+"""This module writes and reads assignments, replies and events as JSON bytes, the only form in which they travel or are
+stored.
+
+Invariant: a received message is bounded before it is parsed, and any mistake in it raises BadPayload. Nothing uses
+pickle.
+
+The journal stores an event as JSON with the name of its class. `plainly` makes dictionaries like `dataclasses.asdict`,
+at a third of its cost.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +22,34 @@ from thinwire.core.formatting import plain
 from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
 
-MAX_HEAD_BYTES = 4 * 2**20  # of an ask, and of the reply of the largest model: a run's own bound is ReplyLimit
-FREE_HEADER_BYTES = 96 * 2**10  # of a reply to any run: ids, a codec, metrics in letters of any script
-MAX_KEPT_BYTES = MAX_HEAD_BYTES + 1024  # of a header in the spool: a line with six numbers follows it
+MAX_HEAD_BYTES = (
+    4 * 2**20
+)  # of an assignment, and of a reply's header for the largest model; ReplyLimit is the bound of a run
+FREE_HEADER_BYTES = 96 * 2**10  # of a reply's header in any run: ids, a codec, metrics in any script
+MAX_KEPT_BYTES = MAX_HEAD_BYTES + 1024  # of a header in the spool, which a line with six numbers follows
 MAX_PARTS = 65_536
-MAX_METRICS = 64 + 2  # that a task measures, and its loss in evaluation and in training
-MAX_METRIC_LETTERS = 64  # of a metric's name behind "eval/"
-MAX_NAME = 1024  # letters of an id, a name or a digest
+MAX_METRICS = 64 + 2  # metrics of a task, and its loss in evaluation and in training
+MAX_METRIC_LETTERS = 64  # of a metric's name after "eval/"
+MAX_NAME = 1024  # characters of an id, a name or a digest
 MAX_INT = 2**63 - 1
 MAX_EXAMPLES = 2**40
 MAX_A = 1e9  # a step weighs at most 1 / (1 - momentum)
-MAX_SECONDS = 1e9  # of a stage: their sum is shown
+MAX_SECONDS = 1e9  # of a stage; the sum of the stages is shown
 MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients stay finite
-ROUNDING = 1e-6  # of an accuracy: its sum may come from means in float32
+ROUNDING = 1e-6  # of an accuracy, whose sum may come from means in float32
 MAX_NORM = 1e100  # its square is finite
 MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
 EVAL = "eval/"
-ASK_ID = re.compile(r"[!\"$-.0->@-~]+")  # it stands in a path: printable ASCII without space, #, / and ?
+ASK_ID = re.compile(r"[!\"$-.0->@-~]+")  # part of a path: printable ASCII without space, #, / and ?
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplyLimit:
-    """How large a reply may be, which follows from the run that it is for: its parts together in bytes, how many parts
-    and counters it has, and its header in bytes, inflated. `identity` is that run's, "" where its replies need not say
-    one, None where no run of this aggregator can have asked: no reply is taken.
+    """Bounds the size of a reply, which follows from its run.
+
+    `payload_bytes` is the length of all parts together. `header_bytes` is the header's length after inflating.
+    `identity` is the run's identity. It is "" if its replies need not carry one, and None if no run of this aggregator
+    can have sent the assignment: then every reply is refused.
     """
 
     payload_bytes: int
@@ -48,6 +60,7 @@ class ReplyLimit:
 
 
 def ask_to_bytes(ask: Ask) -> bytes:
+    """Return the assignment's JSON; rare fields are left out at their default value."""
     raw = plainly(ask)
     raw["verdicts"] = [{**plainly(v), "update_id": str(v.update_id)} for v in ask.verdicts]
     for rare in ("references_from", "further", "farewell", "identity"):
@@ -59,9 +72,10 @@ def ask_to_bytes(ask: Ask) -> bytes:
 
 
 def ask_from_bytes(data: bytes) -> Ask:
-    """Read an ask; `BadPayload` says which field is wrong. Fields that a newer aggregator added are ignored.
+    """Read an assignment; raise BadPayload with the wrong field.
 
-    Nothing of it is made before `require_small` has bounded it: 4 kB on the wire could be a million lists.
+    Fields that a newer aggregator added are ignored. Invariant: nothing is parsed before `require_small` has bounded
+    it, because 4 kB on the wire could be a million lists.
     """
     with _Reading("ask"):
         raw = _load(data)
@@ -90,6 +104,7 @@ def ask_from_bytes(data: bytes) -> Ask:
 
 
 def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
+    """Return the reply's header or the failure as JSON values; rare fields are left out at their default value."""
     raw = plainly(reply)
     if isinstance(reply, ReplyHead):
         raw["update_id"] = str(reply.update_id)
@@ -101,14 +116,15 @@ def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
 
 
 def reply_to_bytes(reply: ReplyHead | Failure) -> bytes:
+    """Return the JSON of a reply's header or a failure."""
     return _dump(reply_to_json(reply))
 
 
 def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHead | Failure:
-    """Read a reply's head or a failure; numbers are checked to be finite and counts not to be negative.
+    """Read a reply's header or a failure; raise BadPayload if a number is not finite or a count is negative.
 
-    Nothing of it is made before `read_json` has bounded it, and a key that this version does not know is refused: a
-    device says what its aggregator asked for, and no more.
+    An unknown key is refused, because a client must send only what its aggregator requested. Invariant: nothing is
+    parsed before `read_json` has bounded it.
     """
     with _Reading("reply"):
         raw = read_json(data, max_bytes)
@@ -121,9 +137,9 @@ def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHead 
 
 
 def arrived_to_bytes(head: ReplyHead, received: bytes) -> bytes:
-    """Give what is kept of a reply that arrived: the bytes that the device sent, unchanged, and a line with `transfer`.
+    """Return the bytes to store of an arrived reply: those that the client sent, unchanged, and a line with `transfer`.
 
-    Invariant: `arrived_from_bytes` reads it, since it read `received` within the same bound.
+    Invariant: `arrived_from_bytes` can read the result, because it read `received` within the same bound.
     """
     if len(received) > MAX_HEAD_BYTES:
         raise BadPayload(f"a head of {len(received)} bytes", why=f"at most {MAX_HEAD_BYTES} are read")
@@ -131,7 +147,9 @@ def arrived_to_bytes(head: ReplyHead, received: bytes) -> bytes:
 
 
 def arrived_from_bytes(data: bytes) -> ReplyHead | Failure:
-    """Read what `arrived_to_bytes` gave, or a header alone, as one that came over no wire is kept."""
+    """Read the result of `arrived_to_bytes`, or a header alone, which is stored for a reply that came over no
+    connection.
+    """
     received, _, transfer = data.rpartition(b"\n")
     if not received:
         return reply_from_bytes(data)
@@ -142,7 +160,7 @@ def arrived_from_bytes(data: bytes) -> ReplyHead | Failure:
 
 
 def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
-    """The same from JSON that was read already."""
+    """Read a reply's header or a failure from JSON values; raise BadPayload as `reply_from_bytes` does."""
     with _Reading("reply"):
         transfer = Transfer(**_scalars(Transfer, raw["transfer"])) if raw.get("transfer") else None
         if raw["type"] == "failure":
@@ -175,7 +193,7 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
 
 
 class _Reading:
-    """Any way in which received JSON can be wrong becomes one BadPayload."""
+    """Turns every error that malformed JSON can cause into one BadPayload."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -228,13 +246,13 @@ def _str(value: Any) -> str:
 
 
 def _printable(text: str) -> None:
-    """A plan's codec by layers may be long; it is a line all the same."""
+    """Raise ValueError unless the text is one printable line; it may be long, as a codec with rules by layer is."""
     if not text.isprintable():
         raise ValueError(f"{text[:80]!r} is no line of text")
 
 
 def _name(value: Any) -> str:
-    """A short text that UTF-8 can hold and a line of a log can show."""
+    """Return a short text that UTF-8 can encode and a line of a log can show; raise ValueError for any other value."""
     text = _str(value)
     if len(text) > MAX_NAME or not text.isprintable():
         raise ValueError(f"{text[:80]!r} is no name")
@@ -245,9 +263,9 @@ _CASTS: Mapping[str, Callable[[Any], Any]] = {"int": _int, "float": _float, "str
 
 
 def _scalars(kind: type, raw: Mapping[str, Any], exclude: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of a dataclass that are plain values, cast to what they are declared as; unknown keys are ignored.
+    """Return a dataclass's fields with plain values, cast to their declared types; unknown keys are ignored.
 
-    null stands only where the field may be None.
+    null is valid only if the field may be None.
     """
     known: dict[str, Any] = {}
     for f in dataclasses.fields(kind):
@@ -297,32 +315,26 @@ _KEYS = {"reply": _keys(ReplyHead, "type"), "failure": _keys(Failure, "type")}
 _TRANSFER, _PART, _TIMINGS = _keys(Transfer), _keys(Part), _keys(Timings)
 
 
-# Events as the journal keeps them: JSON, by the name of their class.
-
-
 KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
+    """Return the event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
     return {"event": type(event).__name__, **plainly(event)}
 
 
 def from_json(raw: Mapping[str, Any]) -> Event:
-    """The event back; keys that a newer version wrote are ignored."""
+    """Return the event of these JSON values; keys that a newer version wrote are ignored."""
     kind = KINDS[raw["event"]]
     names = {f.name for f in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in raw.items() if name in names})
-
-
-# Dataclasses as dictionaries for JSON: what `dataclasses.asdict` gives, at a third of its cost.
 
 
 LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def plainly(thing: Any) -> dict[str, Any]:
-    """Equal to `dataclasses.asdict(thing)`; leaves are not copied.
+    """Return a dictionary equal to `dataclasses.asdict(thing)`, without copying leaves.
 
     >>> from thinwire.core.types import Work
     >>> plainly(Work(5, 32))
@@ -341,7 +353,7 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(each) for key, each in value.items()}
     if _names(kind):
         return plainly(value)
-    if isinstance(value, (list, tuple, dict)):  # named tuples and the like: as asdict treats them
+    if isinstance(value, (list, tuple, dict)):  # named tuples and the like, as asdict treats them
         return dataclasses.asdict(_Holder(value))["value"]
     return value
 
@@ -352,7 +364,7 @@ class _Holder:
 
 
 def _names(kind: type[Any]) -> tuple[str, ...]:
-    """A dataclass's fields; none for any other class."""
+    """Return the names of a dataclass's fields; none for any other class."""
     if (known := _NAMES.get(kind)) is None:
         known = tuple(each.name for each in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
         _NAMES[kind] = known

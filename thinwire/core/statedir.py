@@ -1,4 +1,7 @@
-"""The state folder: where everything lies, who holds it, and how a file is replaced without ever being half there."""
+"""This module finds the state directory, locks its parts, and replaces files without ever leaving half a file.
+
+Invariant: other users cannot read or change what Thinwire creates, whatever the umask.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ log = logging.getLogger("thinwire.home")
 MB = 10**6
 SWEEPS = "sweeps"
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # a disk that takes no more, for now
+NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # the disk accepts no writes, for now
 
 
 def find_home(given: str | Path | None = None) -> Path:
-    """`--home`, else THINWIRE_HOME, else the XDG state folder."""
+    """Return `--home`, else THINWIRE_HOME, else the XDG state directory."""
     if given:
         return Path(given).expanduser().absolute()
     if env := os.environ.get("THINWIRE_HOME"):
@@ -37,88 +40,98 @@ def find_home(given: str | Path | None = None) -> Path:
 
 
 def default_home() -> Path:
-    """The XDG state folder: what every terminal of this user finds without `--home` and THINWIRE_HOME."""
+    """Return the XDG state directory, which all of this user's terminals use without `--home` and THINWIRE_HOME."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser().absolute() / "thinwire"
 
 
 @dataclass(frozen=True)
 class AggregatorHome:
-    """`HOME/aggregator/`: database, spool, and one folder a run with its models and downlink bundles."""
+    """Holds the paths in `HOME/aggregator/`: database, spool, and one directory a run for its models and downlink
+    bundles.
+    """
 
     root: Path
-    durable: bool = True  # False for a folder that is removed when its process ends: nothing in it is synced
+    durable: bool = True  # False for a temporary directory, in which nothing is synced
 
     @classmethod
     def under(cls, home: Path, durable: bool = True) -> AggregatorHome:
+        """Return the paths under a state directory; create `HOME/aggregator` if it is missing."""
         return cls(private_folder(_state_directory(home) / "aggregator"), durable)
 
     @property
     def database(self) -> Path:
+        """Return the file of the SQLite database."""
         return self.root / "store.sqlite3"
 
     @property
     def lock(self) -> Path:
+        """Return the file that a running aggregator locks."""
         return self.root / "lock"
 
     @property
     def clock(self) -> Path:
-        """By which setting of the wall clock the lock's time is (core/clock.py)."""
+        """Return the file that says to which setting of the wall clock the lock's time belongs (core/clock.py)."""
         return self.root / "clock"
 
     @property
     def wire(self) -> Path:
-        """What was counted of each device's bytes and is in no answer yet."""
+        """Return the file of the bytes that were counted for each device and belong to no reply yet."""
         return self.root / "wire"
 
     @property
     def spool(self) -> Path:
+        """Return the directory of replies whose updates are not aggregated yet; create it if it is missing."""
         return private_folder(self.root / "spool")
 
     @property
     def tls(self) -> Path:
-        """The door's certificates and keys."""
+        """Return the directory of the device API's certificates and keys; create it if it is missing."""
         return private_folder(self.root / "tls")
 
     @property
     def sweeps(self) -> Path:
-        """One folder a group of simulated runs."""
+        """Return the directory of sweeps: it has one directory for each group of simulated runs."""
         return self.root / SWEEPS
 
     def owner(self, run_id: str) -> Path:
-        """The lock that the process holds which simulates this run or hands it over; no backup has it."""
+        """Return the lock file of the process that simulates this run or transfers it; it is in no backup."""
         return self.root / "runs" / run_id / ".owner"
 
     def run(self, run_id: str) -> Path:
+        """Return the directory of a run's models and downlink bundles; create it if it is missing."""
         return private_folder(self.root / "runs" / run_id)
 
 
 def client_home(home: Path, name: str) -> Path:
-    """`HOME/clients/NAME/`: key, residuals and outbox of one client."""
+    """Return `HOME/clients/NAME/` with the key, residuals and outbox of one client; create it if it is missing."""
     private_folder(_state_directory(home) / "clients")
     return private_folder(home / "clients" / name)
 
 
 def _state_directory(home: Path) -> Path:
-    """The folder that `--home` names. One that was there may be read by others, but only its owner adds to it."""
+    """Create the directory that `--home` names if it is missing.
+
+    An existing directory may stay readable for others, but only its owner may add files to it.
+    """
     found = _made(home)
     _close(home, found, 0 if found.st_mode & stat.S_ISVTX else stat.S_IWGRP | stat.S_IWOTH)
     return home
 
 
 def private_folder(path: Path) -> Path:
-    """The folder with mode 0700, whatever the umask: it and what is missing above it are made so.
+    """Create a directory and its missing parents with mode 0700, whatever the umask; return it.
 
-    One of ours that was open to other users is closed, with a warning.
+    If our own directory was open to other users, its mode is fixed, with a warning.
     """
     _close(path, _made(path), OTHERS)
     return path
 
 
 def keep_private(path: Path) -> None:
-    """Close a file of ours that other users could read or write, with a warning; a missing one stays missing.
+    """Close our own file to other users if they could read or write it, with a warning; ignore a missing file.
 
-    A symbolic link is left alone: the file at its end may be no file of ours.
+    A symbolic link is not changed, because its target may belong to someone else.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISLNK((found := path.lstat()).st_mode):
@@ -126,7 +139,7 @@ def keep_private(path: Path) -> None:
 
 
 def require_its_database(database: Path) -> None:
-    """Raise `DataLost` where a SQLite file is missing or empty beside runs or updates, which only it could list."""
+    """Raise `DataLost` if the SQLite file is missing or empty while runs or updates exist, which only it could list."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if database.stat().st_size:
             return
@@ -141,12 +154,15 @@ def require_its_database(database: Path) -> None:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open(..., opener=private_opener)`: a file that is made has mode 0600, whatever the umask."""
+    """Open a file with mode 0600, whatever the umask, in `open(..., opener=private_opener)`."""
     return os.open(path, flags, 0o600)
 
 
 def _made(path: Path) -> os.stat_result:
-    """The folder's state; it is made where it is missing. `mkdir(parents=True)` would leave parents to the umask."""
+    """Create a directory if it is missing; return its state.
+
+    Each parent is created with mode 0700: `mkdir(parents=True)` would leave the parents' mode to the umask.
+    """
     try:
         if not path.is_dir():
             for folder in [*reversed(path.parents), path]:
@@ -168,7 +184,7 @@ def _close(path: Path, found: os.stat_result, bits: int) -> None:
 
 
 def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) -> None:
-    """Replace a file by `data`: after a crash at any moment the old or the new one is there, whole and durable."""
+    """Replace a file by `data`; after a crash at any moment the old or the new file is complete and durable."""
     try:
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -188,7 +204,7 @@ def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) ->
 
 
 def sync_folder(path: Path) -> None:
-    """Make a rename in this folder durable."""
+    """Make a rename in this directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -197,7 +213,7 @@ def sync_folder(path: Path) -> None:
 
 
 def require_room(folder: Path, more_bytes: int, min_free_bytes: int) -> None:
-    """Raise `NotWritten` where so many more bytes would leave less than `min_free_bytes` of the disk free."""
+    """Raise `NotWritten` if `more_bytes` more would leave less than `min_free_bytes` of the disk free."""
     if not min_free_bytes:
         return
     try:
@@ -214,7 +230,7 @@ def require_room(folder: Path, more_bytes: int, min_free_bytes: int) -> None:
 
 
 def disk_error(error: OSError, path: Path) -> ThinwireError:
-    """A disk's refusal in words that name the way out."""
+    """Return the error of a failed disk operation, with a hint that fits its cause."""
     hint = {
         errno.ENOSPC: "free some space, or use another disk: --home FOLDER",
         errno.EROFS: "the disk is read-only: --home FOLDER on one that is not",
@@ -225,7 +241,7 @@ def disk_error(error: OSError, path: Path) -> ThinwireError:
 
 
 class Held(ThinwireError):
-    """Another process holds the folder; `holder` is what it wrote about itself."""
+    """Another process has locked the directory; `holder` is what that process wrote about itself."""
 
     def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
         super().__init__(
@@ -238,7 +254,7 @@ class Held(ThinwireError):
 
 @contextlib.contextmanager
 def hold(path: Path, about: Mapping[str, Any]) -> Iterator[None]:
-    """Hold a folder through its lock file and write `about` (with our pid) into it; raises `Held`."""
+    """Lock a directory through its lock file and write `about`, with our pid, into it; raise `Held` if it is locked."""
     with lock_file(path) as descriptor:
         write_about(descriptor, about)
         yield
@@ -246,7 +262,10 @@ def hold(path: Path, about: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[int]:
-    """An exclusive lock that the system releases when this process ends, however it ends."""
+    """Hold an exclusive lock on a file, which the system releases when this process ends for any reason.
+
+    It yields the file's descriptor, and raises `Held` if another process has the lock.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -263,8 +282,9 @@ def lock_file(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def own(path: Path) -> Iterator[None]:
-    """Hold a new lock file, which is seen only when it is held. It stays where the block raises, and then nobody holds
-    it: like that of a process that died.
+    """Hold a new lock file, which becomes visible only when it is locked.
+
+    If the block raises, the unlocked file stays, like that of a process that died.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     with lock_file(draft) as descriptor:
@@ -275,8 +295,9 @@ def own(path: Path) -> Iterator[None]:
 
 
 def dead_owner(path: Path) -> str | None:
-    """The process that made this lock file and has died; None while it lives, and where nothing says that it died:
-    without a file, and for a process of another machine, whose locks may not be seen here.
+    """Return the process that made this lock file and has died, in words; None if it lives or its death is not certain.
+
+    It is not certain without a file, or if the process ran on another machine, whose locks may not be visible here.
     """
     about = _read(path)
     if about.get("host") != socket.gethostname() or holder(path) is not None:
@@ -285,14 +306,14 @@ def dead_owner(path: Path) -> str | None:
 
 
 def write_about(descriptor: int, about: Mapping[str, Any]) -> None:
-    """What others may know of the holder: its pid and addresses."""
+    """Write what other processes may know about the holder into the lock file: its pid and addresses."""
     data = json.dumps({"pid": os.getpid(), **about}).encode()
     os.pwrite(descriptor, data, 0)
     os.ftruncate(descriptor, len(data))
 
 
 def holder(path: Path) -> dict[str, Any] | None:
-    """What the process that holds this lock wrote about itself, or None when nobody holds it."""
+    """Return what the process that has this lock wrote about itself, or None if the file is not locked."""
     if not path.exists():
         return None
     try:

@@ -1,4 +1,15 @@
-"""Time as a value that is passed in, so that a protocol runs the same on a script as on a network."""
+"""This module gives time as a value that is passed in, and finds out how long a stopped process was down.
+
+A round gets a `Clock`, so it runs the same with simulated time as with real time.
+
+Two facts survive a process. The modification time of a file says when the process was last known to be alive, however
+it ended (`beating`). An aggregator that starts updates this time before it serves. The end of the last serving process
+is then in the text that the new one wrote about itself (`starting`).
+
+The wall clock may be set while no process runs (`Beside`). The kernel counts seconds since the machine's start, sleep
+included, and nobody can set that count. The difference between wall clock and kernel count therefore changes only when
+the wall clock is set. After a restart of the machine the count begins at 0, so a difference from before says nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +29,19 @@ from thinwire.core.statedir import private_opener, write_atomically
 
 
 class Clock(Protocol):
-    """`now` decides (seconds, monotonic, any origin); `wall` is shown (seconds since 1970)."""
+    """Gives two times: `now` for decisions (seconds, monotonic, any origin), `wall` for display (seconds since
+    1970).
+    """
 
-    def now(self) -> float: ...
-    def wall(self) -> float: ...
+    def now(self) -> float:
+        """Return monotonic seconds from any origin, for decisions."""
+
+    def wall(self) -> float:
+        """Return seconds since 1970, for display."""
 
 
 class RealClock:
-    """This machine's clocks."""
+    """Reads this machine's clocks."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -36,7 +52,7 @@ class RealClock:
 
 @dataclass
 class VirtualClock:
-    """A clock that stands still until it is told to move.
+    """Holds a time that changes only through `advance`.
 
     >>> clock = VirtualClock(); clock.advance(2.5); clock.now()
     2.5
@@ -52,15 +68,10 @@ class VirtualClock:
         return self.origin + self.at
 
     def advance(self, seconds: float) -> None:
+        """Add seconds to the time; raise ValueError for a negative number."""
         if seconds < 0:
             raise ValueError(f"time does not run backwards: {seconds}")
         self.at += seconds
-
-
-# Whether somebody set the wall clock while nobody was there, by a clock of this machine that nobody can set.
-#
-# The kernel counts seconds since its start, sleep included. That count beside the wall clock's stays as it is until the
-# wall clock is set; with the next start of the machine it begins anew, and nothing can be said.
 
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -68,13 +79,15 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Beside:
-    """The wall clock less the kernel's, in seconds, and of which start of the machine that is."""
+    """Holds the wall clock minus the kernel's count, in seconds, and the id of the machine's start to which it
+    belongs.
+    """
 
     boot_id: str
     ahead_s: float
 
     def set_by_s(self, before: Beside | None) -> float:
-        """By how much the wall clock was set since `before`, as far as that can be told; 0: by nothing that counts.
+        """Return by how much the wall clock was set since `before`; 0 if unknown, or not more than SLACK_S.
 
         >>> now = Beside("a", 100.0)
         >>> now.set_by_s(Beside("a", 40.0)), now.set_by_s(Beside("a", 99.9)), now.set_by_s(Beside("b", 40.0))
@@ -87,7 +100,7 @@ class Beside:
 
 
 def beside() -> Beside | None:
-    """Now; None on a system that does not tell."""
+    """Return the current difference; None on a system without these clocks."""
     try:
         return Beside(BOOT_ID.read_text().strip(), time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
     except (OSError, AttributeError):  # CLOCK_BOOTTIME is Linux's
@@ -95,7 +108,7 @@ def beside() -> Beside | None:
 
 
 def kept(file: Path) -> Beside | None:
-    """What was written there last; None where that is nothing, or cannot be read."""
+    """Return the difference that was last written to the file; None if there is none, or it cannot be read."""
     try:
         found = json.loads(file.read_bytes())
         said = Beside(str(found["boot_id"]), float(found["ahead_s"]))
@@ -105,8 +118,10 @@ def kept(file: Path) -> Beside | None:
 
 
 def keep(file: Path, before: Beside | None) -> Beside | None:
-    """Write it there if it is another than `before`, and give what is there. Where a disk takes no more nothing is
-    there: what was written for an earlier setting would count that one again.
+    """Write the current difference to the file if it differs from `before`; return the file's content.
+
+    If the disk accepts no more data, the file is deleted: an old difference would count the same setting of the clock
+    again.
     """
     now = beside()
     if now is None or (before is not None and now.boot_id == before.boot_id and not now.set_by_s(before)):
@@ -121,22 +136,19 @@ def keep(file: Path, before: Beside | None) -> Beside | None:
 
 
 def set_since_s(file: Path) -> float:
-    """By how much the wall clock was set since that was written last, as far as that can be told."""
+    """Return by how much the wall clock was set since the file was last written; 0 if unknown."""
     now = beside()
     return now.set_by_s(kept(file)) if now else 0.0
 
 
-# For how long nobody was there, by two readings of a wall clock that somebody may have set in between.
-
-
-LONGEST_S = 30 * 86_400.0  # who is back after longer than this has a clock that was set, as far as anybody can tell
-SLACK_S = 1.0  # two clocks of one machine may differ by so much
+LONGEST_S = 30 * 86_400.0  # a longer absence means that the wall clock was set
+SLACK_S = 1.0  # two clocks of one machine may differ by this much
 
 
 def absence_s(gone_at: float, back_at: float, set_by_s: float = 0.0) -> float | None:
-    """Seconds; None where it is not known: less than none, or longer than LONGEST_S.
+    """Return the seconds between two readings of the wall clock; None if less than 0 or more than LONGEST_S.
 
-    `set_by_s`: by how much the clock is known to have been set in between (core/clock.py).
+    `set_by_s` is by how much the clock is known to have been set in between.
 
     >>> absence_s(100.0, 160.0), absence_s(100.0, 40.0), absence_s(100.0, 1e9), absence_s(100.0, 3760.0, 3600.0)
     (60.0, None, None, 60.0)
@@ -145,20 +157,16 @@ def absence_s(gone_at: float, back_at: float, set_by_s: float = 0.0) -> float | 
     return max(0.0, took) if -SLACK_S <= took <= LONGEST_S else None
 
 
-# When a process was last known to be alive: the time of a file, which is there to be read however it ended.
-#
-# An aggregator that starts beats before it serves: since when none did is then in what it wrote about itself.
-
-
 GONE_AT = "gone_at"
-HEARD = "heard.json"  # beside the lock: when the aggregator heard each device last
-BEAT_S = 2.0  # so much of an absence is not known; on a card that wears, every beat may become a write
+HEARD = "heard.json"  # in the lock's directory: time of the last message from each device
+BEAT_S = 2.0  # uncertainty of a downtime; a shorter period would wear out a flash card
 
 
 @contextlib.contextmanager
 def beating(descriptor: int, clock: Path | None = None, every_s: float = BEAT_S) -> Iterator[None]:
-    """Set the file's time to now, every so often and at the end; what is in the file stays as it is. The file `clock`
-    says by which setting of the wall clock that is (core/clock.py).
+    """Set the file's modification time to now, every `every_s` seconds and at the end; its content is unchanged.
+
+    The file `clock` says to which setting of the wall clock that time belongs.
     """
     over = threading.Event()
 
@@ -166,7 +174,7 @@ def beating(descriptor: int, clock: Path | None = None, every_s: float = BEAT_S)
         setting = kept(clock) if clock is not None else None
         while True:
             last = over.is_set()
-            with contextlib.suppress(OSError):  # a disk that takes no more: then nobody learns of it
+            with contextlib.suppress(OSError):  # the disk accepts no writes: the time stays old
                 os.utime(descriptor)
             if clock is not None:
                 setting = keep(clock, setting)
@@ -184,7 +192,7 @@ def beating(descriptor: int, clock: Path | None = None, every_s: float = BEAT_S)
 
 
 def last_beat(file: Path | int) -> float:
-    """When the process that beats on this file was last alive, wall-clock seconds; 0 where there is no file."""
+    """Return when the process that beats on this file was last alive, in wall-clock seconds; 0 without a file."""
     try:
         return os.stat(file).st_mtime
     except OSError:
@@ -192,7 +200,10 @@ def last_beat(file: Path | int) -> float:
 
 
 def write_heard(path: Path, heard: Mapping[str, float]) -> None:
-    """Replace what is said of when each device was heard last. It is not synced: after a power cut nobody is there."""
+    """Replace the record of the last message from each device.
+
+    The record is not synced: after a power cut every device has to reconnect.
+    """
     draft = path.with_name(f".{path.name}.new")
     with contextlib.suppress(OSError):
         with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
@@ -201,7 +212,7 @@ def write_heard(path: Path, heard: Mapping[str, float]) -> None:
 
 
 def heard_by(lock: Path) -> dict[str, float]:
-    """When the aggregator of this lock heard each device that is there last, wall-clock seconds."""
+    """Return the wall-clock time of the last message from each connected device, from the record beside this lock."""
     try:
         return {str(name): float(at) for name, at in json.loads(lock.with_name(HEARD).read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
@@ -209,17 +220,19 @@ def heard_by(lock: Path) -> dict[str, float]:
 
 
 def starting(gone_at: float) -> dict[str, Any]:
-    """What an aggregator writes about itself until it serves; `gone_at`: when the one before it was last alive."""
+    """Return what an aggregator writes about itself until it serves; `gone_at` is when the one before it was last
+    alive.
+    """
     return {GONE_AT: gone_at}
 
 
 def is_starting(about: Mapping[str, Any]) -> bool:
-    """Whether who wrote this about itself does not serve yet."""
+    """Return True if the aggregator that wrote `about` does not serve yet."""
     return GONE_AT in about
 
 
 def gone_since(lock: Path) -> float:
-    """When an aggregator last served by this lock, where none does now: wall-clock seconds; 0 where it is not known."""
+    """Return when an aggregator last served by this lock, in wall-clock seconds; 0 if unknown."""
     try:
         return float(json.loads(lock.read_bytes())[GONE_AT])
     except (OSError, ValueError, KeyError, TypeError):

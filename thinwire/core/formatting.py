@@ -1,4 +1,4 @@
-"""Words of others, made fit to be stored and shown; and quantities, as people say them."""
+"""This module formats text and quantities for people, and makes text from others safe to store and show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 
 def plain(text: str) -> str:
-    """One line without what would move a terminal's cursor, turn a line around, or be no UTF-8.
+    """Return the text as one line without characters that move a cursor, change the writing direction, or are not
+    UTF-8.
 
     >>> plain("a\\x1b[2J\\n\\u202e\\ud800b")
     'a?[2J???b'
@@ -16,7 +17,7 @@ def plain(text: str) -> str:
 
 
 def grouped(digits: str) -> str:
-    """A fingerprint as two people read it to each other.
+    """Return a fingerprint in groups of eight digits, for two people who read it to each other.
 
     >>> grouped("0123456789abcdef" * 2)
     '01234567 89abcdef 01234567 89abcdef'
@@ -25,7 +26,7 @@ def grouped(digits: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun.
+    """Return a count with its noun.
 
     >>> counted(1, "device"), counted(3, "device")
     ('1 device', '3 devices')
@@ -34,7 +35,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def duration(count: float) -> str:
-    """Seconds; "unknown" where a measure is no number.
+    """Return seconds in words; "unknown" if the count is not finite.
 
     >>> duration(0.0421), duration(4.13), duration(60), duration(130), duration(7200), duration(float("inf"))
     ('0.04 s', '4.1 s', '60 s', '2 min 10 s', '2 h', 'unknown')
@@ -50,7 +51,7 @@ def duration(count: float) -> str:
 
 
 def trip(count: float) -> str:
-    """Seconds of a round trip.
+    """Return the seconds of a round trip in words.
 
     >>> trip(0.0483), trip(0.00042), trip(1.4)
     ('48 ms', '0.42 ms', '1.4 s')
@@ -61,7 +62,7 @@ def trip(count: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units, three figures.
+    """Return bytes in decimal units with three figures.
 
     >>> size(9610 * 4), size(950), size(999_600)
     ('38.4 kB', '950 B', '1000 kB')
@@ -70,7 +71,7 @@ def size(count: float) -> str:
 
 
 def speed(bits_per_s: float) -> str:
-    """Of a link.
+    """Return a link's speed in words.
 
     >>> speed(2e6), speed(12_345)
     ('2 Mb/s', '12.3 kb/s')
@@ -85,14 +86,11 @@ def _scaled(count: float, units: tuple[tuple[str, float], ...], smallest: str) -
     return f"{count:.0f} {smallest}"
 
 
-# A quantile of a few values that were seen.
-
-
 SHARE = 0.9
 
 
 def p90(values: Iterable[float]) -> float:
-    """The least of the values that 9 of 10 do not exceed.
+    """Return the smallest of the values that 9 of 10 values do not exceed.
 
     >>> p90([1.0, 9.0]), p90(range(1, 11))
     (9.0, 9)

@@ -108,7 +108,7 @@ DGC_STEP = re.compile(rf"\b{DGC}\s*\(")
 
 
 class CodecBook(Protocol):
-    """Gives a plan's check what it needs to know about codecs and server optimizers; `aggregation/plan_codecs.py` has one.
+    """Gives a plan's check what it needs to know about codecs and server optimizers (aggregation/plan_codecs.py).
 
     Invariant: every `require_` method raises CodecError, with the reason, for a value that is not valid.
     """

@@ -1,7 +1,8 @@
-"""Counter-based public randomness: a key, not a generator, decides what is drawn.
+"""This module draws counter-based public random numbers: a key decides them, not the state of a generator.
 
-The same key gives the same numbers on every machine, in any order, on any number of threads. What must stay
-secret never comes from a `Key`: it takes a `SecretRng`, which cannot be built from a seed.
+Invariant: the same key gives the same numbers on every machine, in any order, on any number of threads. A draw for a
+value depends on the value's index and a word of the key, not on earlier draws. A secret never comes from a `Key`: it
+comes from a `SecretRng`, which cannot be built from a seed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Key:
-    """128 bits of public randomness as two unsigned 64-bit words (in secure-and-private.md: PublicRng).
+    """Holds 128 bits of public randomness as two unsigned 64-bit words.
 
     >>> Key(1) == Key(1, 0)
     True
@@ -35,12 +36,14 @@ class Key:
             raise ValueError(f"a Key's words are unsigned 64-bit integers, not {self.a}, {self.b}")
 
     def to_bytes(self) -> bytes:
-        """Sixteen bytes, little-endian, a before b."""
+        """Return sixteen bytes, little-endian, `a` before `b`."""
         return struct.pack("<QQ", self.a, self.b)
 
 
 def derive(key: Key, *labels: str | int) -> Key:
-    """A key for one purpose; different labels give independent keys (BLAKE2s, length-prefixed labels).
+    """Return a key for one purpose: BLAKE2s over the key and length-prefixed labels.
+
+    Invariant: different labels give independent keys.
 
     >>> derive(Key(1), "round", 2) == derive(Key(1), "round", 2)
     True
@@ -55,27 +58,25 @@ def derive(key: Key, *labels: str | int) -> Key:
 
 
 def word32(key: Key, stage: str, segment: int) -> int:
-    """The 32 bits that a stage of a codec mixes into each index: BLAKE2s(key, stage, segment)."""
+    """Return the 32 bits that a stage of a codec mixes into each index: BLAKE2s(key, stage, segment)."""
     raw = key.to_bytes() + struct.pack("<I", segment) + stage.encode()
     return int(struct.unpack("<I", hashlib.blake2s(raw, digest_size=4, person=b"tw-w32-1").digest())[0])
 
 
 def seed63(key: Key) -> int:
-    """A seed for a library's generator (torch, random): 63 bits."""
+    """Return a seed of 63 bits for a library's generator (torch, random)."""
     return int(struct.unpack("<Q", hashlib.blake2s(key.to_bytes(), digest_size=8).digest())[0]) >> 1
 
 
 class SecretRng(Protocol):
-    """Randomness from the operating system, for masks, shares and privacy noise. Implemented in `privacy/`."""
+    """Gives randomness from the operating system, for masks, shares and privacy noise; it is not implemented yet."""
 
-    def random_bytes(self, count: int) -> bytes: ...
-
-
-# Counter-based draws: what is drawn for a value depends on its index and a word of the key, on nothing before it.
+    def random_bytes(self, count: int) -> bytes:
+        """Return `count` random bytes."""
 
 
 def uniform(start: int, stop: int, word: int) -> Vector:
-    """U in [0, 1) for each index: the upper 24 bits of lowbias32(index ^ word) / 2^24."""
+    """Return U in [0, 1) as float32 for each index: the upper 24 bits of lowbias32(index ^ word) / 2^24."""
     mixed = np.arange(start, stop, dtype=np.uint32)
     mixed ^= np.uint32(word)
     lowbias32(mixed)
@@ -86,7 +87,9 @@ def uniform(start: int, stop: int, word: int) -> Vector:
 
 
 def lowbias32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A two-multiply hash of 32 bits with very low bias, in place (Wellons 2018, "Prospecting for Hash Functions").
+    """Hash 32-bit words in place by two multiplications, with very low bias; return them.
+
+    Wellons (2018), "Prospecting for Hash Functions".
 
     >>> int(lowbias32(np.uint32([1]))[0])
     1753845952

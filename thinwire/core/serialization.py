@@ -22,9 +22,7 @@ from thinwire.core.formatting import plain
 from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
 from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
 
-MAX_HEAD_BYTES = (
-    4 * 2**20
-)  # of an assignment, and of a reply's header for the largest model; ReplyLimit is the bound of a run
+MAX_HEAD_BYTES = 4 * 2**20  # of an assignment, and of a reply's header for the largest model (ReplyLimit: of a run)
 FREE_HEADER_BYTES = 96 * 2**10  # of a reply's header in any run: ids, a codec, metrics in any script
 MAX_KEPT_BYTES = MAX_HEAD_BYTES + 1024  # of a header in the spool, which a line with six numbers follows
 MAX_PARTS = 65_536

@@ -1,1 +1,1 @@
-"""Everything durable of an aggregator but its models: journal, read tables, orders, devices, logins, spool."""
+"""This package explains runs from stored rows: time breakdowns, round explanations, sweeps and their comparison."""

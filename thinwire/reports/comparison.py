@@ -1,4 +1,4 @@
-"""What differs between simulated runs, and what it came to: means over seeds, and bytes and seconds to a target."""
+"""This module compares simulated runs: means over seeds, and the bytes and seconds until a target is reached."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from thinwire.reports.sweep_results import Cell
 
 SEED, RUN = "run.seed", "run"
 NONE = "none"
-SIM = "sim"  # what a stored simulation has in place of its split, which its row does not keep
+SIM = "sim"  # in place of the split of a stored simulation, which its row does not have
 
 
 @dataclass(frozen=True)
 class Link:
-    """A wire that was not there: `mbps` both ways and one round trip each way of a round; 0: as simulated."""
+    """Describes a link to add to a simulation, which has none: `mbps` in both directions, and a round trip for each
+    direction.
+
+    The value 0 leaves the simulation as it is.
+    """
 
     mbps: float = 0.0
     rtt_ms: float = 0.0
 
     def seconds(self, sent_bytes: float) -> float:
-        """Of one client and round.
+        """Return the seconds that one client spends on the link in one round.
 
         >>> Link(mbps=8, rtt_ms=100).seconds(1_000_000)
         1.2
@@ -34,7 +38,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a run's metric reached the target for the first time: bytes of all clients together until then."""
+    """Holds the first round whose model reached the target, and all clients' bytes until then."""
 
     round: int
     payload_up: int
@@ -44,22 +48,24 @@ class Reached:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (None of a single one: nothing is known of its spread)."""
+    """Holds a mean and the sample standard deviation, which is None for a single value."""
 
     mean: float
     sd: float | None
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
+        """Return the mean and deviation of values; None if there are no values."""
         found = list(values)
         return cls(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None) if found else None
 
 
 @dataclass(frozen=True)
 class Row:
-    """The runs that differ in nothing but the seed. `settings`: the keys in which the rows differ, with their values.
+    """Holds the figures of runs that differ only in the seed.
 
-    `value` is of the target's metric at the end; the figures to the target are those of the runs that `reached` it.
+    `settings` has the keys in which the rows differ, with their values. `value` is the target's metric at the end. The
+    figures until the target (`rounds_to` and others) are means over the runs that `reached` it.
     """
 
     settings: dict[str, str]
@@ -80,16 +86,18 @@ class Row:
 
     @property
     def label(self) -> str:
+        """Return the settings in one line."""
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all"
 
 
 def compare(
     cells: Sequence[Cell], metric: str, target: float | None, link: Link = Link(), names: Sequence[str] = ()
 ) -> list[Row]:
-    """One row for each setting, in the order in which they stand in the plans' values.
+    """Return one row for each setting, sorted by the settings' values.
 
-    `names` are those of stored runs, one a cell: runs that are not all done, or that share a seed, are no sample of one
-    setting, and each has a row of its own. So has each stored simulation: nothing says how its data were split.
+    `names` are the names of stored runs, one for each cell. Runs of one setting get a row each, if they share a seed or
+    are not all done, because they are then no sample. Each stored simulation gets a row of its own too, because its
+    split is not known.
     """
     told = [(cell, dict(_flat(cell))) for cell in cells]
     keys = dict.fromkeys(key for _, flat in told for key in flat)
@@ -110,7 +118,7 @@ def compare(
 
 
 def _is_one_sample(cells: Sequence[Cell]) -> bool:
-    """Return whether stored runs differ in the seed alone, as far as is known of them."""
+    """Return True if stored runs differ only in the seed, as far as is known of them."""
     seeds = [cell.made.plan["run"]["seed"] for cell in cells]
     alike = len(set(seeds)) == len(seeds) and all(cell.status == "done" and cell.made.split != SIM for cell in cells)
     return len(cells) == 1 or alike
@@ -121,7 +129,9 @@ def _called(cell: Cell, name: str) -> str:
 
 
 def reached(cell: Cell, metric: str, target: float, link: Link = Link()) -> Reached | None:
-    """The first round whose model reaches it: a loss at most, another metric at least; None: never."""
+    """Return the first round whose model reaches the target: a loss at most, another metric at least; None if none
+    does.
+    """
     up = down = 0
     seconds = 0.0
     for number, one in enumerate(cell.rounds, start=1):
@@ -134,7 +144,7 @@ def reached(cell: Cell, metric: str, target: float, link: Link = Link()) -> Reac
 
 
 def curve(row: Row, metric: str) -> list[tuple[float, Spread]]:
-    """(bytes up so far, the metric) after each round in which all runs of the row were measured."""
+    """Return (uplink bytes so far, the metric) after each round in which all runs of the row were evaluated."""
     points = []
     sums = [list(accumulate(one.payload_up for one in cell.rounds)) for cell in row.cells]
     for number in range(min((len(cell.rounds) for cell in row.cells), default=0)):
@@ -146,7 +156,7 @@ def curve(row: Row, metric: str) -> list[tuple[float, Spread]]:
 
 
 def figures(row: Row) -> dict[str, Any]:
-    """A row as plain values: one level, for JSON and CSV."""
+    """Return a row as plain values on one level, for JSON and CSV."""
     flat: dict[str, Any] = {**row.settings, "runs": row.runs, "failed": row.failed}
     flat |= {"stopped": row.stopped, "reached": row.reached}
     for name in ("value", "payload_up", "payload_down", "seconds", "rounds_to", "up_to", "down_to", "seconds_to"):
@@ -188,7 +198,7 @@ def _down(cell: Cell) -> int:
 
 
 def _flat(cell: Cell) -> Iterator[tuple[str, str]]:
-    """All that a cell was made of, by key."""
+    """Yield every property of a cell's run, by key."""
     for section, keys in cell.made.plan.items():
         if isinstance(keys, dict):
             for key, value in keys.items():

@@ -1,6 +1,8 @@
-"""Why a round took as long as it did: its stages along the device that it waited for, and one sentence.
+"""This module explains why a round took as long as it did: the stages of the device that it waited for, and one
+sentence.
 
-All is read from the rows of the round and its asks, so what a late answer tells of a round is said once it is here.
+The explanation is computed from the rows of the round and its assignments, so a late reply completes it. `whys`
+explains all rounds of a run, `in_all` the run.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from thinwire.store.read_models import MeasureRow, RoundRow, RunRow, UpdateRow
 
 @dataclass(frozen=True)
 class Why:
-    """Seconds by stage (`STAGES`); `device`: along whose answer, "" where none came. `waiting`: from the last answer
-    that counted until nothing more was accepted, for `waited_for`: who was lost or dropped then, or still out.
-    `requests`: of that device's exchange, where there is a wire, with a round trip of `rtt_s` where one was measured;
-    `trips_s`: what these come to. That is no stage: it lies in the download, the upload and between.
-    `uncounted`: the aggregator's part in a simulation, whose clock stands still meanwhile.
+    """Holds a round explanation: seconds by stage (`STAGES`) and a sentence.
+
+    `device` is the device whose reply the stages follow, "" if no reply came. The stage `waiting` lasts from the last
+    reply that counted until the round accepted no more. `waited_for` are the devices that failed or were dropped during
+    that time, or had not replied at its end.
+
+    `requests` counts the requests of that device's exchange, 0 in a simulation; `rtt_s` is one round trip, None if it
+    was not measured. `uncounted` is the aggregator's time in a simulation, whose clock stops meanwhile.
     """
 
     round: int
@@ -38,6 +43,7 @@ class Why:
 
     @property
     def trips_s(self) -> float | None:
+        """Return the seconds of all round trips; they are no stage, but a part of download, upload and `between`."""
         return None if self.rtt_s is None else self.requests * self.rtt_s
 
 
@@ -45,9 +51,12 @@ def why(
     found: RoundRow, asks: Sequence[UpdateRow] = (), parameters: int = 0, earlier: Sequence[UpdateRow] = (),
     turn_at: float | None = None, *, simulated: bool = False, rtts: Mapping[str, float] | None = None,
 ) -> Why:  # fmt: skip
-    """Of a round that is closed. `asks`: the round's own rows; `earlier`: those of rounds before it that were folded
-    into it; without them less is told. `parameters`: of the model, for what a smaller codec would have come to.
-    `turn_at`: since when it took answers (`turns`), where that was not at its opening. `rtts`: seconds by device.
+    """Return the explanation of a closed round.
+
+    `asks` are the round's own rows. `earlier` are rows of earlier rounds whose updates were aggregated into this one.
+    Without them the explanation has fewer facts. `parameters` is the model's size, to suggest a codec with smaller
+    updates. `turn_at` is when the round began to accept replies (`turns`), None if it did so when it opened. `rtts` are
+    seconds by device.
     """
     told_of, took = found, found.seconds or 0.0
     found, turn_at, (asks, earlier) = on_one_clock(found, turn_at, asks, earlier)
@@ -61,7 +70,7 @@ def why(
         begin = max(begin, slowest.arrived_at)
     held = _held_up_by(found, asks, begin)
     if (asks or earlier) and found.closed_at is not None:
-        if after := within_s(found.away, begin, found.closed_at):  # the last answer that counted
+        if after := within_s(found.away, begin, found.closed_at):  # after the last reply that counted
             stages["away"] = stages.get("away", 0.0) + after
         known = sum(stages.get(name, 0.0) for name in STAGES if name != "waiting")
         stages["waiting"] = max(0.0, took - known)
@@ -85,7 +94,9 @@ def why(
 
 
 def _capped(found: RoundRow, asks: Sequence[UpdateRow]) -> str:
-    """A sentence on the first client that counts less than its reply says, and how many more do."""
+    """Return a sentence about the first client with a reduced weight, and the number of the others; "" if there is
+    none.
+    """
     capped = [one for one in asks if one.update_id in found.folded and one.reason.startswith(CAPPED)]
     if not capped:
         return ""
@@ -94,7 +105,9 @@ def _capped(found: RoundRow, asks: Sequence[UpdateRow]) -> str:
 
 
 def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
-    """The reason, and what of the round was without an aggregator: first where nothing else took so long."""
+    """Return the reason with the aggregator's downtime in the round: the downtime comes first if no stage took
+    longer.
+    """
     if not gone(found):
         return reason
     first = gone_s(found) > 0.0 and stages.get("away", 0.0) >= max(stages.values(), default=0.0)
@@ -102,7 +115,7 @@ def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
 
 
 def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
-    """The ask that the round waited for last; what filled a buffer may have been asked for before it opened."""
+    """Return the assignment that the round waited for last; one that filled a buffer may be older than the round."""
     own = next((one for one in asks if one.device == found.slowest and not is_further(one.ask_id)), None)
     if own is not None and found.reason != "buffer":
         return own
@@ -111,9 +124,10 @@ def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[Updat
 
 
 def _held_up_by(found: RoundRow, asks: Sequence[UpdateRow], since: float) -> list[UpdateRow]:
-    """Who kept the round open after `since`, the last answer that counted: first who did so for longest. What a
-    deadline ended was kept open by those alone who were out when it passed; a full buffer waits for nobody, and none
-    for what a device does for the next one.
+    """Return the assignments that kept the round open after `since`, the last reply that counted; the longest first.
+
+    A round that ended by its deadline was kept open only by devices that had not replied then. A full buffer waits for
+    no device, and no round waits for a follow-up, which belongs to the next buffer.
     """
     if found.reason == "buffer":
         return []
@@ -126,7 +140,7 @@ def _held_up_by(found: RoundRow, asks: Sequence[UpdateRow], since: float) -> lis
 
 
 def _over_at(ask: UpdateRow, found: RoundRow) -> float | None:
-    """When this ask had its outcome, None: not before the round closed; 0 where nobody kept when it failed."""
+    """Return when the assignment had its outcome; None if not before the round closed, 0 if its failure has no time."""
     if ask.arrived_at is None and ask.failed_at is None:
         return 0.0 if ask.outcome in ("failed", "folded", "dropped") else None
     moments = [at for at in (ask.arrived_at, ask.failed_at) if at is not None]
@@ -137,7 +151,9 @@ def _waited(
     found: RoundRow, stages: Mapping[str, float], slowest: UpdateRow | None, held: Sequence[UpdateRow],
     rtt_s: float | None,
 ) -> str:  # fmt: skip
-    """For whom, and what that device did most of the time; or who never came, where that took longer."""
+    """Return the device that the round waited for and its longest stage, or the device without a reply that took
+    longer.
+    """
     device = {name: stages[name] for name in ALONG if name in stages}
     name, waiting = slowest.device if slowest else found.slowest, stages.get("waiting", 0.0)
     if held and waiting > sum(device.values()):
@@ -155,13 +171,13 @@ def _waited(
 
 
 def _again(device: Mapping[str, float]) -> str:
-    """That it was gone in the middle of its work, where something else took longer."""
+    """Return the second delivery of the assignment in parentheses, if another stage took longer; else ""."""
     took_s = device.get("again", 0.0)
     return f" (it {again(took_s)})" if 0.0 < took_s < max(device.values()) else ""
 
 
 def _asked(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
-    """Of one that was asked in the middle of the round: when, and in whose place."""
+    """Return when an assignment of a replacement was made, and which device it replaced; "" for the first ones."""
     if slowest is None or not slowest.asked_why:
         return ""
     place = f" instead of {slowest.instead_of}" if slowest.instead_of else ""
@@ -172,7 +188,9 @@ def _filled(
     found: RoundRow, stages: Mapping[str, float], last: UpdateRow | None, earlier: Sequence[UpdateRow],
     rtt_s: float | None,
 ) -> str:  # fmt: skip
-    """A buffer waits for nobody: what filled it, how much of that was asked for earlier, and what came last."""
+    """Return how many updates filled the buffer, how many of them were assigned earlier, and the last one's longest
+    stage.
+    """
     said = f"its buffer was full with {counted(len(found.folded), 'update')}"
     if old := [one for one in earlier if one.update_id in found.folded]:
         said += f", {'all' if len(old) == len(found.folded) else f'{len(old)} of them'} asked for before it opened"
@@ -186,7 +204,7 @@ def _filled(
 
 
 def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str], parameters: int) -> str:
-    """Who had not answered when the deadline passed, and what is known of the first of those who answered later."""
+    """Return how many devices missed the deadline, and the facts about the first of those that replied later."""
     silent = len(waited_for) or unanswered(found)
     said = f"{silent} of {len(found.asked)} had not answered when its deadline of {duration(found.deadline_s)} passed"
     late = [one for one in asks if one.device in waited_for and one.arrived_at is not None]
@@ -204,17 +222,14 @@ def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str
     return f"{said}; {names(list(here))} was not seen to take the ask up"
 
 
-# What is said of where time went: stages as nouns and as something that a device did.
-
-
-TOLD_S = 1.0  # an absence that is shorter is not worth a word
-OWN_SHARE = 0.2  # of a round's time, from which on the aggregator's part is worth a word
-# Bits of a parameter, mildest first: what could be tried instead. tests/store holds them against the codecs.
+TOLD_S = 1.0  # a shorter downtime is not mentioned
+OWN_SHARE = 0.2  # share of a round's time from which the aggregator's part is mentioned
+# Bits per parameter of codecs to suggest, least compressed first. A test compares them with the codecs.
 SMALLER = {"fp16": 16.0, "int8": 8.0, "qsgd(4)": 4.0, "topk(0.01) > int8 > rice": 0.17, "topk(0.01) > sign > rice": 0.1}
 
 
 def did(stages: Mapping[str, float], ask: UpdateRow | None, rtt_s: float | None = None) -> str:
-    """The longest stage, as something that a device did."""
+    """Return the longest stage in words, with the device as the subject of the sentence."""
     name = max(stages, key=lambda stage: stages[stage])
     took = duration(stages[name])
     if name == "upload" and ask and ask.payload_up and stages[name] > 0:
@@ -239,12 +254,14 @@ def did(stages: Mapping[str, float], ask: UpdateRow | None, rtt_s: float | None 
 
 
 def again(took_s: float) -> str:
-    """Of a device whose process or line was gone in the middle of its work."""
+    """Return the second delivery of an assignment in words: the device's process or connection was lost during its
+    work.
+    """
     return f"took the ask up again after {duration(took_s)}: what it had begun was lost"
 
 
 def noun(name: str) -> str:
-    """A stage as a noun."""
+    """Return a stage as a noun phrase."""
     return {
         "asked": "until an ask was taken up", "again": "until an ask was taken up again", "queue": "behind other work",
         "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
@@ -255,7 +272,7 @@ def noun(name: str) -> str:
 
 
 def exchange(requests: int, rtt_s: float | None) -> str:
-    """Requests x round trip and what that comes to, as far as it is known; "" where there was no request.
+    """Return the requests times the round trip, and the product if it is known; "" without a request.
 
     >>> exchange(2, 0.048), exchange(1, None), exchange(0, 0.048)
     ('2 requests x 48 ms = 96 ms', '1 request', '')
@@ -266,7 +283,9 @@ def exchange(requests: int, rtt_s: float | None) -> str:
 
 
 def became(ask: UpdateRow, lost: bool) -> str:
-    """What became of one that the round waited for and that brought it nothing; `lost`: it failed while it was open."""
+    """Return the outcome of an assignment that the round waited for in vain; `lost`: it failed while the round was
+    open.
+    """
     kind = ask.reason.partition(":")[0]
     if lost:
         return "which was lost" if kind in ("left", "") or ask.outcome != "failed" else f"which failed ({kind})"
@@ -276,13 +295,13 @@ def became(ask: UpdateRow, lost: bool) -> str:
 
 
 def still_out(ask: UpdateRow) -> str:
-    """Of one that was not answered by a deadline, nor since."""
+    """Return the state of an assignment without a reply until the deadline and since."""
     over = "did not answer before the run's end" if ask.outcome == "over" else "did not answer"
     return "has not answered yet" if ask.outcome == "asked" else over
 
 
 def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, float]) -> str:
-    """The aggregator's, where it is worth a word; `uncounted`: seconds of it that are none of the run's clock."""
+    """Return the aggregator's time if it was a large part of the round; `uncounted` is time outside the run's clock."""
     mine = uncounted or stages
     if not mine or sum(mine.values()) < OWN_SHARE * took:
         return ""
@@ -292,7 +311,7 @@ def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, f
 
 
 def would_do(ask: UpdateRow, stages: Mapping[str, float], deadline_s: float, parameters: int) -> str:
-    """Which codec's update would have come in time on the link as it was; "" where it is not the upload's fault."""
+    """Return a codec whose update would have arrived in time over the same link; "" if the upload was not the cause."""
     if not parameters or not ask.payload_up or stages["upload"] <= 0.0:
         return ""
     rest = sum(stages.values()) - stages["upload"]
@@ -304,35 +323,35 @@ def would_do(ask: UpdateRow, stages: Mapping[str, float], deadline_s: float, par
 
 
 def gone_s(found: RoundRow) -> float:
-    """For how long no aggregator was there while the round was open, as far as that is known."""
+    """Return for how many seconds no aggregator was running while the round was open, as far as that is known."""
     return sum(absence_s(*one) or 0.0 for one in found.away)
 
 
 def gone(found: RoundRow, meanwhile: str = "") -> str:
-    """What is said of that; "" where it is not worth a word. `meanwhile`: a word behind it."""
+    """Return the downtime in words, "" if it was short; `meanwhile` is appended."""
     if any(absence_s(*one) is None for one in found.away):
         return f"the aggregator was away{meanwhile}, for how long is not known"
     return f"the aggregator was away for {duration(took)}{meanwhile}" if (took := gone_s(found)) >= TOLD_S else ""
 
 
 def unanswered(found: RoundRow) -> int:
-    """Devices that had not answered when the round closed; late answers came after it."""
+    """Return the number of devices that had not replied when the round closed; late replies came after that."""
     return max(0, len(found.asked) - found.folded_count - found.dropped - found.failed)
 
 
 def names(devices: Sequence[str]) -> str:
+    """Return the first device, and the number of the others."""
     return devices[0] if len(devices) == 1 else f"{devices[0]} and {len(devices) - 1} more"
-
-
-# Why a run took as long as it did: the reasons of its rounds, and what they come to.
 
 
 def whys(
     run: RunRow, rounds: Sequence[RoundRow], updates: Iterable[UpdateRow], since: Mapping[int, float | None],
     rtts: Mapping[str, float] | None = None,
 ) -> list[Why]:  # fmt: skip
-    """Of those of these rounds that are closed, in their order. `updates`: all that were asked for or folded in them;
-    `since`: when each began to take answers (`turns`); `rtts`: seconds by device (`round_trips`).
+    """Return the explanations of the closed rounds among these, in order.
+
+    `updates` are all rows that were assigned or aggregated in the rounds. `since` is when each round began to accept
+    replies (`turns`). `rtts` are seconds by device (`round_trips`).
     """
     asks, earlier = defaultdict[int, list[UpdateRow]](list), defaultdict[int, list[UpdateRow]](list)
     for one in updates:
@@ -347,12 +366,14 @@ def whys(
 
 
 def round_trips(measures: Iterable[MeasureRow]) -> dict[str, float]:
-    """Each device's median, in seconds."""
+    """Return each device's median round trip, in seconds."""
     return {one.device: one.p50 for one in measures if one.kind == "rtt" and one.p50}
 
 
 def in_all(found: Sequence[Why]) -> Why:
-    """Of a run: the sums of its rounds' stages, along different devices, and who was waited for most often."""
+    """Return the explanation of a run: the sums of its rounds' stages, and the device that was waited for most
+    often.
+    """
     took = sum(one.seconds for one in found)
     spent = _summed(STAGES, [one.stages for one in found])
     uncounted = _summed(OWN, [one.uncounted for one in found])
@@ -375,6 +396,6 @@ def in_all(found: Sequence[Why]) -> Why:
 
 
 def _summed(names: Iterable[str], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What took no time is left out."""
+    """Return the sums of each stage; stages without any time are left out."""
     sums = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
     return {name: value for name, value in sums.items() if value > 0}

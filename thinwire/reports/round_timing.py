@@ -1,6 +1,12 @@
-"""An ask as seconds by stage: what a device did from when it was asked until its answer was here.
+"""This module computes the time breakdown of an assignment: seconds by stage from its selection until its reply
+arrived.
 
-Moments are the aggregator's, stretches on a device are by its own stopwatch; only durations are compared.
+Moments are measured by the aggregator, durations on a device by the device's own stopwatch. Invariant: only durations
+are compared.
+
+`on_one_clock` corrects a round during which the wall clock was set: all moments are moved to the clock that the
+aggregator had when it was back. Moments before the downtime in which the clock was set are moved up to its end. A
+downtime of unknown length takes no time here.
 """
 
 from __future__ import annotations
@@ -15,21 +21,22 @@ from thinwire.core.events import HeadTaken
 from thinwire.store.read_models import RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "evaluate", "train", "encode")
-# As it happens. between: what a device's own stages leave of its time, from taking the ask up until its answer began.
-# again: from then until it was taken up for the last time, by a device that was gone meanwhile.
+# In order. asked: from the selection until the first delivery. again: from there to the last delivery, to a device
+# that was offline in between. between: the device's time from the delivery to its reply, without its own stages.
 ALONG = ("asked", "again", *ON_DEVICE, "between", "upload")
 OWN = ("fold", "step", "store")
-# before: from a round's opening until the device was asked; away: no aggregator was there, and no device at work
+# before: from the round's opening until the selection. away: no aggregator was running and no device was at work.
 STAGES = ("before", *ALONG, "away", "waiting", *OWN)
-ANEW_S = 1.0  # an ask that is handed out twice within so long was taken up once
-Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, on one clock (one_clock.py)
+ANEW_S = 1.0  # two deliveries of an assignment within this time count as one
+Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, on one clock (`on_one_clock`)
 
 
 def along(ask: UpdateRow, away: Away = ()) -> dict[str, float]:
-    """Seconds by stage of one ask that was answered. Of what the device's own stages leave of its time, that without an
-    aggregator is `away`, the rest `between`. Round trips are no stage: they lie in downloads, uploads and between.
+    """Return the seconds by stage of one assignment with a reply.
 
-    A device that worked on it when the aggregator ended took it up before: it is not handed out again.
+    The device's own stages leave a part of its time: without an aggregator this part is `away`, else `between`. Round
+    trips are no stage: they are a part of downloads, uploads and `between`. A device that was at work when the
+    aggregator stopped had received the assignment before: it is not delivered again.
     """
     assert ask.arrived_at is not None
     asked = _asked_at(ask)
@@ -48,30 +55,33 @@ def along(ask: UpdateRow, away: Away = ()) -> dict[str, float]:
 
 
 def taken_first(ask: UpdateRow, pulled_at: float) -> float:
-    """When an ask was taken up for the first time, of one that was taken up for the last time then."""
+    """Return when an assignment was delivered for the first time, given the moment of its last delivery."""
     return ask.taken_at if ask.taken_at is not None and pulled_at - ask.taken_at >= ANEW_S else pulled_at
 
 
 def within_s(away: Away, begin: float, end: float) -> float:
-    """For how many seconds between two moments no aggregator was there."""
+    """Return for how many seconds between two moments no aggregator was running."""
     return sum(max(0.0, min(until, end) - max(since, begin)) for since, until, *_ in away)
 
 
 def turns(rounds: Sequence[RoundRow], taken: HeadTaken | None = None) -> dict[int, float | None]:
-    """When each round began to take answers, from which its seconds count; None: it does not yet.
+    """Return when each round began to accept replies, from which its seconds count; None if it has not begun yet.
 
-    That is when it opened, or, where asks were sent ahead, when it became the head of the line, which may be long after
-    the one before it closed: the run can have waited for devices between the two. Of a closed round its seconds tell;
-    the moment of its closing is from before its step was made and stored, which they hold too. Of an open one `taken`
-    tells, of a run whose asks go ahead: the last whose answers were taken. Older journals do not say that; there a
-    round's turn comes when the one before it has closed.
+    A round begins to accept replies when it opens. A pipelined round begins when it becomes the current round. That can
+    be long after the previous round closed, because the run may have waited for devices. For a closed round its seconds
+    give this moment. Its closing time does not: the round closed before its step was made and stored, which its seconds
+    include. For an open round of a pipelined run `taken` gives it: the last round that became current. Older journals
+    do not record that, so there a round begins when the previous one has closed.
     """
     before = {later.round: earlier.closed_at for earlier, later in pairwise(rounds)}
     return {one.round: _turn_at(one, before.get(one.round, 0.0), taken) for one in rounds}
 
 
 def _turn_at(one: RoundRow, before: float | None, taken: HeadTaken | None) -> float | None:
-    """`before`: when the round before it closed; None where it is open, 0 where there is none."""
+    """Return the moment at which one round began to accept replies.
+
+    `before` is when the previous round closed: None if it is open, 0 if there is none.
+    """
     if before is None:
         return None
     if taken is not None and not one.reason and one.round >= taken.round:
@@ -83,10 +93,10 @@ def _turn_at(one: RoundRow, before: float | None, taken: HeadTaken | None) -> fl
 
 
 def within(ask: UpdateRow, opened_at: float, away: Away = ()) -> dict[str, float]:
-    """`along` an ask, as far as a round saw of it that opened then and was without an aggregator so long.
+    """Return `along` for the part of an assignment that lies in a round that opened at `opened_at`.
 
-    Of one that was asked in the middle of the round nothing was under way before; of one that was asked earlier only
-    what was still to be done when the round opened counts.
+    An assignment made in the middle of the round starts with the stage `before`. An assignment made before the round
+    counts only with the stages that were still to be done when the round opened.
     """
     away = [(max(since, opened_at), until) for since, until, *_ in away if until > opened_at]
     stages, before = along(ask, away), _asked_at(ask) - opened_at
@@ -105,12 +115,6 @@ def _asked_at(ask: UpdateRow) -> float:
     return min(ask.asked_at or ask.arrived_at, ask.arrived_at)
 
 
-# A round over whose middle the wall clock was set, on one clock: the one that the aggregator came back with.
-#
-# What was before an absence over which the clock was set is moved up to it. Where nobody knows how long it took, it
-# takes no time here.
-
-
 Move = Callable[[float], float]
 MOMENTS = ("asked_at", "taken_at", "pulled_at", "began_at", "arrived_at", "failed_at")
 
@@ -118,7 +122,10 @@ MOMENTS = ("asked_at", "taken_at", "pulled_at", "began_at", "arrived_at", "faile
 def on_one_clock(found: RoundRow, turn_at: float | None, *asks: Sequence[UpdateRow]) -> tuple[
     RoundRow, float | None, list[list[UpdateRow]]
 ]:  # fmt: skip
-    """The round, when it began to take answers, and rows of asks; as they are where no clock was set."""
+    """Return the round, the moment when it began to accept replies, and rows of assignments, all on one clock.
+
+    They are returned unchanged if the clock was not set.
+    """
     rows = [list(some) for some in asks]
     for at, (gone_at, back_at, *set_by_s) in enumerate(found.away):
         took_s = absence_s(gone_at, back_at, *set_by_s)
@@ -137,8 +144,10 @@ def on_one_clock(found: RoundRow, turn_at: float | None, *asks: Sequence[UpdateR
 
 
 def _move(opened_at: float, gone_at: float, back_at: float) -> Move:
-    """A moment belongs to the side of the jump to which it is nearer. A clock that was set back by less than the round
-    had taken by then is left: nobody can tell one side from the other.
+    """Return a function that corrects a moment; a moment belongs to the side of the jump to which it is nearer.
+
+    A clock that was set back by less than the round's duration until then is not corrected: the sides cannot be told
+    apart.
     """
     by = back_at - gone_at
     if by > 0:
@@ -155,7 +164,10 @@ def _moved(one: UpdateRow, move: Move) -> UpdateRow:
 
 
 def _slowest(found: RoundRow, rows: Sequence[Sequence[UpdateRow]]) -> str:
-    """Who answered last of those that counted: when the round closed, that was read off clocks that contradict."""
+    """Return the device whose aggregated update arrived last.
+
+    The stored value was read when the round closed, from clocks that contradict each other.
+    """
     counted = [one for some in rows for one in some if one.update_id in found.folded]
     came = [(one.arrived_at, one.device) for one in counted if one.arrived_at is not None]
     return max(came)[1] if came else found.slowest

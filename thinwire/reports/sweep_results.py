@@ -1,7 +1,11 @@
-"""A group of simulated runs as files: one cell a run, kept once it is over, found again by what it was made of.
+"""This module stores the results of simulated runs as files: a group of runs is a directory, a finished run a cell in
+it.
 
-A group is a folder; a cell is `DIGEST.json` in it, replaced as a whole. So a sweep that was cut off goes on where it
-was, several of them may work at one group, and its files can be copied, committed and compared elsewhere.
+A cell is `DIGEST.json`, named by the digest of everything that its figures depend on, and replaced as a whole. So an
+interrupted sweep continues where it stopped, several sweeps may work on one group, and the files can be copied,
+committed and compared elsewhere. The file `DIGEST.asked` lists the cells that a sweep wants.
+
+Groups are files and not rows of the store.
 """
 
 from __future__ import annotations
@@ -27,23 +31,25 @@ AGAIN = "remove it: the sweep makes it anew"
 
 @dataclass(frozen=True)
 class Made:
-    """What a cell is made of: all that its figures depend on but this program's version."""
+    """Holds everything that a cell's figures depend on, except this program's version."""
 
     plan: dict[str, Any]  # resolved
     clients: int
     split: str
-    data: str  # the place that was named, "" where none was
+    data: str  # the named path, "" if there was none
     task_digest: str  # of the task's source
 
     @property
     def digest(self) -> str:
-        """Twenty hex digits of SHA-256: the cell's name."""
+        """Return the cell's name: twenty hex digits of SHA-256."""
         return hashlib.sha256(canonical(dataclasses.asdict(self))).hexdigest()[:20]
 
 
 @dataclass(frozen=True)
 class CellRound:
-    """One round's figures: bytes of all clients together, `seconds` as if they worked side by side, without a wire."""
+    """Holds one round's figures: bytes of all clients together, and `seconds` as if the clients worked in parallel
+    without a link.
+    """
 
     reason: str
     asked: int
@@ -55,7 +61,7 @@ class CellRound:
 
 @dataclass(frozen=True)
 class Cell:
-    """A run that is over. `took_s`: on this machine's clock, of which one thread worked."""
+    """Holds a finished run; `took_s` is measured on this machine's clock, with one thread at work."""
 
     made: Made
     status: str
@@ -68,10 +74,11 @@ class Cell:
     dense_down: int
     rounds: list[CellRound]
     took_s: float = 0.0
-    payload_down: int | None = None  # of the whole run, with the last model's measuring; None in older files
+    payload_down: int | None = None  # of the whole run, with the last model's evaluation; None in older files
 
     @classmethod
     def of(cls, made: Made, run: RunRow, rounds: list[RoundRow], took_s: float = 0.0) -> Cell:
+        """Return the cell of a run that is over, from its rows."""
         told = [
             CellRound(r.reason, len(r.asked), r.seconds or 0.0, r.payload_up, r.payload_down, dict(r.metrics))
             for r in rounds
@@ -83,14 +90,16 @@ class Cell:
 
     @property
     def plan(self) -> RunPlan:
+        """Return the run's plan."""
         return RunPlan.from_json(self.made.plan)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the cell as JSON values, with the format's number."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Cell:
-        """Raises KeyError, TypeError or ValueError where it is no cell."""
+        """Read a cell; raise KeyError, TypeError or ValueError if the values are not a cell."""
         said = dict(raw)
         if said.pop("format") != FORMAT:
             raise ValueError("a cell of another version")
@@ -100,35 +109,36 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of one group's folder."""
+    """Reads and writes the cells of one group's directory."""
 
     folder: Path
 
     @classmethod
     def named(cls, sweeps: Path, name: str) -> Cells:
+        """Return the group of this name; raise UsageError if the name is not valid."""
         if not NAME.fullmatch(name):
             why = "it names a folder: letters, digits, -, _ and ., at most 63"
             raise UsageError(f"a group cannot be called {name!r}", why=why, hint="--name codecs")
         return cls(sweeps / name)
 
     def keep(self, cell: Cell) -> None:
-        """Write it durably; a cell that is there already is replaced by the same one."""
+        """Write a cell durably; an existing one is replaced by the same content."""
         private_folder(self.folder)
         text = json.dumps(cell.to_json(), sort_keys=True, separators=(",", ":"))
         write_atomically(self.folder / f"{cell.made.digest}.json", text.encode() + b"\n")
 
     def ask(self, digests: Iterable[str]) -> None:
-        """Note what a sweep is to make, so that whoever lists groups can say how much of it is missing."""
+        """Note the cells that a sweep will make, so that a list of groups can show how many are missing."""
         private_folder(self.folder)
         text = "".join(f"{digest}\n" for digest in sorted(digests)).encode()
         write_atomically(self.folder / f"{hashlib.sha256(text).hexdigest()[:20]}.asked", text)
 
     def all(self) -> dict[str, Cell]:
-        """The finished cells by digest; `DataLost` names a file that is none."""
+        """Return the finished cells by digest; raise `DataLost` with the name of a file that is not a cell."""
         return {path.stem: _read(path) for path in sorted(self.folder.glob("*.json"))}
 
     def found(self) -> dict[str, Cell]:
-        """The same; `NotFound` where there are none, with the groups that there are."""
+        """Return the finished cells by digest; raise `NotFound`, with the groups that exist, if there are none."""
         if cells := self.all():
             return cells
         near = sorted(path.parent.name for path in self.folder.parent.glob("*/*.json"))
@@ -154,12 +164,11 @@ def _read(path: Path) -> Cell:
     return cell
 
 
-# The groups of simulated runs, and how much of each is made: they are files, and no rows of the store.
-
-
 @dataclass(frozen=True)
 class Group:
-    """`done` of `runs` that were ever asked for are over; `at` is when the last of them was kept, on the wall clock."""
+    """Holds a group's progress: `done` of `runs` noted or finished runs; `at` is the wall-clock time of the last
+    write.
+    """
 
     name: str
     task: str
@@ -169,7 +178,10 @@ class Group:
 
 
 def groups(sweeps: Path) -> list[Group]:
-    """All groups under a folder, the latest first. Cells are counted, not read: a group may have thousands."""
+    """Return all groups in a directory, the latest first.
+
+    Cells are counted and not read, because a group may have thousands.
+    """
     found = [_group(folder) for folder in sweeps.iterdir() if folder.is_dir()] if sweeps.is_dir() else []
     return sorted((group for group in found if group.runs), key=lambda group: (-group.at, group.name))
 
@@ -182,7 +194,7 @@ def _group(folder: Path) -> Group:
 
 
 def _task(done: dict[str, Path]) -> str:
-    """The task's name as one of the cells says it; "" where none does."""
+    """Return the task's name from the first readable cell; "" if there is none."""
     for path in done.values():
         try:
             return str(json.loads(path.read_bytes())["made"]["plan"]["run"]["task"])

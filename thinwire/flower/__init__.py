@@ -1,4 +1,8 @@
-"""Stock Flower beside us: a SuperLink of its own, in which there is no device and no run of ours."""
+"""This package connects Thinwire and Flower: our fleet over an embedded SuperLink, and stock Flower nodes over a second
+one.
+
+Invariant: the SuperLink of stock nodes knows no device and no run of ours.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public class on first use; raise AttributeError for any other name."""
     if name not in _WHERE:
         raise AttributeError(f"module 'thinwire.flower' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)

@@ -1,4 +1,4 @@
-"""FlowerFleet: core/fleet.py's Fleet over the embedded SuperLink and the door."""
+"""This module implements the protocol `Fleet` of core/fleet.py over the embedded SuperLink and the device API."""
 
 from __future__ import annotations
 
@@ -31,23 +31,25 @@ from thinwire.transport.server.replies import Answers
 from thinwire.transport.server.tls import Authority
 from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 
-GRACE_S = 4.0  # a device whose connection closed gets so long to come back
-POLL_S = 120.0  # how long a pull waits: the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/door.py)
-MOST = ReplyLimit(4 * 2**30)  # of one answer, where the server sets no limit
-ADDRESSES = "addresses.json"  # beside the ledger: where devices have signed before
-HEARD_S = 5.0  # how often it is written down when each device was heard last
-PARTING_S = 0.5  # who is shut out gets so long to read why
+GRACE_S = 4.0  # time to reconnect for a device whose connection closed
+POLL_S = 120.0  # of a pull, which is the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/door.py)
+MOST = ReplyLimit(4 * 2**30)  # of one reply, if the aggregator sets no limit
+ADDRESSES = "addresses.json"  # in the ledger's directory: addresses from which devices have signed
+HEARD_S = 5.0  # between two records of the last message from each device
+PARTING_S = 0.5  # time to read the reason for a device that is disconnected
 
 log = logging.getLogger("thinwire.door")
 
 
 class FlowerFleet:
-    """One thread calls it; the door has its own. `limits` say how large the reply to an ask may be.
+    """Reaches devices over the device API, and records assignments and replies in Flower's SuperLink.
 
-    What is counted of the wire is kept in the file `ledger`, so that a restart in the middle of an exchange loses none,
-    and a kill what the last second counted.
-    Without an `authority` the door is a plain one, on loopback only; with one it is TLS, and nobody comes in but by an
-    invitation.
+    One thread calls it; the device API has a thread of its own. `limits` bound the reply to each assignment. The
+    counted bytes of the connections are stored in the file `ledger`: a restart in the middle of an exchange loses none,
+    a kill loses those of the last second.
+
+    Invariant: without an `authority` the device API has no TLS and listens on loopback only. With one it has TLS, and a
+    device enrolls only by an invitation.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class FlowerFleet:
         self._guest_accounts: dict[str, Account] = {}  # by fingerprint
         self._exchange = Exchange(Grid(self._superlink), self._wake)
         self._nodes = Nodes(self._superlink, self._exchange)
-        self._holds: dict[str, tuple[str, ...]] = {}  # the pins that each device that came since the start holds
+        self._holds: dict[str, tuple[str, ...]] = {}  # pins of CAs by device, from hellos since the start
         self._sessions = Sessions(clock, grace_s, poll_s, self._left, Ledger(ledger))
         self._sweep_s, self._heard_s = min(1.0, grace_s / 4), min(HEARD_S, poll_s / 8)
         self._gate = Gate(roster, clock, private=authority is None, guests=guests)
@@ -108,11 +110,13 @@ class FlowerFleet:
 
     @property
     def address(self) -> str:
-        """host:port of the door."""
+        """Return host:port of the device API."""
         return self._listener.address
 
     def send(self, asks: Sequence[Envelope]) -> None:
-        """All of them or, where a bundle is not what its ask says, none."""
+        """Queue all assignments; queue none and raise `DataLost` if the file of one does not have the length of its
+        parts.
+        """
         for envelope in asks:
             length = sum(part.length for part in envelope.ask.parts)
             there = envelope.bundle.stat().st_size if envelope.bundle and envelope.bundle.exists() else 0
@@ -122,7 +126,7 @@ class FlowerFleet:
                     why=f"file {envelope.bundle}",
                     hint="restore a backup: thinwire aggregator restore",
                 )
-            self._limits.of(envelope.ask.ask_id)  # the run is known from here on, before anybody can reply
+            self._limits.of(envelope.ask.ask_id)  # the run must be known before a device can reply
         self._exchange.send(asks)
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
@@ -143,12 +147,16 @@ class FlowerFleet:
         self._exchange.cancel(ask_ids)
 
     def shut_out(self, devices: Sequence[str]) -> None:
-        """When it returns, who waited is answered, what was being sent is gone, and each open ask is refused."""
+        """Disconnect revoked devices.
+
+        When it returns, their waiting calls are answered, their uploads are deleted, and each open assignment has
+        failed.
+        """
         for device in devices:
             self._listener.now(lambda name=device: self._shut_out_here(name))  # type: ignore[misc]  # mypy cannot type a default
 
     def close(self) -> None:
-        """Answer who waits, then close the door. A second close changes nothing."""
+        """Answer all waiting calls, then close the device API; a second call changes nothing."""
         self._pull.closing = True
         self._listener.soon(self._sessions.wake_all)
         self._listener.stop()
@@ -156,7 +164,7 @@ class FlowerFleet:
         self._keep_known(self._listener.wires.known.taken())
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the door, for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
+        """Return counters for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
         (sent, received), answers = self._sessions.total(), dict(self._door.answers)
         names = ("hello", "pull", "push")
         requests = {name: answers.pop(name, 0) for name in names}
@@ -174,10 +182,12 @@ class FlowerFleet:
         }
 
     def _enter_all(self, spool: Spool) -> None:
-        """Who is known, and which answers lie in the spool; what who was shut out was uploading is gone."""
+        """Register the devices of the roster and the replies in the spool; delete unfinished uploads of revoked
+        devices.
+        """
         for row in self._roster.rows():
             if row.how == "stock":
-                continue  # it is another SuperLink's
+                continue  # it belongs to the other SuperLink
             if not row.is_intact:
                 log.warning(
                     "the key of %s is damaged in the database: this device is refused. Give it another name there "
@@ -199,7 +209,7 @@ class FlowerFleet:
             yield
 
     def _room(self, row: DeviceRow, found: Found) -> int:
-        """The most bytes that the body of a part or of a push may have."""
+        """Return the largest body of a part or of a push, in bytes."""
         if found.route.name == "part":
             return self._uploads.room(row, found)
         return push_bytes(self._limits.max_header_bytes())
@@ -211,14 +221,14 @@ class FlowerFleet:
         self._listener.soon(self._sessions.wake, devices)
 
     def _called(self, request: Request) -> None:
-        """A device, or a guest, made a request that was let in."""
+        """Record a request that a device or a guest was allowed to make."""
         self._listener.wires.sign(request.wire)
         if request.admitted.row is None:
             if self._guests is not None and (who := self._guests.who(request.headers)):
                 request.charge(self._guest_accounts.setdefault(who, Account(max_wires=CONNECTIONS_OF_A_GUEST)))
             return
         if not self._exchange.node_of(request.row.name):
-            self._gate.still(request.row)  # it may have been shut out since it was let in
+            self._gate.still(request.row)  # it may have been revoked since its signature was checked
         request.charge(self._sessions.account(request.row.name))
         self._nodes.is_here(request.row)
 
@@ -227,9 +237,9 @@ class FlowerFleet:
         self._exchange.arrived(NodeLeft(device, why, silent_s))
 
     def _shut_out_here(self, device: str) -> None:
-        """In the door's loop: waiters first, so that each is told why before its connection goes.
+        """Disconnect a device, in the device API's loop: its waiting calls are answered with the reason first.
 
-        A device that was renamed has come under its old name, and may not have said hello since.
+        A renamed device may still be connected under its old name, if it has not sent a hello since.
         """
         row = next((row for row in self._roster.rows() if row.name == device), None)
         before = self._nodes.names_of(row) if row else ()
@@ -237,7 +247,7 @@ class FlowerFleet:
             self._end(name)
 
     def _end(self, device: str) -> None:
-        """What is in memory first: a disk that refuses keeps nobody in."""
+        """Disconnect one name of a device, in memory first: an error of the disk must not keep the device connected."""
         node_id = self._exchange.node_of(device)
         self._sessions.shut_out(device)
         for wire in self._sessions.account(device).wires:
@@ -255,12 +265,14 @@ class FlowerFleet:
             log.exception("%s is shut out, but what it sent could not be removed", device)
 
     async def _background(self) -> None:
-        """Notice who has left or was renamed, keep what was counted, Flower's task alive and the certificate fresh."""
+        """Notice offline and renamed devices, store counters, keep Flower's task alive and renew the certificate,
+        for ever.
+        """
         loop = asyncio.get_running_loop()
         beat_at = heard_at = loop.time()
         while True:
             self._sessions.sweep()
-            with suppress(ThinwireError):  # of the database: the next look may reach it
+            with suppress(ThinwireError):  # of the database: the next sweep may reach it
                 self._sessions.renamed(self._roster.rows())
             self._sessions.keep()
             if self._addresses is not None and self._listener.wires.known.changed:
@@ -278,13 +290,15 @@ class FlowerFleet:
             await asyncio.sleep(self._sweep_s)
 
     def _keep_known(self, table: bytes) -> None:
-        """Write down where devices have signed: after a restart in the middle of a flood their places are kept."""
+        """Store the addresses from which devices have signed: after a restart during a flood their connections stay
+        reserved.
+        """
         if self._addresses is not None:
-            with suppress(ThinwireError):  # it is a help and no state: the next start does without
+            with suppress(ThinwireError):  # the addresses are no state: the next start works without them
                 write_atomically(self._addresses, table)
 
     def _renew(self) -> None:
-        """Keep the certificate fresh; after a rotation have each device say hello, and so take the new CA."""
+        """Renew the certificate; after a rotation make each device send a hello, by which it receives the new CA."""
         if self._authority is None:
             return
         if self._authority.renew():
@@ -294,7 +308,7 @@ class FlowerFleet:
 
 
 def _read_known(path: Path | None) -> KnownAddresses:
-    """The addresses of the life before; none where the file is missing or damaged."""
+    """Return the addresses that the previous process stored; none if the file is missing or damaged."""
     if path is None or not path.exists():
         return KnownAddresses()
     try:

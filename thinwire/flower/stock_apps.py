@@ -1,6 +1,14 @@
-"""A run of ours as a Flower ServerApp: stock nodes are asked, their frames are folded by our weighted mean.
+"""This module holds the Flower apps with which stock Flower nodes train our plans: a ServerApp and a ClientApp.
 
-Plain synchronous rounds: no overlap, no exactly-once, no resume, no replay protection. Those are our own client's.
+`server_app` sends assignments to stock nodes and aggregates their frames with our weighted mean. Its rounds are plain
+and synchronous: no overlap, no exactly-once, no resume, no replay protection. These need our own client.
+
+`client_app` trains our task on a stock node and replies with our codec's frames. The node's owner names the task on the
+node's command line: `flower-supernode --node-config 'task="path/to/task.py" partition="0/2" data="path"
+home="folder"'`. Invariant: the aggregator cannot choose the task's file.
+
+`Carried` is one of our assignments or replies in a Flower message: a header as JSON bytes, then the parts one after the
+other.
 """
 
 from __future__ import annotations
@@ -51,7 +59,9 @@ UNREADABLE = (BadPayload, DataLost, TaskError, ValueError, LookupError, TypeErro
 
 
 def server_app(plan: Path) -> ServerApp:
-    """An app that makes the plan's rounds with `nodes` stock nodes (run config; 1), and writes the model to `out`."""
+    """Return an app that runs the plan with `nodes` stock nodes (run config; default 1) and writes the model to
+    `out`.
+    """
     app = ServerApp()
 
     @app.main()
@@ -69,7 +79,7 @@ def server_app(plan: Path) -> ServerApp:
 
 
 def _possible(plan: RunPlan) -> RunPlan:
-    """The plan, or `PlanError` for what needs an aggregator that knows what each device holds."""
+    """Return the plan; raise `PlanError` if it needs an aggregator that knows the state of each device."""
     if plan.downlink.compressed:
         raise PlanError(
             f"[downlink] codec = {plan.downlink.codec!r} over stock nodes",
@@ -99,7 +109,7 @@ def _possible(plan: RunPlan) -> RunPlan:
 
 @dataclass
 class StockRun:
-    """Rounds over a Grid. `payload_bytes` counts the frames that came back."""
+    """Runs a plan's rounds over a Grid; `payload_bytes` counts the frames that arrived."""
 
     grid: Grid
     plan: RunPlan
@@ -107,13 +117,13 @@ class StockRun:
     folder: Path
     payload_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    _max_header: int = MAX_HEAD_BYTES  # bytes of an update's, which follow from the first model
+    _max_header: int = MAX_HEAD_BYTES  # bytes of an update's header, which follow from the first model
     _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
     fixed: Fixed = field(init=False, default_factory=dict)
     _weights: dict[str, int] = field(default_factory=dict)  # see server/aggregator.py
 
     def make(self, nodes: int) -> None:
-        """All rounds; each says in one line what came of it."""
+        """Run all rounds, and print one line for each."""
         from thinwire.server.aggregator import Model
         from thinwire.server.submit import limit_of
 
@@ -126,7 +136,7 @@ class StockRun:
         print(f"thinwire: done, {self.plan.run.rounds} rounds, {self.payload_bytes} bytes of frames", flush=True)
 
     def export(self, path: Path) -> None:
-        """The model as safetensors."""
+        """Write the model as safetensors."""
         from safetensors.numpy import save_file
 
         from thinwire.aggregation.downlink import named_tensors
@@ -136,7 +146,7 @@ class StockRun:
         save_file(tensors, path, {"format": "pt"})
 
     def _nodes(self, wanted: int) -> list[int]:
-        """So many nodes, waited for."""
+        """Wait for so many nodes and return them; raise TooFewClients after NODES_S seconds."""
         end = time.monotonic() + NODES_S
         while len(found := sorted(self.grid.get_node_ids())) < wanted:
             if time.monotonic() > end:
@@ -145,7 +155,7 @@ class StockRun:
         return found
 
     def _first(self, nodes: Sequence[int]) -> tuple[Versions, ModelStored]:
-        """The first model of the first node that gives one; a node whose answer cannot be read ends no run."""
+        """Return the first model of the first node that gives a valid one; an unreadable reply does not end the run."""
         from thinwire.server.aggregator import require_values
         from thinwire.server.model_store import Versions
 
@@ -235,7 +245,7 @@ class StockRun:
         )  # fmt: skip
 
     def _exchange(self, kind: str, asks: dict[int, Carried]) -> dict[int, Carried]:
-        """What each node answered; a node that fails or stays silent is left out."""
+        """Send messages and return each node's reply; a node that fails or does not reply is left out."""
         messages = [
             Message(asked.content(), dst_node_id=node, message_type=kind, ttl=ROUND_S) for node, asked in asks.items()
         ]
@@ -258,14 +268,8 @@ def _frames(parts: bytes, head: ReplyHead) -> Iterator[bytes]:
         at += part.length
 
 
-# Our task as a Flower ClientApp: a stock node trains it and answers with our codec's frames.
-#
-# What the node trains is named on its own command line, never from outside:
-# `flower-supernode --node-config 'task="path/to/task.py" partition="0/2" data="path" home="folder"'`.
-
-
 def client_app() -> ClientApp:
-    """An app that answers `query` with the model that a run begins with, and `train` with an update."""
+    """Return an app that answers `query` with a run's first model and `train` with an update."""
     app = ClientApp()
 
     @app.query()
@@ -280,9 +284,9 @@ def client_app() -> ClientApp:
 
 
 def described(asked: Carried, context: Context) -> Carried:
-    """Layout and first model, drawn by the run's seed, with the fixed tensors behind it.
+    """Return the layout and the first model, drawn by the run's seed, followed by the fixed tensors.
 
-    The aggregator never imports task code.
+    The node makes them because the aggregator never imports a task's code.
     """
     from thinwire.aggregation.mean import pack_fixed
     from thinwire.client import load_task
@@ -300,7 +304,7 @@ def described(asked: Carried, context: Context) -> Carried:
 
 
 def trained(asked: Carried, context: Context) -> Carried:
-    """One ask answered as our own client would; residuals are kept in the node's folder from round to round."""
+    """Carry out one assignment as our own client would; residuals are kept in the node's directory between rounds."""
     from thinwire.client import Site, load_task
     from thinwire.client.handler import Session
 
@@ -320,7 +324,10 @@ def trained(asked: Carried, context: Context) -> Carried:
 
 
 def _spec(name: str, context: Context) -> str:
-    """What the node's owner named, under the run's name for it, which comes from outside: `=` would begin a module."""
+    """Return the spec of the owner's task under the run's name for it; raise UsageError if that name is not valid.
+
+    The name comes from outside, and a `=` in it would begin the path of a module.
+    """
     from thinwire.client.train.task import NAME
 
     if not NAME.fullmatch(name):
@@ -343,22 +350,19 @@ def _home(context: Context) -> Path:
     return Path(str(given)).expanduser() if given else find_home() / "stock"
 
 
-# Our asks and answers inside Flower messages: a head as JSON bytes, and the parts one after the other.
-
-
 RECORD, HEAD, PARTS = "thinwire", "head", "parts"
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What one message holds."""
+    """Holds the content of one message: a header and parts."""
 
     head: bytes
     parts: bytes = b""
 
     @classmethod
     def read(cls, message: Message) -> Carried:
-        """`BadPayload` for a message of another app."""
+        """Read a message; raise `BadPayload` if it belongs to another app."""
         record = message.content.config_records.get(RECORD)
         head, parts = (record.get(name) if record else None for name in (HEAD, PARTS))
         if not isinstance(head, bytes) or not isinstance(parts, bytes):
@@ -366,4 +370,5 @@ class Carried:
         return cls(head, parts)
 
     def content(self) -> RecordDict:
+        """Return the content as Flower's record."""
         return RecordDict({RECORD: ConfigRecord({HEAD: self.head, PARTS: self.parts})})

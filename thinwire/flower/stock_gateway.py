@@ -1,4 +1,12 @@
-"""Which stock nodes pass the door to the second SuperLink, and what its answers look like outside."""
+"""This module connects stock Flower nodes: it checks who may call, and runs a second SuperLink and flower-superexec for
+them.
+
+A foreign Flower run sees every node of its SuperLink's state. Invariant: the second SuperLink holds only stock nodes,
+and our own SuperLink, which has no listener, holds none. The state is in memory: approved keys are registered again at
+each start.
+
+flower-superexec is the program that runs foreign apps. It serves only the second SuperLink, and ends with this process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.fleet import Roster
-from thinwire.flower.superlink import config  # first: it sets what flwr reads when it is imported
+from thinwire.flower.superlink import config  # imported first: it sets variables that flwr reads when it is imported
 from thinwire.transport.protocol.http import Refusal
 from thinwire.transport.protocol.signing import (
     EARLIEST_S,
@@ -58,9 +66,10 @@ ALLOWED = frozenset({401, 403, 404, 409, 412, 413, 429, 503})
 
 
 class StockPass:
-    """The Guests of transport/server/auth.py. On a plain loopback door every node passes; on a TLS door those whose key
-    the operator approved by `thinwire devices approve --key`. Flower signs a timestamp only: a stock node has no replay
-    protection.
+    """Decides which stock nodes may call the second SuperLink; it is the `Guests` of transport/server/auth.py.
+
+    Without TLS, on loopback, every node may call. With TLS only nodes may call whose key the operator approved by
+    `thinwire devices approve --key`. Flower signs only a timestamp, so a stock node has no replay protection.
     """
 
     def __init__(self, roster: Roster, clock: Clock, superexec: SuperExec, *, private: bool) -> None:
@@ -70,15 +79,17 @@ class StockPass:
 
     @property
     def control_address(self) -> str:
-        """Where `flwr run` goes, on this machine."""
+        """Return the address for `flwr run`, on this machine."""
         return self._superlink.control_address
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        """Run the second SuperLink and flower-superexec until the block ends."""
         async with self._superlink.running(), self._superexec.running(self.control_address):
             yield
 
     def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """Return None if a request with these headers may pass, else the refusal."""
         if self._private:
             return require_no_browser(headers)
         try:
@@ -104,7 +115,7 @@ class StockPass:
         return None
 
     def who(self, headers: Mapping[bytes, bytes]) -> str:
-        """The fingerprint; one key has many spellings in PEM."""
+        """Return the fingerprint of the request's key, because one key has many forms in PEM; "" without TLS."""
         key = None if self._private else _key(headers)
         return fingerprint(public_der(key)) if isinstance(key, ec.EllipticCurvePublicKey) else ""
 
@@ -122,7 +133,7 @@ def _key(headers: Mapping[bytes, bytes]) -> object:
 
 
 def outside(status: int) -> int:
-    """A status as the door may say it: no other 4xx than its own, and no 500.
+    """Return the status that the device API may send: only its own 4xx codes, and never 500.
 
     >>> [outside(status) for status in (200, 400, 422, 401, 500, 502)]
     [200, 409, 409, 401, 503, 503]
@@ -133,21 +144,18 @@ def outside(status: int) -> int:
 
 
 def stock_guests(roster: Roster, said: Path, *, private: bool) -> StockPass:
-    """All of it together; `said` is where flower-superexec and the foreign apps write."""
+    """Return the gateway; the file `said` gets the output of flower-superexec and of the foreign apps."""
     return StockPass(roster, RealClock(), SuperExec(said), private=private)
-
-
-# The second SuperLink: its own state, a listener on loopback for `flwr run`, and nobody of ours in it.
-#
-# A foreign run sees every node of its state. So this one holds stock nodes alone, and our own SuperLink (which has no
-# listener) never hears of it. What it knows is in memory: approved keys are registered again at each start.
 
 
 FLEET = "/v1/fleet/"
 
 
 class StockSuperLink:
-    """`authenticated`: only keys that were registered are nodes; else any key that a node made for itself."""
+    """Runs a second SuperLink with a state of its own and a listener on loopback for `flwr run`.
+
+    If it is `authenticated`, only registered keys are nodes; else a node may use any key that it made itself.
+    """
 
     def __init__(self, *, authenticated: bool) -> None:
         self._socket = bound("127.0.0.1", 0)
@@ -160,13 +168,13 @@ class StockSuperLink:
 
     @property
     def fleet_paths(self) -> frozenset[str]:
-        """What stock nodes call."""
+        """Return the paths that stock nodes call."""
         return frozenset(path for path, methods in self._app.openapi()["paths"].items()
                          if path.startswith(FLEET) and "post" in methods)  # fmt: skip
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Its lifespan and its listener, in the loop that enters this."""
+        """Run the app and its listener in the current event loop until the block ends."""
         async with self._app.router.lifespan_context(self._app) as found:
             self._lifespan = dict(found or {})
             server = uvicorn.Server(
@@ -181,7 +189,7 @@ class StockSuperLink:
                     proxy_headers=False,
                 )
             )
-            server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # older releases have it
+            server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # only older releases have it
             serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
             try:
                 yield
@@ -191,7 +199,7 @@ class StockSuperLink:
                     await serving
 
     async def _from_here(self, scope: Any, receive: Any, send: Any) -> None:
-        """What comes in by the listener: whoever controls it runs code, so no page in a browser may."""
+        """Handle a request that arrived by the listener; refuse pages in a browser, because the API runs code."""
         if scope["type"] == "http" and (refusal := require_no_browser(dict(scope["headers"]))) is not None:
             body = refusal.body(time.time())
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -205,7 +213,7 @@ class StockSuperLink:
             await self._app(dict(scope, state=dict(self._lifespan)), receive, send)
 
     def let_in(self, name: str, der: bytes) -> None:
-        """Register a key, once; it is never deleted, because a deleted key could not come back."""
+        """Register a key once; it is never deleted, because Flower never accepts a deleted key again."""
         pem = load_der_public_key(der).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         if not self.state.get_node_id_by_public_key(pem):
             self.state.create_node(
@@ -214,19 +222,16 @@ class StockSuperLink:
             )  # fmt: skip
 
 
-# `flower-superexec`: the program that runs foreign apps. It serves the second SuperLink alone, and ends with us.
-
-
-FIRST_S, MOST_S = 1.0, 60.0  # between two starts of one that ends by itself
-STEADY_S = 30.0  # one that ran so long is begun again at once
+FIRST_S, MOST_S = 1.0, 60.0  # seconds between two starts of a program that ends by itself
+STEADY_S = 30.0  # a program that ran this long is started again after FIRST_S
 END_S = 3.0
-MAX_LOG_BYTES = 1 << 20  # of the log, and of the one before: whoever runs a foreign app makes it print
+MAX_LOG_BYTES = 1 << 20  # of the log, and of the previous one: a foreign app may print without limit
 
 log = logging.getLogger("thinwire.stock")
 
 
 class SuperExec:
-    """Begun again with back-off when it ends by itself; what it and the apps say goes to `said`."""
+    """Runs flower-superexec, and starts it again with back-off when it ends; its output goes to the file `said`."""
 
     def __init__(self, said: Path) -> None:
         self._said = said
@@ -234,6 +239,7 @@ class SuperExec:
 
     @asynccontextmanager
     async def running(self, address: str) -> AsyncIterator[None]:
+        """Keep flower-superexec running until the block ends."""
         keeping = asyncio.ensure_future(self._keep(address))
         try:
             yield
@@ -285,13 +291,13 @@ QUIET = {
 
 
 def _environment() -> dict[str, str]:
-    """Flower starts its other programs by name: those of this environment come first."""
+    """Return the environment of flower-superexec, in which programs of this Python environment are found first."""
     beside = str(Path(sys.executable).parent)
     return {**os.environ, **QUIET, "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])}
 
 
 def _command(address: str) -> list[str]:
-    """The one of this environment, whatever the PATH says."""
+    """Return the command line; the program of this Python environment is used if it exists, whatever the PATH."""
     beside = Path(sys.executable).with_name("flower-superexec")
     program = str(beside) if beside.exists() else "flower-superexec"
     return [program, "--insecure", "--runtime-api-address", address, "--parent-pid", str(os.getpid())]

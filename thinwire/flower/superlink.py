@@ -1,7 +1,11 @@
-"""Flower's SuperLink inside this process: its app, its state, one run. It listens nowhere; only grid.py talks to it.
+"""This module runs Flower's SuperLink inside this process: its app, its state, and one Flower run for our assignments.
 
-`create_app` and all behind it are private to flwr: they stand in this file and grid.py, `PRIVATE_NAMES` lists them,
-and tests/flower/test_flwr_contract.py fails with the name of whatever moved.
+It listens on no address; only `Grid` and `Nodes` use it. `Grid` stores assignments and replies as Flower messages.
+Invariant: frames never enter Flower's object store. A `Message` gets its metadata as a whole, because Flower's public
+way to fill it uses an identity of the whole process.
+
+`create_app` and everything behind it are private to flwr. They are used in this file only, `PRIVATE_NAMES` lists them,
+and tests/flower/test_flwr_contract.py fails with the names that another release of flwr has moved.
 """
 
 from __future__ import annotations
@@ -41,18 +45,18 @@ __all__ = [
 ]
 
 
-os.environ.update(  # read by flwr when it is imported: nothing leaves this machine on its own
+os.environ.update(  # read by flwr when it is imported: flwr must send nothing on its own
     FLWR_TELEMETRY_ENABLED="0",
     FLWR_DISABLE_UPDATE_CHECK="1",
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
 )
 
-logging.getLogger("flwr").setLevel(logging.ERROR)  # its notes on starting and stopping are not for our users
+logging.getLogger("flwr").setLevel(logging.ERROR)  # its messages about start and stop would confuse our users
 
 TASK_HEARTBEAT_S = 20.0  # Flower fails a task after 60 s without one
 NODE_HEARTBEAT_S = 30.0  # a node counts as online for twice this after its last call
 
-# What we use of flwr that it does not document: where it is, and the parameters that we pass.
+# Undocumented names of flwr that we use: where each is, and the parameters that we pass.
 PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     "flwr.superlink.main:create_app": ("config", "superlink_lifespan_class"),
     "flwr.superlink.config_loader:SuperLinkLifespanConfig": (
@@ -93,7 +97,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 class SuperLink:
-    """The app, its in-memory state, and the Flower run (without a FAB) that our asks belong to.
+    """Holds the app, its in-memory state, and the Flower run (without a FAB) of our assignments.
 
     The state is disposable: nodes are registered again from our roster at each start.
     """
@@ -105,7 +109,7 @@ class SuperLink:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Its lifespan, as a server that held it would enter it; the run is finished at the end."""
+        """Enter the app's lifespan, as a server would; finish the Flower run at the end."""
         async with self.app.router.lifespan_context(self.app):
             try:
                 yield
@@ -113,7 +117,9 @@ class SuperLink:
                 self.state.finish_task(self.task_id, SubStatus.COMPLETED, "")
 
     def beat(self) -> None:
-        """Say that our task is alive; where Flower gave it up (this machine slept, its clock jumped), begin anew."""
+        """Report to Flower that our task is alive; begin a new run if Flower gave it up (the machine slept or its
+        clock jumped).
+        """
         if not self.state.acknowledge_task_heartbeat(self.task_id):
             self.run_id, self.task_id = self._begin_run()
 
@@ -132,7 +138,10 @@ class SuperLink:
         return run_id, task_id
 
     def node(self, name: str, public_pem: bytes) -> int:
-        """The node of a key. A new one is offline, not merely registered: Flower takes no message for those."""
+        """Return the id of a key's node; create it if it is new.
+
+        A new node is set offline and not left registered, because Flower accepts no messages for a registered one.
+        """
         known: int | None = self.state.get_node_id_by_public_key(public_pem)
         if known:
             return known
@@ -148,14 +157,16 @@ class SuperLink:
         return made
 
     def node_is_here(self, node_id: int) -> None:
+        """Set a node online."""
         self.state.acknowledge_node_heartbeat(node_id, NODE_HEARTBEAT_S)
 
     def node_has_left(self, node_id: int) -> None:
+        """Set a node offline."""
         self.state.deactivate_node(node_id)
 
 
 def config() -> SuperLinkLifespanConfig:
-    """Isolation "process" starts no SuperExec; with no address given, nothing listens."""
+    """Return the configuration of a SuperLink that starts no SuperExec (isolation "process") and listens nowhere."""
     return SuperLinkLifespanConfig(
         control_address="",
         health_server_address=None,
@@ -182,24 +193,22 @@ def config() -> SuperLinkLifespanConfig:
     )
 
 
-# A Grid on Flower's state: asks and reply heads are Flower Messages. Frames never enter its object store.
-#
-# A `Message` gets its metadata whole: Flower's public way to fill it goes through a process-wide identity.
-
-
 RECORD = "thinwire"
 ASK, REPLY = "ask", "reply"
-TTL_S = 10 * 365 * 86400.0  # the round decides when an ask is too old, not Flower
+TTL_S = 10 * 365 * 86400.0  # the round decides when an assignment expires, not Flower
 
 
 class Grid:
-    """Messages of our Flower run. Called from the fleet's thread and the door's; Flower's state has its own lock."""
+    """Stores the messages of our Flower run.
+
+    The fleet's thread and the device API's thread call it; Flower's state has a lock of its own.
+    """
 
     def __init__(self, superlink: SuperLink) -> None:
         self._superlink, self._state = superlink, superlink.state
 
     def ask(self, node_id: int, data: bytes, group: str = "") -> Message:
-        """Store an ask for a node."""
+        """Store an assignment for a node."""
         for _ in range(2):
             message = self._message(ASK, data, SUPERLINK_NODE_ID, node_id, group=group)
             if self._state.store_message_ins(message) is not None:
@@ -208,14 +217,17 @@ class Grid:
         raise RuntimeError(f"Flower did not take an ask for node {node_id}")
 
     def delivered(self, message: Message) -> None:
-        """Mark an ask as handed out, as Flower does at a node's pull. Re-delivery is ours, so this only informs.
+        """Mark an assignment as delivered, as Flower does at a node's pull; it has no effect, because we deliver again
+        ourselves.
 
-        Flower's own `get_message_ins` looks at every message of every node at each call.
+        Flower's own `get_message_ins` would look at every message of every node at each call.
         """
         message.metadata.delivered_at = datetime.now(UTC).isoformat()
 
     def reply(self, ask: Message, data: bytes) -> Message:
-        """Store the reply to an ask; where Flower has given up the ask's run, to an empty one in its place."""
+        """Store the reply to an assignment; if Flower has given up the assignment's run, store an empty assignment
+        first.
+        """
         for _ in range(2):
             meta = ask.metadata
             reply = self._message(
@@ -229,15 +241,15 @@ class Grid:
         raise RuntimeError(f"Flower did not take a reply of node {ask.metadata.dst_node_id}")
 
     def collect(self, replies: Sequence[Message]) -> list[bytes]:
-        """Take replies out of Flower's state, which forgets them and their asks.
+        """Take replies out of Flower's state, which deletes them and their assignments.
 
-        Flower's own `get_message_res` puts an error in the place of a reply whose node has gone offline since.
+        Flower's own `get_message_res` would replace a reply by an error if its node has gone offline since.
         """
         self._state.delete_messages(message_ins_ids={reply.metadata.reply_to_message_id for reply in replies})
         return [said(reply) for reply in replies]
 
     def forget(self, message: Message) -> None:
-        """Delete an ask that is withdrawn."""
+        """Delete a withdrawn assignment."""
         self._state.delete_messages(message_ins_ids={message.metadata.message_id})
 
     def _message(
@@ -266,22 +278,22 @@ class Grid:
 
 
 def said(reply: Message) -> bytes:
-    """What a reply holds."""
+    """Return the bytes of a reply."""
     return cast(bytes, reply.content[RECORD][REPLY])
 
 
-# Each device's node in Flower's registry: found again by its key, and there or gone as the device is.
-
-
 class Nodes:
-    """A node stays when its device is shut out: Flower lets no key return that was deleted."""
+    """Maps each device to its node in Flower's registry, by the device's key, and keeps the node online or offline.
+
+    A node stays registered when its device is revoked, because Flower never accepts a deleted key again.
+    """
 
     def __init__(self, superlink: SuperLink, exchange: Exchange) -> None:
         self._superlink, self._exchange = superlink, exchange
         self._known: dict[str, int] = {}  # by the fingerprint of the device's key
 
     def register(self, row: DeviceRow) -> int:
-        """The device's node, under the name that it has now."""
+        """Return the device's node, under its current name; register it if it is new."""
         if (node_id := self._known.get(row.fingerprint)) is None:
             pem = load_der_public_key(row.public_key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
             node_id = self._known[row.fingerprint] = self._superlink.node(row.name, pem)
@@ -290,12 +302,14 @@ class Nodes:
         return node_id
 
     def names_of(self, row: DeviceRow) -> list[str]:
-        """The names under which this key has come since the start."""
+        """Return the names under which this key has connected since the start."""
         return self._exchange.names_of(self._known.get(row.fingerprint, 0))
 
     def is_here(self, row: DeviceRow) -> None:
+        """Set the device's node online."""
         self._superlink.node_is_here(self.register(row))
 
     def has_left(self, device: str) -> None:
+        """Set the device's node offline."""
         if node_id := self._exchange.node_of(device):
             self._superlink.node_has_left(node_id)

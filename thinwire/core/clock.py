@@ -44,9 +44,11 @@ class RealClock:
     """Reads this machine's clocks."""
 
     def now(self) -> float:
+        """Return monotonic seconds, from `time.monotonic`."""
         return time.monotonic()
 
     def wall(self) -> float:
+        """Return seconds since 1970, from `time.time`."""
         return time.time()
 
 
@@ -62,9 +64,11 @@ class VirtualClock:
     origin: float = 1_700_000_000.0
 
     def now(self) -> float:
+        """Return the time in seconds."""
         return self.at
 
     def wall(self) -> float:
+        """Return `origin` plus the time, in seconds since 1970."""
         return self.origin + self.at
 
     def advance(self, seconds: float) -> None:

@@ -108,7 +108,7 @@ class ShadowStored(Event):
 
     `digest` is the SHA-256 of its float32 bytes. `file` and `parts` are the full replica. `change` and `change_parts`
     are the encoded difference that leads to it from the version before. A version without this event is sent as its
-    `ModelStored` says.
+    `ModelStored` describes.
     """
 
     version: int
@@ -186,8 +186,8 @@ class ClientAsked(Event):
 
 @dataclass(frozen=True)
 class AskTakenUp(Event):
-    """Reports that an assignment was delivered to its device, or that the device says that it has it; it decides
-    nothing.
+    """Reports that an assignment was delivered to its device, or that the device confirmed that it has it; it
+    decides nothing.
     """
 
     round: int

@@ -126,8 +126,8 @@ class NodeLeft:
 class TakenUp:
     """Reports that an assignment was delivered to its device at wall-clock time `at`.
 
-    After a restart of the aggregator it reports that the device says that it has the assignment. An assignment of kind
-    `stop` has no reply, so it is reported only if the device confirms it.
+    After a restart of the aggregator it reports that the device confirmed the assignment. An assignment of kind `stop`
+    has no reply, so it is reported only if the device confirms it.
     """
 
     device: str
@@ -296,10 +296,12 @@ class FixedLimits:
     limit: ReplyLimit
 
     def of(self, ask_id: str) -> ReplyLimit:
+        """Return the limit."""
         del ask_id
         return self.limit
 
     def max_header_bytes(self) -> int:
+        """Return the limit's header bytes."""
         return self.limit.header_bytes
 
 

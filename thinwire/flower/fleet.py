@@ -130,20 +130,25 @@ class FlowerFleet:
         self._exchange.send(asks)
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
+        """Return replies, failures, and devices that connected or went offline, after at most `wait_s` seconds."""
         return self._exchange.poll(wait_s)
 
     def taken_up(self) -> Sequence[TakenUp]:
+        """Return the assignments delivered since the last call."""
         return self._exchange.taken_up()
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
+        """Yield the parts of an update from the spool, in order."""
         return self._spool.open(update_id)
 
     def ack(self, update_ids: Sequence[UpdateId]) -> None:
+        """Delete updates from the spool, so that they are not polled again."""
         for update_id in update_ids:
             self._spool.delete(update_id)
             self._exchange.acked(update_id)
 
     def cancel(self, ask_ids: Sequence[str]) -> None:
+        """Withdraw assignments; devices learn it at their next call."""
         self._exchange.cancel(ask_ids)
 
     def shut_out(self, devices: Sequence[str]) -> None:

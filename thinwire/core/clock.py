@@ -107,7 +107,7 @@ def beside() -> Beside | None:
     """Return the current difference; None on a system without these clocks."""
     try:
         return Beside(BOOT_ID.read_text().strip(), time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
-    except (OSError, AttributeError):  # CLOCK_BOOTTIME is Linux's
+    except (OSError, AttributeError):  # only Linux has CLOCK_BOOTTIME
         return None
 
 
@@ -163,7 +163,7 @@ def absence_s(gone_at: float, back_at: float, set_by_s: float = 0.0) -> float | 
 
 GONE_AT = "gone_at"
 HEARD = "heard.json"  # in the lock's directory: time of the last message from each device
-BEAT_S = 2.0  # uncertainty of a downtime; a shorter period would wear out a flash card
+BEAT_S = 2.0  # seconds, the uncertainty of a downtime; each beat may be a write to a flash card
 
 
 @contextlib.contextmanager

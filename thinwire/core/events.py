@@ -142,7 +142,7 @@ class RoundOpened(Event):
     deadline_reason: str = ""
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, if the plan has a ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
-    standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (next rung, rounds it fitted)
+    standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (rung above, rounds it fitted)
     later: list[str] = field(default_factory=list)  # selected too, for concurrency slots that become free
     drawn: str = ""  # how clients were sampled, if not uniformly
 
@@ -399,15 +399,13 @@ class Evaluated(Event):
     best: bool = False
     few: bool = False
     payload_bytes: int = 0
-    models_sent: int = 0  # in those bytes
+    models_sent: int = 0  # full models in `payload_bytes`
     sent_bytes: int | None = None
     received_bytes: int | None = None
     robust: dict[str, float] = field(default_factory=dict)
     clipped: dict[str, list[str]] = field(default_factory=dict)
-    units: dict[str, float] = field(default_factory=dict)  # metric -> weight of one training example
-    widths: dict[str, float] = field(
-        default_factory=dict
-    )  # metric -> distance from the median at which a value is clipped
+    units: dict[str, float] = field(default_factory=dict)  # metric -> its count for one example, such as tokens
+    widths: dict[str, float] = field(default_factory=dict)  # metric -> distance from the median to clip at
 
     @property
     def decisive(self) -> dict[str, float]:

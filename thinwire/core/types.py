@@ -180,7 +180,7 @@ class ReplyHead:
     transfer: Transfer | None = None
     planned: int = 0
     lost: str = ""
-    identity: str = ""  # of the run, as the ask said it
+    identity: str = ""  # of the run, copied from the assignment
 
     @property
     def payload_bytes(self) -> int:
@@ -210,7 +210,7 @@ class Failure:
     device: str = ""
     protocol: int = PROTOCOL
     transfer: Transfer | None = None
-    identity: str = ""  # of the run, as the ask said it
+    identity: str = ""  # of the run, copied from the assignment
 
 
 def finite(value: float, what: str) -> float:

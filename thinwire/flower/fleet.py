@@ -64,7 +64,7 @@ class FlowerFleet:
         guests: Guests | None = None,
         grace_s: float = GRACE_S,
         poll_s: float = POLL_S,
-        limits: ReplyLimits = FixedLimits(MOST),  # it is never changed
+        limits: ReplyLimits = FixedLimits(MOST),  # immutable
         speaks: Range = SPEAKS,
         ledger: Path | None = None,
     ) -> None:

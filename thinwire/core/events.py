@@ -233,8 +233,8 @@ class UpdateAccepted(Event):
 class StateLost(Event):
     """Reports that a device started the run again: its residual is lost, and this update is the first one without it.
 
-    `why` is what the device found of its state: missing, older (than what it had sent), damaged, or unsaved (it was
-    killed before the state was durable).
+    `why` is what the device found of its state: missing, older (than what it had sent), damaged, or unsaved. Unsaved
+    means that the device was killed before the state was durable.
     """
 
     round: int

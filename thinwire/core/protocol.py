@@ -1,6 +1,6 @@
 """This module defines the versions of the wire protocol, and reads JSON that strangers send.
 
-An aggregator speaks the newest version and the one before it, so that a fleet can be updated device by device: first
+An aggregator speaks the newest version and the one before it. A fleet can therefore be updated device by device: first
 the aggregator, then the devices. `Range.agreed` finds the version that both ends speak. The committed transcript of a
 version (tests/golden/transcripts) is replayed for as long as the version is in `SPOKEN`.
 

@@ -46,8 +46,8 @@ class ReplyLimit:
     """Bounds the size of a reply, which follows from its run.
 
     `payload_bytes` is the length of all parts together. `header_bytes` is the header's length after inflating.
-    `identity` is the run's identity. It is "" if its replies need not carry one, and None if no run of this aggregator
-    can have sent the assignment: then every reply is refused.
+    `identity` is the run's identity. It is "" if the run's replies need not carry one. It is None if no run of this
+    aggregator can have sent the assignment: then every reply is refused.
     """
 
     payload_bytes: int

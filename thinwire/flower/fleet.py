@@ -45,8 +45,8 @@ class FlowerFleet:
     """Reaches devices over the device API, and records assignments and replies in Flower's SuperLink.
 
     One thread calls it; the device API has a thread of its own. `limits` bound the reply to each assignment. The
-    counted bytes of the connections are stored in the file `ledger`: a restart in the middle of an exchange loses none,
-    a kill loses those of the last second.
+    counted bytes of the connections are stored in the file `ledger`. A restart in the middle of an exchange loses none
+    of them, a kill loses those of the last second.
 
     Invariant: without an `authority` the device API has no TLS and listens on loopback only. With one it has TLS, and a
     device enrolls only by an invitation.

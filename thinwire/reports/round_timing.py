@@ -4,9 +4,9 @@ arrived.
 Moments are measured by the aggregator, durations on a device by the device's own stopwatch. Invariant: only durations
 are compared.
 
-`on_one_clock` corrects a round during which the wall clock was set: all moments are moved to the clock that the
-aggregator had when it was back. Moments before the downtime in which the clock was set are moved up to its end. A
-downtime of unknown length takes no time here.
+`on_one_clock` corrects a round during which the wall clock was set: all moments are moved to the clock after the
+downtime. Moments before the downtime in which the clock was set are moved up to its end. A downtime of unknown length
+takes no time here.
 """
 
 from __future__ import annotations

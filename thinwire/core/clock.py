@@ -2,9 +2,9 @@
 
 A round gets a `Clock`, so it runs the same with simulated time as with real time.
 
-Two facts survive a process. The modification time of a file says when the process was last known to be alive, however
-it ended (`beating`). An aggregator that starts updates this time before it serves. The end of the last serving process
-is then in the text that the new one wrote about itself (`starting`).
+A process sets the modification time of a file while it is alive (`beating`). The file shows when the process was last
+alive, however it ended. A new aggregator sets this time before it serves. It therefore first copies the old time into
+what it writes about itself (`starting`).
 
 The wall clock may be set while no process runs (`Beside`). The kernel counts seconds since the machine's start, sleep
 included, and nobody can set that count. The difference between wall clock and kernel count therefore changes only when
@@ -29,9 +29,7 @@ from thinwire.core.statedir import private_opener, write_atomically
 
 
 class Clock(Protocol):
-    """Gives two times: `now` for decisions (seconds, monotonic, any origin), `wall` for display (seconds since
-    1970).
-    """
+    """Gives two times: `now` decides (seconds, monotonic, any origin), `wall` is shown (seconds since 1970)."""
 
     def now(self) -> float:
         """Return monotonic seconds from any origin, for decisions."""
@@ -83,9 +81,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Beside:
-    """Holds the wall clock minus the kernel's count, in seconds, and the id of the machine's start to which it
-    belongs.
-    """
+    """Holds the wall clock minus the kernel's count, in seconds, and the id of the machine's start."""
 
     boot_id: str
     ahead_s: float

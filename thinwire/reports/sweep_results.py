@@ -3,7 +3,7 @@ it.
 
 A cell is `DIGEST.json`, named by the digest of everything that its figures depend on, and replaced as a whole. So an
 interrupted sweep continues where it stopped, several sweeps may work on one group, and the files can be copied,
-committed and compared elsewhere. The file `DIGEST.asked` lists the cells that a sweep wants.
+committed and compared elsewhere. A file `*.asked` lists the digests of the cells that a sweep will make.
 
 Groups are files and not rows of the store.
 """

@@ -1,6 +1,6 @@
-"""What the process that trains is made of: task, data, trainer and tensors, and how it is spoken to.
+"""Local training: the task, its data, the model, the trainer, and the worker process that runs them.
 
-Laws, tested: it imports nothing but the standard library, numpy, torch and itself, and Python 3.8 can run it. So it
-also runs under an interpreter that has nothing of ours (`thinwire client start --python`); simulation, `task check` and
-`run` use the same modules in their own process.
+Invariants, tested: these modules import nothing but the standard library, numpy, torch and each other, and Python 3.8
+can run them. So the worker also runs under an interpreter in which Thinwire is not installed (`thinwire client start
+--python`). Simulation, `task check` and `run` use the same modules in their own process.
 """

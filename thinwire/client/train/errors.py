@@ -1,4 +1,9 @@
-"""The end of a process: at once where it is ours to end, and an error where a task's code asks for it."""
+"""Errors of tasks, what may leave the device about them, and how a process ends.
+
+`Wrong` and its subclasses describe what is invalid in a task or its input; the client turns them into its own errors.
+Outside this device an error appears as its class and its line in the task's code, never with its text. `task_code`
+turns a task's attempt to end the process into an error; `Ending` ends a process fast.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +24,12 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Handler = Callable[[int, Any], Any]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by which a person or a system ends a process
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a user or the system ends a process by these
 
 
 @contextlib.contextmanager
 def task_code() -> Iterator[None]:
-    """Raise `Exited` where the task's code inside calls sys.exit() or os._exit(), or raises KeyboardInterrupt.
+    """Raise `Exited` if the task's code in this block calls sys.exit() or os._exit(), or raises KeyboardInterrupt.
 
     Invariants: a signal that comes meanwhile (Ctrl-C) ends the block as it would without this. A process that the
     task's code has forked ends as it wants to.
@@ -41,7 +46,7 @@ def task_code() -> Iterator[None]:
     except (SystemExit, KeyboardInterrupt) as error:
         if os.getpid() != here:
             raise
-        if signal.SIGINT in came:  # what a library made of it: Lightning ends the process at Ctrl-C
+        if signal.SIGINT in came:  # a library turned the signal into SystemExit: Lightning does at Ctrl-C
             raise KeyboardInterrupt from error
         if came:
             raise
@@ -49,7 +54,9 @@ def task_code() -> Iterator[None]:
     finally:
         _local.pid = inside
         for number, handler in before.items():
-            if signal.getsignal(number) is noted[number]:  # else the task's code has its own, which stays
+            if (
+                signal.getsignal(number) is noted[number]
+            ):  # otherwise the task's code has set its own handler, which stays
                 signal.signal(number, handler)
 
 
@@ -58,7 +65,7 @@ _real_exit = os._exit
 
 
 def _exit(status: int) -> NoReturn:
-    """Stand in for `os._exit`: nothing else sees that a task's code calls it."""
+    """Replace `os._exit`, since nothing else notices that a task's code calls it."""
     ours = str(sys._getframe(1).f_globals.get("__name__", "")).startswith("thinwire.")
     if getattr(_local, "pid", None) != os.getpid() or ours:
         _real_exit(status)
@@ -82,15 +89,16 @@ def _noting(came: list[int], handler: Handler) -> Handler:
 
 
 class Ending:
-    """Made when a process begins. Once `code` is set, the process ends with it without the interpreter's own end,
-    which with torch takes longer than many a command.
+    """Ends the process fast once `code` is set: with torch, the interpreter's own shutdown takes longer than many a
+    command.
 
-    Law: threads that are no daemons have ended before, whatever `atexit` has was called, and what was printed is out.
+    It is made when the process begins. Invariant: before the end, threads that are no daemons have ended, every
+    `atexit` function has run, and printed output is flushed.
     """
 
     def __init__(self) -> None:
         self.code: int | None = None
-        atexit.register(self._end)  # before any other: it is called after them
+        atexit.register(self._end)  # registered first, so called last
 
     def _end(self) -> None:
         if self.code is None:
@@ -98,19 +106,20 @@ class Ending:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except (OSError, ValueError, AttributeError):  # nobody reads it, or there is none: as the interpreter tells it
+        except (
+            OSError,
+            ValueError,
+            AttributeError,
+        ):  # nobody reads the output, or there is none: the interpreter reports it
             return
         os._exit(self.code)
 
 
-# What can be wrong with a task or with what it was given. Thinwire's own side turns these into its errors.
-
-
-MAX_NAMED = 4  # elements of a tuple whose types are named
+MAX_NAMED = 4  # elements of a tuple whose types are printed
 
 
 class Wrong(Exception):
-    """A refusal in our own words, which hold no data: what, why, and what to try."""
+    """A refusal in Thinwire's own words, which hold no data: what, why, and what to try."""
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -121,23 +130,23 @@ class Wrong(Exception):
 
 
 class BadTask(Wrong):
-    """The task's code cannot be imported, or answers with what a task may not."""
+    """The task's code cannot be imported, or returns a value that a task may not return."""
 
 
 class BadUsage(Wrong):
-    """What was typed cannot be: a split, a device."""
+    """An option that the user typed is invalid: a split, a device."""
 
 
 class NotFinite(Wrong):
-    """Training gave NaN or infinity."""
+    """Training produced NaN or infinity."""
 
 
 class Cancelled(Exception):
-    """The aggregator has withdrawn the ask: nobody waits for its answer."""
+    """The aggregator has withdrawn the assignment, so nobody waits for its reply."""
 
 
 class Exited(Exception):
-    """The task's code tried to end the process that it runs in. `by` names how: SystemExit, os._exit."""
+    """The task's code tried to end its process. `by` is the way: SystemExit, os._exit."""
 
     def __init__(self, by: str) -> None:
         super().__init__("it would end the whole process; a task raises an error, or returns")
@@ -145,7 +154,7 @@ class Exited(Exception):
 
 
 def given(value: Any) -> str:
-    """Return what a task's function gave, by types and shapes alone: nothing here tells of the data.
+    """Describe a task function's return value by types and shapes alone, so that no data appear in the text.
 
     >>> given(0.5), given(None), given(int), given((1, "b"))
     ('a float', 'None', 'the class int', 'a tuple of 2 (int, str)')
@@ -165,7 +174,7 @@ def given(value: Any) -> str:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether this is a tensor or an array, of whatever library."""
+    """Return True if the value is a tensor or an array of any library."""
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
 
 
@@ -174,16 +183,14 @@ def _article(name: str) -> str:
     return f"{'an' if name[:1] in vowels else 'a'} {name}"
 
 
-# What may be said of an error outside this device: its class and its place in the task's code, never its text.
-
-
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def place(error: BaseException, file: str) -> str:
-    """`ValueError at task.py:7`: the innermost line of the task's own file that the error passed through.
+    """Return an error's class and its line in the task's own file, as in `ValueError at task.py:7`.
 
-    A refusal that these modules themselves raised is told in its own words: they are ours and hold no data.
+    The line is the innermost one that the error passed through. A refusal that these modules raised is returned in its
+    own words, which hold no data.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, Wrong) and (not frames or os.path.abspath(frames[-1].filename).startswith(OURS)):
@@ -194,11 +201,11 @@ def place(error: BaseException, file: str) -> str:
 
 
 def in_full(error: BaseException) -> str:
-    """Return an error's own text, with what to try where it is a refusal: for this device's owner alone."""
+    """Return an error's own text, with what to try if it is a refusal. Only this device's owner may see it."""
     hint = getattr(error, "hint", "")
     return f"{error}; try: {hint}" if hint else str(error)
 
 
 def kind(error: BaseException) -> str:
-    """The failure's kind (docs/reference/failures.md)."""
+    """Return the failure's kind (docs/reference/failures.md)."""
     return "non-finite" if isinstance(error, NotFinite) else "task-error"

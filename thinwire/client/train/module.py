@@ -1,4 +1,12 @@
-"""The module that a task gives, and the first model of a run."""
+"""The task's torch module: building it, seeding it, and copying it to and from one flat vector.
+
+Task code draws from global random generators. While it runs they are seeded by a key; afterwards their state is
+restored.
+
+In the flat vector tied weights stand once. Frozen tensors and fixed buffers are not sent. Fixed buffers are integers,
+bools, complex numbers, and floats that `model()` makes infinite or NaN, as in a mask of -inf. The layout's digest
+covers their values, so the aggregator refuses a client whose code makes other values.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class First(NamedTuple):
-    """Version 0: trained parameters, float buffers, single integers as counters, and what no training changes.
+    """The initial model (version 0): trained parameters, float buffers, counters (single integers), and fixed values.
 
-    `fixed` holds the fixed buffers, and the frozen tensors that `model()` draws at random: whoever loads the exported
-    model could not make those. Both are the same in every run, since every client draws them by one seed. `left_out`
-    says what does not travel.
+    `fixed` holds the fixed buffers, and the frozen tensors that `model()` draws at random: a user who loads the
+    exported model could not make those. Both are equal in every run, since every client draws them by one seed.
+    `left_out` describes the state that is not sent.
     """
 
     places: Places
@@ -41,7 +49,10 @@ class First(NamedTuple):
 
 
 def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
-    """The task's module. Without a key the same seed is used on every device, so that frozen tensors agree."""
+    """Build the task's module.
+
+    Without a key every device uses the same seed, so that frozen tensors agree.
+    """
     with seeded(key or derive(Key(0), "model")), task_code():
         module = task.module.model()
     if not isinstance(module, nn.Module):
@@ -54,7 +65,7 @@ def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
 
 
 def first_model(task: LoadedTask, run_seed: int) -> First:
-    """A model drawn by the run's seed; `BadTask` says where the task's code raised."""
+    """Draw the initial model by the run's seed; raise `BadTask` with the place at which the task's code raised."""
     try:
         everywhere = build(task)
         places = places_of(everywhere)
@@ -71,7 +82,7 @@ def first_model(task: LoadedTask, run_seed: int) -> First:
 
 
 def _instead(value: Any) -> str:
-    """Return what model() is to write in place of this."""
+    """Return the code to write in model() in place of this value."""
     if value is None:
         return "return the module at the end of model()"
     if inspect.isclass(value) and issubclass(value, nn.Module):
@@ -83,11 +94,8 @@ def _instead(value: Any) -> str:
     return "def model(): return nn.Linear(2, 1)"
 
 
-# Task code draws from global generators; here they are seeded by a key, and given back as they were found.
-
-
 def seed_all(key: Key) -> None:
-    """Let whatever is drawn next from torch, numpy or `random` depend on the key alone."""
+    """Seed torch, numpy and `random` so that their next draws depend on the key alone."""
     seed = seed63(key)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
@@ -100,34 +108,28 @@ def seed_all(key: Key) -> None:
 
 @contextlib.contextmanager
 def seeded(key: Key) -> Iterator[None]:
-    """Seed the generators of this process; afterwards they go on as if nothing had been drawn."""
+    """Seed the generators of this process, and restore their state afterwards."""
     with contextlib.ExitStack() as stack:
         stack.callback(torch.default_generator.set_state, torch.default_generator.get_state())
-        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 -- as above
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 -- task code uses the global generator
         stack.callback(random.setstate, random.getstate())
         seed_all(key)
         yield
-
-
-# A torch module as one flat vector, and back. Tied weights stand once.
-#
-# Frozen tensors and fixed buffers (integers, bools, complex numbers, and floats that `model()` makes infinite or NaN,
-# as in a mask of -inf) do not travel: the layout's digest holds their values, so that a client whose code makes
-# others is refused.
 
 
 if TYPE_CHECKING:
     Vector = NDArray[np.float32]
 
 REAL_ONLY = "float32; of a complex number its real and imaginary part, joined by torch.view_as_complex"
-MAX_NAMED = 3  # modules in one sentence
+MAX_NAMED = 3  # modules named in one message
 STORED = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "complex64")
 
 
 def places_of(module: nn.Module) -> Places:
-    """Trained tensors are those with `requires_grad`, buffers those that a state dict keeps.
+    """Return the layout of a module: its tensors with names, shapes and roles.
 
-    `BadTask` for a model with nothing to train, or with tensors that no float32 vector can hold.
+    Trained tensors are those with `requires_grad`; buffers are those that a state dict keeps. Raise `BadTask` for a
+    model with nothing to train, or with tensors that no float32 vector can hold.
     """
     first: dict[int, str] = {}
     tensors: list[Tensor] = []
@@ -153,7 +155,7 @@ def places_of(module: nn.Module) -> Places:
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
-    """Every name of every tensor, in the module's order, with its role."""
+    """Yield every name of every tensor with its role, in the module's order."""
     for name, parameter in members(module, "_parameters"):
         if nn.parameter.is_lazy(parameter):
             raise BadTask(
@@ -178,7 +180,7 @@ def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
 
 
 def left_out(module: nn.Module) -> str:
-    """What of the module's state does not travel though its state dict has it, in words; "" where nothing is."""
+    """Describe the state that the module's state dict has but that is not sent; return "" if there is none."""
     own = getattr(nn.Module, "get_extra_state", None)  # since torch 1.10
     names = [
         name or type(inner).__name__
@@ -190,7 +192,10 @@ def left_out(module: nn.Module) -> str:
 
 
 def members(module: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
-    """What `named_parameters` and `named_buffers` give with every name of a tied one, which only torch 2 can."""
+    """Yield `_parameters` or `_buffers` of a module by name, with every name of a tied tensor.
+
+    `named_parameters` and `named_buffers` can do so only since torch 2.
+    """
     for prefix, inner in module.named_modules(remove_duplicate=False):
         for name, tensor in getattr(inner, kind).items():
             if tensor is not None:
@@ -198,7 +203,7 @@ def members(module: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
 
 
 def member(module: nn.Module, name: str) -> torch.Tensor | None:
-    """The parameter or buffer of this name; None where there is none any more."""
+    """Return the parameter or buffer of this name, or None if the module no longer has it."""
     found: Any = module
     for step in name.split("."):
         found = getattr(found, step, None)
@@ -216,7 +221,7 @@ def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def read(module: nn.Module, places: Places) -> Vector:
-    """The trained parameters, one after the other."""
+    """Return the trained parameters as one vector, in the order of the layout."""
     out: Vector = np.empty(places.size, np.float32)
     for t, span in placed(places.trained):
         out[span] = _flat(_there(module, t))
@@ -224,7 +229,7 @@ def read(module: nn.Module, places: Places) -> Vector:
 
 
 def write(module: nn.Module, places: Places, vector: Vector) -> None:
-    """Set the trained parameters; a gradient that was left over is forgotten."""
+    """Set the trained parameters and clear their gradients."""
     named = dict(module.named_parameters())
     with torch.no_grad():
         for t, span in placed(places.trained):
@@ -233,12 +238,13 @@ def write(module: nn.Module, places: Places, vector: Vector) -> None:
 
 
 def read_buffers(module: nn.Module, places: Places) -> Vector:
-    """The buffers of floats (running means and the like) as one vector."""
+    """Return the float buffers (running means and the like) as one vector."""
     parts = [_flat(_there(module, t)) for t in places.buffers]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
 def write_buffers(module: nn.Module, places: Places, vector: Vector) -> None:
+    """Set the float buffers."""
     named = dict(module.named_buffers())
     with torch.no_grad():
         for t, span in placed(places.buffers):
@@ -246,12 +252,12 @@ def write_buffers(module: nn.Module, places: Places, vector: Vector) -> None:
 
 
 def read_counters(module: nn.Module, places: Places) -> dict[str, int]:
-    """The integer buffers of one element."""
+    """Return the integer buffers of one element by name."""
     return {t.name: int(_there(module, t).item()) for t in places.counters}
 
 
 def read_fixed(module: nn.Module, places: Places, otherwise_seeded: nn.Module) -> dict[str, NDArray[Any]]:
-    """The fixed buffers, and the frozen tensors that another seed makes otherwise, by name."""
+    """Return by name the fixed buffers, and the frozen tensors that differ in a module built with another seed."""
     drawn = [t for t in places.tensors if t.role == "frozen" and not _equal(module, otherwise_seeded, t)]
     return {t.name: _array(_there(module, t)) for t in (*places.fixed, *drawn)}
 
@@ -268,6 +274,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def write_counters(module: nn.Module, places: Places, values: Mapping[str, int]) -> None:
+    """Set those integer buffers that `values` names."""
     named = dict(module.named_buffers())
     with torch.no_grad():
         for t in places.counters:
@@ -276,7 +283,7 @@ def write_counters(module: nn.Module, places: Places, values: Mapping[str, int])
 
 
 def _there(module: nn.Module, t: Tensor) -> torch.Tensor:
-    """A tensor of the model; `BadTask` where task code took it out or gave it another shape."""
+    """Return a tensor of the model; raise `BadTask` if task code removed it or changed its shape."""
     found = member(module, t.name)
     if found is None or tuple(found.shape) != t.shape:
         now = "is no longer in the model" if found is None else f"now has the shape {tuple(found.shape)}"

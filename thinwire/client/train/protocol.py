@@ -1,4 +1,13 @@
-"""What is asked of a bench, and what it gives back: plain values, so that they can cross from process to process."""
+"""Requests to the worker process and its results: plain values, the socket framing, and the plan's section [local].
+
+The client and its worker exchange a JSON header behind its length, then raw float32 vectors:
+
+    4 bytes, little-endian: the header's length | the header | the bytes of each of header["vectors"], counts of float32
+
+Invariant: no allocation depends on what the other process claims. A header has at most `MOST_HEAD` bytes, and the
+reader works out the sizes of the vectors from the model's tensors. Nothing is pickled, so neither process can make the
+other execute code.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +32,15 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     Vector = NDArray[np.float32]
-    Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, steps in all (0: not known)
+    Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, all steps (0: unknown)
 
 
 @dataclass(frozen=True)
 class Order:
-    """Measure the model, train it, or one after the other. `counters` are the model's integer buffers.
+    """A request to evaluate the model, to train it, or to evaluate it and then train it.
 
-    `shift`, of the model's size, is added to the gradient of every step. `first`: neither, but make the model itself,
-    from the run's seed, which is the key's first word.
+    `counters` are the model's integer buffers. `shift`, of the model's size, is added to the gradient of every step.
+    With `first`, the worker makes the initial model instead; the run's seed is the first word of `key`.
     """
 
     measure: bool
@@ -42,16 +51,16 @@ class Order:
     counters: Mapping[str, int] = field(default_factory=dict)
     slow_step_s: float = 0.0  # the demo's slow client
     schedule: Schedule = CONSTANT
-    within_s: float | None = None  # training ends so long after this order was taken up, with what was done by then
+    within_s: float | None = None  # training ends this long after the request arrived, with the steps done by then
     shift: Vector | None = None
     first: bool = False
 
     def after(self, seconds: float) -> Order:
-        """The same order, so much later."""
+        """Return the same request with `seconds` less time to train."""
         return self if self.within_s is None else replace(self, within_s=self.within_s - seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the vector."""
+        """Return the request as JSON without the vector `shift`."""
         return {
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
             "key": list(self.key), "counters": dict(self.counters), "slow_step_s": self.slow_step_s,
@@ -61,6 +70,7 @@ class Order:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Order:
+        """Parse the JSON of `to_json`."""
         return cls(
             bool(raw["measure"]), bool(raw["train"]), Local.of(raw["local"]), Work(*raw["work"]), Key(*raw["key"]),
             dict(raw["counters"]), float(raw["slow_step_s"]), Schedule(**raw["schedule"]),
@@ -70,10 +80,11 @@ class Order:
 
 @dataclass
 class Done:
-    """What came of it. `params` and `buffers` are the trained model's, `sums` the given one's: {name: (sum, count)}.
+    """Holds the result of one request.
 
-    `loss` is (sum, count) over the batches trained on; `a` the normaliser; `planned` the steps of the whole work, 0
-    where that is not known. Seconds by this machine's clock.
+    `params` and `buffers` belong to the trained model, `sums` to the given one as {name: (sum, count)}. `loss` is (sum,
+    count) over the batches trained on; `a` is the FedNova normalizer. `planned` is the number of steps of the whole
+    work, 0 if it is not known. Seconds are measured by this machine's clock.
     """
 
     sums: Sums = field(default_factory=dict)
@@ -89,12 +100,12 @@ class Done:
     buffers: Vector | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """All but the vectors."""
+        """Return the result as JSON without the vectors `params` and `buffers`."""
         return {name: value for name, value in vars(self).items() if name not in ("params", "buffers")}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Done:
-        """KeyError, TypeError or ValueError where it is none."""
+        """Parse the JSON of `to_json`; raise KeyError, TypeError or ValueError if it is invalid."""
         sums = {str(name): (float(total), float(count)) for name, (total, count) in raw["sums"].items()}
         counters = {str(name): int(value) for name, value in raw["counters"].items()}
         loss = (float(raw["loss"][0]), float(raw["loss"][1]))
@@ -104,30 +115,25 @@ class Done:
         )  # fmt: skip
 
 
-# How the two processes speak over their socket: a JSON head behind its length, then vectors of float32 as they are.
-#
-#     4 bytes, little-endian: the head's length | the head | the bytes of each of head["vectors"], counts of float32
-#
-# Law: nothing is allocated by what the other side says. A head has at most `MOST_HEAD` bytes, and vectors have the
-# counts that the reader works out from the model's tensors. Nothing is pickled: neither side can make the other run
-# anything.
-
-
 MOST_HEAD = 16 << 20  # a model of some hundred thousand tensors
 LENGTH = struct.Struct("<I")
 
 
 class BadFrame(Exception):
-    """What came is not what it must be; the other process is of no use any more."""
+    """Raised for a frame that breaks the framing; the process that sent it is then of no use."""
 
 
 class Wire:
-    """One end. Each side is used by one thread; `EOFError` when the other side is gone."""
+    """One end of the socket between client and worker. One thread uses each end.
+
+    Every method raises `EOFError` if the other process has closed its end.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
     def send(self, head: Mapping[str, Any], *vectors: Vector) -> None:
+        """Send a header and its vectors."""
         data = json.dumps({**head, "vectors": [v.size for v in vectors]}, separators=(",", ":")).encode()
         if len(data) > MOST_HEAD:
             raise BadFrame(f"a head of {len(data)} bytes")
@@ -139,7 +145,7 @@ class Wire:
             raise EOFError from error
 
     def head(self) -> dict[str, Any]:
-        """The next head; its vectors must be taken before the next one."""
+        """Receive the next header; the caller must receive its vectors before the next call."""
         (length,) = LENGTH.unpack(self._exactly(bytearray(LENGTH.size)))
         if length > MOST_HEAD:
             raise BadFrame(f"a head of {length} bytes")
@@ -152,10 +158,10 @@ class Wire:
         return found
 
     def vectors(self, head: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
-        """The head's vectors, when they have these sizes; `BadFrame` before anything is allocated."""
+        """Receive the header's vectors, which must have these sizes; raise `BadFrame` before allocating anything."""
         if head["vectors"] != list(sizes):
             raise BadFrame(f"vectors of {str(head['vectors'])[:80]} floats instead of {list(sizes)}")
-        import numpy as np  # not before: a Python without it must be able to say so
+        import numpy as np  # not earlier: a Python without numpy must be able to report that
 
         found = []
         for size in sizes:
@@ -178,14 +184,12 @@ class Wire:
         return into
 
 
-# Where a task's code is running, and what it gives back there.
-
-
 @dataclass(frozen=True)
 class Site:
-    """One place with data: a device (part 0 of 1 unless `--partition` says otherwise) or a simulated client.
+    """One place with data: a device (part 0 of 1 unless `--partition` is given) or a simulated client.
 
-    Nothing else differs between the two: `data` is what `--data` named, `split` how parts are cut, `seed` the split's.
+    The two differ in nothing else. `data` is the path of `--data`, `split` the name of the partitioner, `seed` the seed
+    of the split.
     """
 
     name: str = "here"
@@ -199,20 +203,17 @@ class Site:
 
 @dataclass(frozen=True)
 class Split:
-    """Data to train on and data to be measured on; each a Dataset or a DataLoader."""
+    """Training data and test data; each is a Dataset or a DataLoader."""
 
     train: Any
     test: Any = None
 
 
-# The plan's section [local] in plain values: what a trainer and a task's own functions are given.
-
-
-THINWIRE, TASK, REFUSED = "Thinwire", "the function", "refused"  # who carries a key out
+THINWIRE, TASK, REFUSED = "Thinwire", "the function", "refused"  # the party that carries out a key of [local]
 
 
 class Work(NamedTuple):
-    """How much is asked for; 0 steps: the plan decides (`epochs`)."""
+    """The amount of work of one request; with 0 steps the plan's `epochs` decide."""
 
     steps: int = 0
     batch: int = 32
@@ -220,7 +221,10 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Local:
-    """The keys of `core/plan_schema.py`, by the same names and with the same defaults (a test)."""
+    """The plan's section [local] as plain values, which a trainer and a task's own functions receive.
+
+    A test holds names and defaults equal to those of `core/plan_schema.py`.
+    """
 
     lr: float
     steps: int | str | None = None
@@ -244,15 +248,21 @@ class Local:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Local:
-        """Of a plan's JSON; keys that a newer plan has are left out: what must be carried out is checked before."""
+        """Read the section from a plan's JSON.
+
+        Unknown keys of a newer plan are left out: the caller has checked before that this client can carry the plan
+        out.
+        """
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})
 
 
 class Carried(NamedTuple):
-    """Who carries out a key of [local] where the task has its own `optimizer()`, and where it has its own `train()`.
+    """The party that carries out a key of [local] if the task has its own `optimizer()`, and if it has its own
+    `train()`.
 
-    The function finds the whole section in `local`. `values` are refused although others are carried out.
+    The task's function finds the whole section in its argument `local`. `values` are refused even if other values of
+    the key are carried out.
     """
 
     optimizer: str
@@ -285,7 +295,7 @@ OWN_LOOP = "the whole loop is the task's, and Thinwire cannot see whether train(
 
 
 def ignored(local: Local, defines: Collection[str]) -> Iterator[tuple[str, str, str]]:
-    """Give (what, why, try) for each request of [local] that nothing would carry out.
+    """Yield (what, why, try) for each request of [local] that nothing would carry out.
 
     `defines` are the names of the functions that the task has. A key with its default value requests nothing.
     """

@@ -1,7 +1,8 @@
-"""A task: any module or object with `model`, `data` and `loss`; how it is found, checked and described.
+"""Tasks: finding, importing and checking a module or object with `model`, `data` and `loss`.
 
-Only the person at this machine says which code a name stands for (`--task NAME=MODULE`, or what is installed under
-the entry-point group `thinwire.tasks`): a name from outside is never imported.
+Invariant: only the user of this machine chooses the code that a task's name stands for. The user gives `--task
+NAME=MODULE` or installs a package with the entry-point group `thinwire.tasks`. The client never imports a name that
+came over the network.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OPTIONAL = ("metrics", "optimizer", "train")
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task's name and its code. `file` is the source that digests and places in failures speak of."""
+    """A task's name and its code. `file` is the source that the digest covers and that failures refer to."""
 
     name: str
     module: Any
@@ -41,20 +42,21 @@ class LoadedTask:
     file: str = ""
 
     def optional(self, name: str) -> Callable[..., Any] | None:
-        """One of the functions that a task may have."""
+        """Return an optional function of the task, or None if the task does not have it."""
         found = getattr(self.module, name, None)
         return found if callable(found) else None
 
     @property
     def defines(self) -> frozenset[str]:
-        """The optional functions that the task has."""
+        """Return the names of the optional functions that the task has."""
         return frozenset(name for name in OPTIONAL if self.optional(name) is not None)
 
 
 def load_task(spec: str) -> LoadedTask:
-    """The task of `NAME=MODULE`; MODULE is a dotted name, a path to a .py file, either with `:OBJECT` behind it.
+    """Import the task of `NAME=MODULE`.
 
-    `BadTask` says what is wrong with the code, and where.
+    MODULE is a dotted name or a path to a .py file, either with `:OBJECT` behind it. Raise `BadTask` with the error in
+    the code and its place.
     """
     name, equals, module = spec.partition("=")
     if not equals or not NAME.fullmatch(name) or not module:
@@ -63,7 +65,7 @@ def load_task(spec: str) -> LoadedTask:
 
 
 def as_task(name: str, module: Any) -> LoadedTask:
-    """Any object with the needed names as a task."""
+    """Make a task of any object that has the needed functions; raise `BadTask` if one is missing."""
     if missing := [needed for needed in NEEDED if not callable(getattr(module, needed, None))]:
         raise BadTask(
             f"{_called(module)} is no task: it has no {', '.join(missing)}",
@@ -108,7 +110,7 @@ def _from_file(given: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise BadTask(f"cannot import the task {given}", why="it is not Python code", hint="a .py file")
-    _search(path.parent)  # what stands beside it can be imported, as for a script
+    _search(path.parent)  # files in the same folder can be imported, as for a script
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -136,7 +138,7 @@ def _search(folder: Path) -> None:
 
 
 def _refused(error: BaseException, given: str, file: str) -> BaseException:
-    """What stands before a person at this machine: here the error's own text may be shown."""
+    """Describe an import error for the user of this machine, who may see the error's own text."""
     if isinstance(error, (KeyboardInterrupt, Wrong)):
         return error
     where = place(error, file)
@@ -153,19 +155,19 @@ def _refused(error: BaseException, given: str, file: str) -> BaseException:
 def _source(module: Any) -> str:
     try:
         file = inspect.getsourcefile(module if inspect.ismodule(module) or inspect.isclass(module) else type(module))
-    except (TypeError, OSError):  # built in; or defined in a notebook's cell or on a command line, where no file is
+    except (TypeError, OSError):  # built in, or defined in a notebook's cell or on a command line, which have no file
         return ""
     return os.path.abspath(file) if file and os.path.exists(file) else ""
 
 
 def _written_in(function: Any) -> str:
-    """Return where a function's code says that it stands: a notebook's cell has a name and no file."""
+    """Return the file name in a function's code object: a notebook's cell has a name and no file."""
     code = getattr(function, "__code__", None)
     return os.path.abspath(code.co_filename) if code is not None else ""
 
 
 def _needs_an_object(module: Any) -> bool:
-    """Return whether this is a class whose model() is a method that the class does not bind."""
+    """Return True if this is a class whose model() is a method that the class does not bind."""
     function: Any = module.model
     method = inspect.isclass(module) and inspect.isfunction(function)
     return method and next(iter(inspect.signature(function).parameters), "") == "self"

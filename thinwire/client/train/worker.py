@@ -1,10 +1,10 @@
-"""The process that trains. It is started with one socket, does what comes on it, and ends when the other side does.
+"""The worker: a process that trains. It is started with one socket, serves requests on it, and ends when it is closed.
 
     {"do": "load", "tasks", "device", "threads"}    {"loaded", "device", "versions"} | {"missing"} | {"wrong"}
     {"do": "work", "id", "task", ..} and vectors    {"told"} .. {"done"} and vectors | {"failed"} | {"cancelled"}
     {"do": "cancel", "id"}
 
-What the task prints goes to stdout and stderr, which are the client's log; nothing of it comes near the socket.
+The task's prints go to stdout and stderr, which are the client's log; they never reach the socket.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ if TYPE_CHECKING:
     from .runtime import Bench
 
 
-TELL_S = 0.5  # between two words on progress
-ENDS_S = 2.0  # how long it may go on when the other side is gone
+TELL_S = 0.5  # between two progress messages
+ENDS_S = 2.0  # time to finish after the client has closed the socket
 MOST_TEXT, MOST_TRACE = 2000, 64000
-FIRST_KILLED = "800"  # of 1000: when memory runs out, this process goes before the service that starts it anew
+FIRST_KILLED = (
+    "800"  # of 1000: when memory runs out, the kernel kills this process before the client, which restarts it
+)
 
 
 def main(descriptor: int) -> None:
-    """Serve the socket of this number until it is closed."""
+    """Serve the socket with this file descriptor until it is closed."""
     ending = Ending()
     faulthandler.enable()
     with contextlib.suppress(OSError):
@@ -55,18 +57,18 @@ def main(descriptor: int) -> None:
 
 
 def _end_with(descriptor: int) -> None:
-    """When the other side is gone, whatever is under way here is worth nothing to anybody."""
+    """Kill this process once the client has closed the socket: nobody needs the work in progress any more."""
     poll = select.poll()
     poll.register(descriptor, getattr(select, "POLLRDHUP", 0))
     poll.poll()
     time.sleep(ENDS_S)
     if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # with whatever the task has started
+        os.killpg(0, signal.SIGKILL)  # including all processes that the task has started
     os._exit(1)
 
 
 class Served:
-    """One order at a time."""
+    """Serves one client; handles one request at a time."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire, self.device = wire, "cpu"
@@ -75,6 +77,7 @@ class Served:
         self._poll.register(wire.sock.fileno(), select.POLLIN)
 
     def run(self) -> None:
+        """Handle requests until the socket is closed; raise `EOFError` then."""
         while True:
             head = self.wire.head()
             if head["do"] == "load":
@@ -110,6 +113,7 @@ class Served:
         return {"loaded": found, "device": self.device, "versions": versions}
 
     def work(self, head: Mapping[str, Any]) -> None:
+        """Execute one request and send its result, its failure or its cancellation."""
         bench, number = self.benches[head["task"]], head["id"]
         order, site = Order.from_json(head["order"]), replace(_site(head["site"]), device=self.device)
         places, began = bench.places, time.monotonic()
@@ -131,14 +135,14 @@ class Served:
             )
         except Cancelled:
             self.wire.send({"cancelled": number})
-        except Exception as error:  # whatever the task's code raises: the other side answers with it
+        except Exception as error:  # the task's code may raise anything; the client replies with it
             self.wire.send({"failed": _failed(error, bench.task.file)})
         else:
             trained = [vector for vector in (done.params, done.buffers) if vector is not None]
             self.wire.send({"done": done.to_json()}, *trained)
 
     def _cancelled(self, number: int) -> bool:
-        """Looked at between two batches."""
+        """Return True if the client has cancelled this request; called between two batches."""
         while self._poll.poll(0):
             head = self.wire.head()
             if head["do"] == "cancel" and head["id"] == number:
@@ -147,7 +151,7 @@ class Served:
 
 
 def _described(bench: Bench, task: LoadedTask) -> dict[str, Any]:
-    """What is told of a task; an error by its place."""
+    """Describe a task: its version, source and layout, or the place of the error that `model()` raised."""
     told: dict[str, Any] = {
         "name": task.name, "version": task.version, "source_digest": task.source_digest, "file": task.file,
         "layout": None, "error": "", "left_out": "",
@@ -155,7 +159,7 @@ def _described(bench: Bench, task: LoadedTask) -> dict[str, Any]:
     try:
         told["layout"] = bench.places.to_json()
         told["left_out"] = bench.left_out
-    except Exception as error:  # whatever model() raises: another task of this device may work
+    except Exception as error:  # model() may raise anything; another task of this device may work
         told["error"] = place(error, task.file)
         traceback.print_exc()
     return told
@@ -173,7 +177,11 @@ def _failed(error: Exception, file: str) -> dict[str, Any]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Python's own, or torch's: of a GPU a class of its own, of the machine a RuntimeError that says so."""
+    """Return True for an out-of-memory error of Python or torch.
+
+    For a GPU torch has a class of its own; for the machine's memory it raises a RuntimeError whose text names the
+    cause.
+    """
     if isinstance(error, MemoryError):
         return True
     said = str(error)
@@ -188,14 +196,12 @@ def _site(raw: Mapping[str, Any]) -> Site:
     return Site(**{**raw, "data": Path(raw["data"]) if raw["data"] else None})
 
 
-# Importing what stays until a process ends, such as torch, without the garbage collector's looks through it.
-
-
 @contextlib.contextmanager
 def imported_for_good() -> Iterator[None]:
-    """What is made inside is no garbage: it is not looked through meanwhile, nor at any later collection.
+    """Exclude the objects made in this block from garbage collection, now and in every later collection.
 
-    torch and what comes with it are there a tenth sooner, Flower's SuperLink an eighth.
+    It is for imports that stay until the process ends. The import of torch takes a tenth less time, that of Flower's
+    SuperLink an eighth.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,8 +1,9 @@
-"""A module as `model()` built it: what task code left behind in it is undone before the next order.
+"""Restoring a module to the state in which `model()` built it, before every request.
 
-Several simulated clients share one module, and a device builds its own again whenever its worker restarts. So an order
-may depend on nothing that the order before it left behind. Tensors that travel are set from outside (`tensors.py`);
-frozen tensors and fixed buffers are compared with what they were; everything else is put back here.
+Several simulated clients share one module, and a device builds its module again whenever its worker restarts. So a
+result must not depend on the changes that task code made during earlier requests. Tensors that are sent are set from
+outside (`module.py`). Frozen tensors and fixed buffers are compared with their original values. Everything else is
+restored here.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from .layout import FLOATS
 if TYPE_CHECKING:
     from .layout import Places
 
-CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # other classes cannot be copied blindly
-MAX_NAMED = 3  # changed tensors in one sentence
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # copying objects of other classes is not safe
+MAX_NAMED = 3  # changed tensors named in one message
 
 
 class Registered(NamedTuple):
-    """A parameter or buffer, with all that is not its values."""
+    """A parameter or buffer with all its state except its values."""
 
     tensor: torch.Tensor
     shape: torch.Size
@@ -37,10 +38,10 @@ class Registered(NamedTuple):
 
 
 class AsBuilt:
-    """What a freshly built module holds besides the values of tensors that travel.
+    """Holds the state of a freshly built module except the values of tensors that are sent.
 
-    `restore` puts back attributes, submodules, hooks, the mode of each layer, `requires_grad`, tensors that no state
-    dict keeps, generators, and lists, dicts and sets in attributes. It does not look into objects of other classes.
+    `restore` resets attributes, submodules, hooks, the mode of each layer, `requires_grad`, tensors that no state dict
+    keeps, generators, and lists, dicts and sets in attributes. It does not look into objects of other classes.
     """
 
     def __init__(self, module: nn.Module, places: Places) -> None:
@@ -62,7 +63,7 @@ class AsBuilt:
         self._digests = {t.name: _digest(tensors.member(module, t.name)) for t in places.untrained}
 
     def restore(self) -> nn.Module:
-        """The module, put back; the values of tensors that travel are to be set after this."""
+        """Restore the module and return it; the caller then sets the values of the tensors that are sent."""
         for container, copy in self._containers:
             container.clear()
             (container.extend if isinstance(container, (list, deque)) else container.update)(copy)
@@ -92,7 +93,7 @@ class AsBuilt:
         return self.module
 
     def changed(self) -> str:
-        """Name the frozen tensors and fixed buffers that are not what they were; "" where all are."""
+        """Describe the frozen tensors and fixed buffers that have changed; return "" if none has."""
         found = [
             f"frozen tensor {t.name}" if t.role == "frozen" else f"{_kind(t.dtype)} buffer {t.name}"
             for t in self.places.untrained
@@ -104,7 +105,7 @@ class AsBuilt:
 
 
 def _copies(module: nn.Module) -> list[tuple[Any, Any]]:
-    """Each container that can be reached from the module's attributes, with a shallow copy of it."""
+    """Return each container that can be reached from the module's attributes, with a shallow copy of it."""
     found: dict[int, tuple[Any, Any]] = {}
     left: list[Any] = [module]
     while left:
@@ -122,7 +123,7 @@ def _values(container: Any) -> Iterator[Any]:
 
 
 def _digest(tensor: torch.Tensor | None) -> str:
-    """Of a tensor's type, shape and values; "" of none."""
+    """Return the digest of a tensor's type, shape and values; "" for None."""
     if tensor is None:
         return ""
     whole = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""FedProx (Li et al. 2020): the loss gets mu/2 times the squared distance to the model that the round began with."""
+"""Corrections of local training's gradients (FedProx, SCAFFOLD, FedDyn), and plain SGD."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Proximal:
-    """Adds the term's gradient, mu (w - w_0), after `backward`; a parameter without a gradient is not moved."""
+    """The proximal term of FedProx: mu/2 times the squared distance to the model with which the round began.
+
+    Its gradient, mu (w - w_0), is added after `backward`. Li et al. 2020, "Federated Optimization in Heterogeneous
+    Networks".
+    """
 
     def __init__(self, params: Sequence[torch.Tensor], mu: float) -> None:
         self.params, self.mu = params, mu
@@ -22,15 +26,10 @@ class Proximal:
 
     @torch.no_grad()
     def pull(self) -> None:
+        """Add the term's gradient to each parameter that has a gradient; the others are not moved."""
         for parameter, begun in zip(self.params, self.begun):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - begun, alpha=self.mu)
-
-
-# A vector that is added to the gradient of every local step: what SCAFFOLD and FedDyn correct a device's drift by.
-#
-# It is added after a clip, which is of the device's own gradient: so that the sum of the own gradients can be read from
-# how far the device went.
 
 
 if TYPE_CHECKING:
@@ -38,7 +37,12 @@ if TYPE_CHECKING:
 
 
 class Drift:
-    """`shift` holds the parameters' values one after the other, in their order."""
+    """The correction of client drift in SCAFFOLD and FedDyn: a vector that is added to the gradient of every local
+    step.
+
+    `shift` holds the parameters' values one after the other, in their order. It is added after gradient clipping, which
+    applies to the device's own gradient. So the sum of the device's own gradients can be computed from its update.
+    """
 
     def __init__(self, params: Sequence[torch.Tensor], shift: Vector) -> None:
         self.params, at = params, 0
@@ -50,7 +54,10 @@ class Drift:
 
     @torch.no_grad()
     def correct(self) -> None:
-        """A parameter that the loss did not reach has a gradient of zero: it is moved as well."""
+        """Add the vector to the gradients.
+
+        A parameter that the loss did not reach has a gradient of zero: it is moved as well.
+        """
         for parameter, shift in zip(self.params, self.shifts):
             if parameter.grad is None:
                 parameter.grad = shift.clone()
@@ -58,21 +65,23 @@ class Drift:
                 parameter.grad.add_(shift)
 
 
-# Plain SGD with torch's own arithmetic and none of its bookkeeping, which costs more than a small model's step.
-
-
 class Descent:
-    """`step` leaves the same bits as `torch.optim.SGD(params, lr, momentum, weight_decay=weight_decay)` (a test).
+    """Plain SGD with torch's arithmetic but without its bookkeeping, which costs more than a small model's step.
 
-    g = grad + weight_decay p;    v = momentum v + g (v = g at first);    p -= lr v
+        g = grad + weight_decay p;    v = momentum v + g (v = g at first);    p -= lr v
+
+    Invariant, tested: `step` leaves the same bits as `torch.optim.SGD(params, lr, momentum,
+    weight_decay=weight_decay)`.
     """
 
     def __init__(
         self, params: Sequence[torch.Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
         self.params, self.momentum, self.weight_decay = params, momentum, weight_decay
-        self.param_groups = [{"lr": lr}]  # as torch's: a schedule writes here
-        self._velocity: dict[int, torch.Tensor] = {}  # by the parameter's place: one without a gradient has none
+        self.param_groups = [{"lr": lr}]  # like torch's: a schedule sets "lr" here
+        self._velocity: dict[
+            int, torch.Tensor
+        ] = {}  # parameter's index -> velocity; parameters without a gradient have none
 
     @torch.no_grad()
     def step(self) -> None:

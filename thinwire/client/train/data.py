@@ -1,4 +1,4 @@
-"""Batches of a task's data: by index and in an order that a key decides, or as its own DataLoader gives them."""
+"""Batches of a task's data: by index in an order that a key decides, or as the task's own DataLoader gives them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .protocol import Split
 if TYPE_CHECKING:
     Fetch = Callable[[torch.Tensor], Any]
 
-DRAWN = 4096  # places of examples that are drawn at once at most, unless one pass has more
+DRAWN = 4096  # indices drawn at once at most, unless one pass has more
 
 
 def as_split(data: Any) -> Split:
-    """What `data(site)` gave, as train and test; `BadTask` when it is no data."""
+    """Return the result of `data(site)` as train and test; raise `BadTask` if it is no data."""
     split = data if isinstance(data, Split) else Split(data)
     for name, part in (("train", split.train), ("test", split.test)):
         if part is None and name == "test":
@@ -38,7 +38,7 @@ def as_split(data: Any) -> Split:
 
 
 def _is_data(part: Any) -> bool:
-    """Return whether this is data: a list of examples is, what holds data sets or columns of examples is not."""
+    """Return True for data: a list of examples counts, a list of data sets or of columns does not."""
     if isinstance(part, (DataLoader, IterableDataset)):
         return True
     if isinstance(part, list) and (_holds_data(part) or _are_columns(part)):
@@ -53,12 +53,12 @@ def _holds_data(parts: Sequence[Any]) -> bool:
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
-    """Return whether these are arrays that nothing could stack into a batch, such as inputs and targets."""
+    """Return True for arrays of different shapes, such as inputs and targets, which no batch can stack."""
     return bool(parts) and all(map(is_array, parts)) and len({tuple(one.shape) for one in parts}) > 1
 
 
 def _instead(part: Any) -> str:
-    """Return what data(site) is to write in place of this."""
+    """Return the code to write in data(site) in place of this value."""
     if part is None:
         return "return Split(train, test) at the end of data(site)"
     if isinstance(part, (tuple, list)) and any(isinstance(one, Split) for one in part):
@@ -77,16 +77,16 @@ def _instead(part: Any) -> str:
 
 
 def count(data: Any) -> int | None:
-    """How many examples there are, where that can be known."""
+    """Return the number of examples, or None if it is unknown."""
     if isinstance(data, DataLoader):
         return count(data.dataset)
     return len(data) if isinstance(data, Sized) else None
 
 
 def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
-    """Batches without end, for a number of steps: one permutation after the other, each batch full.
+    """Yield batches without end, for training by steps: one permutation after the other, each batch full.
 
-    A DataLoader is gone through again and again, in its own order.
+    A DataLoader is iterated again and again, in its own order.
     """
     if isinstance(data, (DataLoader, IterableDataset)):
         for epoch in _forever():
@@ -97,10 +97,10 @@ def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
 
 
 def _orders(size: int, batch: int, key: Key) -> Iterator[torch.Tensor]:
-    """The examples of one full batch after the other.
+    """Yield the indices of one full batch after the other.
 
-    Soon they are drawn for many batches at once: a draw between two steps of a small model costs ten times one that
-    follows another.
+    After the first pass indices are drawn for many batches at once. A draw between two steps of a small model costs ten
+    times as much as one that follows another draw.
     """
     rest, epoch, passes_at_once = torch.empty(0, dtype=torch.int64), 0, 1
     while True:
@@ -113,11 +113,11 @@ def _orders(size: int, batch: int, key: Key) -> Iterator[torch.Tensor]:
 
 
 def one_pass(data: Any, batch: int, key: Key) -> Iterator[Any]:
-    """Each example once; the last batch may be smaller."""
+    """Yield batches with each example once; the last batch may be smaller."""
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch)
     if isinstance(data, DataLoader):
-        seed_all(derive(key, "order"))  # its sampler draws from the global generator, or from one of its own
+        seed_all(derive(key, "order"))  # its sampler uses the global generator, or its own
         for owner in (data, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
                 generator.manual_seed(seed63(derive(key, "order")))
@@ -129,7 +129,7 @@ def one_pass(data: Any, batch: int, key: Key) -> Iterator[Any]:
 
 
 def in_order(data: Any, batch: int) -> Iterator[Any]:
-    """Each example once, for measuring."""
+    """Yield batches with each example once, in order, for evaluation."""
     if isinstance(data, (DataLoader, IterableDataset)):
         yield from one_pass(data, batch, Key(0))
         return
@@ -139,7 +139,7 @@ def in_order(data: Any, batch: int) -> Iterator[Any]:
 
 
 def passes(data: Any, epochs: float, batch: int) -> int | None:
-    """Batches in so many epochs; None where the data's length is not known."""
+    """Return the number of batches in so many epochs, or None if the data's length is unknown."""
     if isinstance(data, DataLoader):
         try:
             return max(1, round(epochs * len(data)))
@@ -150,7 +150,7 @@ def passes(data: Any, epochs: float, batch: int) -> int | None:
 
 
 def require_countable(data: Any, epochs: float, batch: int) -> None:
-    """`BadTask` for a part of a pass over data of which nobody knows the length."""
+    """Raise `BadTask` for a fraction of an epoch over data of unknown length."""
     if epochs != int(epochs) and passes(data, epochs, batch) is None:
         raise BadTask(
             f"[local] epochs = {epochs:g}, and data(site) gave data without a length",
@@ -160,7 +160,7 @@ def require_countable(data: Any, epochs: float, batch: int) -> None:
 
 
 def moved(batch: Any, device: str) -> Any:
-    """The batch with all its tensors on the device."""
+    """Return the batch with all its tensors on the device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -173,7 +173,7 @@ def moved(batch: Any, device: str) -> Any:
 
 
 def examples_in(batch: Any) -> int:
-    """The length of the first tensor that is found."""
+    """Return the length of the first tensor in the batch."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     parts: Iterable[Any] = (
@@ -183,7 +183,7 @@ def examples_in(batch: Any) -> int:
 
 
 def _fetch(data: Any) -> Fetch:
-    """How examples are taken by index: tensors at once, anything else one by one."""
+    """Return a function that gets a batch by indices: tensors in one operation, any other data one by one."""
     if (tensors := _tensors(data)) is not None:
         return lambda indices: [tensor[indices] for tensor in tensors]
     if hasattr(data, "__getitems__"):

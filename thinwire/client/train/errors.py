@@ -54,9 +54,7 @@ def task_code() -> Iterator[None]:
     finally:
         _local.pid = inside
         for number, handler in before.items():
-            if (
-                signal.getsignal(number) is noted[number]
-            ):  # otherwise the task's code has set its own handler, which stays
+            if signal.getsignal(number) is noted[number]:  # otherwise task code set its own handler
                 signal.signal(number, handler)
 
 
@@ -110,7 +108,7 @@ class Ending:
             OSError,
             ValueError,
             AttributeError,
-        ):  # nobody reads the output, or there is none: the interpreter reports it
+        ):  # no stdout, or closed: the interpreter reports it
             return
         os._exit(self.code)
 

@@ -1,4 +1,4 @@
-"""Measuring a model as sums and counts, so that the figures of many clients can be pooled."""
+"""Evaluation of a model as sums and counts, so that the metrics of many clients can be pooled."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     Sums = dict[str, tuple[float, float]]
 
 BATCH = 512
-MAX_METRICS, MAX_METRIC_LETTERS = 64, 64  # that an aggregator takes of one task (core/serialization.py)
+MAX_METRICS, MAX_METRIC_LETTERS = 64, 64  # an aggregator's limits for one task (core/serialization.py)
 IGNORED = -100  # torch's default `ignore_index` of a cross entropy
-ROUNDING = 1e-6  # of an accuracy that was made of means in float32
+ROUNDING = 1e-6  # relative; for an accuracy computed from float32 means
 
 
 def never() -> bool:
+    """Return False."""
     return False
 
 
@@ -42,10 +43,11 @@ def evaluate(
     cancelled: Callable[[], bool] = never,
     most: int | None = None,
 ) -> Sums:
-    """{name: (sum, count)} over the data: the task's `metrics`, else loss and, for a classifier, accuracy.
+    """Return {name: (sum, count)} over the data: the task's `metrics`, else loss and, for a classifier, accuracy.
 
-    A loss is the mean of its batch. A metric whose sum is NaN or infinite is left out: it says nothing. `most` is the
-    number of batches to stop after. Invariant: where one batch is no classifier's, there is no accuracy of the others.
+    A loss is the mean of its batch. A metric whose sum is NaN or infinite is left out, since it carries no information.
+    `most` is the number of batches to stop after. Invariant: if one batch is not a classifier's, no accuracy is
+    reported for the others.
     """
     totals: dict[str, list[float]] = {}
     classifies = True
@@ -70,7 +72,7 @@ def evaluate(
 
 
 def names(module: nn.Module, task: LoadedTask, batch: Any) -> list[str]:
-    """The metrics that a batch is measured by, also those that are no number on it."""
+    """Return the names of the metrics of a batch, including those that are not numbers on it."""
     was_training = module.training
     module.eval()
     try:
@@ -89,13 +91,13 @@ def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any])
         output.clear()
         examples = examples_in(batch)
         found = {"loss": (float(as_loss(task.module.loss(module, batch))) * examples, float(examples)), **found}
-        if own is None and len(output) == 1:  # of several calls nobody knows which one classifies
+        if own is None and len(output) == 1:  # with several calls, the classifying one is unknown
             found.update(accuracy(output[0], batch))
     return found
 
 
 def as_loss(value: Any) -> torch.Tensor:
-    """What `loss` gave, when it is one number."""
+    """Return the result of `loss` as a scalar tensor; raise `BadTask` if it is not one number."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
         return value.reshape(())
     raise BadTask(
@@ -106,7 +108,7 @@ def as_loss(value: Any) -> torch.Tensor:
 
 
 def _instead(value: Any) -> str:
-    """Return what loss(model, batch) is to write in place of this."""
+    """Return the code to write in loss(model, batch) in place of this value."""
     if value is None:
         return "return the loss at the end of loss(model, batch)"
     if isinstance(value, torch.Tensor):
@@ -121,10 +123,10 @@ def _instead(value: Any) -> str:
 
 
 def accuracy(output: Any, batch: Any) -> Sums:
-    """Count the right ones of a classifier, and give nothing where the batch does not show that it is one.
+    """Count the correct predictions of a classifier; return {} if the batch does not look like a classifier's.
 
-    The output is logits (N, C), the batch two entries, the second one N integers from 0 to C - 1. An `IGNORED` target
-    is not counted.
+    The output must be logits (N, C), the batch two entries, the second one N integers from 0 to C - 1. An `IGNORED`
+    target is not counted.
     """
     targets = batch[1] if isinstance(batch, (list, tuple)) and len(batch) == 2 else None
     if not (isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor)):
@@ -139,7 +141,7 @@ def accuracy(output: Any, batch: Any) -> Sums:
 
 
 def _checked(metrics: Any) -> Sums:
-    """What `metrics` gave, when it is a sum and a count by name."""
+    """Return the result of `metrics`; raise `BadTask` if it is not a sum and a count by name."""
     if not isinstance(metrics, Mapping):
         raise _no_sums(given(metrics))
     found = {}
@@ -170,12 +172,14 @@ def _checked(metrics: Any) -> Sums:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, or a tensor or an array of one, as a float; a text that reads like one is none."""
+    """Return a number, or a tensor or array with one element, as a float; return None for anything else, including
+    text.
+    """
     if isinstance(value, (str, bytes)):
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # torch raises the last for several elements, and for complex ones
+    except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for several elements, and complex ones
         return None
 
 
@@ -189,7 +193,7 @@ def _no_sums(said: str) -> BadTask:
 
 @contextlib.contextmanager
 def _outputs(module: nn.Module) -> Iterator[list[Any]]:
-    """What the module gave each time it was called: the loss's own forward pass serves the accuracy too."""
+    """Collect the module's outputs, so that the forward pass of the loss also serves the accuracy."""
     seen: list[Any] = []
     handle = module.register_forward_hook(lambda _module, _given, output: seen.append(output))
     try:

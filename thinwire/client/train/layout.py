@@ -1,6 +1,7 @@
-"""A model's tensors by name, shape and role, and where the trained ones and the buffers lie in flat vectors.
+"""The model's layout (tensors by name, shape and role, and their offsets in flat vectors), and key derivation.
 
-The same order and offsets as in `core/layout.py`, which reads `to_json`; a test holds the two together.
+Order and offsets are those of `core/layout.py`, which reads `to_json`. `Key`, `derive` and `seed63` compute the same
+values as `core/keys.py`, for an interpreter without `core`. Tests hold both pairs equal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ FLOATS, COMPLEX = ("float", "bfloat"), "complex"
 
 
 class Tensor(NamedTuple):
-    """One tensor; `role` is trained, buffer, frozen, or fixed: a buffer of floats that are not all finite."""
+    """One tensor of the model.
+
+    `role` is trained, buffer, frozen, or fixed: a buffer of floats that are not all finite.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,6 +29,7 @@ class Tensor(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Return the number of elements."""
         size = 1
         for n in self.shape:
             size *= n
@@ -33,9 +38,10 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """All tensors in the module's order. Tied ones stand once, their other names in `aliases`.
+    """The layout of a model: all tensors in the module's order. Tied tensors stand once, their other names in
+    `aliases`.
 
-    `frozen_digest` is over the values of frozen tensors and fixed buffers, which every client makes for itself;
+    `frozen_digest` covers the values of frozen tensors and fixed buffers, which every client makes for itself.
     `frozen_values` is a checksum of each of them, in this order.
     """
 
@@ -46,27 +52,28 @@ class Places:
 
     @cached_property
     def trained(self) -> tuple[Tensor, ...]:
+        """Return the trained tensors."""
         return tuple(t for t in self.tensors if t.role == "trained")
 
     @cached_property
     def buffers(self) -> tuple[Tensor, ...]:
-        """Those of floats: running means and the like, one flat vector."""
+        """Return the float buffers (running means and the like), which form one flat vector."""
         return tuple(t for t in self.tensors if t.role == "buffer" and t.dtype.startswith(FLOATS))
 
     @cached_property
     def counters(self) -> tuple[Tensor, ...]:
-        """Integer buffers of one element: plain numbers."""
+        """Return the integer buffers of one element, which are sent as plain numbers."""
         return tuple(t for t in self._others if t.size == 1 and not t.dtype.startswith(COMPLEX))
 
     @cached_property
     def fixed(self) -> tuple[Tensor, ...]:
-        """All other buffers (permutations, masks, complex numbers): training leaves them as `model()` made them."""
+        """Return all other buffers (permutations, masks, complex numbers), which training must not change."""
         others = {*self._others} - {*self.counters}
         return tuple(t for t in self.tensors if t.role == "fixed" or t in others)
 
     @cached_property
     def untrained(self) -> tuple[Tensor, ...]:
-        """Frozen tensors and fixed buffers: what training may not change."""
+        """Return the frozen tensors and fixed buffers, which training must not change."""
         return tuple(t for t in self.tensors if t.role == "frozen") + self.fixed
 
     @cached_property
@@ -75,13 +82,16 @@ class Places:
 
     @cached_property
     def size(self) -> int:
+        """Return the number of elements of all trained tensors."""
         return sum(t.size for t in self.trained)
 
     @cached_property
     def buffer_size(self) -> int:
+        """Return the number of elements of all float buffers."""
         return sum(t.size for t in self.buffers)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the layout as JSON; its digest identifies the layout, so the keys stay as they are."""
         rows = [[t.name, list(t.shape), t.dtype, t.role] for t in self.tensors]
         told: dict[str, Any] = {"tensors": rows, "aliases": [list(pair) for pair in self.aliases]}
         told["frozen"] = self.frozen_digest
@@ -91,25 +101,22 @@ class Places:
 
 
 def placed(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
-    """Each tensor with its place, one after the other."""
+    """Yield each tensor with its slice of the flat vector, one after the other."""
     at = 0
     for t in tensors:
         yield t, slice(at, at + t.size)
         at += t.size
 
 
-# Public randomness as in `core/keys.py`, for an interpreter that has no `core`; a test holds the two together.
-
-
 class Key(NamedTuple):
-    """128 bits as two unsigned 64-bit words."""
+    """128 bits of public randomness as two unsigned 64-bit words."""
 
     a: int
     b: int = 0
 
 
 def derive(key: Key, *labels: str | int) -> Key:
-    """A key for one purpose; different labels give independent keys."""
+    """Derive a key for one purpose; different labels give independent keys."""
     digest = hashlib.blake2s(struct.pack("<QQ", key.a, key.b), digest_size=16, person=b"tw-drv-1")
     for label in labels:
         kind, raw = (b"i", str(label).encode()) if isinstance(label, int) else (b"s", label.encode())
@@ -118,6 +125,6 @@ def derive(key: Key, *labels: str | int) -> Key:
 
 
 def seed63(key: Key) -> int:
-    """A seed for a library's generator (torch, random): 63 bits."""
+    """Return a seed of 63 bits for a library's generator (torch, random)."""
     raw = hashlib.blake2s(struct.pack("<QQ", key.a, key.b), digest_size=8).digest()
     return int(struct.unpack("<Q", raw)[0]) >> 1

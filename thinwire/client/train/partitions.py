@@ -1,14 +1,16 @@
-"""How one data set is cut into the parts of many clients: `iid`, or by what examples are, as in `dirichlet(0.3)`.
+"""Partitioners: splitting one data set into the parts of many clients, at random (`iid`) or by labels.
 
     iid            a permutation in equal parts
-    by(key)        whole groups of one value of `key` (a writer, a package): the largest first, each to the part that
-                   has least, so that as many clients as values have one each
-    shards(n)      examples in the order of their labels, cut into n shards a client, which are drawn (McMahan 2017)
+    by(key)        whole groups of one value of `key` (a writer, a package): the largest first, each to the smallest
+                   part, so that with as many clients as values each client has one value
+    shards(n)      examples sorted by label, cut into n shards a client, which are drawn (McMahan et al. 2017)
     dirichlet(a)   for each label, shares drawn from Dirichlet(a, .., a): the smaller a, the fewer labels a client has
                    (Hsu, Qi and Brown 2019)
 
-A task gives one array of labels, which is the key `label`, or several by their keys; `dirichlet` and `shards` go by the
-first. The cut depends on (labels, parts, spec, seed) only, so that every client can work out its own part.
+A task gives one array of labels, under the key `label`, or several arrays by their keys. `dirichlet` and `shards` use
+the first array.
+
+Invariant: a split depends on (labels, parts, spec, seed) only, so every client can compute its own part.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     Labels = Sequence[Any] | NDArray[Any]
     Keyed = dict[str, NDArray[Any]]
 
-FEWEST = 2  # examples in a part: one to train on, one to be measured on
+FEWEST = 2  # examples in a part: one for training, one for evaluation
 LABEL = "label"  # the key of labels that were given without one
 DIRICHLET = re.compile(r"dirichlet\(\s*([0-9.eE+-]+)\s*\)")
 BY = re.compile(r"by\(\s*([A-Za-z][A-Za-z0-9_-]*)\s*\)")
@@ -40,14 +42,17 @@ SHARDS = re.compile(r"shards\(\s*([1-9][0-9]{0,3})\s*\)")
 
 
 class Cut(Protocol):
-    """A way to cut: what examples are, by key, to one sorted array of indices for each part."""
+    """A partitioner: splits examples by their labels."""
 
-    def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]: ...
+    def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        """Return one sorted array of indices for each of `count` parts; `keyed` holds the labels of all examples by
+        key.
+        """
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Equal parts (their sizes differ by at most one), drawn without regard to the labels."""
+    """Parts of equal size (up to one example), drawn independently of the labels."""
 
     def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
         order = _draw(seed, "iid").permutation(len(_first(keyed)))
@@ -56,7 +61,9 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each label's examples in shares of its own; parts under `FEWEST` are filled from the largest one."""
+    """Distributes each label's examples by shares of its own; parts smaller than `FEWEST` are filled from the largest
+    part.
+    """
 
     alpha: float
 
@@ -77,7 +84,10 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class By:
-    """Whole groups of one value; nothing is drawn. More parts than values, or a part under `FEWEST`: BadTask."""
+    """Distributes whole groups of one value; nothing is drawn.
+
+    More parts than values, or a part smaller than `FEWEST`, raises BadTask.
+    """
 
     key: str
 
@@ -105,7 +115,7 @@ class By:
 
 @dataclass(frozen=True)
 class Shards:
-    """`each` runs of the sorted labels for every part, drawn: few labels a client, and parts of nearly one size."""
+    """Gives each part `each` drawn shards of the sorted labels: few labels a client, and parts of nearly equal size."""
 
     each: int
 
@@ -118,14 +128,14 @@ class Shards:
                 hint=f"shards({max(1, len(labels) // (FEWEST * count))})",
             )
         draw = _draw(seed, "shards")
-        mixed = draw.permutation(len(labels))  # equal labels stand in no order of their own
+        mixed = draw.permutation(len(labels))  # so that examples of one label are in random order
         runs = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], self.each * count)
         dealt = draw.permutation(len(runs)).reshape(count, self.each)
         return [np.sort(np.concatenate([runs[run] for run in mine])).astype(np.int64) for mine in dealt]
 
 
 def parse_split(spec: str) -> Cut:
-    """The cut of a spec; `BadUsage` when there is none such.
+    """Return the partitioner of a spec; raise `BadUsage` for an unknown one.
 
     >>> parse_split("dirichlet(0.3)")
     Dirichlet(alpha=0.3)
@@ -149,7 +159,7 @@ def parse_split(spec: str) -> Cut:
 
 
 def partition(labels: Labels | Mapping[str, Labels], count: int, split: str, seed: int) -> list[Indices]:
-    """All parts: disjoint, together everything, each of at least two examples."""
+    """Split a data set into `count` disjoint parts that cover all examples and have at least two examples each."""
     cut, keyed = parse_split(split), _keyed(labels)
     size = len(_first(keyed))
     if count < 1:
@@ -177,12 +187,15 @@ def _first(keyed: Keyed) -> NDArray[Any]:
 
 
 def own_part(labels: Labels | Mapping[str, Labels], site: Site) -> Indices:
-    """The indices of the examples that are this site's, for `data(site)` of a task whose data is one common set."""
+    """Return the indices of this site's examples, for `data(site)` of a task whose clients share one data set."""
     return partition(labels, site.partitions, site.split, site.seed)[site.partition]
 
 
 def held_out(indices: Indices, share: float, site: Site) -> tuple[Indices, Indices]:
-    """(train, test): a seeded `share` of the examples is kept for measuring, and at least one is left for each."""
+    """Split indices into (train, test): `share` of the examples, drawn by the site's seed, are held out for evaluation.
+
+    Each side has at least one example.
+    """
     count = min(max(1, round(share * len(indices))), len(indices) - 1)
     order = _draw(site.seed, "held-out", site.partition).permutation(len(indices))
     return np.sort(indices[order[count:]]), np.sort(indices[order[:count]])

@@ -1,4 +1,6 @@
-"""Where a task is worked on, an order at a time: its module, its device, its data. Clients that take turns share it."""
+"""The runtime of a task: its module, device and data, and the execution of one request. Clients that take turns share
+it.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +32,37 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
-SMALL = 1 << 20  # trained parameters under which more than one thread costs more than it gains
+SMALL = 1 << 20  # trained parameters; below, a second thread costs more than it gains
 
 
-def silent(what: str, done: int, total: int) -> None: ...
+def silent(what: str, done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 @dataclass
 class Bench:
-    """The module is built when it is first needed, a site's data read then; each order begins with the module as built.
+    """Executes requests for one task.
 
-    Law: what an order gives depends on the order, the site and the vectors alone, not on the orders before it.
+    The module is built at its first use, and a site's data are read then. Each request begins with the module as it was
+    built.
+
+    Invariant: a result depends on the request, the site and the vectors alone, not on earlier requests.
     """
 
     task: LoadedTask
     device: str = "cpu"
     _splits: dict[Site, Split] = field(default_factory=dict)
     _built: AsBuilt | None = field(init=False, default=None)
-    _in_use: bool = field(init=False, default=False)  # task code has had the module since its tensors were looked at
+    _in_use: bool = field(init=False, default=False)  # task code has had the module since the last check
 
     @cached_property
     def places(self) -> Places:
+        """Return the layout of the module."""
         return self.built.places
 
     @property
     def built(self) -> AsBuilt:
+        """Return the built module; raise `BadTask` if a second build gives another layout."""
         if self._built is None:
             module = build(self.task).to(self.device)
             places = tensors.places_of(module)
@@ -65,23 +73,26 @@ class Bench:
 
     @property
     def left_out(self) -> str:
-        """What of the module's state does not travel, in words."""
+        """Describe the module's state that is not sent; "" if there is none."""
         return tensors.left_out(self.built.module)
 
     def split(self, site: Site) -> Split:
+        """Return a site's data, read once."""
         if site not in self._splits:
             self._splits[site] = data.as_split(self.task.module.data(site))
         return self._splits[site]
 
     @cached_property
     def fresh(self) -> tuple[Vector, dict[str, int]]:
-        """The buffers and counters that the module was built with."""
+        """Return the buffers and counters with which the module was built."""
         module = self.built.module
         return tensors.read_buffers(module, self.places).copy(), tensors.read_counters(module, self.places)
 
     def set_up(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
-        """The module as the run's model; what is not given is as it was built, whatever it has done since."""
-        if self._in_use and self.built.changed():  # the order before this one failed or was withdrawn
+        """Set the module to the run's model; values that are not given become those of the build, whatever happened
+        since.
+        """
+        if self._in_use and self.built.changed():  # the previous request failed or was cancelled
             self._built = None
         self._in_use = True
         return self._filled(params, buffers, counters)
@@ -99,7 +110,7 @@ class Bench:
         return "training" if self.task.optional("train") is None else "train()"
 
     def require_unchanged(self, by: str) -> None:
-        """`BadTask` where frozen tensors or fixed buffers have changed; the module is then built again."""
+        """Raise `BadTask` if frozen tensors or fixed buffers have changed; the module is then built again."""
         changed, self._in_use = self.built.changed(), False
         if changed:
             self._built = None
@@ -120,9 +131,10 @@ class Bench:
         cancelled: Callable[[], bool] = never,
         clock: Clock = REAL,
     ) -> Done:
-        """Measuring comes before training: its figures are of the model as it was given.
+        """Execute a request and return its result.
 
-        `Cancelled` and `NotFinite` as they come; whatever the task's code raises passes through.
+        Evaluation precedes training, so its metrics are those of the given model. Raise `Cancelled` and `NotFinite`;
+        errors of the task's code pass through.
         """
         if order.first:
             first = first_model(self.task, order.key.a)
@@ -135,7 +147,7 @@ class Bench:
             )
             if order.train
             else None
-        )  # before any data are read: it refuses what nobody would carry out
+        )  # made before any data are read: it refuses keys that nothing carries out
         split, done = self.split(site), Done()
         module = self.set_up(params, buffers, order.counters)
         begun = clock.now()
@@ -159,7 +171,7 @@ class Bench:
 
 
 def require_alike(one: Places, other: Places) -> None:
-    """`BadTask` where two calls of model() gave other tensors, or other values of those that do not travel."""
+    """Raise `BadTask` if two calls of model() gave different tensors, or other values of tensors that are not sent."""
     if one != other:
         raise BadTask(
             "model() gives other tensors each time it is called",
@@ -169,7 +181,7 @@ def require_alike(one: Places, other: Places) -> None:
 
 
 def compute_device(wanted: str) -> str:
-    """`auto` is the first GPU there is; `BadUsage` for one that is not there."""
+    """Return the torch device: for `auto` the first GPU or the CPU; raise `BadUsage` if the device does not exist."""
     if wanted == "auto":
         apple = getattr(torch.backends, "mps", None)  # since torch 1.12
         return "cuda:0" if torch.cuda.is_available() else "mps" if apple and apple.is_available() else "cpu"
@@ -183,6 +195,6 @@ def compute_device(wanted: str) -> str:
 
 
 def use_threads(count: int, size: int = 0) -> None:
-    """So many torch threads; 0: one for a small model, else torch's own choice."""
+    """Set the number of torch threads; with 0, one for a small model, otherwise torch's own default."""
     if count or (size and size < SMALL):
         torch.set_num_threads(count or 1)

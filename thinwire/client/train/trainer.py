@@ -1,4 +1,4 @@
-"""Local training of a task: so many steps from the model that was given, in an order that a key decides."""
+"""Local training of a task: a number of steps from the given model, with batches in an order that a key decides."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 
 if TYPE_CHECKING:
-    Progress = Callable[[int, int], None]  # steps done, steps in all (0: not known)
+    Progress = Callable[[int, int], None]  # steps done, all steps (0: unknown)
 
 
-MAX_EXAMPLES = 1 << 53  # up to here a float counts exactly
+MAX_EXAMPLES = 1 << 53  # a float counts exactly up to this number
 
 
 class Trained(NamedTuple):
-    """What was done: `examples` weigh the change, `a` divides it, `loss` is (sum, count) over the batches seen.
+    """Counts of one training: `examples` weigh the update, `a` divides it, `loss` is (sum, count) over the batches.
 
-    `planned` are the steps of the whole work; 0: not known.
+    `planned` is the number of steps of the whole work; 0: unknown.
     """
 
     examples: int
@@ -52,12 +52,16 @@ class Trained(NamedTuple):
     planned: int = 0
 
 
-def nothing(done: int, total: int) -> None: ...
+def nothing(done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class TorchTrainer:
-    """Data order, dropout and augmentation depend on the key given to `train` alone."""
+    """Trains a torch module on one device.
+
+    Invariant: data order, dropout and augmentation depend on the key given to `train` alone.
+    """
 
     task: LoadedTask
     local: Local
@@ -87,7 +91,10 @@ class TorchTrainer:
         progress: Progress = nothing,
         cancelled: Callable[[], bool] = never,
     ) -> Trained:
-        """Train the module in place. `Cancelled` and `NotFinite` leave it half trained: nobody uses it then."""
+        """Train the module in place.
+
+        After `Cancelled` or `NotFinite` the module is half trained and must not be used.
+        """
         module.train()
         if self.local.buffers == "frozen":
             _hold_statistics(module)
@@ -97,9 +104,11 @@ class TorchTrainer:
             return self._steps(module, data, work, key, progress, cancelled)
 
     def _theirs(self, examples: Any) -> Trained:
-        """The whole loop was the task's: how its change scales with steps is not known, so it is taken as it is."""
+        """Return the counts of a task's own train(): its scaling with steps is unknown, so `a` is 1."""
         try:
-            seen = 0 if isinstance(examples, bool) else operator.index(examples)  # numpy's and torch's integers too
+            seen = (
+                0 if isinstance(examples, bool) else operator.index(examples)
+            )  # accepts integers of numpy and torch too
         except TypeError:
             seen = 0
         if not 0 < seen <= MAX_EXAMPLES:
@@ -150,7 +159,7 @@ class TorchTrainer:
             if self.slow_step_s:
                 self.clock.sleep(self.slow_step_s)
             if self.partial is not None:
-                float(loss.detach())  # a GPU's step has ended only then
+                float(loss.detach())  # waits until the GPU has finished the step
                 last, begun = begun, self.clock.now()
                 if self.partial.over(steps, begun - last):
                     break
@@ -161,19 +170,19 @@ class TorchTrainer:
         return Trained(examples, steps, counted.a, (summed, float(seen)), total)
 
     def _weight(self, size: int | None, seen: int, steps: int, wanted: int, total: int) -> int:
-        """The examples that weigh the change: all of the data's, where the work was not cut short."""
+        """Return the examples that weigh the update: all of the data's, unless the work was cut short."""
         if self.partial is None or steps == total or not size:
             return size or seen
         return weight(size, steps / wanted if wanted else seen / ((self.local.epochs or 1.0) * size))
 
     def _normaliser(self) -> Normaliser:
-        """The recurrence holds for SGD; of others every step counts as its share of the learning rate."""
+        """Return FedNova's normalizer for SGD; a step of any other optimizer counts by its learning rate."""
         if self.local.optimizer != "sgd":
             return Normaliser(lr=self.local.lr)
         return Normaliser(self.local.momentum, self.local.prox, self.local.lr)
 
     def _batches(self, data: Any, work: Work, key: Key) -> tuple[Iterator[Any], int]:
-        """The batches to train on, and the steps that they make (0: not known)."""
+        """Return the batches to train on, and the number of steps that they make (0: unknown)."""
         size, accumulate = work.batch, self.local.accumulate
         if isinstance(data, DataLoader) and self.local.batch not in (Local.batch, data.batch_size):
             raise BadTask(
@@ -199,13 +208,13 @@ class TorchTrainer:
         local = self.local
         if local.optimizer == "sgd" and self.device == "cpu":
             return Descent(params, local.lr, local.momentum, local.weight_decay)
-        if local.optimizer == "sgd":  # many parameters in one launch
+        if local.optimizer == "sgd":  # on a GPU: one kernel launch for many parameters
             return torch.optim.SGD(params, local.lr, local.momentum, weight_decay=local.weight_decay)
         if local.optimizer in ("adam", "adamw"):
             kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
             return kind(params, local.lr, weight_decay=local.weight_decay)
         own = self.task.optional("optimizer")
-        assert own is not None  # `ignored` has refused it
+        assert own is not None  # `ignored` has refused a task without one
         made = own(params, local)
         if not isinstance(made, torch.optim.Optimizer):
             raise BadTask(
@@ -230,13 +239,13 @@ class TorchTrainer:
 
 
 def _scale(optimizer: torch.optim.Optimizer | Descent, rates: Sequence[float], factor: float) -> None:
-    """Every group's learning rate as it was made, times the schedule's factor."""
+    """Set every group's learning rate to its initial rate times the schedule's factor."""
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = rate * factor
 
 
 def _hold_statistics(module: nn.Module) -> None:
-    """Layers with running statistics use those they have, as they will when the model is measured."""
+    """Switch layers with running statistics to evaluation, so that training uses the statistics of the given model."""
     for layer in module.modules():
         if getattr(layer, "running_mean", None) is not None:
             layer.eval()
@@ -253,7 +262,7 @@ def _differentiable(loss: torch.Tensor) -> torch.Tensor:
 
 
 def _groups(drawn: Iterator[Any], size: int, before: Callable[[int], None]) -> Iterator[list[Any]]:
-    """The batches of one step each; randomness is seeded anew before they are drawn."""
+    """Yield the batches of one step each; random generators are seeded again before each group is drawn."""
     for step in itertools.count():
         before(step)
         group = list(itertools.islice(drawn, size))
@@ -262,16 +271,13 @@ def _groups(drawn: Iterator[Any], size: int, before: Callable[[int], None]) -> I
         yield group
 
 
-# The losses of the batches that were trained on, as one sum.
-
-
-KEPT = 256  # losses that wait to be added
+KEPT = 256  # losses kept until they are added
 
 
 class Losses:
-    """Adds each loss times its batch's examples in float32, in their order, and many at a time.
+    """Sums the losses of the batches, each times its batch's examples, in float32 and in order, many at a time.
 
-    An addition between two steps of a small model costs several times one that follows another.
+    An addition between two steps of a small model costs several times as much as one that follows another addition.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -279,12 +285,13 @@ class Losses:
         self._waiting: list[tuple[torch.Tensor, int]] = []
 
     def add(self, loss: torch.Tensor, examples: int) -> None:
+        """Add the mean loss of a batch of `examples`."""
         self._waiting.append((loss.detach(), examples))
         if len(self._waiting) >= KEPT:
             self._add_up()
 
     def total(self) -> tuple[float, int]:
-        """(sum of losses times examples, examples)."""
+        """Return (sum of losses times examples, examples)."""
         self._add_up()
         return float(self._sum), self._examples
 

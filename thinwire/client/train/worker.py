@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 TELL_S = 0.5  # between two progress messages
 ENDS_S = 2.0  # time to finish after the client has closed the socket
 MOST_TEXT, MOST_TRACE = 2000, 64000
-FIRST_KILLED = (
-    "800"  # of 1000: when memory runs out, the kernel kills this process before the client, which restarts it
-)
+FIRST_KILLED = "800"  # of 1000: out of memory, the kernel kills this process before the client that restarts it
 
 
 def main(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Everything durable of an aggregator but its models: journal, read tables, orders, devices, logins, spool."""
+"""The aggregator's durable state except its models: journal, read tables, commands, devices, logins, spool."""
 
 from thinwire.store.audit import by_todays_name
 from thinwire.store.read_models import (

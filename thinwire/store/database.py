@@ -1,4 +1,10 @@
-"""Short transactions on one database, and its refusals in words."""
+"""The database: short transactions, error messages, column types, and one cache of compiled SQLite statements.
+
+SQLAlchemy compiles a statement once a process, however many SQLite databases the process opens: `OneSQLite` dialects
+are equal and share `WORDED`.
+
+Column types limit text and integers that may come from devices before the database sees them.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +47,24 @@ from sqlalchemy.util import LRUCache
 from thinwire.core.errors import DataLost, NotWritten, ThinwireError, Unreachable, UsageError
 from thinwire.core.statedir import disk_error, keep_private, require_its_database
 
-LOG_BYTES = 16 * 2**20  # of the write-ahead log that are kept after a long reader made it grow
+LOG_BYTES = 16 * 2**20  # size to which SQLite cuts the write-ahead log after a long reader made it grow
 WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
 EXAMPLE = "a file, or postgresql://USER@HOST/NAME"
-NO_MORE = ("database or disk is full", "disk I/O error", "readonly")  # SQLite's words for a disk that takes no more
-BUSY_S = 15.0  # how long a transaction waits for another process's; ours take milliseconds
+NO_MORE = (
+    "database or disk is full",
+    "disk I/O error",
+    "readonly",
+)  # SQLite's messages for a disk that accepts no writes
+BUSY_S = 15.0  # longest wait for another process's transaction; ours take milliseconds
 
 
 class Database:
-    """An engine with two ways in. Any thread may use it; within a process writers queue up here, not in SQLite.
+    """An engine with a way to read and a way to write. Any thread may use it.
 
-    A transaction that raises leaves nothing behind. What the disk or the server refuses comes out as `DataLost`,
-    or as `Unreachable` for a server that does not answer.
+    Within a process, writers wait for each other here, not in SQLite.
+
+    Invariant: a transaction that raises changes nothing. An error of the disk raises `DataLost`; a server that does not
+    answer raises `Unreachable`.
     """
 
     def __init__(self, url: URL, read_only: bool, durable: bool = True) -> None:
@@ -60,19 +72,19 @@ class Database:
         self.engine = _engine(url, read_only, durable)
         self._writers = threading.RLock()
         self._for_reading = self.engine
-        if not self.sqlite:  # SQLite's readers have one view from their BEGIN on
+        if not self.sqlite:  # in SQLite a reader has one view from its BEGIN on
             self._for_reading = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._for_writing = self.engine.execution_options(thinwire_write=True)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One consistent view for a few quick reads."""
+        """Open a transaction with one consistent view, for a few quick reads."""
         with self._in_words(), self._for_reading.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
-        """All of it durable at the end, or none of it."""
+        """Open a transaction whose writes are all durable at the end, or none of them."""
         if self.read_only:
             raise DataLost(f"cannot write {self.name}", why="it was opened for reading only")
         with self._in_words(), self._writers, self._for_writing.begin() as connection:
@@ -85,9 +97,11 @@ class Database:
 
     @property
     def sqlite(self) -> bool:
+        """Return True if this is SQLite."""
         return self.url.get_backend_name() == "sqlite"
 
     def close(self) -> None:
+        """Close all connections."""
         self.engine.dispose()
 
     @contextlib.contextmanager
@@ -117,7 +131,10 @@ class Database:
 
 
 def database_url(path_or_url: str | Path) -> URL:
-    """`postgresql://...` or `sqlite:///FILE` as it is; anything without `://` is a SQLite file."""
+    """Return a `postgresql://...` or `sqlite:///FILE` URL; text without `://` names a SQLite file.
+
+    Raise `UsageError` for a URL that is invalid or not supported.
+    """
     if "://" not in str(path_or_url):
         return URL.create("sqlite", database=str(Path(path_or_url).absolute()))
     try:
@@ -151,7 +168,7 @@ def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
 
 
 def _private_file(path: Path) -> None:
-    """SQLite gives its side files the mode of this one."""
+    """Create the file with mode 0600; SQLite gives its side files the same mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         keep_private(path)
@@ -160,7 +177,7 @@ def _private_file(path: Path) -> None:
 
 
 def _reader(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # the driver would begin by itself, and too late for a reader's one view
+    connection.isolation_level = None  # the driver would begin by itself, too late for a reader's single view
     connection.execute("PRAGMA foreign_keys=ON")
 
 
@@ -169,7 +186,7 @@ def _writer(connection: sqlite3.Connection, _record: object) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
     until = time.monotonic() + BUSY_S
-    while True:  # readers and the writer do not wait for each other; only this switch does, and SQLite not for it
+    while True:  # only this switch needs all others to wait, and SQLite's own timeout does not cover it
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             return
@@ -180,31 +197,31 @@ def _writer(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _passing(connection: sqlite3.Connection, _record: object) -> None:
-    """What its process removes: the system may write it when it likes."""
+    """Configure a database that its process removes: nothing is synced."""
     _reader(connection, _record)
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA journal_mode=MEMORY")
 
 
 def _begin(connection: Connection) -> None:
-    """A writer takes its turn at once: one that began as a reader could be refused when it first writes."""
+    """Begin a transaction; a writer takes the lock at once.
+
+    A transaction that begins as a reader could be refused at its first write.
+    """
     writes = connection.get_execution_options().get("thinwire_write", False)
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-    elif writes:  # one writer at a time here too: a journal's numbers rise in the order of commits
+    elif writes:  # one writer at a time here too: the journal's seq rises in the order of commits
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
 
 
-# SQLite's statements are put into words once a process, however many databases it opens, one after the other.
-
-
 DRIVER = "sqlite+thinwire"
-WORDED: LRUCache[Any, Any] = LRUCache(500)  # as many as SQLAlchemy keeps of one engine; the engines' `compiled_cache`
+WORDED: LRUCache[Any, Any] = LRUCache(500)  # shared by all engines; SQLAlchemy's own size for one engine
 registry.register("sqlite.thinwire", __name__, "OneSQLite")
 
 
 class OneSQLite(SQLiteDialect_pysqlite):
-    """Any is as good as another: what was worded for one database is found again by the next."""
+    """The SQLite dialect; all its instances are equal, so a statement compiled for one database serves the next."""
 
     supports_statement_cache = True
 
@@ -215,11 +232,8 @@ class OneSQLite(SQLiteDialect_pysqlite):
         return hash(OneSQLite)
 
 
-# What columns hold: text and integers that may come from strangers are made to fit before a database sees them.
-
-
 LARGEST = 2**63 - 1
-LONGEST = 4000  # letters; the journal has all of it
+LONGEST = 4000  # letters; the journal keeps the whole text
 
 
 class Words(TypeDecorator[str]):
@@ -233,18 +247,20 @@ class Words(TypeDecorator[str]):
         self.longest = longest
 
     def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
+        """Return the text as it is stored."""
         if value is None:
             return None
         return value[: self.longest].encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 class Whole(TypeDecorator[int]):
-    """An integer that may come from a device: held at the ends of 64 bits."""
+    """An integer that may come from a device: clamped to 64 bits."""
 
     impl = BigInteger
     cache_ok = True
 
     def process_bind_param(self, value: int | None, _dialect: Dialect) -> int | None:
+        """Return the integer as it is stored."""
         return None if value is None else max(-LARGEST, min(LARGEST, value))
 
 
@@ -252,7 +268,7 @@ Counter = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only 
 
 
 class Base(DeclarativeBase):
-    """All tables; names of indexes and constraints are the same on every database."""
+    """The base of all tables; names of indexes and constraints are the same on every database."""
 
     metadata = MetaData(
         naming_convention={

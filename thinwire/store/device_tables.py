@@ -1,4 +1,4 @@
-"""What is kept of devices and people: who may reach us and by what, who did what to whom, and what was ordered."""
+"""Tables of devices and users: enrolled devices, invitations, the audit log, refusals, commands and logins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from thinwire.store.database import Base, Counter, Words
 
 
 class Device(Base):
-    """Who may reach us. `change` counts all changes of approval: its maximum tells a cache that it is old."""
+    """An enrolled device. `change` numbers all changes of approval: its maximum tells a cache that it is out of
+    date.
+    """
 
     __tablename__ = "devices"
 
@@ -23,13 +25,16 @@ class Device(Base):
     created_at: Mapped[float]
     change: Mapped[int] = mapped_column(index=True)
     online: Mapped[bool] = mapped_column(default=False)
-    seen_at: Mapped[float | None]  # since when it is there, or was
-    heard_at: Mapped[float | None]  # of one that is not online: when it was last heard of, where that is known
+    seen_at: Mapped[float | None]  # start of the current or last connection
+    heard_at: Mapped[float | None]  # last contact of an offline device; null if unknown
     hello: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 
 class Invitation(Base):
-    """A secret that lets one key in, once; only its SHA-256 is here. `name`: the one that it is good for, "" any."""
+    """A secret with which one key may enroll, once.
+
+    The table holds only the SHA-256 of the secret. `name` is the device name for which it is valid, "" for any.
+    """
 
     __tablename__ = "invitations"
 
@@ -47,7 +52,7 @@ class Invitation(Base):
 
 
 class Action(Base):
-    """Who did what to a device's row, and when: only ever added to."""
+    """The audit log: an action on a device's row, its actor and its time. Rows are only added."""
 
     __tablename__ = "device_actions"
 
@@ -60,7 +65,7 @@ class Action(Base):
 
 
 class Note(Base):
-    """What the door refused, with the reason that it did not say outside; the newest thousand."""
+    """A refusal of the device API with its reason, which the reply did not contain; the last thousand are kept."""
 
     __tablename__ = "door_notes"
 
@@ -73,7 +78,7 @@ class Note(Base):
 
 
 class Command(Base):
-    """What a person ordered and what came of it: the queue and the audit log in one."""
+    """A user's command and its result: command queue and audit log in one."""
 
     __tablename__ = "commands"
 
@@ -88,7 +93,7 @@ class Command(Base):
 
 
 class Login(Base):
-    """A code that opens one session, once."""
+    """A code that opens one session of the dashboard, once."""
 
     __tablename__ = "logins"
 
@@ -98,6 +103,8 @@ class Login(Base):
 
 
 class Session(Base):
+    """An open session of the dashboard."""
+
     __tablename__ = "sessions"
 
     token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)

@@ -1,8 +1,10 @@
-"""What is kept of runs: one journal that is only ever added to, and tables to read that follow from it.
+"""Tables of runs: one append-only journal, and the read tables that follow from it.
 
-`runs`, `rounds`, `updates` and `clients` are projections of the journal (store/projection.py): they are written in
-the transaction that appends the events, so at every commit they say what the journal says. Sums of bytes are kept
-in them, never added up on reading. What is known of devices and people stands in store/device_tables.py.
+`runs`, `rounds`, `updates` and `clients` are projections of the journal (store/projection.py). Sums of bytes are stored
+in them and never added up on reading. Tables of devices and users are in store/device_tables.py.
+
+Invariant: a projection is written in the transaction that appends its events, so at every commit it agrees with the
+journal.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def _run() -> Mapped[str]:
 
 
 class Traffic:
-    """Bytes both ways: `payload` in frames, `wire` on the devices' sockets (null where no wire is)."""
+    """Columns of bytes in both directions: `payload` in frames, `wire` on the devices' sockets (null without a
+    network).
+    """
 
     payload_up: Mapped[int] = mapped_column(default=0)
     payload_down: Mapped[int] = mapped_column(default=0)
@@ -29,7 +33,7 @@ class Traffic:
 
 
 class Outcomes:
-    """How many asks ended in each way; what is still out is `asked` less all others."""
+    """Columns that count assignments by outcome; the pending ones are `asked` minus all others."""
 
     folded_count: Mapped[int] = mapped_column(default=0)
     late: Mapped[int] = mapped_column(default=0)
@@ -38,10 +42,12 @@ class Outcomes:
 
 
 class Run(Traffic, Outcomes, Base):
+    """A run: its plan, status, models, metrics and sums."""
+
     __tablename__ = "runs"
     __table_args__ = (UniqueConstraint("task", "task_number"),)
 
-    number: Mapped[int] = mapped_column(Counter, primary_key=True)  # the order in which runs were made
+    number: Mapped[int] = mapped_column(Counter, primary_key=True)  # order of creation
     run_id: Mapped[str] = mapped_column(String(80), unique=True)
     task: Mapped[str] = mapped_column(String(63))
     task_number: Mapped[int]
@@ -63,17 +69,21 @@ class Run(Traffic, Outcomes, Base):
     model_file: Mapped[str] = mapped_column(default="")
     best_version: Mapped[int | None]
     best_value: Mapped[float | None]
-    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)  # newest
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of the version evaluated last
     metrics0: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of the initial model
     spread0: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # of those metrics
-    dense_up: Mapped[int] = mapped_column(default=0)  # what the same exchange takes in plain float32
+    clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # clipped values of `metrics`
+    dense_up: Mapped[int] = mapped_column(default=0)  # bytes of the same transfers in plain float32
     dense_down: Mapped[int] = mapped_column(default=0)
-    notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # sentences for who follows it
+    notes: Mapped[list[Any]] = mapped_column(
+        default=list, server_default="[]"
+    )  # sentences for users who follow the run
     identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
 
 
 class Round(Traffic, Outcomes, Base):
+    """A round of a run: its decisions, its result and its sums."""
+
     __tablename__ = "rounds"
 
     run_id: Mapped[str] = _run()
@@ -100,15 +110,21 @@ class Round(Traffic, Outcomes, Base):
     spread: Mapped[dict[str, Any]] = mapped_column(default=dict)
     clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"means", "clients"}
     train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    ignored: Mapped[int] = mapped_column(default=0, server_default="0")  # metrics that few of its updates carried
+    ignored: Mapped[int] = mapped_column(
+        default=0, server_default="0"
+    )  # number of metrics that too few updates carried
     spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    away: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # [from, to] without an aggregator
-    missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # that the run's clock did not count
+    away: Mapped[list[Any]] = mapped_column(
+        default=list, server_default="[]"
+    )  # downtimes of the aggregator, [from, to]
+    missed_s: Mapped[float] = mapped_column(
+        default=0.0, server_default="0"
+    )  # seconds that the run's clock did not count
     slowest: Mapped[str] = mapped_column(default="")
 
 
 class Client(Traffic, Outcomes, Base):
-    """One device's part in one run."""
+    """A device's part in one run."""
 
     __tablename__ = "clients"
 
@@ -116,19 +132,19 @@ class Client(Traffic, Outcomes, Base):
     device: Mapped[str] = mapped_column(String(63), primary_key=True, index=True)
     asked: Mapped[int] = mapped_column(default=0)
     arrived: Mapped[int] = mapped_column(default=0)
-    sequence: Mapped[int] = mapped_column(default=0)  # the highest that was seen
+    sequence: Mapped[int] = mapped_column(default=0)  # the highest received
     last_outcome: Mapped[str] = mapped_column(default="")
     last_at: Mapped[float | None]
 
 
 class Update(Traffic, Base):
-    """One ask, and what came of it."""
+    """An assignment and its outcome."""
 
     __tablename__ = "updates"
     __table_args__ = (Index(None, "run_id", "update_id"), Index(None, "run_id", "round"))
 
     run_id: Mapped[str] = _run()
-    ask_id: Mapped[str] = mapped_column(Words(255), primary_key=True)  # a late answer brings its own
+    ask_id: Mapped[str] = mapped_column(Words(255), primary_key=True)  # a late reply brings its own
     round: Mapped[int] = mapped_column(Integer)
     device: Mapped[str] = mapped_column(String(63))
     update_id: Mapped[str] = mapped_column(default="")
@@ -137,11 +153,13 @@ class Update(Traffic, Base):
     late_answer: Mapped[bool] = mapped_column(default=False)
     folded_round: Mapped[int | None] = mapped_column(Integer)
     staleness: Mapped[int] = mapped_column(default=0)
-    asked_why: Mapped[str] = mapped_column(default="", server_default="")  # of one in the middle of its round
+    asked_why: Mapped[str] = mapped_column(
+        default="", server_default=""
+    )  # reason of an assignment in the middle of its round
     instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
     work_reason: Mapped[str] = mapped_column(default="", server_default="")
     asked_at: Mapped[float | None]
-    taken_at: Mapped[float | None]  # first; `pulled_at` is the last time
+    taken_at: Mapped[float | None]  # first delivery; `pulled_at` is the last one
     pulled_at: Mapped[float | None]
     began_at: Mapped[float | None]
     arrived_at: Mapped[float | None]
@@ -159,14 +177,14 @@ class Update(Traffic, Base):
     state_lost: Mapped[str] = mapped_column(default="", server_default="")
     requests: Mapped[int] = mapped_column(default=0)
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    clipped: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # of those
+    clipped: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # clipped names of `metrics`
 
 
 class Measure(Base):
-    """What is known of a device over all runs: the last samples of one kind, and what they come to.
+    """The last samples of one kind for a device over all runs, and their percentiles.
 
-    `work` is the model and batch that its speed is for, "" for its link. `p50` and `p90` are bits/s of `down` and `up`,
-    steps of `pass`, seconds of the others; null while the samples do not say.
+    `work` is the model and batch that a speed refers to, "" for a link. `p50` and `p90` are in bits/s for `down` and
+    `up`, in steps for `pass`, and in seconds for all others; null if the samples do not suffice.
     """
 
     __tablename__ = "measures"
@@ -181,7 +199,7 @@ class Measure(Base):
 
 
 class Journal(Base):
-    """Every event of every run, and of the devices (with no run), in the order in which they became durable."""
+    """Every event of every run, and of the devices (without a run), in the order in which they became durable."""
 
     __tablename__ = "journal"
     __table_args__ = (Index(None, "run_id", "seq"),)

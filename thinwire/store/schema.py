@@ -1,4 +1,4 @@
-"""Which version of the tables a database has, and how it becomes the newest one."""
+"""Schema versions of the database: creating and upgrading the tables, and copying a SQLite file before an upgrade."""
 
 from __future__ import annotations
 
@@ -17,26 +17,33 @@ from thinwire.core.statedir import disk_error, sync_folder
 from thinwire.store.database import Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-_UPGRADING = threading.Lock()  # Alembic keeps what it works on in a global
-_made: dict[str, list[str]] = {}  # by revision, the statements that make an empty database one of it
+_UPGRADING = threading.Lock()  # Alembic keeps its context in a global
+_made: dict[str, list[str]] = {}  # revision -> the statements that create its tables in an empty database
 
 
 def revisions() -> list[str]:
-    """All that this program knows, oldest first: a migration's file is named by its revision, which are numbers."""
+    """Return all revisions that this program knows, oldest first.
+
+    Revisions are numbers, and a migration's file name begins with its revision.
+    """
     return sorted(path.name.split("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
 
 
 def prepare(database: Database, upgrade: bool) -> None:
-    """Make the tables where there are none; an older database becomes the newest one only if `upgrade`.
+    """Create the tables if there are none; upgrade an older database only if `upgrade` is set.
 
-    Several processes may do this at the same time; killed on its way, it has done nothing. A SQLite file is copied to
-    `FILE.before-REVISION` first. `DataLost` when it cannot be done: the database is then as it was.
+    Several processes may call this at the same time. A SQLite file is copied to `FILE.before-REVISION` first. Raise
+    `DataLost` if the database cannot be prepared.
+
+    Invariant: after an error or a kill the database is as it was.
     """
     with database.reading() as connection:
         found = revision(database, connection)
     if found == revisions()[-1]:
         if not database.read_only:
-            with database.writing() as connection:  # a disk that refuses shows it here, not in the middle of a round
+            with (
+                database.writing() as connection
+            ):  # a disk that accepts no writes fails here, not in the middle of a round
                 connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
         return
     if database.read_only or not (upgrade or found is None):
@@ -54,7 +61,10 @@ def prepare(database: Database, upgrade: bool) -> None:
 
 
 def _make(database: Database, connection: Connection) -> None:
-    """The migrations say what an empty database becomes; for SQLite they are asked once a process, and then copied."""
+    """Create the tables by running the migrations.
+
+    For SQLite this happens once a process; further databases get the same statements.
+    """
     newest = revisions()[-1]
     for statement in _made.get(newest, []) if database.sqlite else []:
         connection.exec_driver_sql(statement)
@@ -66,14 +76,17 @@ def _make(database: Database, connection: Connection) -> None:
 
 
 def _upgrade(database: Database, connection: Connection, found: str) -> None:
-    """Nobody else writes meanwhile: the copy, which is read beside our transaction, is what the upgrade begins from."""
+    """Upgrade in one transaction, which excludes other writers.
+
+    So the copy, which is read outside this transaction, has the same content as the database before the upgrade.
+    """
     copy = ""
     if database.sqlite:
         path = Path(database.name)
         copy = str(copy_file(path, path.with_name(f"{path.name}.before-{revisions()[-1]}")))
     try:
         migrate(connection)
-    except Exception as error:  # whatever a migration stumbles over, what it had begun is rolled back
+    except Exception as error:  # a migration may raise anything; the transaction is rolled back
         said = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
         raise DataLost(
             f"{database.name} could not be upgraded and is as it was",
@@ -83,7 +96,7 @@ def _upgrade(database: Database, connection: Connection, found: str) -> None:
 
 
 def migrate(connection: Connection, to: str = "head") -> None:
-    """Run the migrations in the transaction that `connection` is in."""
+    """Run the migrations in the transaction of `connection`."""
     from alembic import command
     from alembic.config import Config
 
@@ -95,7 +108,7 @@ def migrate(connection: Connection, to: str = "head") -> None:
 
 
 def revision(database: Database, connection: Connection) -> str | None:
-    """The database's revision, None for an empty one; refuses one that is newer, or another program's."""
+    """Return the database's revision, or None if it is empty; refuse a newer one, and another program's."""
     tables = set(inspect(connection).get_table_names())
     if "alembic_version" not in tables:
         if tables:
@@ -111,11 +124,11 @@ def revision(database: Database, connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
-# A copy of a SQLite file that others may be writing to: whole, as of one moment, durable before it has its name.
-
-
 def copy_file(source: Path, target: Path) -> Path:
-    """SQLite's backup of `source` as `target` (0600, replaced when it is there); `DataLost` leaves `target` alone."""
+    """Copy a SQLite file to which others may be writing: whole, as of one moment, and durable before it has its name.
+
+    `target` gets mode 0600 and is replaced if it exists. Raise `DataLost` on an error, which leaves `target` unchanged.
+    """
     draft = target.with_name(f".{target.name}.draft")
     try:
         draft.unlink(missing_ok=True)
@@ -136,7 +149,7 @@ def copy_file(source: Path, target: Path) -> Path:
 
 
 def check_file(path: Path) -> None:
-    """`DataLost` unless SQLite finds the whole file consistent; it is opened so that nothing is made beside it."""
+    """Raise `DataLost` unless SQLite finds the whole file consistent; no side files are created."""
     try:
         with contextlib.closing(sqlite3.connect(_address(path, "mode=ro&immutable=1"), uri=True)) as opened:
             found = opened.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -152,7 +165,7 @@ def _back_up(source: Path, draft: Path) -> None:
         contextlib.closing(sqlite3.connect(draft)) as ours,
     ):
         theirs.backup(ours)
-        ours.execute("PRAGMA journal_mode=DELETE")  # one file: what was read in its log is in it now
+        ours.execute("PRAGMA journal_mode=DELETE")  # one file: the content of the log moves into it
     check_file(draft)
     descriptor = os.open(draft, os.O_RDWR)
     try:

@@ -55,6 +55,7 @@ class Iid:
     """Parts of equal size (up to one example), drawn independently of the labels."""
 
     def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        """Return a random permutation in equal parts."""
         order = _draw(seed, "iid").permutation(len(_first(keyed)))
         return [np.sort(part).astype(np.int64) for part in np.array_split(order, count)]
 
@@ -68,6 +69,7 @@ class Dirichlet:
     alpha: float
 
     def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        """Return parts by each label's drawn shares."""
         labels, draw = _first(keyed), _draw(seed, "dirichlet")
         parts: list[list[int]] = [[] for _ in range(count)]
         for label in np.unique(labels):
@@ -92,6 +94,7 @@ class By:
     key: str
 
     def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        """Return parts of whole groups, the largest group first, each added to the smallest part."""
         if self.key not in keyed:
             known = ", ".join(keyed)
             raise BadUsage(
@@ -120,6 +123,7 @@ class Shards:
     each: int
 
     def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
+        """Return parts of `each` shards."""
         labels = _first(keyed)
         if len(labels) < FEWEST * self.each * count:
             raise BadTask(

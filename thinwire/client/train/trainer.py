@@ -106,9 +106,7 @@ class TorchTrainer:
     def _theirs(self, examples: Any) -> Trained:
         """Return the counts of a task's own train(): its scaling with steps is unknown, so `a` is 1."""
         try:
-            seen = (
-                0 if isinstance(examples, bool) else operator.index(examples)
-            )  # accepts integers of numpy and torch too
+            seen = 0 if isinstance(examples, bool) else operator.index(examples)  # also numpy's and torch's ints
         except TypeError:
             seen = 0
         if not 0 < seen <= MAX_EXAMPLES:

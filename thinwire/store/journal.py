@@ -1,4 +1,8 @@
-"""The journal as it is read: what happened, in the order in which it became durable."""
+"""The journal: appending a run's events and reading them, in the order in which they became durable.
+
+`Recorder` is the only way in which a run's facts become durable. Invariant: journal, read tables and measurements are
+written in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from thinwire.store.run_tables import Journal, Run
 
 
 def events(database: Database, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
-    """(seq, event) of one run, or with None of the devices, behind `after`."""
+    """Return (seq, event) with seq above `after`, of one run or, with None, of the devices."""
     wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id, Journal.seq > after)
     with database.reading() as connection:
         rows = connection.execute(wanted.order_by(Journal.seq).limit(limit)).all()
@@ -37,7 +41,9 @@ def events(database: Database, run_id: str | None, after: int = 0, limit: int | 
 
 
 def head_taken(database: Database, run_id: str) -> HeadTaken | None:
-    """Of a run whose asks go ahead: which round became the first in the line last, and when; looks from the end on."""
+    """Return the event by which the current round of a pipelined run became current, or None; the search starts at
+    the end.
+    """
     wanted = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == HeadTaken.__name__)
     with database.reading() as connection:
         body = connection.scalar(wanted.order_by(Journal.seq.desc()).limit(1))
@@ -45,9 +51,11 @@ def head_taken(database: Database, run_id: str) -> HeadTaken | None:
 
 
 def gone(database: Database, seq: int, at: float, now: float) -> tuple[float, float]:
-    """When the aggregator that wrote event `seq` at `at` was last alive, as the next one to start found it, which the
-    order of the journal tells; and by how much the clock is known to have been set since. One that is said to have been
-    alive after `now`, nobody knows why, was so at its last event, or later.
+    """Return (last_alive_at, clock_step_s) of the aggregator process that wrote event `seq` at time `at`.
+
+    `last_alive_at` comes from the first `AggregatorStarted` after `seq`, or is `at` if there is none. If it lies after
+    `now`, an unknown cause has set the clock, and `at` is returned as a lower bound. `clock_step_s` is the sum of all
+    known steps of the wall clock since.
     """
     wanted = (
         select(Journal.body)
@@ -57,7 +65,9 @@ def gone(database: Database, seq: int, at: float, now: float) -> tuple[float, fl
     with database.reading() as connection:
         starts = [AggregatorStarted(**body) for body in connection.scalars(wanted.where(Journal.seq > seq))]
     found = max(at, starts[0].gone_at) if starts else at
-    set_since = {start.gone_at: start.set_by_s for start in starts}  # one that died before its first beat set nothing
+    set_since = {
+        start.gone_at: start.set_by_s for start in starts
+    }  # a process that died before its first heartbeat measured no step
     set_by_s = sum(set_since.values())
     return (at if at <= now < found + set_by_s - SLACK_S else found), set_by_s
 
@@ -66,31 +76,31 @@ _LAST = select(func.coalesce(func.max(Journal.seq), 0))
 
 
 def last_seq(database: Database, run_id: str | None = None) -> int:
-    """The newest event's number, of one run or of all; 0 before the first."""
+    """Return the latest event's number, of one run or of all; 0 before the first event."""
     wanted = _LAST if run_id is None else _LAST.where(Journal.run_id == run_id)
     with database.reading() as connection:
         return int(connection.scalar(wanted) or 0)
 
 
-# The one way in which a run's facts become durable: journal and read tables in the same transaction.
-
-
-GATHERED_S = 0.5  # as long as whoever watches a simulation may wait for what happened
+GATHERED_S = 0.5  # longest delay of events for a user who watches a simulation
 
 
 class Recorder:
-    """Appends events. After `record` returned they survive a power cut; when it raises, none of them happened."""
+    """Appends events.
+
+    Invariant: when `record` returns, its events survive a power cut; when it raises, none of them is recorded.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._facts: dict[str, Facts] = {}
-        self._gathered: dict[str, list[Event]] = {}  # run -> its events that `gathering` has not written yet
-        self._noted: dict[str, list[Event]] = {}  # run -> what waits for its next record
-        self._written_at: dict[str, float] = {}  # run -> when its gathered events were written last
+        self._gathered: dict[str, list[Event]] = {}  # run -> events that `gathering` has not written yet
+        self._noted: dict[str, list[Event]] = {}  # run -> events that wait for its next record
+        self._written_at: dict[str, float] = {}  # run -> time of the last write of its gathered events
 
     @contextlib.contextmanager
     def gathering(self, run_id: str) -> Iterator[None]:
-        """Write this run's events together, every GATHERED_S seconds: nobody resumes it after a crash."""
+        """Write this run's events together every GATHERED_S seconds, for a run that nobody resumes after a crash."""
         self._gathered[run_id] = []
         try:
             yield
@@ -99,18 +109,20 @@ class Recorder:
             self.record(run_id, self._gathered.pop(run_id))
 
     def note(self, run_id: str, events: Sequence[Event]) -> None:
-        """Keep what decides nothing until `record` writes it with something that does, or with nothing."""
+        """Keep events that decide nothing until the run's next `record`, or until `record_noted`."""
         self._noted.setdefault(run_id, []).extend(events)
 
     def record_noted(self) -> None:
-        """Write what was noted of all runs; what cannot be written stays noted, as it does when `record` raises."""
+        """Write the noted events of all runs; events that cannot be written stay noted, as they do when `record`
+        raises.
+        """
         for run_id in list(self._noted):
             self.record(run_id, ())
 
     def record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
-        """Append a run's events, what was noted of it first; show what they say, and keep what its answers measured.
+        """Append a run's noted events, then `events`; apply them to the read tables, and store the measurements.
 
-        Raises `DataLost`.
+        Raise `DataLost` if the database cannot be written.
         """
         if (gathered := self._gathered.get(run_id)) is not None:
             gathered += events
@@ -132,7 +144,7 @@ class Recorder:
         self._noted.pop(run_id, None)
 
     def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
-        """A device came or went: journalled with no run, and shown as online or not."""
+        """Journal that a device has connected or disconnected, and set its online state."""
         if online := isinstance(event, DeviceJoined):
             heard = {"seen_at": event.at}
         else:
@@ -142,12 +154,14 @@ class Recorder:
             connection.execute(update(Device).where(Device.name == event.device), {"online": online, **heard})
 
     def record_restart(self, at: float, gone_at: float, set_by_s: float) -> None:
-        """A new life of the aggregator: whoever was online is not, until it comes again."""
+        """Journal the start of the aggregator, and set every device offline until it registers again."""
         with self._database.writing() as connection:
             connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, gone_at, set_by_s)))
             online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
             if online:
-                heard_at = min(gone_at + set_by_s, at) if gone_at else 0.0  # it was there until nobody was to hear it
+                heard_at = (
+                    min(gone_at + set_by_s, at) if gone_at else 0.0
+                )  # the device was online until the aggregator ended
                 left = [_row(None, DeviceLeft(at, name, "the aggregator started anew", heard_at)) for name in online]
                 connection.execute(_JOURNAL, left)
                 there = update(Device).where(Device.online.is_(True))
@@ -162,7 +176,7 @@ class Recorder:
 
 
 def _ends(events: Sequence[Event]) -> bool:
-    """Whether something is over, and is to be seen at once."""
+    """Return True if a round or a run has ended, which must be visible at once."""
     return any(
         isinstance(e, RoundClosed) or (isinstance(e, RunStatusChanged) and e.status != "running") for e in events
     )

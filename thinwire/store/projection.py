@@ -1,8 +1,8 @@
-"""From events to the tables that are read: what the journal says, laid out to be shown.
+"""The projection of the journal: applies events to the read tables.
 
-A law: after any number of events each count and each sum of bytes in `rounds`, `clients` and `runs` equals that
-over the rows of `updates`; a run's bytes have beside them those of measuring its last model. An event that tells
-nothing new (a fold repeated after a restart) changes nothing.
+Invariants: after any number of events, each count and each sum of bytes in `rounds`, `clients` and `runs` equals the
+sum over the rows of `updates`. A run's bytes also include those of evaluating its last model. An event without news (an
+update aggregated again after a restart) changes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOMENTS = {"running": "started_at", "done": "finished_at", "failed": "finished_a
 
 @dataclass(frozen=True)
 class Facts:
-    """What never changes about a run."""
+    """The constants of a run."""
 
     run_id: str
     size: int
@@ -53,7 +53,7 @@ class Facts:
 
 @dataclass
 class Projection:
-    """The events of one transaction, with those of asks (store/projection.py); `finish` writes what they add up to."""
+    """Applies the events of one transaction; `finish` writes the changes."""
 
     connection: Connection
     facts: Facts
@@ -65,6 +65,7 @@ class Projection:
         self.asks = Asks(self.connection, self.facts.run_id, self.facts.size, self.sums)
 
     def apply(self, event: Event) -> None:
+        """Apply one event."""
         match event:
             case RunStatusChanged():
                 self._status(event)
@@ -87,6 +88,7 @@ class Projection:
                 self.asks.apply(event)
 
     def finish(self) -> None:
+        """Write all changes to the tables."""
         self.asks.rows.write()
         self.sums.write()
 
@@ -99,10 +101,10 @@ class Projection:
     def _status(self, event: RunStatusChanged) -> None:
         self._run(status=event.status, status_text=event.text, exit_code=event.exit_code)
         if moment := MOMENTS.get(event.status):
-            self.sums.of_run.setdefault(moment, event.at)  # the first one counts
+            self.sums.of_run.setdefault(moment, event.at)  # the first time stays
 
     def _noted(self, text: str, instead_of: str = "") -> None:
-        """One sentence more; the last one counts of those that begin alike."""
+        """Add a note to the run; a note replaces earlier ones that begin with `instead_of`."""
         known = self.sums.of_run.get("notes")
         if known is None:
             known = self.connection.scalar(select(Run.notes).where(Run.run_id == self.facts.run_id)) or []
@@ -129,7 +131,7 @@ class Projection:
         self.sums.opened.append(row)
 
     def _taken_up(self, event: RoundTakenUp) -> None:
-        """Nobody was there for a while in the middle of this round."""
+        """Add a downtime of the aggregator to the open round."""
         known = self.sums.told_of(event.round).get("away")
         if known is None:
             where = (Round.run_id == self.facts.run_id, Round.round == event.round)
@@ -146,7 +148,7 @@ class Projection:
             seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,
             ignored=event.ignored,
         )  # fmt: skip
-        if event.names or event.ignored:  # neither stands in older journals
+        if event.names or event.ignored:  # older journals have neither
             self.asks.forget_metrics(event)
         self.sums.run["rounds_closed"] += 1
 
@@ -176,17 +178,15 @@ _NO_CHECKPOINT = delete(Checkpoint).where(
 )
 
 
-# From the events of asks to their rows in `updates`: what was asked, what came of it, and in which round it counts.
-#
-# Each change of a row is counted in the sums of its round, its client and its run at once.
-
-
 FLOAT_BYTES = 4
 
 
 @dataclass
 class Asks:
-    """Those of one transaction, which `rows` writes. `size`: the model's, in values."""
+    """Applies the events of assignments to `updates`, and counts each change in the sums of its round, client and run.
+
+    `size` is the number of the model's values. `rows` writes the rows.
+    """
 
     connection: Connection
     run_id: str
@@ -198,7 +198,7 @@ class Asks:
         self.rows = Rows(self.connection, self.run_id)
 
     def apply(self, event: Event) -> None:
-        """Take in an event, if it is one of an ask."""
+        """Apply an event if it belongs to an assignment."""
         match event:
             case ClientAsked():
                 self._asked(event)
@@ -229,7 +229,7 @@ class Asks:
         self.sums.run["dense_down"] += dense
 
     def _asked_since(self, event: ClientAsked) -> None:
-        """Asked in the middle of its round: it stands among the round's others from then on."""
+        """Add a device that was selected in the middle of its round to the round's devices."""
         known = self.sums.told_of(event.round)
         if "asked" not in known:
             where = (Round.run_id == self.run_id, Round.round == event.round)
@@ -243,12 +243,15 @@ class Asks:
     def _asked_in_full(self, event: AskedInFull) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         where = (Update.run_id == self.run_id, Update.ask_id == event.ask_id)
-        self.rows.write()  # the row may be of this transaction
-        more = {"payload_down": Update.payload_down + event.payload_bytes, "taken_at": None}  # it was not gone
+        self.rows.write()  # the row may have been added in this transaction
+        more = {
+            "payload_down": Update.payload_down + event.payload_bytes,
+            "taken_at": None,
+        }  # the device could not use the first delivery
         self.connection.execute(update(Update).where(*where).values(more))
 
     def _taken(self, event: AskTakenUp) -> None:
-        """The first time counts: what comes after a restart says only that it still is so."""
+        """Set the time of delivery, once: a delivery reported after a restart is the same one."""
         row = self.rows.find(event.ask_id)
         if row is not None and not row["update_id"] and row["pulled_at"] is None:
             self.rows.change(row, taken_at=event.at, pulled_at=event.at)
@@ -258,15 +261,17 @@ class Asks:
         return self.rows.new(round_number, device, ask_id, **values)
 
     def _answered(self, event: UpdateAccepted | UpdateDropped, outcome: str, **values: Any) -> None:
-        """An answer's row: its numbers are taken once, its outcome may change (accepted, then found to be bad)."""
+        """Set a reply's outcome, which may change later (accepted, then found to be invalid); copy its columns only
+        once.
+        """
         sequence = UpdateId.parse(event.update_id).sequence
         row = self.rows.find(event.ask_id) or self._new_row(event.asked_round, event.device, event.ask_id)
         self.sums.saw(event.device, sequence)
         if row["update_id"] not in ("", event.update_id):
-            return  # another answer to an ask that has one: it stays in the journal
+            return  # a second reply to the same assignment: it stays in the journal only
         fresh = {} if row["update_id"] else {**columns(event.head), "update_id": event.update_id}
         if fresh and fresh["pulled_at"] is None:
-            del fresh["pulled_at"]  # another aggregator handed it out, and said so
+            del fresh["pulled_at"]  # an earlier aggregator process delivered it, and its event has the time
         if fresh:
             self.sums.add(row["round"], row["device"], wire_down=fresh["wire_down"])
             came = {name: fresh[name] for name in ("payload_up", "wire_up")}
@@ -283,7 +288,7 @@ class Asks:
                 self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}", failed_at=event.at)
 
     def _back(self, event: ClientBack) -> None:
-        """Its answer is waited for again."""
+        """Set the assignment of a reconnected device to pending again."""
         row = self.rows.find(event.ask_id)
         if row is not None and row["outcome"] == "failed":
             self._turn(row, "asked", event.at, reason="", failed_at=None)
@@ -292,7 +297,9 @@ class Asks:
     def settle(
         self, update_ids: Iterable[str], outcome: str, event: UpdateFolded | RoundClosed, reason: str = ""
     ) -> None:
-        """Folded or dropped: late answers that were folded are called late."""
+        """Set the outcome of updates to aggregated or dropped; a late update that was aggregated gets the outcome
+        `late`.
+        """
         for row in self.rows.by_update(update_ids):
             if outcome == "folded":
                 self._turn(row, "late" if row["late_answer"] else "folded", event.at, folded_round=event.round)
@@ -300,26 +307,26 @@ class Asks:
                 self._turn(row, "dropped", event.at, reason=reason, folded_round=None)
 
     def cap(self, event: RoundClosed) -> None:
-        """Say of updates that count less than their replies say why, beside their outcome."""
+        """Store the reason why an update has less weight than its reply asked for, next to its outcome."""
         for row in self.rows.by_update(event.capped):
             self.rows.change(row, reason=capped_text(event.capped[row["update_id"]]))
 
     def forget_metrics(self, event: RoundClosed) -> None:
-        """Keep of the round's answers only the metrics that most of its updates carried."""
+        """Keep of the round's replies only the metrics that most of its updates carried."""
         for row in self.rows.by_update([*event.folded, *event.dropped]):
             kept = {name: value for name, value in row["metrics"].items() if name in event.names}
             if kept.keys() != row["metrics"].keys():
                 self.rows.change(row, metrics=kept)
 
     def clip(self, clipped: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """Mark the answers whose metrics were clipped; gives the same by device."""
+        """Mark the replies whose metrics were clipped; return the names of these metrics by device."""
         for row in self.rows.by_update(clipped):
             self.rows.change(row, clipped=clipped[row["update_id"]])
         return {UpdateId.parse(update_id).device: names for update_id, names in clipped.items()}
 
     def _turn(self, row: Row, outcome: str, at: float, **values: Any) -> None:
-        """Give a row its outcome, and count it there instead of where it was."""
+        """Change the outcome of a row, and update the counts."""
         if row["outcome"] == outcome and "update_id" not in values:
-            return  # said before
+            return  # nothing new
         self.sums.turn(row["round"], row["device"], row["outcome"], outcome, values.get("reason", ""), at)
         self.rows.change(row, outcome=outcome, **values)

@@ -1,4 +1,4 @@
-"""What is read of runs: plain frozen values, free of the database."""
+"""Read models: frozen values of runs, devices and users, independent of the database."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from thinwire.core.types import Equipment
 
 Source = Literal["devices", "sim"]
 Outcome = Literal["asked", "accepted", "folded", "late", "dropped", "failed", "over"]
-RATES = ("down", "up")  # kinds of measures in bits/s
-AT_ONCE_BYTES = 14_600  # TCP's first window (RFC 6928): so little takes as long on any bandwidth
+RATES = ("down", "up")  # kinds of measurements in bits/s
+AT_ONCE_BYTES = 14_600  # TCP's initial window (RFC 6928): fewer bytes take equally long at any bandwidth
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as it is now. Times are wall-clock seconds; `wire_*` is None where no wire is (simulation).
+    """A run as it is now. Times are wall-clock seconds; `wire_*` is None without a network (simulation).
 
-    `identity`: 64 random bits in hex, by which a device tells a run from others of the same id in other state
-    directories; "" for a simulation.
+    `identity` is 64 random bits in hex, "" for a simulation. By it a device tells a run from a run of the same id in
+    another state directory.
 
-    `dense_*`: bytes of the same exchange in plain float32. `late`, `dropped`, `failed`: asks that ended so.
+    `dense_*` are the bytes of the same transfers in plain float32. `late`, `dropped` and `failed` count assignments by
+    outcome.
     """
 
     run_id: str
@@ -46,8 +47,8 @@ class RunRow:
     model_file: str
     best_version: int | None
     best_value: float | None
-    metrics: dict[str, float]  # of the version measured last
-    metrics0: dict[str, float]  # of the initial model; what `decisive` is of others
+    metrics: dict[str, float]  # of the version evaluated last
+    metrics0: dict[str, float]  # of the initial model, as `decisive` is of the others
     spread0: dict[str, list[float]]
     folded_count: int
     late: int
@@ -60,26 +61,33 @@ class RunRow:
     dense_up: int
     dense_down: int
     clipped: dict[str, Any] = field(default_factory=dict)  # of `metrics`, as in RoundRow
-    notes: list[str] = field(default_factory=list)  # what the plan comes to here, for who follows the run
+    notes: list[str] = field(default_factory=list)  # sentences for users who follow the run
     identity: str = ""
 
     @property
     def decisive(self) -> dict[str, float]:
-        """The metrics that `best` and `target` go by, which is what people are shown: no one client's are in them."""
+        """Return the metrics on which `best` and `target` are decided, and which users see: no single client's
+        values are in them.
+        """
         return {**self.metrics, **self.clipped.get("means", {})}
 
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One round. `late`, `dropped`, `failed` count this round's asks by what became of them, whenever it did.
+    """A round. `late`, `dropped` and `failed` count this round's assignments by outcome, whenever it was decided.
 
-    `folded` are the updates that made its step (late ones of earlier rounds among them); `metrics` and `spread`
-    measure the version that it made. `clipped` is empty, or says of these metrics the `means` that `best` and `target`
-    go by where clients' values were clipped, and by client (`clients`) which were. Bytes down are those of this round's
-    asks, bytes up those of the answers that came in it, whenever they were asked for. `away`: each time that the
-    aggregator ended while the round was open, [from, to] by the wall clock, and where that is known a third number, by
-    how many seconds that clock was set in between; `missed_s`: for how long the run's clock stood still for that, which
-    is also from the last event of the journal before it ended.
+    `folded` are the updates aggregated in this round, including late ones of earlier rounds. `metrics` and `spread`
+    measure the version that the round made.
+
+    `clipped` is {} or, if clients' values were clipped, holds `means` and `clients`. `means` are the metrics on which
+    `best` and `target` are decided; `clients` names the clipped metrics by client.
+
+    Bytes down are those of this round's assignments. Bytes up are those of the replies that arrived in it, whichever
+    round they belong to.
+
+    `away` lists the aggregator's downtimes during the round as [from, to] by the wall clock. A third number, where
+    known, is the number of seconds by which that clock was set in between. `missed_s` is the time for which the run's
+    clock stood still because of them. It includes the time between the journal's last event and the aggregator's end.
     """
 
     run_id: str
@@ -95,9 +103,9 @@ class RoundRow:
     floor: int
     candidates: list[str]
     asked: list[str]
-    not_asked: dict[str, str]  # device -> why
+    not_asked: dict[str, str]  # device -> reason
     folded: list[str]
-    folded_count: int  # this round's own asks that were folded in time
+    folded_count: int  # this round's own assignments whose updates were aggregated in time
     late: int
     dropped: int
     failed: int
@@ -112,36 +120,42 @@ class RoundRow:
     spent: dict[str, float]
     slowest: str
     deadline_reason: str = ""
-    codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, where the plan has a ladder
+    codecs: dict[str, str] = field(default_factory=dict)  # device -> its codec, if the plan has a codec ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
-    drawn: str = ""  # how those who were asked were drawn, where not all had the same odds
+    drawn: str = ""  # selection reason, if the weights were not uniform
     away: list[list[float]] = field(default_factory=list)
     missed_s: float = 0.0
     clipped: dict[str, Any] = field(default_factory=dict)
-    ignored: int = 0  # metrics that its updates carried and that are not recorded: fewer than half carried each
-    arrived: int = 0  # own asks whose answers are here and not folded yet, as far as is recorded; of an open round
+    ignored: int = 0  # number of metrics not recorded, since fewer than half of its updates carried them
+    arrived: int = 0  # of an open round: own assignments with a recorded reply that is not aggregated yet
 
     @property
     def decisive(self) -> dict[str, float]:
-        """The metrics that `best` and `target` go by, which is what people are shown: no one client's are in them."""
+        """Return the metrics on which `best` and `target` are decided, and which users see: no single client's
+        values are in them.
+        """
         return {**self.metrics, **self.clipped.get("means", {})}
 
     @property
     def answered(self) -> int:
-        """How many of those asked have answered so far; who failed has not."""
+        """Return the number of selected devices that have replied so far; failures do not count."""
         return self.folded_count + self.arrived + self.dropped
 
 
 @dataclass(frozen=True)
 class UpdateRow:
-    """One ask and what came of it. `*_at`: wall clock of the aggregator; `*_s`: the device's own stopwatch.
+    """An assignment and its outcome. `*_at` is the aggregator's wall clock; `*_s` is the device's own stopwatch.
 
-    `began_at` is the first byte of the answer, `failed_at` when it was known that none comes (None where an older
-    aggregator did not keep that). `taken_at` is when the ask was taken up first, as far as that was seen, `pulled_at`
-    when it was last: a device that is killed takes it up again when it is back. `metrics`: each sum over its count, as
-    the device measured it. Of one asked in the middle of its round `asked_why` says what made it needed, and
-    `instead_of` whose place it took; `work_reason` says why so many steps, where the plan leaves them to the device's
-    speed.
+    `began_at` is the first byte of the reply. `failed_at` is the time at which the aggregator knew that no reply would
+    come; None if an older aggregator did not record it.
+
+    `taken_at` is the first recorded delivery of the assignment, `pulled_at` the last: a device that was killed gets it
+    again after its restart.
+
+    `metrics` holds each sum divided by its count, as the device measured it.
+
+    `asked_why` is the reason of an assignment in the middle of its round, and `instead_of` the device that it replaces.
+    `work_reason` explains the number of steps if the plan leaves it to the device's speed.
     """
 
     run_id: str
@@ -172,22 +186,24 @@ class UpdateRow:
     wire_down: int | None
     requests: int
     metrics: dict[str, float]
-    residual_ratio: float | None = None  # norm of the residual over that of the change, both as they were encoded
+    residual_ratio: float | None = None  # norm of the residual over that of the update, both as they were encoded
     asked_why: str = ""
     instead_of: str = ""
     work_reason: str = ""
-    state_lost: str = ""  # what the device found of its state, where this is its first answer without what that held
+    state_lost: str = ""  # if the device lost its state: what it found, on the first reply after that
     failed_at: float | None = None
     taken_at: float | None = None
-    clipped: list[str] = field(default_factory=list)  # which of `metrics` were, in what `best` and `target` go by
+    clipped: list[str] = field(
+        default_factory=list
+    )  # names of the metrics whose values were clipped for `best` and `target`
 
 
 @dataclass(frozen=True)
 class MeasureRow:
-    """What is known of one device: the last `samples` (how much, seconds) of `kind`, for `work` ("" for its link).
+    """Measurements of one device: the last `samples` (amount, seconds) of `kind`, for `work` ("" for its link).
 
-    Kinds: down, up (`p50`, `p90` in bits/s: nine of ten transfers had p90), rtt, step, evaluate, encode (seconds), pass
-    (steps of an epoch). None while the samples do not say.
+    Kinds are down and up (`p50` and `p90` in bits/s: nine of ten transfers reached p90), rtt, step, evaluate and encode
+    (seconds), and pass (steps of an epoch). The percentiles are None if the samples do not suffice.
     """
 
     device: str
@@ -200,7 +216,9 @@ class MeasureRow:
 
     @property
     def least(self) -> bool:
-        """Whether a rate of it is only the least that it may be: all that was sent takes round trips alone."""
+        """Return True if a rate is only a lower bound: every sample is so small that its time is only that of round
+        trips.
+        """
         return self.kind in RATES and all(size <= AT_ONCE_BYTES for size, _ in self.samples)
 
 
@@ -227,7 +245,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A model version; `file` lies in the run's folder."""
+    """A model version; `file` is a path in the run's folder."""
 
     run_id: str
     version: int
@@ -238,17 +256,15 @@ class ModelRow:
     at: float
 
 
-# What is read of devices and people, and of what they did and want done: plain frozen values, free of the database.
-
-
 InvitationState = Literal["open", "used", "expired", "withdrawn"]
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device with what it did: `hello` as JSON, `updates` and `payload_up` over all runs on devices.
+    """A device and its contributions: `hello` as JSON, `updates` and `payload_up` over all runs on devices.
 
-    `seen_at`: when it came last; `heard_at`: when it was last heard of, which of one that is online is at least that.
+    `seen_at` is the time of its last registration. `heard_at` is its last recorded contact; an online device may have
+    been heard later.
     """
 
     row: DeviceRow
@@ -262,17 +278,19 @@ class DeviceInfo:
 
     @property
     def tasks(self) -> list[dict[str, Any]]:
+        """Return the tasks that the device reported at its last registration."""
         return list(self.hello.get("tasks", ()))
 
     @property
     def has(self) -> Equipment:
+        """Return the equipment that the device reported at its last registration."""
         said = self.hello.get("has", {})
         return Equipment(**{field.name: said.get(field.name) for field in fields(Equipment)})
 
 
 @dataclass(frozen=True)
 class Invited:
-    """An invitation at the only moment at which its secret (32 hex digits) is known. `name` "": any that is free."""
+    """A new invitation with its secret (32 hex digits), which is known only now. `name` is "" for any free name."""
 
     id: int
     secret: str
@@ -282,7 +300,7 @@ class Invited:
 
 @dataclass(frozen=True)
 class InvitationRow:
-    """An invitation as it is listed; `used_by` is the device that came with it."""
+    """An invitation in a list; `used_by` is the device that joined with it."""
 
     id: int
     name: str
@@ -297,7 +315,7 @@ class InvitationRow:
 
 @dataclass(frozen=True)
 class DeviceAction:
-    """What was done to a device's row: enrol, join, add, approve, revoke, leave, rename; or invite and withdraw."""
+    """An action on a device's row: enrol, join, add, approve, revoke, leave, rename; or invite and withdraw."""
 
     at: float
     who: str
@@ -308,7 +326,10 @@ class DeviceAction:
 
 @dataclass(frozen=True)
 class DoorNote:
-    """A refusal of the door; `name` as it was said, which proves nothing, `why` as only the operator may know it."""
+    """A refusal of the device API.
+
+    `name` is the name in the request, which proves nothing. Only the operator may see `why`.
+    """
 
     at: float
     kind: str
@@ -319,7 +340,7 @@ class DoorNote:
 
 @dataclass(frozen=True)
 class Order:
-    """What a person wants done."""
+    """A user's command."""
 
     id: int
     kind: str

@@ -1,4 +1,8 @@
-"""The head of an answer as columns of its update: every field may be missing, none is trusted to be small."""
+"""The writes of one transaction: columns of a reply, deltas of counters, and changed rows of `updates`.
+
+All fields of a reply's header may be missing, and none can be trusted to be small. Counters and rows are collected in
+memory and written once, at the transaction's end: a statement costs more than the row that it changes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ ANSWER: Mapping[str, Any] = {
 
 
 def columns(head: Mapping[str, Any]) -> dict[str, Any]:
-    """All columns that an answer fills; `metrics` become sum over count."""
+    """Return all columns that a reply fills; `metrics` become sum over count."""
     transfer, timings = head.get("transfer") or {}, head.get("timings") or {}
     own = {name: head[name] for name in ("examples", "steps", "norm", "residual_norm") if name in head}
     times = {name: timings[name] for name in ANSWER.keys() & timings.keys() if name.endswith("_s")}
@@ -42,7 +46,9 @@ def columns(head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def residual_ratio(head: Mapping[str, Any]) -> float | None:
-    """How large what was not sent is beside the change: the residual is of the change over `a`, `norm` of the change.
+    """Return the norm of the residual over the norm of the update, or None if the reply does not have both.
+
+    The reply's `residual_norm` refers to the update divided by `a`, its `norm` to the update itself.
 
     >>> residual_ratio({"norm": 10.0, "a": 5.0, "residual_norm": 3.0})
     1.5
@@ -55,7 +61,7 @@ def residual_ratio(head: Mapping[str, Any]) -> float | None:
 
 
 def means(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Each metric's sum over its count; what counted nothing is left out.
+    """Return each metric's sum over its count, without metrics of count 0.
 
     >>> means({"eval/loss": (3.0, 2.0), "eval/accuracy": (0.0, 0.0)})
     {'eval/loss': 1.5}
@@ -63,28 +69,27 @@ def means(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     return {name: total / count for name, (total, count) in metrics.items() if count}
 
 
-# What one transaction sets in its run and rounds, and adds to their and its clients' counts and bytes.
-#
-# It is written once, at the transaction's end: a statement costs more than the row that it changes.
-
-
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
 OUTCOMES = {"folded": "folded_count", "late": "late", "dropped": "dropped", "failed": "failed"}
 EVERYWHERE = (*TRAFFIC, *OUTCOMES.values())
 OF_RUNS = (*EVERYWHERE, "dense_up", "dense_down", "rounds_closed")
 OF_CLIENTS = (*EVERYWHERE, "asked", "arrived")
-WIRE = ("wire_up", "wire_down")  # None until there was a wire
-ONCE = ("started_at", "finished_at")  # the first moment that is set stays
-SET = "set_"  # before the name of a column that is set, as a parameter
+WIRE = ("wire_up", "wire_down")  # null until a transfer was measured
+ONCE = ("started_at", "finished_at")  # the first time that is set stays
+SET = "set_"  # prefix of the parameter for a column that is set
 
 
 @dataclass
 class Sums:
-    """Columns by name, and increments; a name of WIRE that is not in a Counter was not measured."""
+    """Holds the column values that one transaction sets in its run and rounds, and its increments of counts and bytes.
+
+    The increments go to the run, its rounds and its clients. A name of WIRE that is missing in a Counter was not
+    measured.
+    """
 
     connection: Connection
     run_id: str
-    of_run: Row = field(default_factory=dict)  # what is set
+    of_run: Row = field(default_factory=dict)  # column -> value
     of_rounds: dict[int, Row] = field(default_factory=lambda: defaultdict(dict))
     opened: list[Row] = field(default_factory=list)  # rounds that have no row yet
     run: Counter[str] = field(default_factory=Counter)
@@ -95,26 +100,31 @@ class Sums:
     new: set[str] = field(default_factory=set)  # devices that may have no row yet
 
     def add(self, round_number: int, device: str, *, arrived: int = 0, **amounts: int | None) -> None:
-        """Bytes of one ask or answer; None was not measured."""
+        """Add the bytes of one assignment or reply; None means not measured."""
         for counter in (self.run, self.rounds[round_number], self.clients[device]):
             counter.update({name: amount for name, amount in amounts.items() if amount is not None})
         self.clients[device]["arrived"] += arrived
 
     def ask(self, device: str) -> None:
+        """Count one assignment of a device."""
         self.takes_part(device)
         self.clients[device]["asked"] += 1
 
     def takes_part(self, device: str) -> None:
-        """It has been asked something, if only for the first model, which counts as no ask of a round."""
+        """Make sure that the device has a row.
+
+        A request for the initial model belongs to no round, so it is not counted as an assignment.
+        """
         self.clients[device]["asked"] += 0  # so that its row is written
         self.new.add(device)
 
     def saw(self, device: str, sequence: int) -> None:
+        """Record the sequence number of a reply; the highest one is stored."""
         self.sequences[device] = max(sequence, self.sequences.get(device, 0))
         self.clients[device]["arrived"] += 0  # so that its row is written
 
     def turn(self, round_number: int, device: str, old: str, new: str, reason: str, at: float) -> None:
-        """One ask's outcome changes."""
+        """Change the outcome of one assignment in all counts."""
         for counter in (self.run, self.rounds[round_number], self.clients[device]):
             if old in OUTCOMES:
                 counter[OUTCOMES[old]] -= 1
@@ -123,12 +133,12 @@ class Sums:
         self.outcomes[device] = (f"{new}: {reason}" if reason else new, at)
 
     def told_of(self, round_number: int) -> Row:
-        """What this transaction sets in a round so far."""
+        """Return the values that this transaction has set in a round so far."""
         opened = next((row for row in self.opened if row["round"] == round_number), {})
         return {**opened, **self.of_rounds.get(round_number, {})}
 
     def write(self) -> None:
-        """One statement for the run, one for the clients, one for each set of columns of rounds."""
+        """Write everything: one statement for the run, one for the clients, one for each set of columns of rounds."""
         if self.run or self.of_run:
             row = {"the_run": self.run_id, **_amounts(self.run, OF_RUNS), **_set(self.of_run)}
             self.connection.execute(_to_run(frozenset(self.of_run)), row)
@@ -180,7 +190,10 @@ def _setting(table: Any, names: frozenset[str]) -> dict[str, Any]:
 
 
 def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Each column plus its amount; where there is none yet, the amount; where nothing was measured, as it is."""
+    """Return expressions that add each amount to its column.
+
+    Where the column is null, the result is the amount; where nothing was measured, the column stays as it is.
+    """
     amounts = {name: bindparam(f"add_{name}", type_=Whole) for name in names}
     columns = {name: getattr(table, name) for name in names}
     return {
@@ -206,13 +219,13 @@ _ROUND = (
 
 @cache
 def _to_run(names: frozenset[str]) -> UpdateStatement:
-    """Add to a run's sums, and set these columns."""
+    """Return a statement that adds to a run's sums and sets these columns."""
     return _RUN.values(_setting(Run, names))
 
 
 @cache
 def _to_round(names: frozenset[str]) -> UpdateStatement:
-    """Add to a round's sums, and set these columns."""
+    """Return a statement that adds to a round's sums and sets these columns."""
     return _ROUND.values(_setting(Round, names))
 
 
@@ -230,36 +243,35 @@ _ADD_TO_CLIENT = (
 )
 
 
-# The rows of asks that one transaction touches: each is read once, and written once with all that changed.
-
-
-MANY = 500  # names in one query
+MANY = 500  # update ids in one query
 Row = dict[str, Any]
 
 
 class Rows:
-    """Rows of `updates` in memory until `write`."""
+    """An identity map of rows of `updates`: each row is read once, and written once with all its changes."""
 
     def __init__(self, connection: Connection, run_id: str) -> None:
         self._connection, self._run_id = connection, run_id
-        self._rows: dict[str, Row] = {}  # ask_id -> what is known of it now
-        self._by_update: dict[str, str] = {}  # update_id -> ask_id
-        self._new: dict[str, Row] = {}  # ask_id -> all columns, not written yet
-        self._changed: dict[str, Row] = defaultdict(dict)  # ask_id -> columns
+        self._rows: dict[str, Row] = {}  # assignment -> its current values
+        self._by_update: dict[str, str] = {}  # update -> assignment
+        self._new: dict[str, Row] = {}  # assignment -> all columns, not written yet
+        self._changed: dict[str, Row] = defaultdict(dict)  # assignment -> changed columns
 
     def new(self, round_number: int, device: str, ask_id: str, **values: Any) -> Row:
+        """Add a row for a new assignment."""
         row = {"run_id": self._run_id, "round": round_number, "device": device, "ask_id": ask_id}
         whole = {**row, "update_id": "", "outcome": "asked", "late_answer": False, "asked_at": None, **ANSWER, **values}
         self._rows[ask_id] = self._new[ask_id] = whole
         return whole
 
     def find(self, ask_id: str) -> Row | None:
+        """Return the row of an assignment, or None."""
         if ask_id not in self._rows:
             self._read(Update.ask_id == ask_id)
         return self._rows.get(ask_id)
 
     def by_update(self, update_ids: Iterable[str]) -> list[Row]:
-        """Those that have one of these answers, by round and ask."""
+        """Return the rows with these updates, sorted by round and assignment."""
         wanted = list(update_ids)
         missing = [update_id for update_id in wanted if update_id not in self._by_update]
         for start in range(0, len(missing), MANY):
@@ -268,6 +280,7 @@ class Rows:
         return sorted((self._rows[ask_id] for ask_id in found), key=lambda row: (row["round"], row["ask_id"]))
 
     def change(self, row: Row, **values: Any) -> None:
+        """Change columns of a row."""
         row.update(values)
         if row["update_id"]:
             self._by_update[row["update_id"]] = row["ask_id"]
@@ -275,7 +288,7 @@ class Rows:
             self._changed[row["ask_id"]].update(values)
 
     def write(self) -> None:
-        """Few statements for many rows: one for each set of columns."""
+        """Write the rows with one statement for each set of columns."""
         for rows in alike(self._new.values()):
             self._connection.execute(_NEW, rows)
         for rows in alike([{"the_ask": ask_id, **values} for ask_id, values in self._changed.items()]):
@@ -285,13 +298,13 @@ class Rows:
 
     def _read(self, where: Any) -> None:
         for found in self._connection.execute(select(*_KNOWN).where(Update.run_id == self._run_id, where)).mappings():
-            if found["ask_id"] not in self._rows:  # what this transaction knows is newer
+            if found["ask_id"] not in self._rows:  # the values of this transaction are newer
                 self._rows[found["ask_id"]] = row = dict(found)
                 self._by_update.setdefault(row["update_id"], row["ask_id"])
 
 
 def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
-    """Rows of the same columns together: each group is one statement."""
+    """Group rows by their columns: each group takes one statement."""
     groups: dict[frozenset[str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[frozenset(row)].append(row)
